@@ -6,43 +6,34 @@
 
 #![forbid(unsafe_code)]
 
-mod ahead;
-mod asked;
 mod bed;
-mod data_tls;
-mod handshakes;
-mod hedged;
 mod idle;
-mod keys;
-mod killed;
-mod latency;
-mod many_peers;
+mod objects;
 mod peer;
 mod peers;
-mod perftest;
 mod rounds;
-mod same_host;
 mod schedule;
-mod shm;
 mod stores;
-mod tails;
-mod tcp;
 mod tier;
+mod transports;
 mod verbs;
 
 use std::process::ExitCode;
 
+use objects::{ahead, asked, hedged, keys, killed, tails};
+use transports::{data_tls, handshakes, latency, many_peers, perftest, same_host, shm, staging, tcp};
+
 const USAGE: &str =
     "usage: kvplane-bench [tcp-stream | tcp-latency | shm-stream | shm-latency | same-host | many-peers | \
     handshakes | idle | killed-client | keys | verbs | perftest | perftest-bandwidth | perftest-latency | \
-    read-ahead | put-latency | exists | data-tls | get-tails | hedged-gets | schedule | all] \
+    read-ahead | put-latency | exists | data-tls | get-tails | hedged-gets | schedule | staging | all] \
                      [--rounds N]
        kvplane-bench tier [--path FILE] [--size BYTES] [--rounds N] [--seconds S] [--only TEXT]
        kvplane-bench [tier-puts | tier-recovery] [--path FILE] [--rounds N] [--keys N] ...
        kvplane-bench [peers | stores] [...]: see `cargo x help`";
 
 /// Benchmarks that run by default: all that need only this machine.
-const ALL: [&str; 18] = [
+const ALL: [&str; 19] = [
     "tcp-stream",
     "tcp-latency",
     "shm-stream",
@@ -61,6 +52,7 @@ const ALL: [&str; 18] = [
     "get-tails",
     "hedged-gets",
     "schedule",
+    "staging",
 ];
 
 /// Error of a benchmark that cannot continue.
@@ -125,6 +117,7 @@ fn main() -> ExitCode {
             "get-tails" => tails::run(rounds),
             "hedged-gets" => hedged::run(rounds),
             "schedule" => schedule::run(rounds),
+            "staging" => staging::run(rounds),
             _ => return usage(&format!("unknown benchmark {name}")),
         };
         if let Err(error) = outcome {

@@ -8,8 +8,8 @@ use kvplane::{Client, HugePages, Region, RegionOptions, TransferEngine, cpu};
 
 use crate::Failure;
 use crate::bed;
+use crate::objects::tails;
 use crate::stores;
-use crate::tails;
 
 /// First argument of a process in another role.
 pub(crate) const ROLE: &str = "--role";
@@ -73,18 +73,18 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     match words.as_slice() {
         ["target", way, pacing, directory] => target(way, pacing, directory),
         ["same-host", directory] => {
-            let shard = crate::same_host::owner(directory)?;
+            let shard = crate::transports::same_host::owner(directory)?;
             say(&shard.address().to_string())?;
             wait_for_parent();
             Ok(())
         }
         ["many-peers"] => {
-            let shard = crate::many_peers::owner()?;
+            let shard = crate::transports::many_peers::owner()?;
             say(&shard.address().to_string())?;
             wait_for_parent();
             Ok(())
         }
-        ["perftest", device, pacing, directory] => crate::perftest::serve(device, pacing, directory),
+        ["perftest", device, pacing, directory] => crate::transports::perftest::serve(device, pacing, directory),
         ["echo", pacing, sent, answered] => echo(pacing == &"spin", sent.parse()?, answered.parse()?),
         ["victim", way, directory] => victim(way, directory),
         [tails::ROLE_CHURN, way, directory] => tails::churn(way, directory),

@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use kvplane::rpc::conductor::{
-    BlockChange, BlockTier, CacheReport, InstancePart, PromptContext, RegisterInstance, ReportCache, RequestStep,
-    Schedule, ScheduleMode, ScheduleReply, UpdateRequest,
+    BlockChange, BlockTier, CacheBatch, CacheReport, InstancePart, PromptContext, RegisterInstance, ReportCache,
+    RequestStep, Schedule, ScheduleMode, ScheduleReply, UpdateRequest,
 };
 use kvplane::rpc::{Client, ClientConfig, Limits, Role};
 use kvplane_proto::rng::{Rng, mix64};
@@ -110,7 +110,14 @@ async fn prepare(client: &Client) -> Result<(), Failure> {
         let changes = vec![BlockChange::Stored { lora, salt, tier: BlockTier::Dram, parent: None, hashes }];
         let (instance, seq) = (format!("i{}", seed % PREFILLS), seed / PREFILLS);
         let kind = CacheReport::Goes;
-        client.call(&ReportCache { tenant: String::new(), instance, incarnation: 1, seq, kind, changes }).await?;
+        client
+            .call(&ReportCache {
+                tenant: String::new(),
+                instance,
+                incarnation: 1,
+                batch: CacheBatch { seq, kind, changes },
+            })
+            .await?;
     }
     Ok(())
 }

@@ -13,6 +13,10 @@ use kvplane::{
 use kvplane_server::TicketConfig;
 
 mod bed;
+#[path = "p2p/c_library.rs"]
+mod c_library;
+#[path = "../../tools/capi/tests/compiled/mod.rs"]
+mod compiled;
 #[path = "p2p/held.rs"]
 mod held;
 #[path = "p2p/ranks.rs"]
@@ -280,7 +284,7 @@ fn peers_prove_tickets_and_others_read_nothing() {
     let stranger = TransferEngine::start(stranger).expect("it needs nobody");
     assert!(stranger.open_segment(origin.name()).is_err(), "it has no ticket");
     assert!(origin.engine().open_segment(stranger.name()).is_err(), "a peer that proves nothing is not asked");
-    assert!(origin.engine().snapshot().expect("its figures").service.strangers > 0);
+    assert!(origin.engine().snapshot().expect("its figures").service.unauthenticated > 0);
 }
 
 #[test]

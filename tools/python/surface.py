@@ -19,12 +19,8 @@ WRITTEN = PACKAGE / "_signatures.py"
 
 #: Internals of pybind11 that nobody calls.
 INTERNAL = {"_pybind11_conduit_v1_"}
-#: Calls that need CUDA or EFA: they exist and raise NotImplementedError with a reason.
-HARDWARE = {
-    "mooncake.engine.TransferEngine.warmup_efa_segment",
-    "mooncake.store.MooncakeDistributedStore.batch_get_tensor_into_cuda",
-    "mooncake.store.MooncakeDistributedStore.get_tensor_into_cuda",
-}
+#: Calls that need EFA: they exist and raise NotImplementedError with a reason.
+HARDWARE = {"mooncake.engine.TransferEngine.warmup_efa_segment"}
 
 
 def recorded():

@@ -1,5 +1,5 @@
 //! Drawings of a machine, its shard plan and its rail matrix: [`text`] and [`svg`] for operators, [`json`] for
-//! programs, and [`why`] for the reasons of all choices.
+//! programs, and [`why`] for the reasons of all choices. [`escape`] makes any text fit into SVG and HTML.
 //!
 //! The text has one cell per physical core, grouped by NUMA node, so that a large server fits a screen. The JSON has
 //! every field of all three values under its name; unknown is `null`.
@@ -17,10 +17,12 @@ use std::collections::{BTreeMap, BTreeSet};
 mod cells;
 mod devices;
 mod fields;
+mod markup;
 mod matrix;
 mod svg;
 
 pub use fields::json;
+pub use markup::escape;
 pub use matrix::why;
 pub use svg::svg;
 

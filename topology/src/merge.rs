@@ -22,7 +22,7 @@ pub fn merge(hwloc: Machine, sysfs: Machine) -> Machine {
     for theirs in hwloc.nics {
         match machine.nics.iter_mut().find(|ours| ours.name == theirs.name) {
             Some(ours) => {
-                let place = Place { numa_node: theirs.numa_node, pci: theirs.pci };
+                let place = DeviceLocation { numa_node: theirs.numa_node, pci: theirs.pci };
                 place.merge_into(&mut ours.numa_node, &mut ours.pci, &theirs.name, &mut differences);
                 ours.rdma_device = ours.rdma_device.take().or(theirs.rdma_device);
             }
@@ -32,7 +32,7 @@ pub fn merge(hwloc: Machine, sysfs: Machine) -> Machine {
     for theirs in hwloc.rdma_devices {
         match machine.rdma_devices.iter_mut().find(|ours| ours.name == theirs.name) {
             Some(ours) => {
-                let place = Place { numa_node: theirs.numa_node, pci: theirs.pci };
+                let place = DeviceLocation { numa_node: theirs.numa_node, pci: theirs.pci };
                 place.merge_into(&mut ours.numa_node, &mut ours.pci, &theirs.name, &mut differences);
                 if ours.ports.is_empty() {
                     ours.ports = theirs.ports;
@@ -81,12 +81,12 @@ impl Differences {
 }
 
 /// Place of a device, by hwloc.
-struct Place {
+struct DeviceLocation {
     numa_node: Option<u32>,
     pci: Option<PciPath>,
 }
 
-impl Place {
+impl DeviceLocation {
     /// Merges this place into the one that sysfs gives for the device of this name.
     fn merge_into(
         self,
@@ -148,7 +148,7 @@ fn merge_disks(ours: &mut Vec<BlockDevice>, theirs: Vec<BlockDevice>, difference
     for disk in theirs {
         match ours.iter_mut().find(|mine| mine.name == disk.name) {
             Some(mine) => {
-                let place = Place { numa_node: disk.numa_node, pci: disk.pci };
+                let place = DeviceLocation { numa_node: disk.numa_node, pci: disk.pci };
                 place.merge_into(&mut mine.numa_node, &mut mine.pci, &disk.name, differences);
                 mine.bytes = mine.bytes.or(disk.bytes);
                 mine.block_bytes = mine.block_bytes.or(disk.block_bytes);

@@ -9,13 +9,14 @@ mod device;
 mod pci;
 
 use crate::cpulist::CpuSet;
+use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub use device::{BlockDevice, Gpu, HardwareQueue, LinkLayer, Nic, NvmeController, PortState, RdmaDevice, RdmaPort};
 pub use pci::{MAX_BRIDGES, NotPci, PciAddress, PciPath, PciRelation, PciRoot};
 
 /// A machine, or the part of it that a process sees.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Machine {
     /// NUMA nodes by ascending id; empty if the kernel has no NUMA support.
     pub numa_nodes: Vec<NumaNode>,
@@ -67,7 +68,7 @@ impl NodeKind {
 
 /// Latency and bandwidth between a node's memory and the nearest initiators, as the firmware reports them (HMAT).
 /// Bandwidth in mebibytes per second.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct NodeAccess {
     /// Latency of a read, in nanoseconds.
     pub read_latency_ns: Option<u32>,
@@ -80,7 +81,7 @@ pub struct NodeAccess {
 }
 
 /// Memory, and usually CPUs, at one distance from each other.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct NumaNode {
     /// The kernel's number of the node.
@@ -96,7 +97,7 @@ pub struct NumaNode {
 }
 
 /// One logical CPU: the unit that a thread is pinned to.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Core {
     /// The kernel's number of the logical CPU.
     pub id: usize,
@@ -121,8 +122,20 @@ pub enum CacheKind {
     Unified,
 }
 
+impl CacheKind {
+    /// Returns the kind's name in JSON.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Data => "data",
+            Self::Instruction => "instruction",
+            Self::Unified => "unified",
+        }
+    }
+}
+
 /// One cache and the CPUs behind it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Cache {
     /// Level; 1 is nearest to the core.
     pub level: u32,

@@ -21,6 +21,7 @@ mod deal;
 use crate::cpulist::{self, CpuSet};
 use crate::model::{Machine, PhysicalCore};
 use crate::rails::{RailMatrix, rail_matrix};
+use serde::Serialize;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, VecDeque};
 
@@ -47,7 +48,7 @@ impl PlanRequest {
 }
 
 /// A device queue assigned to a shard.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct QueueShare {
     /// Device name: an RDMA device, an interface without one, or a drive.
     pub device: String,
@@ -61,7 +62,7 @@ pub struct QueueShare {
 }
 
 /// Placement of one shard.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ShardSeat {
     /// Index of the shard, in `0..shards`.
     pub shard: usize,

@@ -13,6 +13,7 @@ mod notes;
 mod tiers;
 
 use crate::model::{LinkLayer, Machine, PciPath, PortState, RdmaDevice, RdmaPort};
+use serde::Serialize;
 use std::fmt;
 
 pub(crate) use notes::gigabits;
@@ -63,7 +64,7 @@ impl fmt::Display for Location {
 }
 
 /// An RDMA device with an active port.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Rail {
     /// Device name.
     pub name: String,
@@ -82,7 +83,7 @@ pub struct Rail {
 }
 
 /// An RDMA device that is not a rail.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct ExcludedDevice {
     /// Device name.
     pub name: String,
@@ -123,7 +124,7 @@ impl Nearness {
 }
 
 /// Rails that are equally near.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Tier {
     pub nearness: Nearness,
@@ -138,7 +139,7 @@ pub struct Tier {
 }
 
 /// Tiers of one location.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Row {
     /// Location of the memory.
     pub location: Location,
@@ -147,7 +148,7 @@ pub struct Row {
 }
 
 /// Rails of all locations of a machine.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RailMatrix {
     /// Usable rails by name, in natural order of numbers.
     pub rails: Vec<Rail>,

@@ -1,6 +1,8 @@
 //! Indexes under measurement, and kvplane's as one of them.
 
-use kvplane_conductor::index::{ContextId, ContextKey, HolderId, IndexConfig, PrefixIndex, PrefixMatches, Tier, Tiers};
+use kvplane_conductor::index::{
+    ContextId, HolderId, IndexConfig, PrefixIndex, PrefixMatches, PromptContext, Tier, Tiers,
+};
 
 use crate::events::Load;
 use crate::rivals::{ChainIndexOf, RadixTreeOf};
@@ -24,13 +26,13 @@ type Make = for<'a> fn(usize, &'a Load) -> Box<dyn Subject + 'a>;
 /// Returns all indexes, kvplane's first.
 pub(crate) fn all() -> [(&'static str, Make); 3] {
     [
-        ("kvplane", |workers, load| Box::new(Ours::new(workers, load))),
+        ("kvplane", |workers, load| Box::new(Kvplane::new(workers, load))),
         ("kv-index 2.0", |workers, load| Box::new(ChainIndexOf::new(workers, load))),
         ("dynamo-kv-router 1.6", |_, load| Box::new(RadixTreeOf::new(load))),
     ]
 }
 
-struct Ours<'a> {
+struct Kvplane<'a> {
     load: &'a Load,
     index: PrefixIndex,
     context: ContextId,
@@ -39,18 +41,19 @@ struct Ours<'a> {
     reversed: Vec<u64>,
 }
 
-impl<'a> Ours<'a> {
+impl<'a> Kvplane<'a> {
     fn new(workers: usize, load: &'a Load) -> Self {
         let config = IndexConfig { max_blocks: load.blocks, max_holders: workers, seed: 42, ..IndexConfig::default() };
         let mut index = PrefixIndex::new(config).expect("limits that can be");
-        let key = ContextKey { tenant: "default".into(), model: "m".into(), block_tokens: 16, ..ContextKey::default() };
+        let (tenant, model) = ("default".into(), "m".into());
+        let key = PromptContext { tenant, model, block_tokens: 16, ..PromptContext::default() };
         let context = index.context(&key).expect("the first context");
         let holders = (0..workers).map(|_| index.register().expect("room for all holders")).collect();
         Self { load, index, context, holders, found: PrefixMatches::default(), reversed: Vec::new() }
     }
 }
 
-impl Subject for Ours<'_> {
+impl Subject for Kvplane<'_> {
     fn store(&mut self, worker: u32, prompt: usize, blocks: usize) {
         let hashes = &self.load.prompts[prompt][..blocks];
         let holder = self.holders[worker as usize];

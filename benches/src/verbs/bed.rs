@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvplane_proto::SegmentId;
-use kvplane_sys::verbs::{Device, Loopback, SoftPort, Verbs};
+use kvplane_soft_verbs::{Loopback, SoftPort, null_verbs};
+use kvplane_sys::device::Backing;
+use kvplane_sys::verbs::Device;
 use kvplane_sys::{HugePages, Poller, Region, RegionOptions, cpu};
 use kvplane_transport::{CloseCause, ConnectionId, CopyCompletions, Event, Rdma, RdmaCopy, RdmaCounters, RdmaOptions};
 
@@ -61,7 +63,7 @@ pub(super) fn connect(asking: &mut End, asked: &mut End) -> Result<(ConnectionId
 /// Returns two devices that reach each other and move bytes.
 pub(super) fn loopback() -> Result<Vec<Device>, Failure> {
     let fabric = Loopback::new(&[SoftPort::default(), SoftPort::default()]);
-    Ok(Verbs::loopback(&fabric).devices()?)
+    Ok(fabric.verbs().devices()?)
 }
 
 pub(super) fn region(bytes: usize) -> Result<Arc<Region>, Failure> {
@@ -78,7 +80,7 @@ pub(super) struct SliceCost {
 pub(super) struct Stream {
     asking: End,
     connection: ConnectionId,
-    memory: Arc<Region>,
+    memory: Backing,
     slice_bytes: usize,
     copied: CopyCompletions,
     // Its device has the receives of the other end.
@@ -87,14 +89,20 @@ pub(super) struct Stream {
 
 impl Stream {
     pub(super) fn new(slice_bytes: usize) -> Result<Self, Failure> {
-        let device = Verbs::null().device("null0")?;
+        let device = null_verbs().device("null0")?;
         let options = RdmaOptions { endpoints: 8, ..RdmaOptions::default() };
         let (mut asking, mut asked) = (End::new(&device, options)?, End::new(&device, options)?);
         let (connection, _) = connect(&mut asking, &mut asked)?;
         let (ours, theirs) = (region(BATCH * slice_bytes)?, region(BATCH * slice_bytes)?);
-        asked.rdma.publish(SEGMENT, &theirs, (BATCH * slice_bytes) as u64, true);
-        let mut stream =
-            Self { asking, connection, memory: ours, slice_bytes, copied: CopyCompletions::default(), _asked: asked };
+        asked.rdma.publish(SEGMENT, &theirs.clone().into(), (BATCH * slice_bytes) as u64, true);
+        let mut stream = Self {
+            asking,
+            connection,
+            memory: ours.into(),
+            slice_bytes,
+            copied: CopyCompletions::default(),
+            _asked: asked,
+        };
         stream.learn_key()?;
         Ok(stream)
     }
@@ -119,10 +127,10 @@ impl Stream {
     }
 
     fn submit(&mut self, places: impl Iterator<Item = usize>) {
-        let (region, bytes) = (&self.memory, self.slice_bytes);
+        let (memory, bytes) = (&self.memory, self.slice_bytes);
         let copy = |place: usize| {
             let at = place * bytes;
-            RdmaCopy { token: place as u64, segment: SEGMENT, offset: at as u64, region, at, bytes, write: true }
+            RdmaCopy { token: place as u64, segment: SEGMENT, offset: at as u64, memory, at, bytes, write: true }
         };
         self.asking.rdma.copy_many(self.connection, places.map(copy));
     }

@@ -17,7 +17,7 @@ use kvplane_transport::RdmaOptions;
 use crate::Failure;
 use crate::rounds::Series;
 use bed::{End, SliceCost, Stream, connect, loopback, part, region};
-use kvplane_sys::verbs::Verbs;
+use kvplane_soft_verbs::null_verbs;
 use whole::{Shape, Whole};
 
 pub(crate) use counted::ROLE;
@@ -197,7 +197,7 @@ fn connections(rounds: usize) -> Result<(), Failure> {
 
 /// Measures the memory of this process for each end of a connection, beside the receives that it is granted.
 fn endpoints() -> Result<(), Failure> {
-    let device = Verbs::null().device("null0")?;
+    let device = null_verbs().device("null0")?;
     let receives = ENDPOINTS * u32::from(GRANT);
     let options = RdmaOptions { endpoints: ENDPOINTS, receives, grant: GRANT, ..RdmaOptions::default() };
     let (mut asking, mut asked) = (End::new(&device, options)?, End::new(&device, options)?);

@@ -10,8 +10,8 @@ use kvplane_client::{Config, Local, PeerAddress, Place, Request, SegmentTarget};
 use kvplane_engine::{HostConfig, Initiator, Listen, Pacing, RdmaDevices, Region, Shard, ShardConfig, ShardHandle};
 use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
 use kvplane_proto::{Status, Version};
+use kvplane_soft_verbs::null_verbs;
 use kvplane_store::service::{Identity, SegmentInfo};
-use kvplane_sys::verbs::Verbs;
 use kvplane_transport::{RdmaCounters, RdmaOptions};
 
 use super::bed::{SliceCost, region};
@@ -46,7 +46,7 @@ pub(super) struct Whole {
 impl Whole {
     pub(super) fn new(shape: Shape, slice_bytes: usize) -> Result<Self, Failure> {
         let devices = RdmaDevices {
-            verbs: Verbs::null(),
+            verbs: null_verbs(),
             names: Vec::new(),
             preferred: 0,
             near: Arc::default(),
@@ -115,13 +115,13 @@ impl Whole {
 
     /// Writes this number of slices, rounded up to whole batches.
     pub(super) fn run(&mut self, slices: u64) -> Result<SliceCost, Failure> {
-        let before = *self.initiator.host().rdma_counters();
+        let before = *self.initiator.host().rdma().counters();
         let start = Instant::now();
         for _ in 0..slices.div_ceil(self.batch as u64) {
             self.batch()?;
         }
         let elapsed = start.elapsed();
-        let after = *self.initiator.host().rdma_counters();
+        let after = *self.initiator.host().rdma().counters();
         let counters = RdmaCounters {
             requests: after.requests - before.requests,
             doorbells: after.doorbells - before.doorbells,

@@ -21,7 +21,7 @@ use kvplane_proto::{BatchId, Status};
 use tokio::sync::oneshot;
 
 use crate::client::{Client, ClientConfig, Got, Namespace, Put, Striping, check_key, check_options};
-use crate::error::Error;
+use crate::error::{Error, LibraryThread};
 pub use groups::{AsyncKeys, AsyncObjectRanges, AsyncPutSessions, AsyncScatterGather};
 
 /// Limit of commands that wait for the thread.
@@ -90,7 +90,7 @@ impl AsyncClient {
                 drive(client, &receiver, &seen);
             }
         })?;
-        wait.recv().map_err(|_| Error::Argument("the client's thread ended".to_owned()))??;
+        wait.recv().map_err(|_| Error::ThreadEnded { thread: LibraryThread::Client, starting: true })??;
         let thread = Arc::new(Thread { doorbell: doorbell.clone(), handle: Some(handle) });
         Ok(Self { commands, doorbell, waiting, namespace, striping, _thread: thread })
     }
@@ -315,7 +315,7 @@ fn refused(what: &str, status: Status) -> Error {
 }
 
 fn ended() -> Error {
-    Error::Argument("the client's thread has ended".to_owned())
+    Error::ThreadEnded { thread: LibraryThread::Client, starting: false }
 }
 
 /// Body of the thread: receives commands, drives the initiator, and completes batches. Ends when all handles are

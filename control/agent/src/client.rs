@@ -31,10 +31,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvplane_client::{Request, TaskResult};
-use kvplane_engine::{Buffer, Region, Slice};
+use kvplane_engine::{Buffer, DeviceBuffer, Region, Slice};
 use kvplane_proto::message::PutOptions;
 use kvplane_proto::{Digest, Status, Version};
 use kvplane_rpc::Role;
+use kvplane_sys::device::DeviceMemory;
 use kvplane_transfer::Metrics;
 
 use crate::error::Error;
@@ -133,6 +134,20 @@ impl Client {
     /// Registers memory with this client.
     pub fn register(&mut self, region: Arc<Region>) -> Buffer {
         self.requester().register(region)
+    }
+
+    /// Registers memory of a device with this client: its slices are used like those of other memory. The bytes pass
+    /// through pinned memory of the host; an object, or a stripe of one, of more than 1 GiB is refused.
+    ///
+    /// # Errors
+    /// When the device is lost, or the host has too little memory to pin.
+    pub fn register_device(&mut self, memory: Arc<DeviceMemory>) -> Result<DeviceBuffer, Error> {
+        self.requester().register_device(memory)
+    }
+
+    /// Unregisters memory of a device.
+    pub fn unregister_device(&mut self, buffer: DeviceBuffer) {
+        self.requester().unregister_device(buffer);
     }
 
     /// Unregisters memory.

@@ -1,10 +1,11 @@
 //! Identity for TLS on data connections: the certificate of the control link, kept up to date when it is replaced.
 
+use std::fmt;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use kvplane_rpc::Role;
-use kvplane_tls::{DataTls, Keychain, Material};
+use kvplane_tls::{DataTls, Keychain, Material, TlsError};
 
 use crate::error::Error;
 use crate::link::ControlLink;
@@ -57,11 +58,7 @@ impl DataTlsIdentity {
         }
         let keychain = self.keychain.get_or_init(|| Arc::new(Keychain::new(mode, Role::Node.name())));
         if keychain.mode() != mode {
-            return Err(Error::Argument(format!(
-                "data TLS is {} in an earlier use of this control link, and {mode} now: pass the same mode, or \
-                 connect a separate link",
-                keychain.mode()
-            )));
+            return Err(DataTlsError::Mode { earlier: keychain.mode(), now: mode }.into());
         }
         match self.material().and_then(|material| set(keychain, material)) {
             // Where TLS is optional, an unusable certificate is reported when a peer requires TLS.
@@ -72,8 +69,38 @@ impl DataTlsIdentity {
 }
 
 fn set(keychain: &Keychain, material: Material) -> Result<bool, Error> {
-    keychain.set(material).map_err(|error| Error::Argument(error.to_string()))
+    keychain.set(material).map_err(|error| DataTlsError::Certificate(error).into())
 }
+
+/// Reason why data connections cannot use TLS.
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum DataTlsError {
+    /// The control link, which has one keychain, was used with another mode before.
+    Mode {
+        /// Mode of the earlier use.
+        earlier: DataTls,
+        /// Mode that is requested now.
+        now: DataTls,
+    },
+    /// The certificate or the key cannot be used.
+    Certificate(TlsError),
+}
+
+impl fmt::Display for DataTlsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mode { earlier, now } => write!(
+                f,
+                "data TLS is {earlier} in an earlier use of this control link, and {now} now: pass the same mode, or \
+                 connect a separate link"
+            ),
+            Self::Certificate(error) => write!(f, "{error}"),
+        }
+    }
+}
+
+impl std::error::Error for DataTlsError {}
 
 impl ControlLink {
     /// Returns the keychain of data connections, kept up to date while the control link lives; `None` if TLS is off.
@@ -82,5 +109,20 @@ impl ControlLink {
     /// When TLS is required and the certificate cannot be used, or the control link was used with another mode.
     pub(crate) fn keychain(&self, mode: DataTls) -> Result<Option<Arc<Keychain>>, Error> {
         self.sealing().keychain(mode)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_name_both_modes_and_what_to_do() {
+        let error = DataTlsError::Mode { earlier: DataTls::Off, now: DataTls::Require };
+        assert_eq!(
+            error.to_string(),
+            "data TLS is off in an earlier use of this control link, and require now: pass the same mode, or connect \
+             a separate link"
+        );
     }
 }

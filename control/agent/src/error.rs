@@ -1,5 +1,7 @@
 //! Errors of this crate.
 
+mod argument;
+
 use core::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -8,10 +10,18 @@ use std::time::Duration;
 use kvplane_client::SubmitError;
 use kvplane_engine::{RegionError, ShardError};
 use kvplane_proto::Status;
-use kvplane_rpc::{CallError as ControlError, ConnectError, LocalError, RefusalCode, Role};
+use kvplane_rpc::{CallError as ControlError, ConnectError, IdentityError, LocalError, RefusalCode, Role};
 use kvplane_sys::private_files::FileError;
+use kvplane_topology::sysfs::SysfsError;
 use kvplane_transfer::Error as TransferError;
 use kvplane_transfer::error::code_of_status;
+
+use crate::data_tls::DataTlsError;
+use crate::link::ControlLinkError;
+use crate::node::NodeConfigError;
+use crate::p2p::{P2pError, ReshardingError};
+use crate::tickets::TicketIssueError;
+pub use argument::ArgumentError;
 
 /// Error of a call.
 #[derive(Debug)]
@@ -28,8 +38,43 @@ pub enum Error {
     },
     /// The request is malformed; nothing was done.
     Request(SubmitError),
-    /// A setting or an argument is invalid; the text names it and the reason.
-    Argument(String),
+    /// An argument of a call of a client, or a setting of a client, is invalid.
+    Argument(ArgumentError),
+    /// A setting of a node is invalid.
+    NodeConfig(NodeConfigError),
+    /// The P2P store does not do what a call requests.
+    P2p(P2pError),
+    /// The cluster's name, the certificates or the key are invalid, or the system has no random numbers.
+    Identity(IdentityError),
+    /// No control link could be established, or it accepts no call.
+    ControlLink(ControlLinkError),
+    /// The tickets of the control plane cannot be used.
+    TicketIssue(TicketIssueError),
+    /// Data connections cannot use TLS.
+    DataTls(DataTlsError),
+    /// The machine could not be discovered.
+    Machine(SysfsError),
+    /// There is no cluster map yet.
+    NoMap,
+    /// The node has not appeared in the cluster map.
+    NotInMap {
+        /// Time that the node waited.
+        after: Duration,
+    },
+    /// The control plane does not know this node, and was offered the map that the node follows.
+    MapOffered,
+    /// The Conductor is unreachable, and no instance that could take its place is known.
+    NoInstance {
+        /// Model of the request.
+        model: String,
+    },
+    /// A thread of this library has ended.
+    ThreadEnded {
+        /// Thread that has ended.
+        thread: LibraryThread,
+        /// True if the thread ended before it had started its work.
+        starting: bool,
+    },
     /// The directory of certificates has none of a role that may do this.
     NoCertificate {
         /// Directory of certificates.
@@ -69,7 +114,29 @@ impl fmt::Display for Error {
             Self::Status { what, status, cause: Some(cause) } => write!(f, "{what}: {status} ({cause})"),
             Self::Status { what, status, cause: None } => write!(f, "{what}: {status}"),
             Self::Request(error) => write!(f, "{error}"),
-            Self::Argument(why) => f.write_str(why),
+            Self::Argument(error) => write!(f, "{error}"),
+            Self::NodeConfig(error) => write!(f, "{error}"),
+            Self::P2p(error) => write!(f, "{error}"),
+            Self::Identity(error) => write!(f, "{error}"),
+            Self::ControlLink(error) => write!(f, "{error}"),
+            Self::TicketIssue(error) => write!(f, "{error}"),
+            Self::DataTls(error) => write!(f, "{error}"),
+            Self::Machine(error) => write!(f, "{error}"),
+            Self::NoMap => f.write_str("there is no cluster map yet"),
+            Self::NotInMap { after } => write!(f, "the node was not in the map after {} s", after.as_secs()),
+            Self::MapOffered => f.write_str(
+                "the control plane does not know this node, and may have lost its state: it was offered the map that \
+                 the node follows",
+            ),
+            Self::NoInstance { model } => {
+                write!(f, "the Conductor is unreachable, and no instance of model {model:?} is known")
+            }
+            Self::ThreadEnded { thread, starting } => f.write_str(match (thread, starting) {
+                (LibraryThread::Client, true) => "the client's thread ended",
+                (LibraryThread::Client, false) => "the client's thread has ended",
+                (LibraryThread::ControlLink, true) => "the control link's thread ended",
+                (LibraryThread::ControlLink, false) => "the control link's thread has ended",
+            }),
             Self::NoCertificate { directory, wanted, found } => {
                 let names = |roles: &[Role], ending: &str, or: &str| {
                     let names: Vec<String> = roles.iter().map(|role| format!("{role}{ending}")).collect();
@@ -162,8 +229,11 @@ impl Error {
     pub fn code(&self) -> i32 {
         match self {
             Self::Request(SubmitError::TooMany { .. } | SubmitError::Busy { .. }) => -2,
-            Self::Request(_) | Self::Argument(_) | Self::NoCertificate { .. } | Self::NoTickets { .. } => -1,
-            Self::Directory(_) => -1,
+            Self::Request(_) | Self::Argument(_) | Self::NodeConfig(_) | Self::P2p(_) => -1,
+            Self::Identity(_) | Self::NoCertificate { .. } | Self::NoTickets { .. } | Self::TicketIssue(_) => -1,
+            Self::ControlLink(_) | Self::DataTls(_) | Self::Machine(_) | Self::Directory(_) => -1,
+            Self::NoMap | Self::NotInMap { .. } | Self::MapOffered | Self::NoInstance { .. } => -1,
+            Self::ThreadEnded { .. } => -1,
             Self::Shard(ShardError::Busy) => -4,
             Self::Status { status, .. } => code_of_status(*status),
             Self::Discovery(_) | Self::Connect(_) | Self::Call(_) => -200,
@@ -174,19 +244,34 @@ impl Error {
     }
 }
 
+/// Thread that this library starts, and that calls depend on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum LibraryThread {
+    /// Thread of an asynchronous client.
+    Client,
+    /// Thread of a control link.
+    ControlLink,
+}
+
 /// Maps the variants that both enums have onto each other; the others are the transfer engine's own.
 impl From<TransferError> for Error {
     fn from(error: TransferError) -> Self {
         match error {
             TransferError::Status { what, status, cause } => Self::Status { what, status, cause },
             TransferError::Request(error) => Self::Request(error),
-            TransferError::Argument(why) => Self::Argument(why),
             TransferError::Directory(error) => Self::Directory(error),
             TransferError::Shard(error) => Self::Shard(error),
             TransferError::Memory(error) => Self::Memory(error),
             TransferError::System(error) => Self::System(error),
             error => Self::Transfer(error),
         }
+    }
+}
+
+impl From<ReshardingError> for Error {
+    fn from(error: ReshardingError) -> Self {
+        Self::P2p(P2pError::Resharding(error))
     }
 }
 
@@ -202,6 +287,14 @@ macro_rules! from {
 
 from! {
     SubmitError => Request,
+    ArgumentError => Argument,
+    NodeConfigError => NodeConfig,
+    P2pError => P2p,
+    IdentityError => Identity,
+    ControlLinkError => ControlLink,
+    TicketIssueError => TicketIssue,
+    DataTlsError => DataTls,
+    SysfsError => Machine,
     LocalError => Discovery,
     ConnectError => Connect,
     ControlError => Call,
@@ -209,4 +302,21 @@ from! {
     ShardError => Shard,
     RegionError => Memory,
     std::io::Error => System,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_say_what_ended_and_what_is_missing() {
+        let says = |error: Error, text: &str| assert_eq!(error.to_string(), text);
+        let thread = LibraryThread::Client;
+        says(Error::ThreadEnded { thread, starting: true }, "the client's thread ended");
+        says(Error::ThreadEnded { thread, starting: false }, "the client's thread has ended");
+        says(Error::NoMap, "there is no cluster map yet");
+        says(Error::NotInMap { after: Duration::from_secs(10) }, "the node was not in the map after 10 s");
+        let instance = Error::NoInstance { model: "llama".to_owned() };
+        says(instance, "the Conductor is unreachable, and no instance of model \"llama\" is known");
+    }
 }

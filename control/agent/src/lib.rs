@@ -40,24 +40,30 @@ pub use client::{
     ObjectRange, ObjectRanges, Open, OpenBatches, Placement, PrefetchTo, Put, PutSession, PutSessions, RangeOutcome,
     Replicas, ScatterGather,
 };
-pub use error::Error;
+pub use data_tls::DataTlsError;
+pub use error::{ArgumentError, Error, LibraryThread};
 pub use kvplane_http::MetricsServer;
 pub use kvplane_transfer::Error as TransferError;
+pub use kvplane_transfer::error as transfer_error;
 pub use kvplane_transfer::{
-    Batch, BatchCompletion, BatchStatus, BufferInfo, DevicesError, Directory, Environment, Explanation, FileInfo,
-    MemoryRails, Metrics, Notice, Opcode, OwnAddress, ParseBytesError, PathChange, RailSnapshot, Range, Ranges,
-    RankedRail, RdmaConfig, RdmaUse, RegisterOptions, ScatterRequest, Segment, SegmentHandle, SegmentInfo, Segments,
-    Session, SlowTransfer, SubmitOptions, TaskState, TaskStatus, Transfer, TransferEngine, TransferEngineConfig,
-    TransferRequest, TransportChoice, Use, parse_bytes,
+    Batch, BatchCompletion, BatchStatus, BufferInfo, DeviceRegistration, DevicesError, Directory, Environment,
+    Explanation, FileInfo, MemoryRails, Metrics, Notice, ObstacleKind, Opcode, OwnAddress, ParseBytesError, PathChange,
+    RailSnapshot, Range, Ranges, RankedRail, RdmaConfig, RdmaUse, RegisterOptions, RegistrationObstacle,
+    RegistrationPath, ScatterRequest, Segment, SegmentHandle, SegmentInfo, Segments, Session, SlowTransfer,
+    SubmitOptions, TaskState, TaskStatus, Transfer, TransferEngine, TransferEngineConfig, TransferRequest,
+    TransportChoice, Use, parse_bytes,
 };
-pub use link::ControlLink;
-pub use node::{Node, NodeConfig};
+pub use link::{ControlLink, ControlLinkError};
+pub use node::{DevicePool, ParseDevicePoolError};
+pub use node::{Node, NodeConfig, NodeConfigError};
 pub use node::{ParseSsdError, SsdConfig};
 pub use p2p::{
-    GetOptions, NamedPart, Object, P2pConfig, P2pStore, PartSource, Progress, PublishOptions, Ranks, ReadBytes,
-    ReadOptions, ReshardNames, Resharding, packed_bytes, placement_from_json,
+    GetOptions, ManifestError, NamedPart, Object, OffsetsError, P2pConfig, P2pError, P2pStore, PartSource, Progress,
+    PublishOptions, Ranks, ReadBytes, ReadOptions, ReshardNames, Resharding, ReshardingError, WideningError,
+    packed_bytes, placement_from_json,
 };
 pub use scheduler::{Decision, Scheduler};
+pub use tickets::TicketIssueError;
 pub use which::{Control, Remote};
 
 pub use kvplane_client::sched::{Health, Priority};
@@ -66,9 +72,9 @@ pub use kvplane_cluster::p2p::{Interval, Layout, ShardPlace};
 pub use kvplane_cluster::reshard;
 pub use kvplane_conductor::engine::hashes::{MAX_TOKENS as MAX_HASHED_TOKENS, vllm as vllm_block_hashes};
 pub use kvplane_engine::{
-    Buffer, Eviction, HugePages, IoChoice, Pacing, PageKind, PutAck, Region, RegionError, RegionOptions, ShardSnapshot,
-    Slice, TierPolicy, WritePolicy, ZeroCopy, ZeroCopyCounters, ZeroCopyOptions, cpu, discover_machine,
-    scheduler_affinity,
+    Buffer, DeviceBuffer, Eviction, HugePages, IoChoice, Pacing, PageKind, PoolReadCounters, PutAck, Region,
+    RegionError, RegionOptions, ShardSnapshot, Slice, TierPolicy, WritePolicy, ZeroCopy, ZeroCopyCounters,
+    ZeroCopyOptions, cpu, discover_machine, scheduler_affinity,
 };
 pub use kvplane_proto::digest::KeysOf;
 pub use kvplane_proto::histogram::Histogram;
@@ -78,5 +84,6 @@ pub use kvplane_proto::{Digest, NodeId, Status, Version};
 pub use kvplane_rpc as rpc;
 pub use kvplane_sys::advice::give_back_free_memory;
 pub use kvplane_sys::private_files::private_directory;
-pub use kvplane_sys::{interrupt, lost_pages, verbs};
+pub use kvplane_sys::{IoBuf, device};
+pub use kvplane_sys::{interrupt, lost_pages, memory_map, verbs};
 pub use kvplane_tls::DataTls;

@@ -4,6 +4,8 @@
 //! The data path never waits for it. Requests are routed by the last map, whose replacement is noticed by reading one
 //! atomic counter; while the control plane is away, the last map stays in use.
 
+mod error;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, sync_channel};
@@ -16,14 +18,15 @@ use kvplane_proto::map::ClusterMap;
 use kvplane_proto::rng::Rng;
 use kvplane_rpc::message::{Request, StreamingCall, Welcome};
 use kvplane_rpc::{CallError, Client, Role};
-use kvplane_sys::interrupt::{self, Nothing};
+use kvplane_sys::interrupt::{self, ReceiveError};
 use kvplane_sys::random::random_u64;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::data_tls::{self, DataTlsIdentity};
-use crate::error::Error;
+use crate::error::{Error, LibraryThread};
 use crate::tickets::Holder;
 use crate::which::{Control, Line};
+pub use error::ControlLinkError;
 
 /// Limit of calls that wait for the thread.
 const CALLS: usize = 64;
@@ -157,7 +160,8 @@ impl ControlLink {
             tasks.block_on(&runtime, live(line, inner, receiver, stopped, ready));
         })?;
         let thread = Arc::new(Thread { stop: Some(stop), handle: Some(handle) });
-        let welcome = wait.recv().map_err(|_| Error::Argument("the control link's thread ended".to_owned()))??;
+        let welcome =
+            wait.recv().map_err(|_| Error::ThreadEnded { thread: LibraryThread::ControlLink, starting: true })??;
         let link = Self { shared, jobs, welcome: Arc::new(welcome), address, bound_to, _thread: thread };
         link.first_map()?;
         Ok(link)
@@ -167,7 +171,7 @@ impl ControlLink {
         let start = Instant::now();
         while self.map_generation() == 0 {
             if start.elapsed() > FIRST_MAP {
-                return Err(Error::Argument(format!("received no cluster map within {} s", FIRST_MAP.as_secs())));
+                return Err(ControlLinkError::NoFirstMap { after: FIRST_MAP }.into());
             }
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -247,9 +251,7 @@ impl ControlLink {
     {
         let mut each = each;
         let job: Job = Box::new(move |client| Box::pin(async move { drain(&client, &request, &mut each).await }));
-        self.jobs.try_send(job).map_err(|_| {
-            Error::Argument(format!("{CALLS} calls wait for the control plane already, or its thread has ended"))
-        })
+        Ok(self.jobs.try_send(job).map_err(|_| ControlLinkError::Calls { limit: CALLS })?)
     }
 
     /// Makes a call and waits for its reply. The call has a deadline.
@@ -263,8 +265,8 @@ impl ControlLink {
     {
         match interrupt::receive(&self.begin(request)?, None) {
             Ok(answer) => answer.map_err(Error::Call),
-            Err(Nothing::Ended) => Err(Error::interrupted()),
-            Err(Nothing::Late | Nothing::Gone) => Err(ended()),
+            Err(ReceiveError::Interrupted) => Err(Error::interrupted()),
+            Err(ReceiveError::TimedOut | ReceiveError::Disconnected) => Err(ended()),
         }
     }
 
@@ -314,9 +316,11 @@ impl ControlLink {
     {
         match interrupt::receive(&self.begin(request)?, Some(budget)) {
             Ok(answer) => answer.map_err(Error::Call),
-            Err(Nothing::Late) => Err(Error::Call(CallError::Deadline { address: self.address, waited: budget })),
-            Err(Nothing::Ended) => Err(Error::interrupted()),
-            Err(Nothing::Gone) => Err(ended()),
+            Err(ReceiveError::TimedOut) => {
+                Err(Error::Call(CallError::Deadline { address: self.address, waited: budget }))
+            }
+            Err(ReceiveError::Interrupted) => Err(Error::interrupted()),
+            Err(ReceiveError::Disconnected) => Err(ended()),
         }
     }
 
@@ -333,18 +337,18 @@ impl ControlLink {
         loop {
             match interrupt::receive(&answer, Some(STOPS)) {
                 Ok(answer) => return answer.map_err(Error::Call),
-                Err(Nothing::Late) if !stop.load(Ordering::Relaxed) => {
+                Err(ReceiveError::TimedOut) if !stop.load(Ordering::Relaxed) => {
                     // Probe early: a control plane that was killed must not cost this thread the whole deadline of a
                     // call, every time.
                     if begun.elapsed() >= OVERDUE {
                         self.probe();
                     }
                 }
-                Err(Nothing::Late) => {
+                Err(ReceiveError::TimedOut) => {
                     return Err(Error::Call(CallError::Deadline { address: self.address, waited: begun.elapsed() }));
                 }
-                Err(Nothing::Ended) => return Err(Error::interrupted()),
-                Err(Nothing::Gone) => return Err(ended()),
+                Err(ReceiveError::Interrupted) => return Err(Error::interrupted()),
+                Err(ReceiveError::Disconnected) => return Err(ended()),
             }
         }
     }
@@ -361,15 +365,13 @@ impl ControlLink {
                 let _ = answer.send(client.call(&request).await);
             })
         });
-        self.jobs.try_send(job).map_err(|_| {
-            Error::Argument(format!("{CALLS} calls wait for the control plane already, or its thread has ended"))
-        })?;
+        self.jobs.try_send(job).map_err(|_| ControlLinkError::Calls { limit: CALLS })?;
         Ok(wait)
     }
 }
 
 fn ended() -> Error {
-    Error::Argument("the control link's thread has ended".to_owned())
+    Error::ThreadEnded { thread: LibraryThread::ControlLink, starting: false }
 }
 
 /// Passes each item of a stream to `each` until that returns false, the stream ends, or the connection is lost.

@@ -5,7 +5,9 @@
 //! plane reports that the node's incarnation has ended (it was silent for too long and its slots have other owners
 //! now), the node drops its objects and joins with a new incarnation.
 
+mod device_pools;
 mod drain;
+mod error;
 mod followed_map;
 mod follower;
 mod incarnation;
@@ -45,6 +47,8 @@ use crate::error::Error;
 use crate::link::ControlLink;
 use crate::tickets::NodeTickets;
 use crate::which::Control;
+pub use device_pools::{DevicePool, ParseDevicePoolError};
+pub use error::NodeConfigError;
 use followed_map::FollowedMap;
 use follower::Follower;
 use membership::Membership;
@@ -100,6 +104,9 @@ pub struct NodeConfig {
     pub huge: HugePages,
     /// Mode of RDMA, and the devices to use.
     pub rdma: RdmaConfig,
+    /// Memory of accelerators beside the pool, into which objects that are read often move; at most one for each shard.
+    /// Not with SSDs.
+    pub device_pools: Vec<DevicePool>,
     /// SSDs (files and devices) behind the memory; with any, `node` must be set, because an SSD records its node.
     pub ssds: Vec<SsdConfig>,
     /// Mean length of objects on the SSDs, from 512 to 2^30 bytes. It sizes the index, at 61 bytes of memory per
@@ -146,6 +153,7 @@ impl NodeConfig {
             soft_pin_max: Duration::from_millis(Limits::SOFT_PIN_MS as u64),
             huge: HugePages::Try,
             rdma: RdmaConfig::default(),
+            device_pools: Vec::new(),
             ssds: Vec::new(),
             ssd_object_bytes: TIER_OBJECT_BYTES,
             ssd_io: IoChoice::Auto,
@@ -177,9 +185,7 @@ impl Node {
     /// When a port is taken, memory cannot be allocated, or the control plane refuses the node.
     pub fn start(config: &NodeConfig) -> Result<Self, Error> {
         if !config.ssds.is_empty() && config.node.is_none() {
-            return Err(Error::Argument(
-                "an SSD belongs to one node: set the node's number, to the same value at every start".to_owned(),
-            ));
+            return Err(NodeConfigError::SsdWithoutNode.into());
         }
         let link = ControlLink::to(&config.control, Role::Node)?;
         let cluster = config.control.cluster().to_owned();
@@ -288,8 +294,7 @@ fn directory_of(config: &NodeConfig) -> Result<RuntimeDirectory, Error> {
         Some(path) => RuntimeDirectory::at(path),
         None => RuntimeDirectory::of_user()?,
     };
-    kvplane_sys::private_files::private_directory(directory.path())
-        .map_err(|error| Error::Argument(error.to_string()))?;
+    kvplane_sys::private_files::private_directory(directory.path())?;
     kvplane_engine::sockets::sweep(directory.path());
     Ok(directory)
 }
@@ -298,17 +303,12 @@ fn directory_of(config: &NodeConfig) -> Result<RuntimeDirectory, Error> {
 type NodeShards = (Vec<ShardHandle>, Vec<String>, Vec<String>);
 
 /// Rejects listen addresses that are unusable, or that lack authentication.
-fn check_listen(listen: IpAddr, tickets: &NodeTickets) -> Result<(), Error> {
+fn check_listen(listen: IpAddr, tickets: &NodeTickets) -> Result<(), NodeConfigError> {
     if !listen.is_loopback() && !tickets.wanted {
-        return Err(Error::Argument(format!(
-            "data ports on {listen} would be open without authentication: use a loopback address, or a control plane \
-             that issues tickets (kvplane control, without --no-tickets)"
-        )));
+        return Err(NodeConfigError::OpenPorts { listen });
     }
     if listen.is_unspecified() {
-        return Err(Error::Argument(format!(
-            "data ports on {listen}: name the address of this host that clients and other nodes reach"
-        )));
+        return Err(NodeConfigError::UnspecifiedListen { listen });
     }
     Ok(())
 }
@@ -321,13 +321,14 @@ fn start_shards(
     tickets: &NodeTickets,
     tls: Option<&Arc<Keychain>>,
 ) -> Result<NodeShards, Error> {
-    let machine = discover_machine().map_err(|error| Error::Argument(error.to_string()))?;
+    let machine = discover_machine()?;
     let layout = plan(&machine, &PlanRequest { shards: config.shards, affinity: scheduler_affinity(&machine) });
     let pool_bytes = config.pool_bytes / layout.shards.len() as u64 / 4096 * 4096;
     check_layout(config, &layout, pool_bytes)?;
     let pacing = config.pacing.unwrap_or(if layout.must_park_at_once() { Pacing::Park } else { Pacing::default() });
     let directory = directory_of(config)?;
     let (rdma, count) = (config.rdma.devices()?, layout.shards.len());
+    let device_pools = device_pools::of_shards(config, count)?;
     let ssds = Ssds::open(config, count, cluster, node)?;
     let host = cpu::boot_id()?;
     let mut shards = Vec::new();
@@ -357,11 +358,12 @@ fn start_shards(
                 shm: Some(directory.path().join(format!("{cluster}.{node}.{shard}.shm"))),
             },
             pool: Some(pool),
-            store: Some(store_limits::of_shard(config, pool_bytes, count)?),
+            store: Some(store_limits::of_shard(config, pool_bytes, device_pools[seat.shard], count)?),
             first_version: Version(incarnation.0),
             host: HostConfig {
                 rdma: rdma.as_ref().map(|all| dealt(all, seat)),
                 tier: ssds.tier_of(seat.shard, count)?,
+                device_pool: device_pools[seat.shard],
                 slow_after_ns: config.slow_after_ns,
                 tickets: tickets.challenges()?,
                 tls: tls.cloned(),
@@ -381,26 +383,20 @@ fn start_shards(
     }
     let mut notes = notes_of(&layout, &shards, pool_bytes);
     notes.extend(ssds.notes());
+    let parts = device_pools.iter().enumerate().filter_map(|(shard, part)| Some((shard, (*part)?)));
+    notes.extend(parts.map(|(shard, part)| format!("shard {shard}: {} MiB on {}", part.bytes >> 20, part.device)));
     notes.push(config.rdma.usable().map_or_else(|why| format!("no RDMA: {why}"), |names| format!("RDMA by {names}")));
     Ok((shards, notes, ssds.devices(count)))
 }
 
 /// Checks that every shard gets enough memory, and a port.
-fn check_layout(config: &NodeConfig, layout: &ShardPlan, pool_bytes: u64) -> Result<(), Error> {
+fn check_layout(config: &NodeConfig, layout: &ShardPlan, pool_bytes: u64) -> Result<(), NodeConfigError> {
+    let shards = layout.shards.len();
     if pool_bytes < POOL_LEAST_BYTES {
-        return Err(Error::Argument(format!(
-            "a pool of {} bytes over {} shards gives less than {POOL_LEAST_BYTES} bytes to each",
-            config.pool_bytes,
-            layout.shards.len()
-        )));
+        return Err(NodeConfigError::Pool { pool_bytes: config.pool_bytes, shards });
     }
-    if config.port != 0 && usize::from(u16::MAX - config.port) < layout.shards.len() - 1 {
-        return Err(Error::Argument(format!(
-            "{} shards from port {} on would need ports above {}: choose a lower port",
-            layout.shards.len(),
-            config.port,
-            u16::MAX
-        )));
+    if config.port != 0 && usize::from(u16::MAX - config.port) < shards - 1 {
+        return Err(NodeConfigError::Ports { shards, port: config.port });
     }
     Ok(())
 }

@@ -58,7 +58,7 @@ struct Inner {
     /// Number of tables received.
     tables: u64,
     /// Placements that no caller has fetched, by request.
-    told: HashMap<String, ScheduleReply>,
+    told: HashMap<Arc<str>, ScheduleReply>,
     /// Number of requests placed by the local rule, by instance.
     local: HashMap<String, u32>,
     left_alone_until: Option<Instant>,
@@ -237,7 +237,7 @@ impl Scheduler {
         request.barred.extend_from_slice(failed);
         let call = Reschedule { reservation, failed: failed.to_vec() };
         // Placements received earlier name the instances that failed.
-        self.shared.inner().told.remove(&request.request);
+        self.shared.inner().told.remove(request.request.as_str());
         self.settle(&request, Instant::now() + patience, |line| line.ask(&call))
     }
 
@@ -251,7 +251,7 @@ impl Scheduler {
         if self.shared.inner().left_alone_until.is_some_and(|until| Instant::now() < until) {
             return self.decide(request);
         }
-        let id = &request.request;
+        let id = request.request.as_str();
         let mut asked = first(self);
         loop {
             match asked {
@@ -338,7 +338,7 @@ impl Scheduler {
                 && row.model == context.model
                 && row.block_tokens == context.block_tokens
                 && !row.suspect
-                && !barred.contains(&row.instance)
+                && !barred.iter().any(|name| **name == *row.instance)
         };
         let rows: Vec<&InstanceStatus> = inner.table.instances.iter().filter(serves).collect();
         let pick = |part: InstancePart| {
@@ -348,16 +348,13 @@ impl Scheduler {
                 .iter()
                 .map(|row| {
                     let number = Digest::of(b"", row.instance.as_bytes()).0 as u64;
-                    (number, inner.local.get(&row.instance).copied().unwrap_or(0))
+                    (number, inner.local.get(&*row.instance).copied().unwrap_or(0))
                 })
                 .collect();
-            fallback::choose(&weighed, &request.hashes).map(|at| rows[at].instance.clone())
+            fallback::choose(&weighed, &request.hashes).map(|at| rows[at].instance.to_string())
         };
         let Some(prefill) = pick(InstancePart::Prefill) else {
-            return Err(Error::Argument(format!(
-                "the Conductor is unreachable, and no instance of model {:?} is known",
-                context.model
-            )));
+            return Err(Error::NoInstance { model: context.model.clone() });
         };
         let decode = pick(InstancePart::Decode);
         *inner.local.entry(prefill.clone()).or_default() += 1;

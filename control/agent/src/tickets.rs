@@ -1,5 +1,6 @@
 //! Data tickets: those of a client, renewed while its control link lives, and the ticket keys of a node.
 
+use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -8,7 +9,7 @@ use kvplane_engine::ShardHandle;
 use kvplane_rpc::message::{GetTicket, GetTicketKeys, TicketReply};
 use kvplane_rpc::{Client, RefusalCode, random_bytes};
 use kvplane_sys::random::random_u64;
-use kvplane_ticket::{Challenges, Credential, TicketKey};
+use kvplane_ticket::{Challenges, Credential, TicketError, TicketKey};
 use tokio::sync::Notify;
 
 use crate::error::Error;
@@ -112,9 +113,41 @@ impl Holder {
     }
 }
 
+/// Reason why the tickets that the control plane issues, or does not issue, cannot be used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum TicketIssueError {
+    /// A ticket has a format that this build does not know.
+    Format(TicketError),
+    /// The control plane issues no tickets any more, which the shards of this node require.
+    StoppedForNode,
+    /// The control plane issues tickets now, which the shards of this node do not require.
+    BegunForNode,
+    /// The control plane issues no tickets any more, which the peers of this process require.
+    StoppedForPeers,
+}
+
+impl fmt::Display for TicketIssueError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Format(error) => write!(f, "the control plane issued a ticket of an unknown format: {error}"),
+            Self::StoppedForNode => f.write_str(
+                "the control plane issues no tickets now, and issued tickets when this node started: restart the node",
+            ),
+            Self::BegunForNode => f.write_str(
+                "the control plane issues tickets now, and issued no tickets when this node started: restart the node",
+            ),
+            Self::StoppedForPeers => f.write_str(
+                "the control plane issues no tickets now, and issued some when this process started: restart it",
+            ),
+        }
+    }
+}
+
+impl std::error::Error for TicketIssueError {}
+
 pub(crate) fn credential_of(reply: &TicketReply) -> Result<Credential, Error> {
-    Credential::from_parts(&reply.ticket, &reply.secret)
-        .map_err(|error| Error::Argument(format!("the control plane issued a ticket of an unknown format: {error}")))
+    Credential::from_parts(&reply.ticket, &reply.secret).map_err(|error| TicketIssueError::Format(error).into())
 }
 
 impl ControlLink {
@@ -178,7 +211,7 @@ impl NodeTickets {
             return Ok(None);
         }
         let mut seed = [0; 32];
-        random_bytes(&mut seed).map_err(|error| Error::Argument(error.to_string()))?;
+        random_bytes(&mut seed)?;
         Ok(Some(Challenges::new(seed)))
     }
 
@@ -197,11 +230,8 @@ impl NodeTickets {
             None => given(link, self.node, incarnation)?,
         };
         if keys.is_some() != self.wanted {
-            let (now, before) = if self.wanted { ("no ", "") } else { ("", "no ") };
-            return Err(Error::Argument(format!(
-                "the control plane issues {now}tickets now, and issued {before}tickets when this node started: restart \
-                 the node"
-            )));
+            let error = if self.wanted { TicketIssueError::StoppedForNode } else { TicketIssueError::BegunForNode };
+            return Err(error.into());
         }
         let Some(GrantedKeys { keys, seconds, credential }) = keys else { return Ok(()) };
         for shard in shards {
@@ -225,6 +255,24 @@ fn given(link: &ControlLink, node: u64, incarnation: u64) -> Result<Option<Grant
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn texts_say_what_changed_and_what_to_restart() {
+        let says = |error: TicketIssueError, text: &str| assert_eq!(error.to_string(), text);
+        says(
+            TicketIssueError::StoppedForNode,
+            "the control plane issues no tickets now, and issued tickets when this node started: restart the node",
+        );
+        says(
+            TicketIssueError::BegunForNode,
+            "the control plane issues tickets now, and issued no tickets when this node started: restart the node",
+        );
+        says(
+            TicketIssueError::Format(TicketError::Field("role")),
+            "the control plane issued a ticket of an unknown format: a ticket whose role is invalid or unknown to this \
+             build",
+        );
+    }
 
     #[test]
     fn an_ended_ticket_reports_the_cause() {

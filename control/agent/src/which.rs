@@ -10,14 +10,13 @@ use std::time::Duration;
 
 use kvplane_rpc::message::Welcome;
 use kvplane_rpc::{
-    CallError, Client, ClientConfig, ClusterName, ConnectError, Identity, IdentityError, Limits, Role,
-    RuntimeDirectory, Trust,
+    CallError, Client, ClientConfig, ClusterName, ConnectError, Identity, Limits, Role, RuntimeDirectory, Trust,
 };
 use tokio::task::JoinSet;
 
 use crate::data_tls::DataTlsIdentity;
 use crate::error::Error;
-use crate::link::{reconnections, software};
+use crate::link::{ControlLinkError, reconnections, software};
 
 /// Control plane to use.
 #[derive(Clone, Debug)]
@@ -66,16 +65,14 @@ impl Remote {
         if !self.has(role) {
             return Err(self.without(&[role]));
         }
-        let argument = |error: IdentityError| Error::Argument(error.to_string());
         if !(1..=ADDRESSES).contains(&self.addresses.len()) {
-            let found = self.addresses.len();
-            return Err(Error::Argument(format!("a cluster has 1 to {ADDRESSES} control planes, not {found}")));
+            return Err(ControlLinkError::Addresses { addresses: self.addresses.len(), most: ADDRESSES }.into());
         }
         let config = ClientConfig {
             address: self.addresses[0],
-            cluster: ClusterName::new(&self.cluster).map_err(argument)?,
-            trust: Trust::read(&self.identity.join("ca.pem")).map_err(argument)?,
-            identity: Identity::read(&self.identity, role.name()).map_err(argument)?,
+            cluster: ClusterName::new(&self.cluster)?,
+            trust: Trust::read(&self.identity.join("ca.pem"))?,
+            identity: Identity::read(&self.identity, role.name())?,
             software: software().to_owned(),
             limits: if self.addresses.len() > 1 { SEVERAL } else { Limits::DEFAULT },
         };
@@ -127,18 +124,14 @@ impl Control {
             Self::Explicit(config) => Ok(vec![(**config).clone()]),
             Self::Remote(remote) => remote.resolve(role),
             Self::Local { cluster, runtime_directory } => {
-                let name = ClusterName::new(cluster).map_err(|error| Error::Argument(error.to_string()))?;
+                let name = ClusterName::new(cluster)?;
                 let directory = match runtime_directory {
                     Some(path) => RuntimeDirectory::at(path),
                     None => RuntimeDirectory::of_user()?,
                 };
                 let local = directory.discover(&name)?;
-                let config = ClientConfig::local(&local, role, software()).ok_or_else(|| {
-                    Error::Argument(format!(
-                        "the control plane of {cluster:?} left no identity of role {role}: name the control plane and \
-                         the identity (--control and --identity)"
-                    ))
-                })?;
+                let config = ClientConfig::local(&local, role, software());
+                let config = config.ok_or_else(|| ControlLinkError::NoIdentity { cluster: cluster.clone(), role })?;
                 Ok(vec![config])
             }
         }
@@ -202,7 +195,7 @@ impl Line {
                 Ok(Err(_)) | Err(_) => {}
             }
         }
-        Err(heard.map_or_else(|| Error::Argument("no control plane could be contacted".to_owned()), Error::from))
+        Err(heard.map_or_else(|| ControlLinkError::NoContact.into(), Error::from))
     }
 }
 

@@ -11,6 +11,7 @@ use core::ops::Bound;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
+use bincode::{Decode, Encode};
 use kvplane_proto::ids::{Incarnation, NodeId};
 
 use crate::config::Limits;
@@ -20,7 +21,7 @@ use crate::rejection::Rejection;
 pub const MAX_SEGMENT_NAME_BYTES: usize = 255;
 
 /// Id of a client that is not a member: a random number drawn when the client starts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Encode, Decode)]
 pub struct ClientId(pub u64);
 
 impl fmt::Display for ClientId {
@@ -29,8 +30,8 @@ impl fmt::Display for ClientId {
     }
 }
 
-/// Owner of a segment: the process that serves it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// Owner of a segment: the process that serves it. Tags are append-only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Encode, Decode)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum SegmentOwner {
     /// One incarnation of a member.
@@ -48,8 +49,8 @@ impl fmt::Display for SegmentOwner {
     }
 }
 
-/// Kind of memory that a segment consists of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+/// Kind of memory that a segment consists of. Tags are append-only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Encode, Decode)]
 pub enum SegmentKind {
     /// Main memory.
     Dram,
@@ -59,8 +60,8 @@ pub enum SegmentKind {
     Nvme,
 }
 
-/// An entry of the catalog.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// An entry of the catalog: named, registered memory that peers may read and write.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Segment {
     /// Name, unique in the cluster.

@@ -21,6 +21,7 @@ use kvplane_proto::map::{ClusterMap, Member};
 use crate::adoption::{Adoption, Offer};
 use crate::catalog::{Catalog, ClientId, Segment, SegmentOwner};
 use crate::config::ClusterConfig;
+use crate::departure::Moves;
 use crate::membership::{EPOCH_GAP, Joiner, Membership, PortEvidence, Row};
 use crate::message::{Counters, Input, Load, MAX_VERSION_BYTES, MemberView, Output, Reply};
 use crate::record::{Layout, Record, RecordKey};
@@ -71,7 +72,10 @@ impl Cluster {
             Input::AttachDevices { node, incarnation, devices } => self.attach(node, incarnation, devices),
             Input::Heartbeat { node, incarnation, load } => self.heartbeat(node, incarnation, load),
             Input::Settled { node, incarnation, epoch } => members.settled(node, incarnation, epoch),
-            Input::PrepareLeave { node, incarnation } => members.prepare_leave(node, incarnation),
+            Input::PrepareLeave { node, incarnation } => {
+                members.prepare_leave(node, incarnation)?;
+                Ok(Reply::Moves(self.moves_of(node)))
+            }
             Input::Refused { node, incarnation } => members.note_ports(node, incarnation, PortEvidence::Refused),
             Input::Unanswered { node, incarnation } => members.note_ports(node, incarnation, PortEvidence::Unanswered),
             Input::Answered { node, incarnation } => members.note_ports(node, incarnation, PortEvidence::Answered),
@@ -175,19 +179,15 @@ impl Cluster {
     /// Returns true while an owner may not have fetched everything that migrated to it.
     #[must_use]
     pub fn is_moving(&self) -> bool {
-        self.unsettled().next().is_some()
+        self.membership.unsettled().next().is_some()
     }
 
-    /// Returns the owners that may not have fetched everything that migrated to them.
-    pub fn unsettled(&self) -> impl Iterator<Item = NodeId> {
-        self.membership.unsettled()
-    }
-
-    /// Returns true until a member has reported that it follows the last map that moved slots and has fetched
-    /// everything that migrated to it; false for a member that never reports.
+    /// Returns the migrations that are not finished, from the perspective of a node.
     #[must_use]
-    pub fn is_behind(&self, node: NodeId) -> bool {
-        self.membership.members().is_behind(node, self.membership.maps().moved_at())
+    pub fn moves_of(&self, node: NodeId) -> Moves {
+        let others = self.membership.unsettled().filter(|other| *other != node).count();
+        let unsettled = u32::try_from(others).unwrap_or(u32::MAX);
+        Moves { unsettled, behind: self.membership.members().is_behind(node, self.membership.maps().moved_at()) }
     }
 
     /// Returns true while members of a lost state may still offer their maps: clients wait for the adopted map, or for

@@ -7,6 +7,8 @@
 //!
 //! [`Input::PrepareLeave`]: crate::Input::PrepareLeave
 
+use bincode::{Decode, Encode};
+
 /// Time that a leaving member waits for a first reply of the control plane, in nanoseconds: a map that moves slots to
 /// it may be in flight.
 pub const FIRST_ANSWER_NS: u64 = 1_000_000_000;
@@ -26,11 +28,12 @@ pub struct MovesLeft {
     pub recovering: bool,
 }
 
-/// Last reply of the control plane to [`Input::PrepareLeave`](crate::Input::PrepareLeave).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MovesNews {
+/// Migrations that are not finished, as the control plane knows them: its reply to
+/// [`Input::PrepareLeave`](crate::Input::PrepareLeave).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Moves {
     /// Other owners that may not have fetched everything that migrated to them.
-    pub unsettled: u64,
+    pub unsettled: u32,
     /// True if slots have moved by a map that the member has not reported to follow.
     pub behind: bool,
 }
@@ -56,7 +59,7 @@ impl MovesWait {
 
     /// Returns the number of slots that remain to be migrated, once the wait is over, because nothing remains or a
     /// deadline has passed; `None` while the member has to wait.
-    pub fn is_over(&mut self, left: MovesLeft, news: Option<MovesNews>, now_ns: u64) -> Option<u64> {
+    pub fn is_over(&mut self, left: MovesLeft, news: Option<Moves>, now_ns: u64) -> Option<u64> {
         let leaving = if news.is_some_and(|news| news.unsettled == 0) { 0 } else { left.leaving };
         let left = MovesLeft { leaving, ..left };
         let (last, slots) = (self.last, left.leaving + left.coming);
@@ -81,7 +84,7 @@ mod tests {
 
     #[test]
     fn departure_waits_for_migrations_and_maps_while_there_is_progress() {
-        let news = |unsettled, behind| Some(MovesNews { unsettled, behind });
+        let news = |unsettled, behind| Some(Moves { unsettled, behind });
         let leaving = |leaving, objects| MovesLeft { leaving, objects, ..MovesLeft::default() };
         let coming = |coming, imported| MovesLeft { coming, imported, ..MovesLeft::default() };
         let new = || MovesWait::new(7, 5_000 * MS, 20_000 * MS);

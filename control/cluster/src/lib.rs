@@ -35,10 +35,11 @@ pub use adoption::Offer;
 pub use catalog::{ClientId, MAX_SEGMENT_NAME_BYTES, Segment, SegmentKind, SegmentOwner};
 pub use cluster::{Cluster, StartError};
 pub use config::{ClusterConfig, ConfigError, Limits};
-pub use departure::{FIRST_ANSWER_NS, MovesLeft, MovesNews, MovesWait};
+pub use departure::{FIRST_ANSWER_NS, Moves, MovesLeft, MovesWait};
+pub use kvplane_proto::events::ReplicaProgress;
 pub use membership::ENDS_INTERVALS;
 pub use message::{Change, Counters, Input, Load, MAX_VERSION_BYTES, MemberView, Output, Reply};
-pub use quotas::{Quotas, ShardIncarnation, ShardLease, ShardUse};
+pub use quotas::{LeaseOfTenant, Quotas, ShardIncarnation, TenantFigures};
 pub use record::conductor::{
     ConductorKey, ConductorRecord, EventsRecord, InstanceDuty, InstanceRecord, MAX_CONDUCTOR_TEXT_BYTES, MasterRecord,
     PlacementRecord, SeedRecord,
@@ -46,5 +47,5 @@ pub use record::conductor::{
 pub use record::{Devices, Header, Layout, MAX_CLUSTER_NAME_BYTES, MemberRecord, Record, RecordError, RecordKey};
 pub use rejection::Rejection;
 pub use state::{MemberEvent, MemberState};
-pub use tasks::{CopyProgress, Task, TaskLimits, TaskRefusal, TaskState, Tasks};
+pub use tasks::{Task, TaskLimits, TaskRefusal, TaskState, Tasks};
 pub use tenants::{MAX_TENANT_NAME_BYTES, MAX_TENANT_WEIGHT, MAX_TENANTS, Tenant};

@@ -324,11 +324,10 @@ impl Membership {
     }
 
     /// Notes that a member is about to end: until then it neither gets nor loses slots.
-    pub(crate) fn prepare_leave(&mut self, node: NodeId, incarnation: Incarnation) -> Result<Reply, Rejection> {
+    pub(crate) fn prepare_leave(&mut self, node: NodeId, incarnation: Incarnation) -> Result<(), Rejection> {
         let now_ns = self.now_ns;
         self.members.expect_live(node, incarnation)?.seen.ends_ns = Some(now_ns);
-        let unsettled = self.unsettled().filter(|other| *other != node).count();
-        Ok(Reply::Moves { unsettled, behind: self.members.is_behind(node, self.maps.moved_at()) })
+        Ok(())
     }
 
     /// Ends a member that leaves in order.

@@ -1,10 +1,12 @@
 //! Inputs, replies and outputs of the cluster's state machine.
 
+use bincode::{Decode, Encode};
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_proto::map::{ClusterMap, Member};
 
 use crate::adoption::Offer;
 use crate::catalog::{ClientId, Segment, SegmentOwner};
+use crate::departure::Moves;
 use crate::record::{Record, RecordKey};
 use crate::state::MemberState;
 use crate::tenants::Tenant;
@@ -13,7 +15,7 @@ use crate::tenants::Tenant;
 pub const MAX_VERSION_BYTES: usize = 64;
 
 /// Load of a member, as its heartbeats report it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Encode, Decode)]
 pub struct Load {
     /// Objects in the member's index.
     pub objects: u64,
@@ -141,12 +143,7 @@ pub enum Reply {
     /// Reply to a report of finished migrations.
     Settled,
     /// Reply to the announcement of a departure.
-    Moves {
-        /// Number of other owners that may not have fetched everything that migrated to them.
-        unsettled: usize,
-        /// True if the member itself may not: slots have moved by a map that it has not reported to follow.
-        behind: bool,
-    },
+    Moves(Moves),
     /// Reply to a departure.
     Left { epoch: Epoch },
     /// Reply to a drain.

@@ -17,6 +17,7 @@
 
 use std::collections::BTreeMap;
 
+use bincode::{Decode, Encode};
 use kvplane_proto::digest::tenant_number;
 
 use crate::tenants::Tenant;
@@ -31,9 +32,9 @@ pub struct ShardIncarnation {
 }
 
 /// Use of a tenant on a shard, as the shard reports it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Encode, Decode)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
-pub struct ShardUse {
+pub struct TenantFigures {
     pub number: u32,
     /// Bytes of the tenant's objects on the shard.
     pub used_bytes: u64,
@@ -46,9 +47,9 @@ pub struct ShardUse {
 }
 
 /// Lease of a tenant on a shard.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
-pub struct ShardLease {
+pub struct LeaseOfTenant {
     pub number: u32,
     /// Maximum bytes of the tenant's objects on the shard; none without a quota.
     pub dram_bytes: Option<u64>,
@@ -65,7 +66,7 @@ struct Shard {
     pool_bytes: u64,
     /// Tenants whose puts the shard recently rejected, and the number of reports for which that still counts.
     wants: BTreeMap<u32, u8>,
-    uses: BTreeMap<u32, ShardUse>,
+    uses: BTreeMap<u32, TenantFigures>,
     /// Upper bound of the lease that the shard may believe to have, of each tenant with a quota.
     granted: BTreeMap<u32, u64>,
 }
@@ -83,10 +84,10 @@ impl Quotas {
         &mut self,
         who: ShardIncarnation,
         pool_bytes: u64,
-        uses: Vec<ShardUse>,
+        uses: Vec<TenantFigures>,
         tenants: impl Iterator<Item = &'a Tenant>,
         all_known: bool,
-    ) -> Vec<ShardLease> {
+    ) -> Vec<LeaseOfTenant> {
         let shard = self.shards.entry(who).or_default();
         shard.pool_bytes = pool_bytes;
         shard.granted = uses.iter().filter_map(|one| Some((one.number, one.lease_bytes?))).collect();
@@ -97,7 +98,7 @@ impl Quotas {
         for tenant in tenants {
             let number = tenant_number(tenant.name.as_bytes());
             let dram_bytes = tenant.dram_bytes.map(|quota| self.lease(who, number, quota, pools, all_known));
-            leases.push(ShardLease { number, dram_bytes, weight: tenant.weight });
+            leases.push(LeaseOfTenant { number, dram_bytes, weight: tenant.weight });
         }
         leases
     }
@@ -144,8 +145,8 @@ impl Quotas {
 
     /// Returns the use of a tenant over all shards; its leases are summed if it has any.
     #[must_use]
-    pub fn total(&self, number: u32) -> ShardUse {
-        let mut total = ShardUse { number, ..ShardUse::default() };
+    pub fn total(&self, number: u32) -> TenantFigures {
+        let mut total = TenantFigures { number, ..TenantFigures::default() };
         for one in self.shards.values().filter_map(|shard| shard.uses.get(&number)) {
             total.used_bytes += one.used_bytes;
             total.evicted_bytes += one.evicted_bytes;
@@ -175,7 +176,7 @@ impl Quotas {
 
 impl Shard {
     /// Compares the rejections of a shard with those of its previous report; an incarnation begins with none.
-    fn note_refusals(&mut self, uses: &[ShardUse]) {
+    fn note_refusals(&mut self, uses: &[TenantFigures]) {
         self.wants.retain(|_, left| {
             *left -= 1;
             *left > 0
@@ -209,7 +210,7 @@ mod tests {
         let number = tenant_number(b"t");
         let real = &mut reals[at];
         let (used_bytes, lease_bytes, refused) = (real.used, real.lease, real.refused);
-        let uses = vec![ShardUse { number, used_bytes, lease_bytes, refused, ..ShardUse::default() }];
+        let uses = vec![TenantFigures { number, used_bytes, lease_bytes, refused, ..TenantFigures::default() }];
         let who = ShardIncarnation { node: at as u64, incarnation: 1, shard: 0 };
         let leases = quotas.sync(who, 100 + at as u64 * 50, uses, [&tenant].into_iter(), all_known);
         if answered {

@@ -7,7 +7,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use bincode::{Decode, Encode};
 use kvplane_proto::Digest;
+use kvplane_proto::events::ReplicaProgress;
 
 /// Limits of tasks.
 #[derive(Clone, Copy, Debug)]
@@ -42,8 +44,8 @@ impl Default for TaskLimits {
     }
 }
 
-/// State of a task.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// State of a task. Tags are append-only.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
 pub enum TaskState {
     /// No object was requested yet.
     Pending,
@@ -63,19 +65,6 @@ impl TaskState {
     pub const fn is_over(self) -> bool {
         matches!(self, Self::Succeeded | Self::Failed | Self::Cancelled)
     }
-}
-
-/// Progress of an object's replica, as its owner reports it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum CopyProgress {
-    /// The replica exists; its length in bytes.
-    There(u64),
-    /// The replica is being made, or its owner could not be reached.
-    Coming,
-    /// The object does not exist.
-    Missing,
-    /// No other node can have a replica.
-    Alone,
 }
 
 /// Reason for rejecting a task.
@@ -230,26 +219,27 @@ impl Tasks {
     }
 
     /// Processes the result for an object that was due. Ignored if its task is over.
-    pub fn told(&mut self, id: u64, object: usize, progress: CopyProgress, now_ns: u64) {
+    pub fn told(&mut self, id: u64, object: usize, state: ReplicaProgress, now_ns: u64) {
         if !self.awaited.remove(&(id, object)) {
             return;
         }
         let (Some(open), Some(task)) = (self.open.get_mut(&id), self.tasks.get_mut(&id)) else { return };
-        match progress {
-            CopyProgress::Coming => {
+        match state {
+            // A later map names the next owner to ask.
+            ReplicaProgress::Coming | ReplicaProgress::Elsewhere => {
                 self.due.insert((now_ns.saturating_add(self.limits.again_ns), id, object));
             }
-            CopyProgress::There(bytes) => {
+            ReplicaProgress::There { bytes } => {
                 open.asked.remove(&object);
                 (task.copied, task.bytes, task.updated_ns) = (task.copied + 1, task.bytes + bytes, now_ns);
                 if task.copied == task.objects {
                     self.end(id, TaskState::Succeeded, String::new(), now_ns);
                 }
             }
-            CopyProgress::Missing => {
+            ReplicaProgress::Missing => {
                 self.end(id, TaskState::Failed, format!("object {object} does not exist"), now_ns);
             }
-            CopyProgress::Alone => {
+            ReplicaProgress::Alone => {
                 let why = "no second node can take a replica".to_owned();
                 self.end(id, TaskState::Failed, why, now_ns);
             }

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 
+use bincode::{Decode, Encode};
 use kvplane_proto::digest::tenant_number;
 
 use crate::rejection::Rejection;
@@ -17,7 +18,7 @@ pub const MAX_TENANTS: usize = 1023;
 pub const MAX_TENANT_WEIGHT: u32 = 1000;
 
 /// Name, memory quota and weight of a tenant.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Tenant {
     /// Name in UTF-8; empty for the default tenant.
     pub name: String,

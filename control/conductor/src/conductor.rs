@@ -29,24 +29,31 @@ mod requests;
 mod views;
 
 use crate::copies::Copies;
-use crate::policy::{PolicyName, Slo};
+use crate::policy::{PlacementPolicy, Slo};
 
-pub use cache_feed::{AWAY_FORGOTTEN_NS, AWAY_SUSPECT_NS, Ack, CacheBatch, CacheChange, CacheEvent, CacheRequest};
+pub use cache_feed::{
+    AWAY_FORGOTTEN_NS, AWAY_SUSPECT_NS, BlockChange, CacheBatch, CacheReport, CacheTaken, CacheWanted,
+};
 use calls::MOST_BARRED;
-pub use calls::{Answer, AssignedInstances, ClientNotice, Mode, ScheduleRequest, Source, Step, Why};
+pub use calls::{
+    Assignment, ClientNotice, FetchSource, PlacementNotice, RequestStep, Schedule, ScheduleMode, ScheduleRefusal,
+    ScheduleReply,
+};
 pub use config::{ConductorConfig, MAX_ID_BYTES, MAX_PROMPT_BLOCKS};
 pub use durable::{Durable, DurableInstance};
 pub use error::ConductorError;
 use error::bad;
-pub use instance_spec::{InstanceSpec, Load, Part, Publisher, Registration};
+pub use instance_spec::{
+    EventSource, InstanceLoad, InstancePart, InstanceRegistered, InstanceSpec, RegisterInstance, Registration,
+};
 pub use instances::InstanceRegistry;
 use instances::ReportCounts;
+pub use pools::PoolKey;
 use pools::Pools;
-pub use pools::{Hits, PoolKey};
 use requests::{PrefillReport, RequestCounts, RequestLedger};
 pub use views::{
-    Candidate, CopyKey, CopyState, CopyWanted, Holdings, HotPrefix, InstanceRow, PlacementExplanation, PoolRow,
-    PrefixHolding, Table,
+    CandidateStatus, CopyKey, CopyState, CopyWanted, HotPrefix, InstanceRow, InstanceStatus, InstanceTable,
+    ModelStatus, PoolRow, PrefixHolder, PrefixHolders, RequestExplained, Table,
 };
 
 /// Counters of the Conductor.
@@ -76,7 +83,7 @@ pub struct Counts {
     pub stale_reports: u64,
     /// Times that an instance's cache was cleared from the index, because the instance repeatedly lacked reported
     /// blocks.
-    pub disbelieved: u64,
+    pub implausible: u64,
 }
 
 /// Scheduling front end of all models: pools, instances, requests and replicas.
@@ -116,7 +123,7 @@ impl Conductor {
     pub fn counts(&self) -> Counts {
         let RequestCounts { placed, queued, placed_later, refused, repeated, expired, orphaned } =
             self.requests.counts();
-        let ReportCounts { batches, duplicates, gaps, stale_reports, disbelieved } = self.instances.counts();
+        let ReportCounts { batches, duplicates, gaps, stale_reports, implausible } = self.instances.counts();
         Counts {
             placed,
             queued,
@@ -129,7 +136,7 @@ impl Conductor {
             duplicates,
             gaps,
             stale_reports,
-            disbelieved,
+            implausible,
         }
     }
 
@@ -140,13 +147,13 @@ impl Conductor {
 
     /// Returns the placement policy, true if it rejects requests, and the objectives.
     #[must_use]
-    pub const fn placement(&self) -> (PolicyName, bool, Slo) {
+    pub const fn placement(&self) -> (PlacementPolicy, bool, Slo) {
         (self.config.policy, self.config.refuses, self.config.scheduler.slo)
     }
 
     /// Changes the placement policy and objectives, for every model. Bookings stay; waiting requests are examined
     /// again.
-    pub fn set_placement(&mut self, policy: PolicyName, refuses: bool, slo: Slo, now_ns: u64) {
+    pub fn set_placement(&mut self, policy: PlacementPolicy, refuses: bool, slo: Slo, now_ns: u64) {
         (self.config.policy, self.config.refuses, self.config.scheduler.slo) = (policy, refuses, slo);
         self.placement_changed = true;
         self.pools.iter_mut().for_each(|(_, pool)| pool.scheduler.set_policy(policy.make(refuses), slo));
@@ -158,7 +165,7 @@ impl Conductor {
     ///
     /// # Errors
     /// When it is malformed, no instance serves the model, or the id belongs to another request.
-    pub fn schedule(&mut self, asked: &ScheduleRequest, now_ns: u64) -> Result<Answer, ConductorError> {
+    pub fn schedule(&mut self, asked: &Schedule, now_ns: u64) -> Result<ScheduleReply, ConductorError> {
         asked.check()?;
         let pool = self.pools.of_context(&asked.context)?;
         let excluded = self.instances.excluded(pool, &asked.barred);
@@ -169,8 +176,8 @@ impl Conductor {
     ///
     /// # Errors
     /// When there is no such reservation, or its instance was lost.
-    pub fn update(&mut self, reservation: u64, step: Step, now_ns: u64) -> Result<(), ConductorError> {
-        if step == Step::Ended {
+    pub fn update(&mut self, reservation: u64, step: RequestStep, now_ns: u64) -> Result<(), ConductorError> {
+        if step == RequestStep::Ended {
             let pool = self.requests.release(reservation, &mut self.pools)?;
             self.requests.poll(pool, now_ns, &mut self.pools);
             return Ok(());
@@ -190,8 +197,8 @@ impl Conductor {
         let PrefillReport { pool: number, assigned, reused_tokens } = report;
         let Some(pool) = self.pools.get_mut(*number) else { return Ok(()) };
         pool.note_reuse(assigned.reuse_tokens, *reused_tokens);
-        let disbelieved = self.instances.note_reuse(assigned, pool.key.block_tokens, *reused_tokens);
-        match disbelieved.and_then(|numbers| numbers.prefill) {
+        let implausible = self.instances.note_reuse(assigned, pool.key.block_tokens, *reused_tokens);
+        match implausible.and_then(|numbers| numbers.prefill) {
             Some(at) => self.pools.clear(*number, at),
             None => Ok(()),
         }
@@ -201,7 +208,12 @@ impl Conductor {
     ///
     /// # Errors
     /// When there is no such reservation.
-    pub fn reschedule(&mut self, reservation: u64, failed: &[String], now_ns: u64) -> Result<Answer, ConductorError> {
+    pub fn reschedule(
+        &mut self,
+        reservation: u64,
+        failed: &[String],
+        now_ns: u64,
+    ) -> Result<ScheduleReply, ConductorError> {
         if failed.len() > MOST_BARRED {
             return Err(bad(format!("{} instances have failed; at most {MOST_BARRED}", failed.len())));
         }

@@ -14,15 +14,15 @@ pub mod keys;
 pub mod msgpack;
 pub mod store;
 
-use crate::conductor::CacheEvent;
-use crate::index::Tier;
+use crate::conductor::BlockChange;
+use crate::index::BlockTier;
 use msgpack::Value;
 
 /// Decoded batch of changes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EngineBatch {
     /// Changes, in order.
-    pub events: Vec<CacheEvent>,
+    pub events: Vec<BlockChange>,
     /// Number of events that could not be decoded.
     pub unread: usize,
     /// Number of events about blocks of other sizes, of other groups of layers, or in other media.
@@ -88,7 +88,7 @@ impl<'a, 'b> Fields<'a, 'b> {
 }
 
 /// Decodes an event: `Some(None)` if it is foreign, `None` if it cannot be decoded.
-fn read_event(event: &Value<'_>, block_tokens: u32) -> Option<Option<CacheEvent>> {
+fn read_event(event: &Value<'_>, block_tokens: u32) -> Option<Option<BlockChange>> {
     let fields = Fields(event);
     let kind = fields.get("type", 0)?.text()?;
     if let Some(Value::Int(group)) = event.get("group_idx")
@@ -118,7 +118,7 @@ fn read_event(event: &Value<'_>, block_tokens: u32) -> Option<Option<CacheEvent>
             }
             // A hash depends on the adapter already, and removals do not name it: requests do not name it either.
             let lora = String::new();
-            Some(Some(CacheEvent::Stored { lora, salt: String::new(), tier, parent, hashes }))
+            Some(Some(BlockChange::Stored { lora, salt: String::new(), tier, parent, hashes }))
         }
         "BlockRemoved" => {
             let medium = fields.get("medium", 2);
@@ -130,9 +130,9 @@ fn read_event(event: &Value<'_>, block_tokens: u32) -> Option<Option<CacheEvent>
                 },
             };
             let hashes = hashes(fields.get("block_hashes", 1)?)?;
-            Some(Some(CacheEvent::Removed { lora: String::new(), salt: String::new(), tier, hashes }))
+            Some(Some(BlockChange::Removed { lora: String::new(), salt: String::new(), tier, hashes }))
         }
-        "AllBlocksCleared" => Some(Some(CacheEvent::Cleared)),
+        "AllBlocksCleared" => Some(Some(BlockChange::Cleared)),
         _ => None,
     }
 }
@@ -146,8 +146,8 @@ fn ends_in_part(blocks: usize, tokens: usize, block_tokens: u32) -> bool {
 }
 
 /// Returns the first stored block, if it begins a prompt and the event contains its tokens.
-fn root_of(event: &Value<'_>, read: &CacheEvent, block_tokens: u32) -> Option<RootBlock> {
-    let CacheEvent::Stored { parent: None, hashes, .. } = read else { return None };
+fn root_of(event: &Value<'_>, read: &BlockChange, block_tokens: u32) -> Option<RootBlock> {
+    let BlockChange::Stored { parent: None, hashes, .. } = read else { return None };
     let fields = Fields(event);
     // Adapters and salts are inputs of the hash too.
     let extra = fields.get("extra_keys", 8).and_then(Value::array).and_then(|extra| extra.first());
@@ -164,12 +164,12 @@ fn root_of(event: &Value<'_>, read: &CacheEvent, block_tokens: u32) -> Option<Ro
 }
 
 /// Returns the tier of a medium: `Some(None)` for a foreign medium, `None` for an unknown one.
-fn tier(medium: Option<&Value<'_>>) -> Option<Option<Tier>> {
-    let Some(medium) = medium else { return Some(Some(Tier::Gpu)) };
+fn tier(medium: Option<&Value<'_>>) -> Option<Option<BlockTier>> {
+    let Some(medium) = medium else { return Some(Some(BlockTier::Gpu)) };
     Some(match medium.text()?.to_ascii_uppercase().as_str() {
-        "GPU" => Some(Tier::Gpu),
-        "CPU" | "CPU_PINNED" | "CPU_TIER1" | "HOST" => Some(Tier::Dram),
-        "DISK" | "SSD" | "NVME" => Some(Tier::Ssd),
+        "GPU" => Some(BlockTier::Gpu),
+        "CPU" | "CPU_PINNED" | "CPU_TIER1" | "HOST" => Some(BlockTier::Dram),
+        "DISK" | "SSD" | "NVME" => Some(BlockTier::Ssd),
         "EXTERNAL" | "REMOTE" => None,
         _ => return None,
     })

@@ -23,6 +23,8 @@ mod table;
 
 use std::fmt;
 
+use bincode::{Decode, Encode};
+
 pub use codec::SnapshotError;
 pub use find::{Match, PrefixMatches};
 
@@ -66,9 +68,9 @@ impl Default for IndexConfig {
 }
 
 /// Key of a context, within which blocks can be shared: requests of different contexts share nothing.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Encode, Decode)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
-pub struct ContextKey {
+pub struct PromptContext {
     /// Tenant of the requests.
     pub tenant: String,
     pub model: String,
@@ -121,6 +123,27 @@ pub enum Tier {
     Pool = 3,
     /// Promised: an instance will compute or fetch the block, and no event has reported it yet.
     Promised = 4,
+}
+
+/// Tier that an instance reports its blocks in. Tags are append-only.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
+pub enum BlockTier {
+    /// GPU memory.
+    Gpu,
+    /// Memory of the host.
+    Dram,
+    /// Solid-state drives.
+    Ssd,
+}
+
+impl From<BlockTier> for Tier {
+    fn from(tier: BlockTier) -> Self {
+        match tier {
+            BlockTier::Gpu => Self::Gpu,
+            BlockTier::Dram => Self::Dram,
+            BlockTier::Ssd => Self::Ssd,
+        }
+    }
 }
 
 /// Set of tiers.
@@ -273,7 +296,7 @@ impl PrefixIndex {
     ///
     /// # Errors
     /// When a name is too long, or there are too many contexts.
-    pub fn context(&mut self, key: &ContextKey) -> Result<ContextId, IndexError> {
+    pub fn context(&mut self, key: &PromptContext) -> Result<ContextId, IndexError> {
         self.contexts.get_or_add(key)
     }
 

@@ -2,53 +2,35 @@
 //! order.
 //!
 //! A policy gets a request and a [`View`] of the cluster and returns a [`Choice`]. It has no side effects; the
-//! Conductor books the choice. So the same policy schedules a simulated cluster and a live one.
+//! Conductor books the choice. So the same policy schedules a simulated cluster and a live one; policies of other
+//! schedulers, for comparison, are in the simulator.
 
-mod ours;
-mod paper;
+mod late_binding;
 mod plain;
-mod rivals;
 
-pub use ours::Ours;
-pub use paper::Algorithm1;
+pub use late_binding::LateBinding;
 pub use plain::{LoadBalance, RoundRobin, Spread};
-pub use rivals::{DynamoLike, SglangLike};
+
+use bincode::{Decode, Encode};
 
 use crate::cost::{DecodeModel, PrefillModel, transfer_ns};
 
-/// Name of a policy with default parameters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PolicyName {
-    /// [`Spread`].
+/// Placement policy of a Conductor, with default parameters. Tags are append-only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub enum PlacementPolicy {
+    /// A random instance: [`Spread`].
     Random,
-    /// [`RoundRobin`].
+    /// Round robin over the instances: [`RoundRobin`].
     RoundRobin,
-    /// [`LoadBalance`].
+    /// The least loaded instance: [`LoadBalance`].
     LoadBalance,
-    /// [`SglangLike`].
-    SglangLike,
-    /// [`DynamoLike`].
-    DynamoLike,
-    /// [`Algorithm1`] without transfers.
-    Local,
-    /// [`Algorithm1`].
-    Algorithm1,
-    /// [`Ours`].
-    Ours,
+    /// This project's policy: [`LateBinding`].
+    Kvplane,
 }
 
-impl PolicyName {
-    /// All policies, in the order of display; ours last.
-    pub const ALL: [Self; 8] = [
-        Self::Random,
-        Self::RoundRobin,
-        Self::LoadBalance,
-        Self::SglangLike,
-        Self::DynamoLike,
-        Self::Local,
-        Self::Algorithm1,
-        Self::Ours,
-    ];
+impl PlacementPolicy {
+    /// All policies, in the order of display; this project's last.
+    pub const ALL: [Self; 4] = [Self::Random, Self::RoundRobin, Self::LoadBalance, Self::Kvplane];
 
     /// Returns the name of the policy for the command line and for durable records.
     #[must_use]
@@ -57,11 +39,7 @@ impl PolicyName {
             Self::Random => "random",
             Self::RoundRobin => "round-robin",
             Self::LoadBalance => "load-balance",
-            Self::SglangLike => "sglang-like",
-            Self::DynamoLike => "dynamo-like",
-            Self::Local => "local",
-            Self::Algorithm1 => "algorithm-1",
-            Self::Ours => "kvplane",
+            Self::Kvplane => "kvplane",
         }
     }
 
@@ -74,22 +52,17 @@ impl PolicyName {
     /// Returns true if the policy can reject requests that would miss their objectives; the others ignore objectives.
     #[must_use]
     pub const fn heeds_promises(self) -> bool {
-        matches!(self, Self::Local | Self::Algorithm1 | Self::Ours)
+        matches!(self, Self::Kvplane)
     }
 
-    /// Creates the policy. With `refuses`, it rejects requests that would miss their objectives, if it can: Algorithm 1
-    /// on its line 18, and ours.
+    /// Creates the policy. With `refuses`, it rejects requests that would miss their objectives, if it can.
     #[must_use]
     pub fn make(self, refuses: bool) -> Box<dyn Policy> {
         match self {
             Self::Random => Box::new(Spread::default()),
             Self::RoundRobin => Box::new(RoundRobin),
             Self::LoadBalance => Box::new(LoadBalance),
-            Self::SglangLike => Box::new(SglangLike::default()),
-            Self::DynamoLike => Box::new(DynamoLike),
-            Self::Local => Box::new(Algorithm1 { transfers: false, refuses, ..Algorithm1::default() }),
-            Self::Algorithm1 => Box::new(Algorithm1 { refuses, ..Algorithm1::default() }),
-            Self::Ours => Box::new(Ours { refuses, ..Ours::default() }),
+            Self::Kvplane => Box::new(LateBinding { refuses, ..LateBinding::default() }),
         }
     }
 }

@@ -27,7 +27,7 @@ mod reservations;
 mod views;
 
 use crate::cost::PrefillModel;
-use crate::index::{ContextId, ContextKey, PrefixIndex, PrefixMatches};
+use crate::index::{ContextId, PrefixIndex, PrefixMatches, PromptContext};
 use crate::policy::{Choice, Fetch, Placement, Policy, Refusal, Slo};
 
 use bookings::Bookings;
@@ -119,7 +119,7 @@ impl Scheduler {
     ///
     /// # Errors
     /// When there are too many contexts.
-    pub fn context(&mut self, key: &ContextKey) -> Result<ContextId, SchedulerError> {
+    pub fn context(&mut self, key: &PromptContext) -> Result<ContextId, SchedulerError> {
         Ok(self.caches.context(key)?)
     }
 

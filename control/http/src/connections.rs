@@ -79,7 +79,7 @@ impl Open {
 /// Decision about a new connection.
 pub(crate) enum Entrance {
     /// The connection has a place.
-    Place(Place),
+    Open(ConnectionSlot),
     /// Its address has too many connections: it is closed.
     TooMany,
     /// All places are taken, until a connection closes or, at the latest at this time, an idle one may be closed.
@@ -87,7 +87,7 @@ pub(crate) enum Entrance {
 }
 
 /// A connection's place, held until this is dropped.
-pub(crate) struct Place {
+pub(crate) struct ConnectionSlot {
     connections: Arc<Connections>,
     number: u64,
 }
@@ -124,7 +124,7 @@ impl Connections {
         let number = open.next;
         open.by_age.insert(number, Entry { from, since: now, idle: Some(told) });
         *open.by_address.entry(from).or_default() += 1;
-        (Entrance::Place(Place { connections: Arc::clone(self), number }), gives_way)
+        (Entrance::Open(ConnectionSlot { connections: Arc::clone(self), number }), gives_way)
     }
 
     /// Waits until a connection closes.
@@ -133,7 +133,7 @@ impl Connections {
     }
 }
 
-impl Place {
+impl ConnectionSlot {
     /// Marks the connection as busy, once the head of its request has arrived: it is not closed for another one any
     /// more.
     pub(crate) fn begin(&self) {
@@ -152,7 +152,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ConnectionSlot {
     fn drop(&mut self) {
         self.connections.open().remove(self.number);
         self.connections.left.notify_one();
@@ -180,9 +180,9 @@ mod tests {
         Ipv4Addr::new(10, 0, 0, last).into()
     }
 
-    fn enter(connections: &Arc<Connections>, from: IpAddr, at: Instant) -> (Place, oneshot::Receiver<()>) {
+    fn enter(connections: &Arc<Connections>, from: IpAddr, at: Instant) -> (ConnectionSlot, oneshot::Receiver<()>) {
         match connections.enter(from, at) {
-            (Entrance::Place(place), gives_way) => (place, gives_way),
+            (Entrance::Open(slot), gives_way) => (slot, gives_way),
             (Entrance::TooMany, _) => panic!("{from} has too many"),
             (Entrance::Full(_), _) => panic!("all places are taken"),
         }
@@ -202,7 +202,7 @@ mod tests {
         // Other addresses have places of their own.
         let other = enter(&connections, host(2), later);
         // A busy connection is not closed.
-        first.iter().for_each(|(place, _)| place.begin());
+        first.iter().for_each(|(slot, _)| slot.begin());
         fourth.0.begin();
         assert!(matches!(connections.enter(host(1), later + LIMITS.grace).0, Entrance::TooMany));
         drop((first, fourth, other));
@@ -219,7 +219,7 @@ mod tests {
         let ninth = enter(&connections, host(9), start + LIMITS.grace);
         assert!(idle[0].1.try_recv().is_ok());
         ninth.0.begin();
-        idle.iter().for_each(|(place, _)| place.begin());
+        idle.iter().for_each(|(slot, _)| slot.begin());
         let (entrance, _) = connections.enter(host(8), start + 9 * LIMITS.grace);
         assert!(matches!(entrance, Entrance::Full(None)), "nobody is idle");
     }

@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, sleep_until, timeout};
 
-use crate::connections::{ConnectionLimits, Connections, Entrance, Place};
+use crate::connections::{ConnectionLimits, ConnectionSlot, Connections, Entrance};
 
 /// Backoff after a failed accept, mostly for lack of file descriptors; an immediate retry would spin.
 const REFUSED: Duration = Duration::from_millis(100);
@@ -71,9 +71,9 @@ pub async fn serve(listener: &TcpListener, limits: Limits, service: Arc<impl Ser
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, from)) => {
-                    if let Some((place, gives_way)) = place_for(&places, from.ip(), limits.deadline).await {
+                    if let Some((slot, gives_way)) = place_for(&places, from.ip(), limits.deadline).await {
                         let service = Arc::clone(&service);
-                        connections.spawn(connection(stream, from.ip(), limits, service, place, gives_way));
+                        connections.spawn(connection(stream, from.ip(), limits, service, slot, gives_way));
                     }
                 }
                 Err(_) => sleep(REFUSED).await,
@@ -89,11 +89,11 @@ async fn place_for(
     places: &Arc<Connections>,
     from: IpAddr,
     deadline: Duration,
-) -> Option<(Place, oneshot::Receiver<()>)> {
+) -> Option<(ConnectionSlot, oneshot::Receiver<()>)> {
     loop {
         let (entrance, gives_way) = places.enter(from, Instant::now());
         let until = match entrance {
-            Entrance::Place(place) => return Some((place, gives_way)),
+            Entrance::Open(slot) => return Some((slot, gives_way)),
             Entrance::TooMany => return None,
             Entrance::Full(until) => until,
         };
@@ -109,16 +109,16 @@ async fn connection(
     from: IpAddr,
     limits: Limits,
     service: Arc<impl Service>,
-    place: Place,
+    slot: ConnectionSlot,
     gives_way: oneshot::Receiver<()>,
 ) {
-    let place = Arc::new(place);
-    let held = Arc::clone(&place);
+    let slot = Arc::new(slot);
+    let held = Arc::clone(&slot);
     let answer = service_fn(move |request: Request<Incoming>| {
-        let (service, place) = (Arc::clone(&service), Arc::clone(&held));
+        let (service, slot) = (Arc::clone(&service), Arc::clone(&held));
         async move {
-            place.begin();
-            let _turn = place.turn(service.is_probe(request.uri().path())).await;
+            slot.begin();
+            let _turn = slot.turn(service.is_probe(request.uri().path())).await;
             Ok::<_, Infallible>(service.answer(from, request).await)
         }
     });

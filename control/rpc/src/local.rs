@@ -13,14 +13,14 @@ use std::fmt;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use kvplane_sys::private_files::{
-    FileError, io_error, made_private_directory, private_directory, read_locked, runtime_directory, write_locked,
+    FileError, io_error, is_at, made_private_directory, private_directory, read_locked, runtime_directory, write_locked,
 };
 
 use crate::identity::role::{ClusterName, Role};
@@ -329,11 +329,4 @@ impl Drop for Publication {
             let _ = fs::remove_dir(directory);
         }
     }
-}
-
-/// Returns true if the open file is the one at `path`.
-fn is_at(file: &File, path: &Path) -> bool {
-    let identity = |found: fs::Metadata| (found.dev(), found.ino());
-    let (held, named) = (file.metadata().map(identity), fs::symlink_metadata(path).map(identity));
-    held.is_ok_and(|held| named.is_ok_and(|named| held == named))
 }

@@ -10,7 +10,6 @@
 pub mod conductor;
 pub(crate) mod events;
 pub(crate) mod hot;
-pub(crate) mod instance_table;
 pub(crate) mod moves;
 pub mod p2p;
 pub mod placement;
@@ -25,6 +24,7 @@ pub(crate) mod tier;
 use bincode::de::{Decode, Decoder};
 use bincode::enc::{Encode, Encoder};
 use bincode::error::{DecodeError, EncodeError};
+pub use kvplane_cluster::Load;
 use kvplane_proto::ids::Epoch;
 use kvplane_proto::map::{ClusterMap, Member};
 
@@ -34,9 +34,11 @@ use crate::message::conductor::{
     QueryPrefix, RegisterInstance, ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, ScheduleReply,
     UpdateRequest, WatchAssignments, WatchInstances,
 };
+pub use kvplane_proto::events::{ObjectChange, ObjectEvent, ObjectMedium};
+
 pub use crate::message::events::{
     AnswerOrder, EVENTS_PER_REPORT, EventName, EventReport, Events, KeyFound, NodeEvents, NodeOrder, OBJECTS_PER_ORDER,
-    ObjectChange, ObjectEvent, ObjectMedium, Order, ReportEvents, WatchEvents, WatchOrders,
+    Order, ReportEvents, WatchEvents, WatchOrders,
 };
 pub use crate::message::hot::{
     HOT_PER_REPORT, HotFigures, HotList, HotShard, ListHot, NAME_PER_REPORT_BYTES, ObjectFigures, ReportHot,
@@ -54,13 +56,13 @@ use crate::message::placement::{
     CopiesShown, HoldInstance, InstanceHeld, Placement, SetPlacement, ShowCopies, ShowPlacement,
 };
 pub use crate::message::segments::{
-    GetSegment, Kind, ListSegments, Owner, RegisterSegment, RenewReply, RenewSegments, Segment, SegmentList,
-    SegmentReply, UnregisterSegment,
+    ClientId, GetSegment, ListSegments, RegisterSegment, RenewReply, RenewSegments, Segment, SegmentKind, SegmentList,
+    SegmentOwner, SegmentReply, UnregisterSegment,
 };
 pub use crate::message::shards::{
-    CopyFigures, EventFigures, EvictionFigures, GetFigures, GetRoom, ListShards, OPERATIONS_PER_REPORT,
-    OperationFigures, PoolFigures, PutFigures, ReportShard, Room, SLOW_PER_REPORT, ShardFigures, ShardList, ShardNode,
-    SlowFigures, SlowLog, SsdFigures, ThreadFigures, TroubleFigures,
+    CopyFigures, DevicePoolFigures, EventFigures, EvictionFigures, GetFigures, GetRoom, ListShards,
+    OPERATIONS_PER_REPORT, OperationFigures, PoolFigures, PutFigures, ReportShard, Room, SLOW_PER_REPORT, ShardFigures,
+    ShardList, ShardNode, SlowFigures, SlowLog, SsdFigures, ThreadFigures, TroubleFigures,
 };
 pub use crate::message::silence::ReportSilence;
 pub use crate::message::tier::{
@@ -69,12 +71,12 @@ pub use crate::message::tier::{
 };
 
 pub use crate::message::tenants::{
-    LeaseOfTenant, ListTenants, RemoveTenant, SetTenant, SyncTenants, TenantFigures, TenantLeases, TenantList,
+    LeaseOfTenant, ListTenants, RemoveTenant, SetTenant, SyncTenants, Tenant, TenantFigures, TenantLeases, TenantList,
     TenantStatus,
 };
 
 pub use crate::message::tasks::{
-    AnswerCopies, CancelTask, CopyState, CreateTask, ListTasks, TASK_NAME_BYTES, TASKS_PER_REPLY, TaskCreated,
+    AnswerCopies, CancelTask, CreateTask, ListTasks, ReplicaProgress, TASK_NAME_BYTES, TASKS_PER_REPLY, TaskCreated,
     TaskList, TaskState, TaskStatus,
 };
 
@@ -314,17 +316,6 @@ pub struct Heartbeat {
     pub node: u64,
     pub incarnation: u64,
     pub load: Load,
-}
-
-/// Load of a member.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct Load {
-    /// Objects in its index.
-    pub objects: u64,
-    /// Bytes of its pools that are taken.
-    pub used_bytes: u64,
-    /// Bytes of its pools.
-    pub capacity_bytes: u64,
 }
 
 /// Ends a membership. If the node shuts down by itself and has reported its devices, its slots wait for its next

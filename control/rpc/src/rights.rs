@@ -18,9 +18,9 @@ use crate::message::placement::{HoldInstance, SetPlacement, ShowCopies, ShowPlac
 use crate::message::{
     AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetIncarnation, GetMap, GetMoves, GetRoom,
     GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments, ListShards, ListTasks,
-    ListTenants, ListTiers, OfferMap, OrderTiers, Owner, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents,
-    ReportHot, ReportShard, ReportSilence, ReportTiers, RotateTickets, SetTenant, SettleReport, Status, SyncTenants,
-    Undrain, UnregisterSegment, WatchEvents, WatchMap, WatchOrders,
+    ListTenants, ListTiers, OfferMap, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents,
+    ReportHot, ReportShard, ReportSilence, ReportTiers, RotateTickets, SegmentOwner, SetTenant, SettleReport, Status,
+    SyncTenants, Undrain, UnregisterSegment, WatchEvents, WatchMap, WatchOrders,
 };
 
 /// Every role.
@@ -161,10 +161,10 @@ fn all_or(tenant: Option<&String>) -> Scope {
 }
 
 /// A node's memory is offered by that node; a client's is identified by a secret random number.
-const fn node_of(owner: Owner) -> Option<Scope> {
+const fn node_of(owner: SegmentOwner) -> Option<Scope> {
     match owner {
-        Owner::Node { node, .. } => Some(Scope::Node(node)),
-        Owner::Client { .. } => None,
+        SegmentOwner::Node { node, .. } => Some(Scope::Node(node.0)),
+        SegmentOwner::Client { .. } => None,
     }
 }
 

@@ -15,7 +15,6 @@
 //! Each of the last three has one lock. That of the feeds is taken before the host's, the host's before the cluster's,
 //! and that of the blocks alone.
 
-mod convert;
 pub(crate) mod copies;
 mod durable;
 mod feeds;
@@ -31,12 +30,12 @@ mod subscriber;
 
 use std::sync::Arc;
 
-use kvplane_conductor::conductor::{Conductor, Load, PoolKey};
-use kvplane_conductor::index::{Tier, Tiers};
+use kvplane_conductor::conductor::{Conductor, PoolKey};
+use kvplane_conductor::index::Tiers;
 use kvplane_rpc::conductor::{
-    BlockTier, CacheTaken, DeregisterInstance, ExplainRequest, InstanceRegistered, InstanceTable, PrefixHolders,
-    QueryPrefix, RegisterInstance, ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, ScheduleReply,
-    UpdateRequest, WatchAssignments,
+    CacheTaken, DeregisterInstance, ExplainRequest, InstanceRegistered, InstanceTable, PrefixHolders, QueryPrefix,
+    RegisterInstance, ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, ScheduleReply, UpdateRequest,
+    WatchAssignments,
 };
 use kvplane_rpc::message::EmptyReply;
 use kvplane_rpc::placement::{CopiesShown, HoldInstance, InstanceHeld, Placement, SetPlacement};
@@ -46,13 +45,11 @@ use tokio::sync::mpsc;
 
 use crate::cluster::ClusterHost;
 
-use convert::{answer_out, assigned_out, batch_in, context_in, spec_in, step_in, table_out};
 pub use durable::ConductorRestoreError;
 pub(crate) use durable::{DecodedRecords, RestoredConductor};
 use feeds::{Feeds, check_source};
 pub(crate) use host::ConductorHost;
 pub(crate) use master::MasterSpec;
-pub use placement::policy_named;
 
 /// The calls of the Conductor.
 pub(crate) struct ConductorService {
@@ -103,13 +100,12 @@ impl ConductorService {
         if let Some(source) = &call.events {
             check_source(source)?;
         }
-        let spec = spec_in(call, is_vllm);
-        let origin = durable::followed(&spec);
-        let registered = self.host.register(spec, seed)?;
+        let origin = durable::followed(&call, is_vllm);
+        let registered = self.host.register(call, is_vllm, seed)?;
         if let Some(origin) = origin {
             self.feeds.follow_instance(origin, !registered.again);
         }
-        Ok(InstanceRegistered { fresh: registered.fresh, suspect_after_ns: registered.suspect_after_ns })
+        Ok(registered.answer)
     }
 
     pub(crate) fn deregister(&self, call: &DeregisterInstance) -> Result<EmptyReply, Refusal> {
@@ -124,40 +120,29 @@ impl ConductorService {
 
     pub(crate) fn load(&self, call: &ReportLoad) -> Result<EmptyReply, Refusal> {
         self.check_tenant(&call.instance, &call.tenant)?;
-        let ReportLoad { seq, queued_tokens, decode_tokens, decodes, .. } = *call;
-        let load = Load { seq, queued_tokens, decode_tokens, decodes };
         self.host
-            .with(|conductor, now_ns| conductor.report(&call.instance, call.incarnation, load, now_ns))
+            .with(|conductor, now_ns| conductor.report(&call.instance, call.incarnation, call.load, now_ns))
             .map(|()| EmptyReply)
     }
 
     pub(crate) fn cache(&self, call: ReportCache) -> Result<CacheTaken, Refusal> {
         self.check_tenant(&call.instance, &call.tenant)?;
-        let (instance, incarnation, batch) = batch_in(call);
+        let ReportCache { instance, incarnation, batch, .. } = call;
         let reports_already = self.host.look(|conductor, _| conductor.instances().reports_cache(&instance));
         let take = |conductor: &mut Conductor, now_ns| conductor.cache(&instance, incarnation, batch, now_ns);
         // The first batch changes the stored record of an instance.
-        let ack = if reports_already { self.host.with(take) } else { self.host.change(take) }?;
-        Ok(convert::ack_out(ack))
+        if reports_already { self.host.with(take) } else { self.host.change(take) }
     }
 
     pub(crate) fn query(&self, call: &QueryPrefix) -> Result<PrefixHolders, Refusal> {
-        let tiers = Tiers::up_to(match call.tier {
-            BlockTier::Gpu => Tier::Gpu,
-            BlockTier::Dram => Tier::Dram,
-            BlockTier::Ssd => Tier::Ssd,
-        });
-        let context = context_in(call.context.clone());
-        let most = call.most as usize;
-        let holdings = self.host.with(|conductor, _| conductor.query(&context, &call.hashes, most, tiers))?;
-        Ok(convert::holdings_out(&holdings))
+        let (tiers, most) = (Tiers::up_to(call.tier.into()), call.most as usize);
+        self.host.with(|conductor, _| conductor.query(&call.context, &call.hashes, most, tiers))
     }
 
     /// Returns the tokens of a prompt's prefix that the shared store holds by itself; 0 if no instance serves the
     /// model.
     pub(crate) fn in_store(&self, call: &QueryPrefix) -> u32 {
-        let context = context_in(call.context.clone());
-        self.host.with(|conductor, _| conductor.in_store(&context, &call.hashes)).unwrap_or(0)
+        self.host.with(|conductor, _| conductor.in_store(&call.context, &call.hashes)).unwrap_or(0)
     }
 
     /// Returns true while the index may lack blocks of a model's instances, or of stores: answers are lower bounds
@@ -166,31 +151,20 @@ impl ConductorService {
         self.host.look(|conductor, _| conductor.incomplete(pool)) || self.feeds.is_degraded()
     }
 
-    pub(crate) fn schedule(&self, call: Schedule) -> Result<ScheduleReply, Refusal> {
-        let asked = convert::asked_in(call);
-        self.host.with(|conductor, now_ns| conductor.schedule(&asked, now_ns)).map(|answer| answer_out(&answer))
+    pub(crate) fn schedule(&self, call: &Schedule) -> Result<ScheduleReply, Refusal> {
+        self.host.with(|conductor, now_ns| conductor.schedule(call, now_ns))
     }
 
     pub(crate) fn update(&self, call: UpdateRequest) -> Result<EmptyReply, Refusal> {
-        self.host
-            .with(|conductor, now_ns| conductor.update(call.reservation, step_in(call.step), now_ns))
-            .map(|()| EmptyReply)
+        self.host.with(|conductor, now_ns| conductor.update(call.reservation, call.step, now_ns)).map(|()| EmptyReply)
     }
 
     pub(crate) fn reschedule(&self, call: &Reschedule) -> Result<ScheduleReply, Refusal> {
-        let answer =
-            self.host.with(|conductor, now_ns| conductor.reschedule(call.reservation, &call.failed, now_ns))?;
-        Ok(answer_out(&answer))
+        self.host.with(|conductor, now_ns| conductor.reschedule(call.reservation, &call.failed, now_ns))
     }
 
     pub(crate) fn explain(&self, call: &ExplainRequest) -> Result<RequestExplained, Refusal> {
-        let explained = self.host.with(|conductor, now_ns| conductor.explain(&call.request, now_ns))?;
-        Ok(RequestExplained {
-            answer: answer_out(&explained.answer),
-            now: explained.now.as_ref().map(assigned_out),
-            candidates: explained.candidates.iter().map(convert::candidate_out).collect(),
-            pooled_tokens: explained.pooled_tokens,
-        })
+        self.host.with(|conductor, now_ns| conductor.explain(&call.request, now_ns))
     }
 
     pub(crate) fn watch_instances(&self) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
@@ -233,7 +207,7 @@ impl ConductorService {
 
     /// Returns the table of instances and models.
     pub(crate) fn table(&self) -> InstanceTable {
-        self.host.look(|conductor, now_ns| table_out(&conductor.table(now_ns)))
+        self.host.look(|conductor, now_ns| InstanceTable::from(conductor.table(now_ns)))
     }
 
     /// Returns the Conductor's part of the status page.
@@ -241,9 +215,9 @@ impl ConductorService {
         self.host.look(status::as_json)
     }
 
-    /// Renders all counters and gauges as Prometheus text.
-    pub(crate) fn metrics(&self) -> String {
-        self.host.look(|conductor, now_ns| metrics::render(conductor, now_ns, self.feeds.counts()))
+    /// Records all counters and gauges, in the recorder of this thread.
+    pub(crate) fn record_metrics(&self) {
+        self.host.look(|conductor, now_ns| metrics::record(conductor, now_ns, self.feeds.counts()));
     }
 }
 

@@ -16,7 +16,7 @@
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
 
-use kvplane_cluster::{Input, MemberState, Reply, Tenant};
+use kvplane_cluster::{Input, MemberState, Reply};
 use kvplane_proto::ids::{Incarnation, NodeId};
 use kvplane_rpc::message::{EmptyReply, RemoveTenant, SetTenant};
 use kvplane_rpc::{Refusal, RefusalCode};
@@ -74,8 +74,7 @@ impl Control {
 
     /// Creates or changes a tenant.
     pub(crate) fn set_tenant_now(&self, call: SetTenant) -> Result<EmptyReply, Refusal> {
-        let SetTenant { name, dram_bytes, weight } = call;
-        match self.cluster.handle(Input::SetTenant { tenant: Tenant { name, dram_bytes, weight } })? {
+        match self.cluster.handle(Input::SetTenant { tenant: call.tenant })? {
             Reply::TenantSet => Ok(EmptyReply),
             reply => Err(unexpected(&reply)),
         }

@@ -1,9 +1,11 @@
-//! Counters of connections, calls and HTTP requests. Counting is an addition to a plain number.
+//! Counters of connections, calls and HTTP requests, and the recording of metrics at a scrape. Counting is an addition
+//! to a plain number.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use kvplane_rpc::{Event, Rejection};
+use metrics::{Unit, counter, describe_counter, describe_gauge, gauge};
 
 /// The numbers. Methods, paths and reasons are fixed sets, so the tables are small.
 #[derive(Clone, Default)]
@@ -62,9 +64,68 @@ impl Counts {
     }
 }
 
+/// Type of a metric.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum MetricKind {
+    Counter,
+    Gauge,
+}
+
+impl MetricKind {
+    /// Describes a metric of this kind to the recorder.
+    pub(crate) fn describe(self, name: &'static str, help: &'static str) {
+        match self {
+            Self::Counter => describe_counter!(name, Unit::Count, help),
+            Self::Gauge => describe_gauge!(name, Unit::Count, help),
+        }
+    }
+
+    /// Records the value of a metric without labels.
+    pub(crate) fn set(self, name: &'static str, value: u64) {
+        match self {
+            Self::Counter => counter!(name).absolute(value),
+            Self::Gauge => gauge!(name).set(value as f64),
+        }
+    }
+
+    /// Records the value of a series. The label's value may come from a peer.
+    pub(crate) fn set_labelled(self, name: &'static str, label: &'static str, of: &str, value: u64) {
+        // The exporter takes a backslash before a quote for an escape: without this, two names could become one series,
+        // and a scraper refuses the text as a whole.
+        let of = of.replace('\\', "\\\\");
+        match self {
+            Self::Counter => counter!(name, label => of).absolute(value),
+            Self::Gauge => gauge!(name, label => of).set(value as f64),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
+    use metrics::with_local_recorder;
+    use metrics_exporter_prometheus::PrometheusBuilder;
+
     use super::*;
+
+    #[test]
+    fn names_of_peers_stay_apart_and_cannot_break_the_format() {
+        let names = ["a", "a\"b", "a\\\"b", "a\\b", "a\\\\b", "a\nb", "a\\nb", "a\\", "{}"];
+        let recorder = PrometheusBuilder::new().build_recorder();
+        with_local_recorder(&recorder, || {
+            MetricKind::Gauge.describe("g", "What.");
+            names.iter().for_each(|name| MetricKind::Gauge.set_labelled("g", "of", name, 7));
+        });
+        let text = recorder.handle().render();
+        let expected = names.map(|name| {
+            let escaped = name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            format!("g{{of=\"{escaped}\"}} 7")
+        });
+        let series: BTreeSet<&str> = text.lines().filter(|line| line.starts_with("g{")).collect();
+        assert_eq!(series, expected.iter().map(String::as_str).collect(), "{text}");
+        assert!(text.starts_with("# HELP g What.\n# TYPE g gauge\n"), "{text}");
+    }
 
     #[test]
     fn calls_are_counted_by_method_and_result() {

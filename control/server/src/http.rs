@@ -60,8 +60,6 @@ const METADATA: &str = "/metadata";
 const UNAUTHORIZED: i32 = -1;
 pub(crate) const JSON: &str = "application/json";
 pub(crate) const MSGPACK: &str = "application/msgpack";
-const LEADS_HELP: &str = "# HELP kvplane_control_leads 1 if this control plane is the leader, 0 if it is a standby.\n\
-                          # TYPE kvplane_control_leads gauge\n";
 
 /// State behind the paths of a leader.
 pub(crate) struct Pages {
@@ -172,7 +170,7 @@ fn standby_answer(role: &Role, path: &str) -> Response<Full<Bytes>> {
             });
             (StatusCode::OK, JSON, format!("{health}\n"))
         }
-        "/metrics" => (StatusCode::OK, PROMETHEUS, format!("{LEADS_HELP}kvplane_control_leads 0\n")),
+        "/metrics" => (StatusCode::OK, PROMETHEUS, metrics::render_standby()),
         _ => (StatusCode::SERVICE_UNAVAILABLE, TEXT, format!("{words}\n")),
     };
     response(status, content_type, body)
@@ -223,9 +221,7 @@ fn route(pages: &Pages, request: &Request<Incoming>) -> (&'static str, Answer) {
             (StatusCode::OK, JSON, format!("{health}\n").into())
         }
         "/metrics" => {
-            let conductor = control.conductor.as_ref().map(|conductor| conductor.metrics());
-            let leads = format!("{LEADS_HELP}kvplane_control_leads 1\n");
-            let text = metrics::render(&control.counts.numbers(), &view) + &leads + &conductor.unwrap_or_default();
+            let text = metrics::render(&control.counts.numbers(), &view, control.conductor.as_deref());
             (StatusCode::OK, PROMETHEUS, text.into())
         }
         _ => {

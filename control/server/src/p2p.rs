@@ -8,16 +8,12 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvplane_cluster::p2p::{
-    Failure, FailureKind, Grant, Hold, Layout, ObjectError, ObjectName, ObjectSpec as Spec, Objects, ObjectsConfig,
-    Place, RankJoin,
-};
+use kvplane_cluster::p2p::{Grant, Layout, ObjectError, ObjectName, ObjectSpec as Spec, Objects, ObjectsConfig};
 use kvplane_rpc::message::EmptyReply;
 use kvplane_rpc::p2p::{
-    DescribeObject, FetchFailure, FetchOrder, FetchOrders, FindObject, HoldObject, JoinRanks, ListObjects,
-    LocateObject, ObjectFound, ObjectHeld, ObjectList, ObjectMember, ObjectMembers, ObjectPlace, ObjectPlaces,
-    ObjectPublished, ObjectReleased, ObjectSpec, ObjectSummary, ObjectsRenewed, PublishObject, RankParent, RanksJoined,
-    ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
+    DescribeObject, FetchOrders, FindObject, HoldObject, JoinRanks, ListObjects, LocateObject, ObjectFound, ObjectHeld,
+    ObjectList, ObjectMembers, ObjectPlaces, ObjectPublished, ObjectReleased, ObjectSpec, ObjectsRenewed,
+    PublishObject, RanksJoined, ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
 };
 use kvplane_rpc::{ItemFrame, Refusal, RefusalCode, item_frame};
 use tokio::sync::{Notify, mpsc};
@@ -114,46 +110,26 @@ impl P2p {
     }
 
     pub(crate) fn hold(&self, call: HoldObject) -> Result<ObjectHeld, Refusal> {
-        let hold = Hold {
-            client: call.client,
-            segment: call.segment,
-            addresses: call.addresses,
-            origin: call.origin,
-            have: call.have,
-            want: call.want,
-            place: Place { host: call.host, rack: call.rack },
-            upload_bytes_per_second: call.upload_bytes_per_second,
-            download_bytes_per_second: call.download_bytes_per_second,
-        };
+        let HoldObject { tenant, name, version, digest, hold } = call;
         self.with(|objects, now_ns| {
-            let member =
-                objects.hold(now_ns, ObjectName::new(&call.tenant, &call.name), call.version, call.digest, hold)?;
+            let member = objects.hold(now_ns, ObjectName::new(&tenant, &name), version, digest, hold)?;
             Ok(ObjectHeld { member, lease_ns: objects.lease_ns() })
         })
     }
 
     pub(crate) fn report(&self, call: &ReportObject) -> Result<EmptyReply, Refusal> {
-        let failed = failures(&call.failed);
-        self.with(|objects, now_ns| objects.report(now_ns, call.client, call.member, &call.got, &failed))?;
+        self.with(|objects, now_ns| objects.report(now_ns, call.client, call.member, &call.got, &call.failed))?;
         Ok(EmptyReply)
     }
 
     pub(crate) fn want(&self, call: &WantShards) -> Result<EmptyReply, Refusal> {
-        let failed = failures(&call.failed);
-        self.with(|objects, now_ns| objects.want(now_ns, call.client, call.member, &call.want, &failed))?;
+        self.with(|objects, now_ns| objects.want(now_ns, call.client, call.member, &call.want, &call.failed))?;
         Ok(EmptyReply)
     }
 
-    pub(crate) fn join_ranks(&self, call: JoinRanks) -> Result<RanksJoined, Refusal> {
-        let JoinRanks { client, member, job, rank, ranks, board, half } = call;
-        let join = RankJoin { job, rank, ranks, board };
-        let parent = self.with(|objects, _| objects.join_ranks(client, member, &join, usize::from(half)))?;
-        let parent = parent.map(|parent| RankParent {
-            member: parent.member,
-            segment: parent.segment.to_string(),
-            addresses: parent.addresses,
-            board: parent.board,
-        });
+    pub(crate) fn join_ranks(&self, call: &JoinRanks) -> Result<RanksJoined, Refusal> {
+        let half = usize::from(call.half);
+        let parent = self.with(|objects, _| objects.join_ranks(call.client, call.member, &call.join, half))?;
         Ok(RanksJoined { parent })
     }
 
@@ -175,45 +151,22 @@ impl P2p {
             let mut rows = objects.list(&call.tenant, &call.prefix, after, most + 1);
             let more = rows.len() > most;
             rows.truncate(most);
-            let summary = |row: kvplane_cluster::p2p::ObjectRow| ObjectSummary {
-                name: row.name,
-                version: row.version,
-                total_bytes: row.total_bytes,
-                shard_bytes: row.shard_bytes,
-                shards: row.shards,
-                members: row.members,
-            };
-            Ok(ObjectList { objects: rows.into_iter().map(summary).collect(), more })
+            Ok(ObjectList { objects: rows, more })
         })
     }
 
     pub(crate) fn describe(&self, call: &DescribeObject) -> Result<ObjectMembers, Refusal> {
         self.with(|objects, _| {
-            let (rows, lost) = objects.describe(ObjectName::new(&call.tenant, &call.name), call.version)?;
-            let member = |row: kvplane_cluster::p2p::MemberReport| ObjectMember {
-                member: row.member,
-                segment: row.segment,
-                origin: row.origin,
-                have: row.have,
-                need: row.need,
-                excluded: row.excluded,
-            };
-            Ok(ObjectMembers { members: rows.into_iter().map(member).collect(), lost })
+            let (members, lost) = objects.describe(ObjectName::new(&call.tenant, &call.name), call.version)?;
+            Ok(ObjectMembers { members, lost })
         })
     }
 
     pub(crate) fn locate(&self, call: &LocateObject) -> Result<ObjectPlaces, Refusal> {
-        let near = Place { host: call.host.clone(), rack: call.rack.clone() };
         let name = ObjectName::new(&call.tenant, &call.name);
         self.with(|objects, _| {
-            let found = objects.locate(name, call.version, call.buffer as usize, &near, call.client)?;
-            let place = |found: kvplane_cluster::p2p::BufferLocation| ObjectPlace {
-                member: found.member,
-                segment: found.segment,
-                address: found.address,
-                distance: found.distance,
-            };
-            Ok(ObjectPlaces { places: found.into_iter().map(place).collect() })
+            let places = objects.locate(name, call.version, call.buffer as usize, &call.near, call.client)?;
+            Ok(ObjectPlaces { places })
         })
     }
 
@@ -248,25 +201,12 @@ impl Core {
     fn send(&mut self, client: u64, grants: &[Grant]) {
         for some in grants.chunks(ORDERS_PER_FRAME) {
             let Some(watcher) = self.watchers.get(&client) else { return };
-            let order = |grant: &Grant| FetchOrder {
-                member: grant.member,
-                shard: grant.shard,
-                source: grant.source,
-                segment: grant.segment.to_string(),
-                address: grant.address,
-            };
-            let orders = FetchOrders { orders: some.iter().map(order).collect() };
+            let orders = FetchOrders { orders: some.iter().map(|grant| grant.order.clone()).collect() };
             if !item_frame(&orders).is_ok_and(|frame| watcher.try_send(frame).is_ok()) {
                 self.watchers.remove(&client);
             }
         }
     }
-}
-
-fn failures(failed: &[FetchFailure]) -> Vec<Failure> {
-    let kind = |corrupt| if corrupt { FailureKind::Corrupt } else { FailureKind::Unreachable };
-    let failed = failed.iter();
-    failed.map(|failed| Failure { shard: failed.shard, source: failed.source, kind: kind(failed.corrupt) }).collect()
 }
 
 fn refusal(error: &ObjectError) -> Refusal {

@@ -88,15 +88,15 @@ impl std::error::Error for StoreError {
 }
 
 /// Place of the state.
-enum Place {
-    Nowhere,
+enum Backend {
+    Memory,
     File(Database, PathBuf),
     Etcd(Turn),
 }
 
 /// The durable cluster state.
 pub(crate) struct Store {
-    place: Place,
+    backend: Backend,
     state_id: u64,
     /// Simulates a failing disk in tests.
     #[cfg(test)]
@@ -116,7 +116,7 @@ impl Store {
     /// Creates a state that ends with the process.
     pub(crate) fn in_memory(state_id: u64) -> Self {
         Self {
-            place: Place::Nowhere,
+            backend: Backend::Memory,
             state_id,
             #[cfg(test)]
             broken: false,
@@ -128,21 +128,21 @@ impl Store {
         let database = open_or_make(path, fresh_id)?;
         let state_id = identify(&database, path, fresh_id)?;
         let records = read_all(&database, path)?;
-        let store = Self { place: Place::File(database, path.to_owned()), ..Self::in_memory(state_id) };
+        let store = Self { backend: Backend::File(database, path.to_owned()), ..Self::in_memory(state_id) };
         Ok((store, records))
     }
 
     /// Creates a state in etcd, for as long as this turn lasts.
     pub(crate) fn in_etcd(turn: Turn, state_id: u64) -> Self {
-        Self { place: Place::Etcd(turn), ..Self::in_memory(state_id) }
+        Self { backend: Backend::Etcd(turn), ..Self::in_memory(state_id) }
     }
 
     /// Returns the reason for which no change is possible at present. Called before a change begins, as a begun change
     /// cannot be undone.
     pub(crate) fn uncertainty(&self) -> Option<String> {
-        match &self.place {
-            Place::Etcd(turn) => turn.uncertainty(),
-            Place::Nowhere | Place::File(..) => None,
+        match &self.backend {
+            Backend::Etcd(turn) => turn.uncertainty(),
+            Backend::Memory | Backend::File(..) => None,
         }
     }
 
@@ -169,10 +169,10 @@ impl Store {
             let (path, reason) = (PathBuf::from("broken"), "a test".to_owned());
             return Err(StoreError::Database { path, action: "sync", reason });
         }
-        let (database, path) = match &self.place {
-            Place::Nowhere => return Ok(()),
-            Place::Etcd(turn) => return turn.commit(state_id, changes).map_err(StoreError::Etcd),
-            Place::File(database, path) => (database, path),
+        let (database, path) = match &self.backend {
+            Backend::Memory => return Ok(()),
+            Backend::Etcd(turn) => return turn.commit(state_id, changes).map_err(StoreError::Etcd),
+            Backend::File(database, path) => (database, path),
         };
         let transaction = database.begin_write().map_err(failed(path, "write"))?;
         {

@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use kvplane_cluster::{CopyProgress, Task, TaskLimits, TaskRefusal, TaskState as State, Tasks};
+use kvplane_cluster::{ReplicaProgress, Task, TaskLimits, TaskRefusal, Tasks};
 use kvplane_proto::Digest;
 use kvplane_rpc::message::{
-    CancelTask, CopyState, CreateTask, EmptyReply, ListTasks, OBJECTS_PER_ORDER, TASK_NAME_BYTES, TASKS_PER_REPLY,
-    TaskCreated, TaskList, TaskState, TaskStatus,
+    CancelTask, CreateTask, EmptyReply, ListTasks, OBJECTS_PER_ORDER, TASK_NAME_BYTES, TASKS_PER_REPLY, TaskCreated,
+    TaskList, TaskStatus,
 };
 use kvplane_rpc::{Refusal, RefusalCode};
 use tokio::sync::Notify;
@@ -113,13 +113,7 @@ impl TaskHost {
             id: task.id,
             tenant: task.tenant.clone(),
             name: task.name.clone(),
-            state: match task.state {
-                State::Pending => TaskState::Pending,
-                State::Running => TaskState::Running,
-                State::Succeeded => TaskState::Succeeded,
-                State::Failed => TaskState::Failed,
-                State::Cancelled => TaskState::Cancelled,
-            },
+            state: task.state,
             // At most 512.
             objects: task.objects as u32,
             copied: task.copied as u32,
@@ -169,19 +163,13 @@ impl TaskHost {
             let now_ns = self.cluster.now_ns();
             let mut tasks = self.tasks();
             for (at, (id, object, _)) in objects.into_iter().enumerate() {
-                let progress = match states.get(at) {
-                    Some(CopyState::There { bytes }) => CopyProgress::There(*bytes),
-                    Some(CopyState::Missing) => CopyProgress::Missing,
-                    Some(CopyState::Alone) => CopyProgress::Alone,
-                    // Its slot migrates, or the owner did not answer: a later map names the next owner to ask.
-                    Some(CopyState::Coming | CopyState::Elsewhere) | None => CopyProgress::Coming,
-                };
-                tasks.told(id, object, progress, now_ns);
+                // An owner that did not answer is asked again, or the next one that a later map names.
+                tasks.told(id, object, states.get(at).copied().unwrap_or(ReplicaProgress::Coming), now_ns);
             }
         }
         let (now_ns, mut tasks) = (self.cluster.now_ns(), self.tasks());
         for (id, object) in unasked {
-            tasks.told(id, object, CopyProgress::Coming, now_ns);
+            tasks.told(id, object, ReplicaProgress::Coming, now_ns);
         }
     }
 

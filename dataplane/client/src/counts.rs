@@ -27,7 +27,7 @@ pub struct RailCounts {
     /// Times that the rail was paused.
     pub pauses: u64,
     /// Connections closed because nothing progressed on them for too long.
-    pub silences: u64,
+    pub stalls: u64,
     /// Slices that took longer than [`Config::slow_ns`](crate::Config::slow_ns), earlier attempts included.
     pub slow: u64,
     /// Times that the rail was found not to reach the peer from this host.
@@ -47,7 +47,7 @@ impl RailCounts {
     /// Returns true if nothing was counted.
     #[must_use]
     pub const fn is_empty(&self) -> bool {
-        let troubles = self.retries + self.failovers + self.pauses + self.silences + self.unavailable;
+        let troubles = self.retries + self.failovers + self.pauses + self.stalls + self.unavailable;
         self.operations + self.slow + troubles == 0
     }
 
@@ -58,7 +58,7 @@ impl RailCounts {
         self.retries += other.retries;
         self.failovers += other.failovers;
         self.pauses += other.pauses;
-        self.silences += other.silences;
+        self.stalls += other.stalls;
         self.slow += other.slow;
         self.unavailable += other.unavailable;
         self.own_node.add(&other.own_node);
@@ -76,7 +76,7 @@ impl RailCounts {
             retries: self.retries.saturating_sub(base.retries),
             failovers: self.failovers.saturating_sub(base.failovers),
             pauses: self.pauses.saturating_sub(base.pauses),
-            silences: self.silences.saturating_sub(base.silences),
+            stalls: self.stalls.saturating_sub(base.stalls),
             slow: self.slow.saturating_sub(base.slow),
             unavailable: self.unavailable.saturating_sub(base.unavailable),
             own_node: self.own_node.beyond(&base.own_node),
@@ -117,7 +117,7 @@ pub struct SlowOperation {
     pub sent_ns: u64,
     /// Time at which the slice ended.
     pub done_ns: u64,
-    /// Number of earlier attempts.
+    /// Number of earlier attempts that failed; ways of a segment that were found closed do not count.
     pub attempts: u8,
     /// Outcome of the slice.
     pub status: Status,

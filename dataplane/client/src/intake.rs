@@ -90,6 +90,7 @@ impl Intake {
 
     /// Validates the requests of a batch and groups them. `puts` is the number of entries that puts may name, `open`
     /// the number of slices in flight.
+    #[inline]
     pub(crate) fn take_in(
         &mut self,
         requests: &[Request],
@@ -142,6 +143,26 @@ impl Intake {
         }
         if written < 2 { Ok(()) } else { check_overlap(requests) }
     }
+}
+
+/// Validates the requests of a batch as [`Intake::take_in`] does, for a caller that submits them in several batches:
+/// the slices in flight do not count.
+pub(crate) fn check(requests: &[Request], puts: usize, network: &Network) -> Result<(), SubmitError> {
+    if requests.is_empty() {
+        return Err(SubmitError::Empty);
+    }
+    if requests.len() > Limits::BATCH_REQUESTS {
+        return Err(SubmitError::TooMany { requests: requests.len(), limit: Limits::BATCH_REQUESTS });
+    }
+    for (index, request) in requests.iter().enumerate() {
+        if let Request::Read(target, local) | Request::Write(target, local) = request {
+            check_peer(network, index, target.peer)?;
+            check_local(index, local, local.offset.max(target.offset))?;
+        } else {
+            check_object(network, index, request, puts)?;
+        }
+    }
+    check_overlap(requests)
 }
 
 /// Validates a request that names no range of a peer's memory. Returns true if it writes to the caller's memory.
@@ -220,7 +241,11 @@ fn continues(before: &Request, request: &Request) -> bool {
     begins && local.buffer == to.buffer && SegmentTarget { offset: next.offset, ..*target } == *next
 }
 
-/// Rejects a batch in which two requests write to the same memory: the outcome would depend on the network.
+/// Rejects a batch in which two requests write to the same memory: the outcome would depend on the network. Ranges
+/// whose end is not a 64-bit number reach to the last byte.
+///
+/// # Errors
+/// [`SubmitError::Overlap`] with the positions of two such requests.
 fn check_overlap(requests: &[Request]) -> Result<(), SubmitError> {
     let writes = |(index, request): (usize, &Request)| match request {
         Request::Get(_, local)
@@ -232,7 +257,7 @@ fn check_overlap(requests: &[Request]) -> Result<(), SubmitError> {
     };
     let ranges = || requests.iter().enumerate().filter_map(writes);
     // Most batches are in order, ascending or descending.
-    let after = |one: &WrittenRange, other: &WrittenRange| one.0 == other.0 && one.1 + one.2 <= other.1;
+    let after = |one: &WrittenRange, other: &WrittenRange| one.0 == other.0 && one.1.saturating_add(one.2) <= other.1;
     if in_order(ranges(), after) || in_order(ranges(), |one, other| after(other, one)) {
         return Ok(());
     }
@@ -240,7 +265,7 @@ fn check_overlap(requests: &[Request]) -> Result<(), SubmitError> {
     ranges.sort_unstable();
     for pair in ranges.windows(2) {
         let ((buffer, offset, bytes, first), (next_buffer, next_offset, _, second)) = (pair[0], pair[1]);
-        if buffer == next_buffer && offset + bytes > next_offset {
+        if buffer == next_buffer && offset.saturating_add(bytes) > next_offset {
             return Err(SubmitError::Overlap { first: first.min(second), second: first.max(second) });
         }
     }

@@ -46,7 +46,8 @@ mod types;
 #[cfg(test)]
 mod tests;
 
-pub use client::{Carrier, Client, ClientMetrics, LaneEvent, RailMetrics, SourcePeers};
+pub use client::direct::may_copy;
+pub use client::{Carrier, Client, ClientMetrics, LaneEvent, RailMetrics, SourcePeers, check_requests};
 pub use counts::{Counters, Failovers, RailCounts, SlowOperation};
 pub use network::{Endpoint, EndpointEvent};
 pub use outbox::Outbox;

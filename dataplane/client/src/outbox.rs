@@ -65,6 +65,7 @@ impl Outbox {
     }
 
     /// Appends a body with `write` and returns its range.
+    #[inline]
     pub(crate) fn append(&mut self, write: impl FnOnce(&mut Vec<u8>)) -> Range<usize> {
         let mark = self.mark();
         write(&mut self.bytes);

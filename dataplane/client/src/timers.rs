@@ -25,6 +25,7 @@ pub(crate) struct Timers {
 
 impl Timers {
     /// Returns the time at which the first timer expires.
+    #[inline]
     pub(crate) fn next_ns(&self) -> Option<u64> {
         let deadline = self.deadlines.peek().map(|entry| entry.0.0);
         let first = |set: &BTreeSet<(u64, SliceId)>| set.first().map(|entry| entry.0);

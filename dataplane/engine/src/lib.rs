@@ -8,6 +8,8 @@
 //! * [`machine`]: discovery of the machine that the process runs on, from sysfs and hwloc.
 //! * [`prometheus`]: text format of metrics.
 //! * [`sockets`]: removal of sockets of dead processes.
+//! * `piece_list`: pieces of memory as if they were contiguous.
+//! * `staging`: pinned memory that the bytes of devices pass through.
 
 #![forbid(unsafe_code)]
 
@@ -16,17 +18,19 @@ pub mod host;
 pub mod initiator;
 pub mod machine;
 pub mod pacing;
+mod piece_list;
 pub mod prometheus;
 pub mod shard;
 pub mod sockets;
+mod staging;
 
-pub use buffers::{Buffer, Slice};
+pub use buffers::{Buffer, DeviceBuffer, FIRST_BUFFER, Slice};
 pub use host::{
-    ClientHost, DeviceSnapshot, FetchConfig, Handshake, HandshakeError, HostConfig, HostFiles, NearDevices,
-    PART_LEAST_BYTES, PlaceName, RdmaDevices, ServedSegments, ShardHost, StockAnswer, StockEngines, TierDevice,
-    TierNotice, TierOpenError, TierSetup, node_of_region,
+    ClientHost, DevicePoolConfig, DeviceSnapshot, FetchConfig, Handshake, HandshakeError, HostConfig, HostFiles,
+    NearDevices, PART_LEAST_BYTES, PeerMemoryCounters, PlaceName, PoolReadCounters, RdmaDevices, ServedSegments,
+    ShardHost, StockAnswer, StockEngines, TierDevice, TierNotice, TierOpenError, TierSetup, node_of_region,
 };
-pub use initiator::Initiator;
+pub use initiator::{Initiator, PiecesError};
 pub use machine::{discover_machine, scheduler_affinity};
 pub use pacing::Pacing;
 pub use shard::{
@@ -34,12 +38,14 @@ pub use shard::{
     ShardStartError, StockKeys,
 };
 
-pub use kvplane_store::events::{Change, EventPage, Medium, StoreEvent};
+pub use staging::{MemoryRange, StagingCounters};
+
+pub use kvplane_store::events::EventPage;
 pub use kvplane_store::eviction::Eviction;
 pub use kvplane_store::service::{
     Admission, CopyCounters, FetchLimits, MoveCounters, OperationTimes, PutAck, ReplicaProgress, SLOW_AFTER_NS,
     SLOW_KEPT, ServiceTimes, SlowOperation, SnapshotPage, TenantOperation, TenantTimes, TierCounters, TierOrder,
-    TierPolicy, TierSnapshot, VoidCause, Whose, WritePolicy,
+    TierPolicy, TierSnapshot, TimedTenant, VoidCause, WritePolicy,
 };
 pub use kvplane_sys::verbs::Gid;
 pub use kvplane_sys::{
@@ -49,9 +55,10 @@ pub use kvplane_tier::{
     Identity as TierIdentity, OBJECT_BYTES as TIER_OBJECT_BYTES, Priority as TierPriority, Reason as TierReason,
     RecoveryReport, ScrubReport, ScrubState, TierStats, format::FORMAT_VERSION as TIER_FORMAT,
 };
-pub use kvplane_transport::nvme::{IoChoice, Latency, NvmeCounters, Part, Ssd};
+pub use kvplane_transport::nvme::{IoChoice, NvmeCounters, Part, Ssd};
+pub use kvplane_transport::rdma::device_memory;
 pub use kvplane_transport::shm::{Probe, probe};
 pub use kvplane_transport::{
-    FOREIGN_QUEUE_PAIRS, FaultCounters, FaultPlan, ForeignBuffer, ForeignDevice, ForeignHalf, ForeignPeer, ZeroCopy,
-    ZeroCopyCounters, ZeroCopyOptions,
+    DeviceRegistration, FOREIGN_QUEUE_PAIRS, FaultCounters, FaultPlan, ForeignBuffer, ForeignDevice, ForeignHalf,
+    ForeignPeer, ObstacleKind, RegistrationObstacle, RegistrationPath, ZeroCopy, ZeroCopyCounters, ZeroCopyOptions,
 };

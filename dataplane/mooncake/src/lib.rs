@@ -29,8 +29,8 @@ mod timed;
 pub use caller::{CallError, Caller};
 pub use daemon::{Counts, Daemon, DaemonConfig, Listening, StartError, StopError};
 pub use descriptor::{
-    Buffer, Descriptor, DescriptorError, Matrix, Native, NativeDevice, NativePlace, NativeRails, Protocol, RdmaDevice,
-    RdmaKey, RdmaSegment,
+    Buffer, Descriptor, DescriptorError, MalformedMatrix, Matrix, Native, NativeDevice, NativePlace, NativeRails,
+    Protocol, RdmaDevice, RdmaKey, RdmaSegment,
 };
 pub use environment::{Environment, VariableError};
 pub use metadata::{ConnectionError, Metadata, MetadataStore, StoreError, keys};

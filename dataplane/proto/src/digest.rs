@@ -12,6 +12,7 @@ use crate::ids::{SLOT_BITS, Slot};
 
 /// The name of an object: 128 bits, little-endian on the wire.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[cfg_attr(feature = "bincode", derive(bincode::Encode, bincode::Decode))]
 pub struct Digest(pub u128);
 
 /// Bytes of a digest on the wire.

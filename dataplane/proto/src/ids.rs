@@ -10,6 +10,7 @@ macro_rules! id {
     ($(#[$doc:meta])* $name:ident($inner:ty)) => {
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+        #[cfg_attr(feature = "bincode", derive(bincode::Encode, bincode::Decode))]
         pub struct $name(pub $inner);
 
         impl fmt::Debug for $name {

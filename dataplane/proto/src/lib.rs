@@ -13,6 +13,7 @@
 pub mod checksum;
 pub mod config;
 pub mod digest;
+pub mod events;
 pub mod flags;
 pub mod frame;
 pub mod histogram;

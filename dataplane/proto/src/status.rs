@@ -104,6 +104,9 @@ statuses! {
     /// The TLS handshake failed; never on the wire.
     TlsFailed = 30, "the TLS handshake with the shard failed: check both ends' certificates and --data-tls, and \
                      this process's log for the reason";
+    /// A device failed during the transfer, or its memory was freed while it was registered.
+    DeviceFailed = 31, "a device failed during the transfer, or its memory was freed while it was registered: see the \
+                        log of the memory's owner; a lost device is usable again after a restart of the process";
 }
 
 impl fmt::Display for Status {

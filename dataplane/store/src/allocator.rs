@@ -47,7 +47,43 @@ pub const fn granules_of(bytes: u64) -> u64 {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Block(u32);
 
+/// Bit of the handles of blocks of a device pool; node numbers are below it.
+const OF_DEVICE: u32 = 1 << 30;
+
 const _: () = assert!(size_of::<Node>() == Allocator::BYTES_PER_BLOCK && 2 * MAX_HELD_BLOCKS < HELD);
+const _: () = assert!(2 * MAX_HELD_BLOCKS < OF_DEVICE && 2 * MAX_HELD_BLOCKS < NOTES);
+
+impl Block {
+    /// Returns the handle of a block of a device pool, which is distinct from those of the pool in host memory.
+    #[must_use]
+    pub(crate) const fn of_device(self) -> Self {
+        Self(self.0 | OF_DEVICE)
+    }
+
+    /// Returns true if the block is of a device pool.
+    #[must_use]
+    pub(crate) const fn is_of_device(self) -> bool {
+        self.0 & OF_DEVICE != 0
+    }
+
+    /// Returns the handle by which the allocator of its pool knows the block.
+    #[must_use]
+    pub(crate) const fn in_its_pool(self) -> Self {
+        Self(self.0 & !OF_DEVICE)
+    }
+
+    /// Returns the block as a note: see [`Allocator::set_note`].
+    #[must_use]
+    pub(crate) const fn as_note(self) -> u32 {
+        self.0
+    }
+
+    /// Returns the block that a note names.
+    #[must_use]
+    pub(crate) const fn of_note(note: u32) -> Self {
+        Self(note)
+    }
+}
 
 /// Allocator of one pool.
 #[derive(Debug)]
@@ -69,11 +105,11 @@ impl Allocator {
     /// beyond the last whole granule is not used.
     ///
     /// # Panics
-    /// If the pool has no granule or more than [`MAX_POOL_BYTES`], or the blocks exceed [`MAX_HELD_BLOCKS`]: the
+    /// If the pool has more than [`MAX_POOL_BYTES`], or the blocks exceed [`MAX_HELD_BLOCKS`]: the
     /// configuration is validated before.
     #[must_use]
     pub fn new(pool_bytes: u64, max_held_blocks: u32) -> Self {
-        assert!((GRANULE_BYTES..=MAX_POOL_BYTES).contains(&pool_bytes), "pool of {pool_bytes} B");
+        assert!(pool_bytes <= MAX_POOL_BYTES, "pool of {pool_bytes} B");
         assert!(max_held_blocks <= MAX_HELD_BLOCKS, "{max_held_blocks} blocks");
         let pool_granules = (pool_bytes / GRANULE_BYTES) as u32;
         // No two free blocks are adjacent, so that there is at most one more of them than of held ones.
@@ -87,9 +123,11 @@ impl Allocator {
             free_granules: u64::from(pool_granules),
             bins: Bins::new(),
         };
-        // Node 0 always stays the first block: splits and merges keep the lower node.
-        let first = allocator.new_node(0, pool_granules);
-        allocator.bins.insert(&mut allocator.nodes, first);
+        if pool_granules > 0 {
+            // Node 0 always stays the first block: splits and merges keep the lower node.
+            let first = allocator.new_node(0, pool_granules);
+            allocator.bins.insert(&mut allocator.nodes, first);
+        }
         allocator
     }
 
@@ -236,7 +274,7 @@ impl Allocator {
     /// If an invariant does not hold.
     pub fn check(&self) {
         let (mut at, mut before, mut free, mut held, mut free_blocks) = (0u64, NONE, 0, 0, 0);
-        let mut cursor = 0;
+        let mut cursor = if self.nodes.is_empty() { NONE } else { 0 };
         while cursor != NONE {
             let node = &self.nodes[cursor as usize];
             assert_eq!(u64::from(node.start), at, "blocks tile the pool");

@@ -17,6 +17,9 @@ pub struct StoreConfig {
     /// Unit of space: objects begin at multiples of it and take whole multiples. A power of two from [`GRANULE_BYTES`]
     /// to 4096, which direct I/O requires.
     pub unit_bytes: u64,
+    /// Size of the device pool, in memory of an accelerator: a multiple of [`GRANULE_BYTES`]; 0 for none. With one, the
+    /// unit is a granule, and the eviction policy is one that tells hot objects from others.
+    pub device_pool_bytes: u64,
     /// Limit on objects, counting those being written and those removed while pinned.
     pub max_objects: u32,
     /// Largest object that is accepted.
@@ -53,6 +56,7 @@ impl StoreConfig {
         Self {
             pool_bytes,
             unit_bytes: GRANULE_BYTES,
+            device_pool_bytes: 0,
             max_objects: (pool_bytes / 4096).clamp(1024, 1 << 26) as u32,
             max_object_bytes: (pool_bytes / 4).max(pool_bytes.min(1 << 20)),
             eviction: Eviction::default(),
@@ -65,6 +69,32 @@ impl StoreConfig {
             max_reservations: 4096,
             hash_seed: 0,
         }
+    }
+
+    /// Returns the limits of a store without a pool: it holds no object. They are not valid for [`crate::Store::new`].
+    pub(crate) const fn without_pool() -> Self {
+        Self {
+            pool_bytes: 0,
+            unit_bytes: GRANULE_BYTES,
+            device_pool_bytes: 0,
+            max_objects: 0,
+            max_object_bytes: 0,
+            eviction: Eviction::SegmentedLru,
+            protected_percent: 0,
+            high_watermark_percent: 100,
+            low_watermark_percent: 100,
+            hard_pin_percent: 0,
+            soft_pin_max_ms: 0,
+            max_pins: 0,
+            max_reservations: 0,
+            hash_seed: 0,
+        }
+    }
+
+    /// Returns true if there is a pool, so that the store may hold objects.
+    #[must_use]
+    pub const fn has_pool(&self) -> bool {
+        self.pool_bytes > 0
     }
 
     /// Creates the eviction policy that `eviction` names, for this pool.
@@ -93,6 +123,17 @@ impl StoreConfig {
         within("unit_bytes", self.unit_bytes, GRANULE_BYTES, 4096)?;
         if !self.unit_bytes.is_power_of_two() {
             return Err(ConfigError::NotMultiple { field: "unit_bytes", value: self.unit_bytes, unit: GRANULE_BYTES });
+        }
+        if self.device_pool_bytes > 0 {
+            within("device_pool_bytes", self.device_pool_bytes, GRANULE_BYTES, MAX_POOL_BYTES)?;
+            if !self.device_pool_bytes.is_multiple_of(GRANULE_BYTES) {
+                let (field, value) = ("device_pool_bytes", self.device_pool_bytes);
+                return Err(ConfigError::NotMultiple { field, value, unit: GRANULE_BYTES });
+            }
+            // Tails of objects in the device pool take blocks of one granule, and no slots of pages.
+            within("unit_bytes", self.unit_bytes, GRANULE_BYTES, GRANULE_BYTES)?;
+            let protected = if self.eviction == Eviction::Lru { 0 } else { self.protected_percent };
+            within("protected_percent", protected.into(), 1, 100)?;
         }
         within("max_objects", self.max_objects.into(), 1, MAX_HELD_BLOCKS.into())?;
         within("max_object_bytes", self.max_object_bytes, 1, self.pool_bytes)?;
@@ -138,6 +179,11 @@ mod tests {
         );
         assert!(message(StoreConfig { max_objects: 0, ..good.clone() }).starts_with("max_objects"));
         assert!(message(StoreConfig { max_pins: 0, ..good.clone() }).starts_with("max_pins"));
-        assert!(message(StoreConfig { max_reservations: 0, ..good }).starts_with("max_res"));
+        assert!(message(StoreConfig { max_reservations: 0, ..good.clone() }).starts_with("max_res"));
+        let device = StoreConfig { device_pool_bytes: 1 << 20, ..good };
+        assert_eq!(device.validate(), Ok(()));
+        assert!(message(StoreConfig { device_pool_bytes: 257, ..device.clone() }).starts_with("device_pool_bytes"));
+        assert!(message(StoreConfig { unit_bytes: 4096, ..device.clone() }).starts_with("unit_bytes"));
+        assert!(message(StoreConfig { eviction: Eviction::Lru, ..device }).starts_with("protected_percent"));
     }
 }

@@ -74,14 +74,14 @@ pub const LIFECYCLE: [(State, Event, State); 8] = [
 
 /// List of the eviction policy that an entry is in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Place {
+pub(crate) enum EvictionList {
     Nowhere,
     Probation,
     ProbationParked,
     Protected,
     ProtectedParked,
-    Kept,
-    KeptParked,
+    SoftPinned,
+    SoftPinnedParked,
 }
 
 /// Entry of one object. The size is kept in 35 bits (pools end at 1 TiB, objects long before), so that the entry fills
@@ -104,7 +104,7 @@ pub struct Entry {
     bytes_high: u8,
     /// State, below [`MARKS_AT`], and marks from there on.
     incarnation: u8,
-    pub(crate) place: Place,
+    pub(crate) place: EvictionList,
     /// Unit in which space is taken, as a power of two of granules: three bits. Above them, the granules that the tail
     /// takes beyond those of the bytes.
     space: u8,
@@ -299,6 +299,25 @@ impl Entry {
     #[must_use]
     pub const fn block(&self) -> Block {
         self.block
+    }
+
+    /// Returns true if its bytes are in the device pool.
+    #[must_use]
+    pub const fn is_on_device(&self) -> bool {
+        self.block.is_of_device()
+    }
+
+    /// Returns true if it may move to the device pool: nothing but the eviction policy keeps it in memory, and it does
+    /// not lack its replica, which is sent from there.
+    pub(crate) fn may_be_promoted(&self) -> bool {
+        let is_kept = [Mark::Soft, Mark::Hard, Mark::Grouped].into_iter().any(|mark| self.is(mark));
+        let lacks_replica = self.replica().is_owed_a_copy() && !self.is(Mark::Copied);
+        !is_kept && !lacks_replica && !self.is_on_device()
+    }
+
+    /// Returns true if the eviction policy ranks it among those that were accessed again.
+    pub(crate) const fn is_protected(&self) -> bool {
+        matches!(self.place, EvictionList::Protected | EvictionList::ProtectedParked)
     }
 
     /// Returns true if its bytes cannot be evicted: they are being read or written, or pinned.

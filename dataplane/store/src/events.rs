@@ -8,38 +8,7 @@
 use std::collections::VecDeque;
 
 use kvplane_proto::Digest;
-
-/// Kind of an event.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Change {
-    /// An object was stored.
-    Stored,
-    /// An object was removed.
-    Removed,
-    /// All objects were removed.
-    Cleared,
-}
-
-/// Tier of an event.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Medium {
-    /// The shard's pool.
-    Memory,
-    /// The shard's SSD.
-    Ssd,
-}
-
-/// Change of an object in a tier.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-#[allow(missing_docs, reason = "the fields are named for what they hold")]
-pub struct StoreEvent {
-    pub change: Change,
-    pub medium: Medium,
-    /// Digest of the object; 0 for all objects.
-    pub digest: Digest,
-    /// Size of the object, if it was stored.
-    pub bytes: u64,
-}
+use kvplane_proto::events::{ObjectChange, ObjectEvent, ObjectMedium};
 
 /// Page of events, in order.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -49,7 +18,7 @@ pub struct EventPage {
     /// Number of requested events that are missing before it.
     pub lost: u64,
     /// Events, numbered without gaps.
-    pub events: Vec<StoreEvent>,
+    pub events: Vec<ObjectEvent>,
     /// Number of the next event of the log.
     pub next: u64,
 }
@@ -57,7 +26,7 @@ pub struct EventPage {
 /// Event log. Numbers begin at 1 and are never reused.
 #[derive(Debug)]
 pub struct EventLog {
-    ring: VecDeque<StoreEvent>,
+    ring: VecDeque<ObjectEvent>,
     capacity: usize,
     next: u64,
     lost: u64,
@@ -114,13 +83,13 @@ impl EventLog {
 
     /// Appends an event.
     #[inline]
-    pub fn push(&mut self, change: Change, medium: Medium, digest: Digest, bytes: u64) {
+    pub fn push(&mut self, change: ObjectChange, medium: ObjectMedium, digest: Digest, bytes: u64) {
         if self.capacity > 0 {
-            self.append(StoreEvent { change, medium, digest, bytes });
+            self.append(ObjectEvent { change, medium, digest, bytes });
         }
     }
 
-    fn append(&mut self, event: StoreEvent) {
+    fn append(&mut self, event: ObjectEvent) {
         if self.ring.len() == self.capacity {
             self.ring.pop_front();
             self.lost += 1;
@@ -156,7 +125,7 @@ mod tests {
     use super::*;
 
     fn push(log: &mut EventLog, digest: u128) {
-        log.push(Change::Stored, Medium::Memory, Digest(digest), 7);
+        log.push(ObjectChange::Stored, ObjectMedium::Memory, Digest(digest), 7);
     }
 
     #[test]

@@ -48,7 +48,7 @@ enum Content {
 }
 
 #[derive(Debug)]
-struct Place {
+struct Slot {
     generation: u32,
     content: Content,
 }
@@ -56,7 +56,7 @@ struct Place {
 /// At most `limit` handles of type `H`, each of which leads to an entry. Several may lead to one.
 #[derive(Debug)]
 pub(crate) struct GenerationalTable<H> {
-    places: Vec<Place>,
+    slots: Vec<Slot>,
     limit: u32,
     held: u32,
     vacant_first: u32,
@@ -66,8 +66,8 @@ pub(crate) struct GenerationalTable<H> {
 
 impl<H: Handle> GenerationalTable<H> {
     pub(crate) fn new(limit: u32) -> Self {
-        let places = Vec::with_capacity(limit as usize);
-        Self { places, limit, held: 0, vacant_first: NONE, vacant_last: NONE, handles: PhantomData }
+        let slots = Vec::with_capacity(limit as usize);
+        Self { slots, limit, held: 0, vacant_first: NONE, vacant_last: NONE, handles: PhantomData }
     }
 
     pub(crate) const fn is_full(&self) -> bool {
@@ -89,31 +89,31 @@ impl<H: Handle> GenerationalTable<H> {
     /// # Panics
     /// If the table is full: the caller checks first.
     pub(crate) fn insert(&mut self, value: EntryId) -> H {
-        assert!(!self.is_full(), "all {} places are held", self.limit);
+        assert!(!self.is_full(), "all {} slots are held", self.limit);
         self.held += 1;
         // Unused indexes first, which keeps the queue of vacant ones long.
-        if self.places.len() < self.limit as usize {
-            self.places.push(Place { generation: 1, content: Content::Held(value) });
-            return H::new(self.places.len() as u32 - 1, 1);
+        if self.slots.len() < self.limit as usize {
+            self.slots.push(Slot { generation: 1, content: Content::Held(value) });
+            return H::new(self.slots.len() as u32 - 1, 1);
         }
         let index = self.vacant_first;
-        let place = &mut self.places[index as usize];
-        let Content::Vacant(next) = place.content else {
-            panic!("place {index} is held and in the queue of vacant places");
+        let slot = &mut self.slots[index as usize];
+        let Content::Vacant(next) = slot.content else {
+            panic!("slot {index} is held and in the queue of vacant slots");
         };
-        place.content = Content::Held(value);
+        slot.content = Content::Held(value);
         self.vacant_first = next;
         if next == NONE {
             self.vacant_last = NONE;
         }
-        H::new(index, place.generation)
+        H::new(index, slot.generation)
     }
 
     /// Returns the entry of a handle; `None` if it is stale.
     pub(crate) fn get(&self, handle: H) -> Option<EntryId> {
         let (index, generation) = handle.parts();
-        match self.places.get(index as usize)? {
-            Place { generation: g, content: Content::Held(value) } if *g == generation => Some(*value),
+        match self.slots.get(index as usize)? {
+            Slot { generation: g, content: Content::Held(value) } if *g == generation => Some(*value),
             _ => None,
         }
     }
@@ -122,14 +122,14 @@ impl<H: Handle> GenerationalTable<H> {
     pub(crate) fn remove(&mut self, handle: H) -> Option<EntryId> {
         let value = self.get(handle)?;
         let (index, _) = handle.parts();
-        let place = &mut self.places[index as usize];
-        place.content = Content::Vacant(NONE);
-        place.generation = place.generation.wrapping_add(1);
+        let slot = &mut self.slots[index as usize];
+        slot.content = Content::Vacant(NONE);
+        slot.generation = slot.generation.wrapping_add(1);
         self.held -= 1;
         if self.vacant_last == NONE {
             self.vacant_first = index;
         } else {
-            self.places[self.vacant_last as usize].content = Content::Vacant(index);
+            self.slots[self.vacant_last as usize].content = Content::Vacant(index);
         }
         self.vacant_last = index;
         Some(value)
@@ -137,7 +137,7 @@ impl<H: Handle> GenerationalTable<H> {
 
     /// Returns the entry of each handle, for checks.
     pub(crate) fn values(&self) -> impl Iterator<Item = EntryId> + '_ {
-        self.places.iter().filter_map(|place| match place.content {
+        self.slots.iter().filter_map(|slot| match slot.content {
             Content::Held(value) => Some(value),
             Content::Vacant(_) => None,
         })

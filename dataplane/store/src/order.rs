@@ -40,6 +40,8 @@ pub(crate) enum Reach {
 pub(crate) enum Scarce {
     /// Space in the pool.
     Room,
+    /// Space in the device pool.
+    DeviceRoom,
     /// Entries, with their total number.
     Entries(u32),
 }
@@ -52,9 +54,9 @@ pub(crate) struct Order<P> {
 }
 
 impl<P: EvictionPolicy> Order<P> {
-    /// Creates the order of a pool with one tenant, the default one.
-    pub(crate) fn new(pool_granules: u64, hard_pin_percent: u8, policy: P) -> Self {
-        let tenants = Tenants::new(pool_granules, hard_pin_percent, policy);
+    /// Creates the order of a pool, and of the device pool beside it, with one tenant, the default one.
+    pub(crate) fn new(pool_granules: u64, device_granules: u64, hard_pin_percent: u8, policy: P) -> Self {
+        let tenants = Tenants::new(pool_granules, device_granules, hard_pin_percent, policy);
         Self { tenants, retentions: Retentions::default() }
     }
 
@@ -112,7 +114,7 @@ impl<P: EvictionPolicy> Order<P> {
         if entry.is(Mark::Soft) {
             self.push_soft(entries, id);
         } else {
-            self.tenants.policy(entry.account()).insert(entries, id);
+            self.tenants.policy_of(entry).insert(entries, id);
         }
     }
 
@@ -141,7 +143,7 @@ impl<P: EvictionPolicy> Order<P> {
             self.tenants.soft(at).unlink(entries, id);
             self.push_soft(entries, id);
         } else {
-            self.tenants.policy(at).access(entries, id);
+            self.tenants.policy_of(entry).access(entries, id);
         }
     }
 
@@ -159,9 +161,9 @@ impl<P: EvictionPolicy> Order<P> {
         if entry.is(Mark::Soft) {
             self.tenants.soft(at).unlink(entries, id);
         } else if to_make_room {
-            self.tenants.policy(at).evict(entries, id);
+            self.tenants.policy_of(entry).evict(entries, id);
         } else {
-            self.tenants.policy(at).remove(entries, id);
+            self.tenants.policy_of(entry).remove(entries, id);
         }
     }
 
@@ -189,7 +191,7 @@ impl<P: EvictionPolicy> Order<P> {
         if is_soft {
             self.tenants.soft(at).unpark(entries, id);
         } else {
-            self.tenants.policy(at).unpinned(entries, id);
+            self.tenants.policy_of(entry).unpinned(entries, id);
         }
         is_grouped && self.retentions.is_to_follow(entries, id) && !is_soft
     }
@@ -234,7 +236,21 @@ impl<P: EvictionPolicy> Order<P> {
     /// Returns the next object of a tenant to be evicted for another of the same tenant.
     pub(crate) fn victim_of(&mut self, entries: &mut Entries, account: u16) -> Option<EntryId> {
         let at = usize::from(account);
-        self.plain_victim(entries, at).or_else(|| self.soft_victim(entries, at))
+        let in_pool = self.plain_victim(entries, at).or_else(|| self.soft_victim(entries, at));
+        in_pool.or_else(|| self.tenants.device_policy(at)?.victim(entries))
+    }
+
+    /// Returns the next object to leave the device pool, of the tenant that exceeds its share there the most.
+    pub(crate) fn device_victim(&mut self, entries: &mut Entries) -> Option<EntryId> {
+        self.tenants.know_shares();
+        self.tenants.begin_round();
+        while let Some(at) = self.tenants.furthest(false, Scarce::DeviceRoom) {
+            let found = self.tenants.device_policy(at).and_then(|policy| policy.victim(entries));
+            if found.is_some() {
+                return found;
+            }
+        }
+        None
     }
 
     /// Returns the members of an evicted object's group that are to be evicted with it. Members pinned by readers

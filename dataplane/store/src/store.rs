@@ -17,6 +17,7 @@
 //! Deadlines are the host's, which calls [`Store::expire`]; the store knows nothing of tickets and tiers, and does not
 //! touch the bytes themselves.
 
+mod moves;
 mod objects;
 mod pool;
 mod put;
@@ -24,9 +25,10 @@ mod space;
 mod stats;
 mod watermarks;
 
+pub use moves::{NoMove, PoolMove, PoolMoves, TailMove};
 pub use objects::ObjectTable;
 pub use pool::Pool;
-pub use stats::{EventStats, PinStats, ReplicaStats, SIZE_CLASSES, StoreStats};
+pub use stats::{DevicePoolStats, EventStats, HandleStats, PinStats, ReplicaStats, SIZE_CLASSES, StoreStats};
 
 use kvplane_proto::ConfigError;
 use kvplane_proto::digest::Digest;
@@ -36,10 +38,10 @@ use crate::allocator::GRANULE_BYTES;
 use crate::config::StoreConfig;
 use crate::entry::{Entry, EntryId, Keep, LiveUse, Mark, Replica, State};
 use crate::errors::{GetError, StalePin};
-use crate::events::{Change, EventLog, Medium};
 use crate::eviction::{ChosenPolicy, EvictionPolicy};
 use crate::generational::GenerationalTable;
 use crate::order::Tenants;
+use kvplane_proto::events::{ObjectChange, ObjectMedium};
 use space::{Evictions, Space};
 use stats::Counters;
 
@@ -67,6 +69,8 @@ pub struct ObjectView {
     pub has_tail: bool,
     /// Offset of the tail, present or not.
     pub tail_at: u64,
+    /// True if its extent is in the device pool; the tail is in the pool either way.
+    pub is_on_device: bool,
     /// True if it is a stripe head.
     pub is_head: bool,
     /// Role of the object in replication.
@@ -124,6 +128,14 @@ impl Store {
         let policy = config.policy();
         Self::with_policy(config, first_version, policy)
     }
+
+    /// Creates a store without a pool: it holds no object and refuses every put. For shards that have segments only.
+    #[must_use]
+    pub fn empty() -> Self {
+        let config = StoreConfig::without_pool();
+        let policy = config.policy();
+        Self::build(config, Version(1), policy)
+    }
 }
 
 impl<P: EvictionPolicy> Store<P> {
@@ -133,14 +145,18 @@ impl<P: EvictionPolicy> Store<P> {
     /// A field of `config` that is out of range.
     pub fn with_policy(config: StoreConfig, first_version: Version, policy: P) -> Result<Self, ConfigError> {
         config.validate()?;
-        Ok(Self {
+        Ok(Self::build(config, first_version, policy))
+    }
+
+    fn build(config: StoreConfig, first_version: Version, policy: P) -> Self {
+        Self {
             space: Space::new(&config, policy),
             pins: GenerationalTable::new(config.max_pins),
             reservations: GenerationalTable::new(config.max_reservations),
             next_version: first_version.0,
             counters: Counters::default(),
             config,
-        })
+        }
     }
 
     /// Returns the limits.
@@ -180,17 +196,6 @@ impl<P: EvictionPolicy> Store<P> {
     #[inline]
     pub const fn tenants_mut(&mut self) -> &mut Tenants<P> {
         self.space.tenants_mut()
-    }
-
-    /// Returns the event log.
-    #[must_use]
-    pub const fn events(&self) -> &EventLog {
-        self.objects().events()
-    }
-
-    /// Returns the event log, to be set up for subscribers, and for events of the other tier.
-    pub const fn events_mut(&mut self) -> &mut EventLog {
-        self.objects_mut().events_mut()
     }
 
     /// Returns the version that the next commit assigns.
@@ -314,10 +319,10 @@ impl<P: EvictionPolicy> Store<P> {
     /// Removes every object; returns their number. Walks the arena.
     pub fn remove_all(&mut self) -> u64 {
         // One event stands for all.
-        let events = core::mem::take(self.events_mut());
+        let events = core::mem::take(self.objects_mut().events_mut());
         let removed = self.retain(|_| false);
-        *self.events_mut() = events;
-        self.events_mut().push(Change::Cleared, Medium::Memory, Digest(0), 0);
+        *self.objects_mut().events_mut() = events;
+        self.objects_mut().events_mut().push(ObjectChange::Cleared, ObjectMedium::Memory, Digest(0), 0);
         removed
     }
 
@@ -359,9 +364,9 @@ impl<P: EvictionPolicy> Store<P> {
     pub fn stats(&self) -> StoreStats {
         let (objects, pool, counters) = (self.objects(), self.pool(), &self.counters);
         let bytes_in = |state: State| objects.entries().granules_in(state) * GRANULE_BYTES;
-        let LiveUse { payload_bytes, replicas, copied } = *objects.entries().live();
+        let LiveUse { payload_bytes, replicas, copied, .. } = *objects.entries().live();
         let Evictions { objects: evictions, bytes: evicted_bytes } = self.space.evictions();
-        let events = self.events();
+        let events = self.objects().events();
         StoreStats {
             objects: objects.len().into(),
             payload_bytes,
@@ -379,11 +384,18 @@ impl<P: EvictionPolicy> Store<P> {
             reserved_bytes: bytes_in(State::Reserved),
             quarantined_bytes: bytes_in(State::Quarantined),
             tail_page_bytes: pool.page_bytes(),
+            device: DevicePoolStats {
+                pool_bytes: pool.device_granules() * GRANULE_BYTES,
+                used_bytes: (pool.device_granules() - pool.free_device_granules()) * GRANULE_BYTES,
+                objects: objects.entries().live().on_device,
+                promotions: counters.promotions,
+                demotions: counters.demotions,
+                lost: counters.lost_with_device,
+            },
             pins: self.pins.len().into(),
             reservations: self.reservations.len().into(),
             hits: counters.hits,
             misses: counters.misses,
-            pin_refusals: counters.pin_refusals,
             puts: counters.puts,
             exists_conflicts: counters.exists_conflicts,
             replacements: counters.replacements,
@@ -393,7 +405,7 @@ impl<P: EvictionPolicy> Store<P> {
             removes: counters.removes,
             evictions,
             evicted_bytes,
-            stale_ids: counters.stale_ids,
+            handles: HandleStats { pin_refusals: counters.pin_refusals, stale_ids: counters.stale_ids },
             sizes: counters.sizes,
             events: EventStats { next: events.next(), lost: events.lost(), are_kept: events.is_kept() },
         }

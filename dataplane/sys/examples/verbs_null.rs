@@ -4,9 +4,10 @@
 //! the same program under `valgrind --tool=callgrind` with two numbers of slices, whose difference excludes the
 //! startup. With `shared` all threads use one handle of the memory, to compare its cost with `MemoryRegion::separate`.
 
+use kvplane_soft_verbs::null_verbs;
 use kvplane_sys::verbs::{
     Access, CompletionQueue, Connection, Context, Entry, MemoryRegion, Mtu, Operation, Payload, PeerAccess,
-    ProtectionDomain, QueuePair, QueuePairOptions, Remote, Request, Route, Status, Verbs,
+    ProtectionDomain, QueuePair, QueuePairOptions, Remote, Request, Route, Status,
 };
 use kvplane_sys::{IoBuf, Region, RegionOptions};
 use std::error::Error;
@@ -22,7 +23,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let slices: u64 = words.next().map_or(Ok(10_000_000), |word| word.parse())?;
     let threads: u64 = words.next().map_or(Ok(1), |word| word.parse())?;
     let shared = words.next().is_some_and(|word| word == "shared");
-    let context = Verbs::null().device("null0")?.open()?;
+    let context = null_verbs().device("null0")?.open()?;
     let domain = ProtectionDomain::new(&context)?;
     let region = Region::allocate(&RegionOptions::new("slices", SLICE_BYTES as usize * PLACES as usize))?;
     let memory = domain.register(&IoBuf::whole(region), Access::REMOTE)?;

@@ -29,7 +29,8 @@ type MoveFunction = unsafe extern "C" fn(*mut libc::c_void, *const libc::c_void,
 ///
 /// `source` must be readable and `destination` writable for `bytes` bytes. Other parties may access both meanwhile,
 /// except through Rust references.
-pub(crate) unsafe fn copy_bytes(destination: *mut u8, source: *const u8, bytes: usize) {
+#[cfg_attr(not(feature = "verbs-provider"), allow(unreachable_pub, reason = "reachable with the feature"))]
+pub unsafe fn copy_bytes(destination: *mut u8, source: *const u8, bytes: usize) {
     let function: MoveFunction = black_box(libc::memmove);
     // SAFETY: the caller vouches for both ranges; memmove allows them to overlap.
     unsafe {

@@ -88,13 +88,13 @@ pub fn sleep(longest: Duration) -> bool {
 
 /// Reason why no value was received.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Nothing {
+pub enum ReceiveError {
     /// The wait timed out.
-    Late,
+    TimedOut,
     /// The sender is gone.
-    Gone,
+    Disconnected,
     /// The wait was interrupted.
-    Ended,
+    Interrupted,
 }
 
 /// Waits for a value, for `longest` at most. After this thread's waits were interrupted the limit is short, because
@@ -102,25 +102,25 @@ pub enum Nothing {
 ///
 /// # Errors
 /// The reason why no value was received.
-pub fn receive<T>(from: &Receiver<T>, longest: Option<Duration>) -> Result<T, Nothing> {
+pub fn receive<T>(from: &Receiver<T>, longest: Option<Duration>) -> Result<T, ReceiveError> {
     let tidies = is_ended();
     let longest = if tidies { Some(longest.map_or(TIDY, |longest| longest.min(TIDY))) } else { longest };
     if longest.is_none() && !is_watched() {
-        return from.recv().map_err(|_| Nothing::Gone);
+        return from.recv().map_err(|_| ReceiveError::Disconnected);
     }
     let until = longest.and_then(|longest| Instant::now().checked_add(longest));
     loop {
         let left = until.map_or(LOOK, |until| until.saturating_duration_since(Instant::now()));
         match from.recv_timeout(step(left)) {
             Ok(answer) => return Ok(answer),
-            Err(RecvTimeoutError::Disconnected) => return Err(Nothing::Gone),
+            Err(RecvTimeoutError::Disconnected) => return Err(ReceiveError::Disconnected),
             Err(RecvTimeoutError::Timeout) => {}
         }
         if until.is_some_and(|until| Instant::now() >= until) {
-            return Err(if tidies { Nothing::Ended } else { Nothing::Late });
+            return Err(if tidies { ReceiveError::Interrupted } else { ReceiveError::TimedOut });
         }
         if !tidies && ended() {
-            return Err(Nothing::Ended);
+            return Err(ReceiveError::Interrupted);
         }
     }
 }
@@ -154,9 +154,9 @@ mod tests {
         let (send, wait) = sync_channel(1);
         send.send(7).expect("room");
         assert_eq!(receive(&wait, None), Ok(7));
-        assert_eq!(receive(&wait, Some(Duration::from_millis(1))), Err(Nothing::Late));
+        assert_eq!(receive(&wait, Some(Duration::from_millis(1))), Err(ReceiveError::TimedOut));
         drop(send);
-        assert_eq!(receive(&wait, None), Err(Nothing::Gone));
+        assert_eq!(receive(&wait, None), Err(ReceiveError::Disconnected));
         assert_eq!(aside("here", std::thread::current).map(|thread| thread.id()), Some(std::thread::current().id()));
     }
 
@@ -167,11 +167,11 @@ mod tests {
             || true,
             || {
                 assert!(!is_ended() && !ended(), "it is not time to ask yet");
-                assert_eq!(receive(&wait, None), Err(Nothing::Ended));
+                assert_eq!(receive(&wait, None), Err(ReceiveError::Interrupted));
                 assert!(is_ended() && !sleep(Duration::from_secs(3600)));
                 assert_eq!(aside("never", || ()), None);
                 // Waits during cleanup have a short limit, and receive values.
-                assert_eq!(receive(&wait, None), Err(Nothing::Ended));
+                assert_eq!(receive(&wait, None), Err(ReceiveError::Interrupted));
                 kept.send(()).expect("room");
                 assert_eq!(receive(&wait, None), Ok(()));
             },

@@ -2,8 +2,9 @@
 //! processes, doorbells, verbs, NVMe, clocks and cores. The only crate of the dataplane that may use `unsafe`.
 //!
 //! Invariant: whatever a caller does through the safe functions here, and whatever a peer process writes into shared
-//! memory, no memory is accessed except the memory provided for the operation. The one `unsafe fn`, [`Region::adopt`],
-//! documents the contract of its caller. Linux on x86-64 only.
+//! memory, no memory is accessed except the memory provided for the operation. The functions that adopt memory of their
+//! caller, such as [`Region::adopt`], are `unsafe` and document the contract; so does the interface for other
+//! implementations of verbs, which only tests turn on. Linux on x86-64 only.
 //!
 //! The crate makes no decisions: no policy, no protocol, no retries.
 
@@ -20,7 +21,7 @@ pub mod interrupt;
 mod library;
 pub mod lost_pages;
 pub mod poller;
-pub mod process_memory;
+mod process;
 mod queues;
 pub mod random;
 pub mod region;
@@ -29,6 +30,7 @@ mod sockets;
 mod storage;
 pub mod verbs;
 
+pub use process::{memory_map, process_memory};
 pub use queues::{doorbell, shm_ring, spsc};
 pub use sockets::{net, stream, unix, zero_copy};
 pub use storage::{claim, file, nvme, private_files};

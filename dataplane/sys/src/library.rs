@@ -2,7 +2,7 @@
 //!
 //! A library stays loaded for the life of the process, so its symbols stay valid.
 
-use std::ffi::{CStr, CString, c_void};
+use std::ffi::{CStr, CString, c_int, c_void};
 use std::fmt;
 use std::ptr::NonNull;
 
@@ -39,6 +39,45 @@ impl Library {
         // SAFETY: the name ends with a zero byte. Constructors of the library run, as in any program that links it.
         let handle = unsafe { libc::dlopen(c_name.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
         NonNull::new(handle).map(|handle| Self { handle }).ok_or_else(last_error)
+    }
+
+    /// Loads the library that has one of these names: the one that the process has loaded already, if it has, since two
+    /// copies of a driver know nothing of each other; or the first that the loader finds.
+    ///
+    /// # Errors
+    /// Of the first name, if there is none.
+    ///
+    /// # Panics
+    /// If there are no names.
+    pub(crate) fn open_any(names: &[&CStr]) -> Result<Self, LibraryError> {
+        let (first, _) = names.split_first().expect("a library has a name");
+        let open = |name: &CStr| Self::open(&name.to_string_lossy());
+        let loaded = names.iter().find(|name| Self::is_loaded(name));
+        open(loaded.unwrap_or(first))
+            .or_else(|error| names.iter().skip(1).find_map(|name| open(name).ok()).ok_or(error))
+    }
+
+    /// Returns the number of libraries that the process has loaded so far, unloaded ones included. Takes under a
+    /// microsecond.
+    pub(crate) fn loads() -> u64 {
+        unsafe extern "C" fn first(info: *mut libc::dl_phdr_info, _size: usize, loads: *mut c_void) -> c_int {
+            // SAFETY: the loader passes a record, which has this field since glibc 2.4, and the place of the caller.
+            unsafe { loads.cast::<u64>().write((*info).dlpi_adds) };
+            1
+        }
+        let mut loads = 0_u64;
+        // SAFETY: the callback has the signature that is wanted, and the place lives until it returns.
+        unsafe { libc::dl_iterate_phdr(Some(first), (&raw mut loads).cast()) };
+        loads
+    }
+
+    /// Returns true if the process has loaded a library of this name, by whichever of its parts. For a name that it has
+    /// not loaded, the loader looks for the file, which takes tens of microseconds.
+    pub(crate) fn is_loaded(name: &CStr) -> bool {
+        // SAFETY: the name ends with a zero byte; with this flag no library is loaded, and no constructor runs.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
+        // The count that was taken is kept: a driver library is never unloaded.
+        !handle.is_null()
     }
 
     /// Returns the address of a function in this symbol version; `None` if the library lacks it.
@@ -129,6 +168,7 @@ mod tests {
         let error = Library::open("libkvplane-is-not-there.so.9").unwrap_err();
         assert!(error.to_string().contains("libkvplane-is-not-there.so.9"), "{error}");
         assert!(Library::open("a\0b").is_err());
+        assert!(!Library::is_loaded(c"libkvplane-is-not-there.so.9") && Library::is_loaded(c"libc.so.6"));
         let library = Library::open("libc.so.6").unwrap();
         assert!(library.symbol(c"getpid").is_ok());
         let error = library.symbol(c"no_such_function_anywhere").unwrap_err();

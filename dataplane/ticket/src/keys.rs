@@ -44,13 +44,13 @@ impl TicketKey {
 
 /// Reason to reject a proof.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Disbelief {
+pub enum ProofError {
     /// The ticket is malformed.
-    Torn(TicketError),
+    Malformed(TicketError),
     /// The ticket was issued with a key that is not known here.
     NoKey(u64),
     /// The ticket or the proof was not made by the control plane and the holder.
-    Wrong,
+    Invalid,
 }
 
 /// Keys that a shard has received.
@@ -102,13 +102,13 @@ impl Keys {
         cluster: &str,
         said: &HandshakeTranscript<'_>,
         proof: &Proof,
-    ) -> Result<CheckedTicket, Disbelief> {
-        let ticket = Ticket::decode(&proof.ticket).map_err(Disbelief::Torn)?;
+    ) -> Result<CheckedTicket, ProofError> {
+        let ticket = Ticket::decode(&proof.ticket).map_err(ProofError::Malformed)?;
         let known = self.keys.iter().find(|(key, _)| key.id == ticket.key);
-        let (key, line) = known.ok_or(Disbelief::NoKey(ticket.key))?;
+        let (key, line) = known.ok_or(ProofError::NoKey(ticket.key))?;
         let secret = key.secret_of(cluster, &proof.ticket);
         if !proof.is_of(&secret, said) {
-            return Err(Disbelief::Wrong);
+            return Err(ProofError::Invalid);
         }
         Ok(CheckedTicket::new(ticket, line.local(ticket.valid.1), secret))
     }

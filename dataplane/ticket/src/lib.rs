@@ -23,7 +23,7 @@ mod ticket;
 mod time;
 
 pub use credential::Credential;
-pub use keys::{Disbelief, Keys, MOST_KEYS, TicketKey};
+pub use keys::{Keys, MOST_KEYS, ProofError, TicketKey};
 pub use mac::{CHALLENGE_BYTES, Challenges, PROOF_BYTES, SECRET_BYTES};
 pub use mint::{Mint, Terms};
 pub use proof::{Challenge, CheckedTicket, HandshakeTranscript, Proof};

@@ -6,18 +6,18 @@
 
 mod generations;
 mod index;
+mod replacements;
 mod segments;
 mod sequences;
-mod strikes;
 mod untracked;
 
 pub use index::{BYTES_PER_OBJECT, MAX_HITS};
 
 pub(crate) use generations::{Generations, Heritage};
 pub(crate) use index::{Entry, Index};
+pub(crate) use replacements::{ReplacedRecord, Replacements};
 pub(crate) use segments::{SegmentEvent, SegmentState, Segments};
 pub(crate) use sequences::{INCARNATIONS_MOST, Sequences, incarnation_of};
-pub(crate) use strikes::{Strikes, Struck};
 pub(crate) use untracked::UntrackedObjects;
 
 use kvplane_proto::digest::Digest;
@@ -51,7 +51,7 @@ pub(crate) struct Contents {
     pub(crate) generations: Generations,
     /// Records that the device may have and the index does not know.
     pub(crate) untracked: UntrackedObjects,
-    pub(crate) strikes: Strikes,
+    pub(crate) replacements: Replacements,
     phase: Phase,
     /// Least sequence of an object that is trusted: a removal of an older one may be missing.
     floor: u64,
@@ -75,7 +75,7 @@ impl Contents {
             sequences: Sequences::default(),
             generations: Generations::default(),
             untracked: UntrackedObjects::default(),
-            strikes: Strikes::default(),
+            replacements: Replacements::default(),
             phase: Phase::Opening,
             floor: 0,
             given_up: 0,
@@ -264,7 +264,7 @@ impl Contents {
         if self.index.find(digest).is_some() {
             return;
         }
-        let Some(Struck { entry, generation }) = self.strikes.give_back(digest) else { return };
+        let Some(ReplacedRecord { entry, generation }) = self.replacements.give_back(digest) else { return };
         let segment = &self.segments[device.segment_of(entry.offset())];
         // Reclaim may have skipped the record meanwhile, as no entry pointed to it.
         let is_there = segment.generation == generation
@@ -314,7 +314,7 @@ impl Contents {
 
     /// Returns true if an object that the index does not know may still be found or restored.
     pub(crate) fn may_find(&self, digest: Digest, device: &Device) -> bool {
-        let may_come = !self.is_running() || self.untracked.is_noted(digest) || self.strikes.may_return(digest);
+        let may_come = !self.is_running() || self.untracked.is_noted(digest) || self.replacements.may_return(digest);
         !device.is_blank() && may_come
     }
 
@@ -449,13 +449,17 @@ mod tests {
         for generation in [3, 4] {
             let device = device();
             let mut contents = open(Phase::Running, &device);
-            let struck = entry(1, 5, 0, &device);
+            let replaced = entry(1, 5, 0, &device);
             contents.segments.step(0, SegmentEvent::FoundSealed);
             contents.segments.found_generation(0, 3);
-            contents.strikes.begin(Token(1), struck.digest(), Some(Struck { entry: struck, generation }));
-            assert_eq!(contents.strikes.end(Token(1), false), Some(struck.digest()));
-            contents.give_back(struck.digest(), &device);
-            assert_eq!(contents.is_current(struck.digest(), 5), generation == 3);
+            contents.replacements.begin(
+                Token(1),
+                replaced.digest(),
+                Some(ReplacedRecord { entry: replaced, generation }),
+            );
+            assert_eq!(contents.replacements.end(Token(1), false), Some(replaced.digest()));
+            contents.give_back(replaced.digest(), &device);
+            assert_eq!(contents.is_current(replaced.digest(), 5), generation == 3);
             contents.check(&device);
         }
     }

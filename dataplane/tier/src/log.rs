@@ -196,7 +196,7 @@ impl Log {
     /// Acknowledges a call, or reports its failure.
     pub(crate) fn acknowledge(&mut self, waiter: Waiter, result: Result<(), Fault>) {
         if let Waiter::Remove { token, .. } = waiter
-            && let Some(digest) = self.contents.strikes.end(token, result.is_ok())
+            && let Some(digest) = self.contents.replacements.end(token, result.is_ok())
         {
             // The object that the tombstone was to remove is live again, unless it was put again, removed or given up
             // meanwhile.

@@ -110,7 +110,7 @@ impl Opening {
     fn choose(&self, config: &TierConfig) -> Result<(u128, u64), OpenError> {
         let found = self.superblocks;
         let ours = found.iter().filter_map(|found| match found {
-            Some(SuperblockFound::Ours(superblock)) => Some(*superblock),
+            Some(SuperblockFound::Kvplane(superblock)) => Some(*superblock),
             _ => None,
         });
         let other = found.iter().find_map(|found| match found {
@@ -167,7 +167,7 @@ impl Opening {
             return;
         }
         let generation = |copy: usize| match self.superblocks[copy] {
-            Some(SuperblockFound::Ours(superblock)) => superblock.generation,
+            Some(SuperblockFound::Kvplane(superblock)) => superblock.generation,
             _ => 0,
         };
         // The newest copy stays untouched until the other one is durable.

@@ -7,10 +7,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use kvplane_engine::Region;
+use kvplane_engine::{FIRST_BUFFER, Region};
 use kvplane_proto::SegmentId;
+use kvplane_sys::device::{Backing, DeviceId};
 
-use crate::error::Error;
+use crate::error::{ArgumentError, Error, LimitError};
 
 /// Maximum number of registered buffers of one engine, accessible to peers or not.
 const BUFFERS: usize = 65_536;
@@ -19,7 +20,7 @@ const BUFFERS: usize = 65_536;
 pub(crate) struct Buffer {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
-    pub(crate) region: Arc<Region>,
+    pub(crate) backing: Backing,
     /// Location, as given by its owner or reported by the kernel.
     pub(crate) location: String,
     /// Index of the buffer in every initiator.
@@ -31,6 +32,17 @@ pub(crate) struct Buffer {
 }
 
 impl Buffer {
+    /// Returns the region of memory of the host that can be shared with other processes.
+    pub(crate) fn shareable(&self) -> Option<&Arc<Region>> {
+        self.backing.region().filter(|region| region.fd().is_some())
+    }
+
+    /// Returns true if the memory can be accessed, as far as that is known at once: freed memory of the host would kill
+    /// the process. That of a device is checked when it is copied.
+    pub(crate) fn is_mapped(&self, offset: u64, bytes: u64) -> bool {
+        self.backing.region().is_none_or(|region| region.is_mapped(offset as usize, bytes as usize))
+    }
+
     pub(crate) fn enter(&self) {
         self.users.fetch_add(1, Ordering::Relaxed);
     }
@@ -71,11 +83,9 @@ impl Map {
     /// When the range is empty or overlaps a buffer, or the limit of buffers is reached.
     pub(crate) fn reserve(&mut self, address: u64, bytes: u64) -> Result<u32, Error> {
         if bytes == 0 {
-            return Err(Error::Argument(format!("memory of 0 bytes at {address:#x} cannot be registered")));
+            return Err(ArgumentError::EmptyMemory { address }.into());
         }
-        let last = address.checked_add(bytes - 1).ok_or_else(|| {
-            Error::Argument(format!("memory of {bytes} bytes at {address:#x} ends beyond the address space"))
-        })?;
+        let last = address.checked_add(bytes - 1).ok_or(ArgumentError::MemoryTooLong { address, bytes })?;
         for (buffers, leaving) in [(&self.by_address, false), (&self.leaving, true)] {
             if let Some((_, other)) = buffers.range(..=last).next_back()
                 && other.address + (other.bytes - 1) >= address
@@ -90,11 +100,11 @@ impl Map {
             }
         }
         if self.by_address.len() + self.leaving.len() >= BUFFERS {
-            return Err(Error::TooManyRequests(format!("{BUFFERS} buffers are registered, which is the limit")));
+            return Err(LimitError::Buffers { limit: BUFFERS }.into());
         }
         Ok(self.free.pop().unwrap_or_else(|| {
             self.named += 1;
-            self.named - 1
+            FIRST_BUFFER + self.named - 1
         }))
     }
 
@@ -121,15 +131,22 @@ impl Map {
         self.free.push(index);
     }
 
-    pub(crate) fn insert(&mut self, region: Arc<Region>, location: String, index: u32, segment: Option<SegmentId>) {
-        let (address, bytes) = (region.address(), region.bytes() as u64);
-        let buffer = Buffer { address, bytes, region, location, index, segment, users: AtomicUsize::new(0) };
+    pub(crate) fn insert(&mut self, backing: Backing, location: String, index: u32, segment: Option<SegmentId>) {
+        let (address, bytes) = (backing.address(), backing.bytes());
+        let buffer = Buffer { address, bytes, backing, location, index, segment, users: AtomicUsize::new(0) };
         self.by_address.insert(address, Arc::new(buffer));
     }
 
     /// Returns true if a buffer begins at this address, even one that is leaving.
     pub(crate) fn contains(&self, address: u64) -> bool {
         self.by_address.contains_key(&address) || self.leaving.contains_key(&address)
+    }
+
+    /// Returns true if a buffer is on this device, even one that is leaving.
+    pub(crate) fn uses(&self, device: DeviceId) -> bool {
+        let is_there =
+            |buffer: &Arc<Buffer>| buffer.backing.device().is_some_and(|memory| memory.device().id() == device);
+        self.by_address.values().chain(self.leaving.values()).any(is_there)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Arc<Buffer>> {

@@ -10,7 +10,7 @@ use kvplane_mooncake::Environment;
 use kvplane_sys::private_files::{private_directory, runtime_directory};
 use kvplane_sys::random::random_u64;
 
-use crate::error::Error;
+use crate::error::{ArgumentError, Error};
 
 use crate::rails::rdma::{RdmaConfig, RdmaUse};
 
@@ -129,26 +129,20 @@ impl TransferEngineConfig {
     /// When a setting is invalid; the error names it and the reason.
     pub(crate) fn check(&self, guarded: bool) -> Result<(), Error> {
         if !guarded && !self.listen.ip().is_loopback() && !self.open_to_network {
-            return Err(Error::Argument(format!(
-                "a data port on {} would be open without authentication: use a loopback address, or allow \
-                 access from the network (open_to_network)",
-                self.listen
-            )));
+            return Err(ArgumentError::OpenPort { listen: self.listen }.into());
         }
         if self.announced().is_unspecified() {
-            return Err(Error::Argument(format!("{} cannot be announced to peers: set `announce`", self.listen)));
+            return Err(ArgumentError::NotAnnounced { listen: self.listen }.into());
         }
         let same_host = self.shared_memory && (self.mapping || self.cma);
         if !self.tcp && !same_host && self.rdma.mode != RdmaUse::Require {
-            return Err(Error::Argument(
-                "neither TCP nor shared memory (mapping, cma) is allowed: no path to any peer".to_owned(),
-            ));
+            return Err(ArgumentError::NoPath.into());
         }
         if !(1..=INITIATORS).contains(&self.initiators) {
-            return Err(Error::Argument(format!("{} initiators: give from 1 to {INITIATORS}", self.initiators)));
+            return Err(ArgumentError::Initiators { initiators: self.initiators, most: INITIATORS }.into());
         }
         if self.batches == 0 {
-            return Err(Error::Argument("0 batches in flight: give at least 1".to_owned()));
+            return Err(ArgumentError::NoBatches.into());
         }
         if !guarded && !self.listen.ip().is_loopback() {
             // Printed even where the caller ignores warnings: exposure cannot be undone later.

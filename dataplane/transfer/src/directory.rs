@@ -5,9 +5,9 @@
 //! engines can read the descriptor; an additional key in it is for engines that speak the native protocol.
 
 pub(crate) mod announced;
-pub(crate) mod courier;
 pub(crate) mod direct;
 pub(crate) mod lookup;
+pub(crate) mod notices;
 pub(crate) mod own_address;
 pub(crate) mod paths;
 pub(crate) mod publication;
@@ -25,7 +25,7 @@ use kvplane_mooncake::{
 use kvplane_sys::interrupt;
 
 use crate::config::TransferEngineConfig;
-use crate::error::Error;
+use crate::error::{ArgumentError, Error};
 use lookup::Lookup;
 use paths::Paths;
 use publication::Publication;
@@ -80,7 +80,7 @@ impl Directory {
         near: Arc<NearDevices>,
         rdma: bool,
     ) -> Result<Self, Error> {
-        let metadata = Metadata::parse(&config.metadata).map_err(|error| Error::Argument(error.to_string()))?;
+        let metadata = Metadata::parse(&config.metadata).map_err(ArgumentError::Metadata)?;
         // Without handshakes, the name itself carries what they would have exchanged.
         let data = native.tcp.map_or(0, |data| data.port());
         let port = listening.as_ref().map_or(data, |listening| listening.address().port());

@@ -32,11 +32,12 @@ use std::time::{Duration, Instant};
 use kvplane_client::{Request, SubmitOptions};
 use kvplane_engine::{Doorbell, Initiator, Pacing, Region, cpu};
 use kvplane_proto::{Limits, Status};
+use kvplane_sys::device::{DeviceError, DeviceMemory, StreamHandle};
 use kvplane_ticket::Credential;
 
 use crate::batch::State;
 use crate::config::TransferEngineConfig;
-use crate::error::Error;
+use crate::error::{Error, LimitError};
 use crate::lock;
 use crate::segment::peers::Departures;
 
@@ -50,6 +51,8 @@ pub(crate) struct Work {
     /// Requests whose peer ids are positions among the batch's peers, [`State::remotes`].
     pub(crate) requests: Vec<Request>,
     pub(crate) options: SubmitOptions,
+    /// Stream of the caller that copies from and to devices wait for.
+    pub(crate) stream: Option<StreamHandle>,
 }
 
 enum Command {
@@ -67,6 +70,8 @@ pub(crate) struct Driver {
     in_flight: AtomicUsize,
     /// True while connections are being established that no batch waits for: rails recover that way.
     connecting: AtomicBool,
+    /// True while device memory of peers is mapped, which ends when they unregister it.
+    mapping: AtomicBool,
     open_slices: AtomicUsize,
     most_in_flight: usize,
     /// Number of threads that wait for a batch, leading or following.
@@ -117,6 +122,7 @@ impl Driver {
             doorbell,
             in_flight: AtomicUsize::new(0),
             connecting: AtomicBool::new(false),
+            mapping: AtomicBool::new(false),
             open_slices: AtomicUsize::new(0),
             most_in_flight: config.batches,
             foreground: AtomicUsize::new(0),
@@ -154,12 +160,8 @@ impl Driver {
         }
         self.in_flight.fetch_sub(1, Ordering::SeqCst);
         self.open_slices.fetch_sub(slices, Ordering::Relaxed);
-        Err(Error::TooManyRequests(format!(
-            "{batches} batches with {open} slices are in flight, and {slices} slices more would exceed the limits of \
-             {} and {}: wait for some to complete",
-            self.most_in_flight,
-            Limits::OPEN_SLICES
-        )))
+        let most_batches = self.most_in_flight;
+        Err(LimitError::InFlight { batches, most_batches, slices: open, further_slices: slices }.into())
     }
 
     /// Starts an admitted batch. Posts its I/O at once, unless another thread holds the lock.
@@ -246,6 +248,10 @@ impl Driver {
 
     pub(crate) fn set_buffer(&self, index: u32, region: &Arc<Region>, location: &str) {
         self.with(|core| core.set_buffer(index, region, location));
+    }
+
+    pub(crate) fn set_device_buffer(&self, index: u32, memory: &Arc<DeviceMemory>) -> Result<(), DeviceError> {
+        self.with(|core| core.set_device_buffer(index, memory))
     }
 
     pub(crate) fn set_credential(&self, credential: &Arc<Credential>) {

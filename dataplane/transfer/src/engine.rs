@@ -8,22 +8,23 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use kvplane_engine::{HostConfig, Listen, Pacing, Region, Shard, ShardConfig, ShardHandle, ShardSnapshot, cpu};
+use kvplane_engine::{HostConfig, Listen, Pacing, Shard, ShardConfig, ShardHandle, ShardSnapshot, cpu};
 use kvplane_mooncake::{Native, NativeRails, Notice};
 use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
 use kvplane_proto::{Limits, Status, Version};
 use kvplane_store::service::Identity;
+use kvplane_sys::device::Backing;
 use kvplane_sys::random::random_u64;
 use kvplane_ticket::{Challenges, Credential, TicketKey};
 
 use crate::batch::request::{ScatterRequest, SubmitOptions, TransferRequest, check_overlap};
 use crate::batch::{Batch, State};
 use crate::config::{self, TransferEngineConfig, directory_of, socket_path};
-use crate::directory::courier::Courier;
+use crate::directory::notices::NoticeSender;
 use crate::directory::{self, Directory};
 use crate::driver::Work;
 use crate::driver::initiators::Initiators;
-use crate::error::Error;
+use crate::error::{ArgumentError, Error};
 use crate::lock;
 use crate::memory::{Memory, RegisterOptions};
 use crate::metrics::{self, Exposition, Metrics};
@@ -45,7 +46,7 @@ pub struct TransferEngine {
     config: TransferEngineConfig,
     shard: Arc<ShardHandle>,
     directory: Arc<Directory>,
-    courier: Arc<Courier>,
+    notices: Arc<NoticeSender>,
     memory: Memory,
     segments: Segments,
     initiators: Arc<Initiators>,
@@ -157,7 +158,7 @@ impl TransferEngine {
         let departures = table.read().peers.departures().clone();
         let initiators = Arc::new(Initiators::start(&config, host, directory.paths().stock(), &departures)?);
         Ok(Self {
-            courier: Arc::new(Courier::new(Arc::clone(&directory))),
+            notices: Arc::new(NoticeSender::new(Arc::clone(&directory))),
             memory: Memory::new(&config, &shard, &directory, &initiators),
             segments: Segments::new(table, config.files, &directory, &initiators),
             config,
@@ -205,20 +206,27 @@ impl TransferEngine {
         &self.initiators
     }
 
-    /// Registers memory: transfers can use it as source and destination, and peers can access it if the options permit.
+    /// Registers memory of the host or of a device: transfers can use it as source and destination, and peers can
+    /// access it if the options permit. The bytes of a device pass through pinned memory of the host on both sides.
     ///
     /// # Errors
-    /// When it overlaps registered memory, the limit of regions is reached, or the location is malformed.
-    pub fn register(&self, region: Arc<Region>, options: &RegisterOptions) -> Result<(), Error> {
-        self.memory.register(&[region], options)
+    /// When it overlaps registered memory, the limit of regions is reached, the location is malformed or not that of
+    /// the memory, or a device refuses.
+    pub fn register(&self, memory: impl Into<Backing>, options: &RegisterOptions) -> Result<(), Error> {
+        self.memory.register(&[memory.into()], options)
     }
 
-    /// Registers several regions, or none of them when one is rejected.
+    /// Registers several pieces of memory, or none of them when one is rejected.
     ///
     /// # Errors
     /// Errors of [`Self::register`].
-    pub fn register_batch(&self, regions: &[Arc<Region>], options: &RegisterOptions) -> Result<(), Error> {
-        self.memory.register(regions, options)
+    pub fn register_batch(
+        &self,
+        memory: &[impl Into<Backing> + Clone],
+        options: &RegisterOptions,
+    ) -> Result<(), Error> {
+        let memory: Vec<Backing> = memory.iter().cloned().map(Into::into).collect();
+        self.memory.register(&memory, options)
     }
 
     /// Unregisters the memory at this address. Returns when neither peers nor local transfers use it any more; the wait
@@ -338,7 +346,7 @@ impl TransferEngine {
     /// Returns the counters so far. Interrupts each initiator for a moment.
     #[must_use]
     pub fn metrics(&self) -> Metrics {
-        let (notices_sent, notices_failed) = self.courier.counts();
+        let (notices_sent, notices_failed) = self.notices.counts();
         let leaked_bytes = kvplane_sys::ring::leaked().bytes;
         let mut metrics = Metrics { notices_sent, notices_failed, leaked_bytes, ..Metrics::default() };
         self.initiators.add_to(&mut metrics, self.name());
@@ -389,7 +397,7 @@ impl TransferEngine {
         let (mut flat, mut owners) = (Vec::with_capacity(ranges as usize), Vec::with_capacity(ranges as usize));
         for (task, request) in requests.iter().enumerate() {
             if !request.expand(&mut flat) {
-                return Err(Error::Argument(format!("the ranges of request {task} end beyond 2^64 bytes")));
+                return Err(ArgumentError::RangesTooLong { request: task }.into());
             }
             owners.resize(flat.len(), task as u32);
         }
@@ -448,8 +456,8 @@ impl TransferEngine {
             plan.divide(tasks, self.config.slice_bytes)?;
             plan.parts.background = options.background;
             if let (Some(notice), Some(to)) = (&options.notice, requests.first()) {
-                let letter = self.courier.letter(&self.segments.name_of(to.target)?, notice)?;
-                plan.parts.letter = Some((Arc::clone(&self.courier), letter));
+                let notice = self.notices.reserve(&self.segments.name_of(to.target)?, notice)?;
+                plan.parts.notice = Some((Arc::clone(&self.notices), notice));
             }
             if !plan.requests.is_empty() {
                 driver.admit(plan.parts.slices)?;
@@ -458,16 +466,21 @@ impl TransferEngine {
             (
                 driver,
                 state,
-                Work { requests: plan.requests, options: options.of_client(start_ns, deadline_ns) },
+                Work {
+                    requests: plan.requests,
+                    options: options.of_client(start_ns, deadline_ns),
+                    stream: options.stream,
+                },
                 plan.copies,
             )
         };
         state.end_empty();
-        driver.copies.carry_out(&copies, start_ns, |number, bytes| {
-            state.part_ended((work.requests.len() + number) as u32, Status::Ok, bytes);
+        let problem = driver.copies.carry_out(&copies, start_ns, work.stream, |number, result| {
+            let (status, bytes) = result.map_or_else(|status| (status, 0), |bytes| (Status::Ok, bytes));
+            state.part_ended((work.requests.len() + number) as u32, status, bytes);
         });
         match work.requests.is_empty() {
-            true => state.finish(None),
+            true => state.finish(problem.as_deref()),
             false => driver.submit(&state, work),
         }
         Ok(Batch::new(state, Arc::clone(driver)))

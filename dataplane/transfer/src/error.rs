@@ -1,12 +1,19 @@
 //! Errors of the transfer engine.
 
+mod argument;
+mod refusals;
+
 use core::fmt;
 
 use kvplane_client::SubmitError;
 use kvplane_engine::{RegionError, ShardError};
 use kvplane_mooncake::{CallError, DescriptorError, Stage, StartError, StoreError};
 use kvplane_proto::Status;
+use kvplane_sys::device::DeviceError;
 use kvplane_sys::private_files::FileError;
+
+pub use argument::{ArgumentError, FileNameError};
+pub use refusals::{DirectNameError, LimitError, PublishedError, RangeError};
 
 /// Error of a call.
 #[derive(Debug)]
@@ -32,9 +39,9 @@ pub enum Error {
     /// A segment's descriptor is invalid.
     Descriptor(DescriptorError),
     /// Published data of another engine is malformed.
-    Malformed(String),
-    /// A setting or an argument is invalid; the text names it and the reason.
-    Argument(String),
+    Malformed(PublishedError),
+    /// A setting or an argument is invalid.
+    Argument(ArgumentError),
     /// The memory is registered already, entirely or in part.
     AddressOverlapped {
         /// Address of the new range.
@@ -58,16 +65,18 @@ pub enum Error {
         /// Users of the memory, where they are known, and the next step.
         why: ShardError,
     },
-    /// A range is not within one registered buffer; the text names the range and the owner of the buffers.
-    AddressNotRegistered(String),
-    /// A limit of open or in-flight items is reached; the text names the items and the limit.
-    TooManyRequests(String),
+    /// A range is not within one registered buffer.
+    AddressNotRegistered(RangeError),
+    /// A limit of open or in-flight items is reached.
+    TooManyRequests(LimitError),
     /// A shard failed to start, or does not answer.
     Shard(ShardError),
     /// The directory of sockets is unusable.
     Directory(FileError),
     /// Memory could not be allocated or registered.
     Memory(RegionError),
+    /// Memory of a device could not be registered, or a driver failed.
+    Device(DeviceError),
     /// A system call failed.
     System(std::io::Error),
 }
@@ -82,10 +91,10 @@ impl fmt::Display for Error {
             Self::Daemon(error) => write!(f, "{error}"),
             Self::Metadata(error) => write!(f, "{error}"),
             Self::Descriptor(error) => write!(f, "{error}"),
-            Self::Malformed(why)
-            | Self::Argument(why)
-            | Self::AddressNotRegistered(why)
-            | Self::TooManyRequests(why) => f.write_str(why),
+            Self::Malformed(error) => write!(f, "{error}"),
+            Self::Argument(error) => write!(f, "{error}"),
+            Self::AddressNotRegistered(error) => write!(f, "{error}"),
+            Self::TooManyRequests(error) => write!(f, "{error}"),
             Self::AddressOverlapped { address, bytes, other_address, other_bytes, leaving } => write!(
                 f,
                 "memory of {bytes} bytes at {address:#x} overlaps {other_bytes} bytes {} at {other_address:#x}",
@@ -97,6 +106,7 @@ impl fmt::Display for Error {
             Self::Shard(error) => write!(f, "{error}"),
             Self::Directory(error) => write!(f, "{error}"),
             Self::Memory(error) => write!(f, "{error}"),
+            Self::Device(error) => write!(f, "{error}"),
             Self::System(error) => write!(f, "{error}"),
         }
     }
@@ -137,7 +147,13 @@ impl Error {
             },
             Self::Descriptor(_) | Self::Malformed(_) => -103,
             Self::Metadata(_) => -200,
-            Self::Memory(_) => -302,
+            Self::Memory(_) | Self::Device(DeviceError::OutOfMemory { .. }) => -302,
+            Self::Device(
+                DeviceError::NoDriver { .. } | DeviceError::OldDriver { .. } | DeviceError::Unsupported { .. },
+            ) => -303,
+            Self::Device(DeviceError::UnknownAddress { .. } | DeviceError::Stale { .. }) => -3,
+            Self::Device(DeviceError::Lost { .. } | DeviceError::Call { .. }) => -102,
+            Self::Device(_) => -1,
             Self::Shard(_) | Self::System(_) | Self::Daemon(_) => -102,
         }
     }
@@ -169,6 +185,10 @@ macro_rules! from {
 }
 
 from! {
+    ArgumentError => Argument,
+    LimitError => TooManyRequests,
+    PublishedError => Malformed,
+    RangeError => AddressNotRegistered,
     SubmitError => Request,
     CallError => Handshake,
     StartError => Daemon,
@@ -177,5 +197,6 @@ from! {
     ShardError => Shard,
     FileError => Directory,
     RegionError => Memory,
+    DeviceError => Device,
     std::io::Error => System,
 }

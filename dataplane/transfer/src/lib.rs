@@ -69,11 +69,12 @@ pub use size::{ParseBytesError, parse_bytes};
 pub use kvplane_client::sched::{Health, Priority};
 pub use kvplane_client::{Intent, NodeCounts, RailCounts, Transport};
 pub use kvplane_engine::{
-    Buffer, HugePages, Pacing, PageKind, Region, RegionError, RegionOptions, ShardSnapshot, Slice, ZeroCopy,
-    ZeroCopyCounters, ZeroCopyOptions, cpu,
+    Buffer, DeviceRegistration, HugePages, ObstacleKind, Pacing, PageKind, Region, RegionError, RegionOptions,
+    RegistrationObstacle, RegistrationPath, ShardSnapshot, Slice, ZeroCopy, ZeroCopyCounters, ZeroCopyOptions, cpu,
 };
 pub use kvplane_mooncake::{Environment, Notice};
 pub use kvplane_proto::Status;
+pub use kvplane_sys::device::{Backing, DeviceMemory, StreamHandle};
 pub use kvplane_sys::{interrupt, verbs};
 
 /// Locks a mutex, ignoring poison: the data under the locks of this crate is consistent at every point.

@@ -4,16 +4,18 @@
 use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
-use kvplane_engine::{Region, ShardHandle, node_of_region};
+use kvplane_engine::{ShardHandle, node_of_region};
 use kvplane_mooncake::Matrix;
+use kvplane_proto::SegmentId;
 use kvplane_store::service::SegmentInfo;
+use kvplane_sys::device::{Backing, DeviceId};
 
 use crate::buffers::{Buffer, Map};
 use crate::config::TransferEngineConfig;
 use crate::directory::Directory;
 use crate::directory::announced::{BufferRecord, ToldKeys, connector};
 use crate::driver::initiators::Initiators;
-use crate::error::Error;
+use crate::error::{ArgumentError, Error, RangeError};
 use crate::lock;
 use crate::rails::rdma::RdmaConfig;
 use crate::segment::BufferInfo;
@@ -26,8 +28,8 @@ const QUIET_LEAST: Duration = Duration::from_millis(100);
 /// Options of registering memory.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RegisterOptions {
-    /// Location of the memory: `cpu:N` for a NUMA node, or `*` to detect the node of its pages. It stays `*` if they
-    /// are on several nodes or were never touched, or the kernel does not report it.
+    /// Location of the memory: `cpu:N` for a NUMA node, `cuda:N`, `hip:N` or `npu:N` for a device, or `*` to detect it.
+    /// It stays `*` if the pages are on several nodes or were never touched, or the kernel does not report it.
     pub location: String,
     /// Let peers access the memory. Otherwise it is only a source and destination of this engine's transfers.
     pub remote_accessible: bool,
@@ -44,16 +46,31 @@ impl Default for RegisterOptions {
 impl RegisterOptions {
     fn check(&self) -> Result<(), Error> {
         let node = self.location.strip_prefix("cpu:");
-        if self.location == "*" || node.is_some_and(|node| node.parse::<u32>().is_ok()) {
+        let is_node = node.is_some_and(|node| node.parse::<u32>().is_ok());
+        if self.location == "*" || is_node || DeviceId::parse(&self.location).is_some() {
             return Ok(());
         }
-        Err(Error::Argument(format!("the location {:?} is neither * nor cpu:N", self.location)))
+        Err(ArgumentError::Location { location: self.location.clone() }.into())
     }
 
-    /// Returns the location of a region.
-    fn location_of(&self, region: &Region) -> String {
-        let found = if self.location == "*" { node_of_region(region) } else { None };
-        found.map_or_else(|| self.location.clone(), |node| format!("cpu:{node}"))
+    /// Rejects memory that is somewhere else.
+    fn check_backing(&self, backing: &Backing) -> Result<(), Error> {
+        let (location, actual) = (&self.location, backing.device().map(|memory| memory.device().id()));
+        if DeviceId::parse(location) == actual || actual.is_some() && location == "*" {
+            return Ok(());
+        }
+        Err(ArgumentError::WrongLocation { location: location.clone(), address: backing.address(), actual }.into())
+    }
+
+    /// Returns the location of memory.
+    fn location_of(&self, backing: &Backing) -> String {
+        match backing {
+            Backing::Host(region) => {
+                let found = if self.location == "*" { node_of_region(region) } else { None };
+                found.map_or_else(|| self.location.clone(), |node| format!("cpu:{node}"))
+            }
+            Backing::Device(memory) => memory.device().id().to_string(),
+        }
     }
 }
 
@@ -105,7 +122,7 @@ impl Memory {
         let buffer = |buffer: &Arc<Buffer>| BufferInfo {
             address: buffer.address,
             bytes: buffer.bytes,
-            shareable: self.shared_memory && buffer.region.fd().is_some(),
+            shareable: self.shared_memory && buffer.shareable().is_some(),
             location: Some(buffer.location.clone()),
         };
         self.read().iter().map(buffer).collect()
@@ -115,8 +132,9 @@ impl Memory {
     ///
     /// # Errors
     /// When one overlaps registered memory, the limit of regions is reached, or the location is malformed.
-    pub(crate) fn register(&self, regions: &[Arc<Region>], options: &RegisterOptions) -> Result<(), Error> {
+    pub(crate) fn register(&self, regions: &[Backing], options: &RegisterOptions) -> Result<(), Error> {
         options.check()?;
+        regions.iter().try_for_each(|backing| options.check_backing(backing))?;
         let changing = lock(&self.changing);
         for (done, region) in regions.iter().enumerate() {
             if let Err(error) = self.register_one(region, options) {
@@ -132,7 +150,7 @@ impl Memory {
         if options.remote_accessible
             && let Err(error) = self.publish()
         {
-            let addresses: Vec<u64> = regions.iter().map(|region| region.address()).collect();
+            let addresses: Vec<u64> = regions.iter().map(Backing::address).collect();
             let _ = self.unregister(&addresses);
             return Err(error);
         }
@@ -147,19 +165,17 @@ impl Memory {
     /// not exist.
     pub(crate) fn announce_rdma(&self, matrix: Option<&str>) -> Result<(), Error> {
         let Some(rdma) = &self.stock_rdma else {
-            return Err(Error::Argument("stock engines are not served here (stock_peers)".to_owned()));
+            return Err(ArgumentError::NoStockPeers.into());
         };
-        rdma.usable().map_err(|why| Error::Argument(format!("RDMA cannot be used: {why}")))?;
+        rdma.usable().map_err(ArgumentError::RdmaUnusable)?;
         let matrix = matrix.filter(|text| !text.trim().is_empty()).map(Matrix::decode).transpose();
-        let matrix = matrix.map_err(|error| Error::Argument(error.to_string()))?;
+        let matrix = matrix.map_err(ArgumentError::StockMatrix)?;
         let devices = self.shard.stock_devices()?;
         if let Some(matrix) = &matrix {
-            let there: Vec<&str> = devices.iter().map(|device| device.name.as_str()).collect();
-            if let Some(gone) = matrix.devices().iter().find(|name| !there.contains(&name.as_str())) {
-                return Err(Error::Argument(format!(
-                    "the matrix names {gone}, but the devices in use are {}",
-                    there.join(", ")
-                )));
+            let is_there = |name: &str| devices.iter().any(|device| device.name == name);
+            if let Some(gone) = matrix.devices().iter().find(|name| !is_there(name)) {
+                let devices = devices.iter().map(|device| device.name.clone()).collect();
+                return Err(ArgumentError::StockMatrixDevice { device: gone.to_string(), devices }.into());
             }
         }
         let connector = connector(Arc::downgrade(&self.shard), self.directory.name().to_owned());
@@ -171,7 +187,13 @@ impl Memory {
     fn publish(&self) -> Result<(), Error> {
         let told = |buffer: &Arc<Buffer>| {
             let (address, bytes, location) = (buffer.address, buffer.bytes, buffer.location.clone());
-            buffer.segment.map(|segment| BufferRecord { address, bytes, segment, location })
+            // Stock engines cannot use memory of a device here; those of this project get the list from the shard.
+            buffer.segment.filter(|_| buffer.backing.region().is_some()).map(|segment| BufferRecord {
+                address,
+                bytes,
+                segment,
+                location,
+            })
         };
         self.directory.publication().publish(|| {
             let buffers: Vec<BufferRecord> = self.read().iter().filter_map(told).collect();
@@ -192,29 +214,53 @@ impl Memory {
         Ok(Some(ToldKeys { devices: self.shard.stock_devices()?, keys: self.shard.stock_keys(segments)? }))
     }
 
-    fn register_one(&self, region: &Arc<Region>, options: &RegisterOptions) -> Result<(), Error> {
-        let (address, bytes) = (region.address(), region.bytes() as u64);
+    fn register_one(&self, backing: &Backing, options: &RegisterOptions) -> Result<(), Error> {
+        let (address, bytes) = (backing.address(), backing.bytes());
         let index = self.write().reserve(address, bytes)?;
         let info = SegmentInfo {
             address,
             bytes,
-            writable: options.writable && region.writable(),
-            shareable: self.shared_memory && region.fd().is_some(),
+            writable: options.writable && backing.writable(),
+            shareable: self.shared_memory && backing.region().is_some_and(|region| region.fd().is_some()),
             remote_accessible: true,
         };
-        let segment = match options.remote_accessible {
-            true => match self.shard.register(info, Arc::clone(region)) {
-                Ok(segment) => Some(segment),
-                Err(error) => {
-                    self.write().give_back(index);
-                    return Err(error.into());
+        match self.register_with_owners(index, info, backing, options) {
+            Ok(segment) => {
+                self.write().insert(backing.clone(), options.location_of(backing), index, segment);
+                Ok(())
+            }
+            Err(error) => {
+                self.write().give_back(index);
+                Err(error)
+            }
+        }
+    }
+
+    /// Registers memory with the initiators, and with the serving thread if peers may use it.
+    fn register_with_owners(
+        &self,
+        index: u32,
+        info: SegmentInfo,
+        backing: &Backing,
+        options: &RegisterOptions,
+    ) -> Result<Option<SegmentId>, Error> {
+        match backing {
+            Backing::Host(region) => {
+                let shared = || self.shard.register(info, Arc::clone(region));
+                let segment = options.remote_accessible.then(shared).transpose()?;
+                self.initiators.set_buffer(index, region, &options.location);
+                Ok(segment)
+            }
+            Backing::Device(memory) => {
+                self.initiators.set_device_buffer(index, memory)?;
+                let shared = || self.shard.register_device(info, Arc::clone(memory));
+                let segment = options.remote_accessible.then(shared).transpose();
+                if segment.is_err() {
+                    self.initiators.remove_buffer(index);
                 }
-            },
-            false => None,
-        };
-        self.initiators.set_buffer(index, region, &options.location);
-        self.write().insert(Arc::clone(region), options.location_of(region), index, segment);
-        Ok(())
+                Ok(segment?)
+            }
+        }
     }
 
     /// Unregisters the memory at these addresses, or none when nothing is registered at one of them. Returns when
@@ -228,7 +274,7 @@ impl Memory {
         let buffers = {
             let mut map = self.write();
             if let Some(address) = addresses.iter().find(|&&address| !map.contains(address)) {
-                return Err(Error::AddressNotRegistered(format!("no memory is registered at {address:#x}")));
+                return Err(RangeError::NoBuffer { address: *address }.into());
             }
             let mut buffers: Vec<Arc<Buffer>> = addresses.iter().filter_map(|&address| map.leave(address)).collect();
             // A repeated address counts once.
@@ -245,13 +291,13 @@ impl Memory {
         let until = Instant::now() + self.quiet_deadline;
         for buffer in &buffers {
             let left = until.saturating_duration_since(Instant::now());
-            let outcome = self.see_off(buffer, left.max(QUIET_LEAST.min(self.quiet_deadline)));
+            let outcome = self.wait_until_unused(buffer, left.max(QUIET_LEAST.min(self.quiet_deadline)));
             result = result.and(outcome);
         }
         result
     }
 
-    fn see_off(&self, buffer: &Arc<Buffer>, within: Duration) -> Result<(), Error> {
+    fn wait_until_unused(&self, buffer: &Arc<Buffer>, within: Duration) -> Result<(), Error> {
         let outcome = buffer.segment.map_or(Ok(()), |segment| self.shard.unregister_within(segment, within));
         while buffer.is_used() {
             self.initiators.settle();
@@ -267,6 +313,10 @@ impl Memory {
         if self.write().left(buffer) {
             self.initiators.remove_buffer(buffer.index);
             self.write().give_back(buffer.index);
+            let device = buffer.backing.device().map(|memory| memory.device().id());
+            if let Some(device) = device.filter(|device| !self.read().uses(*device)) {
+                self.initiators.close_copies(device);
+            }
         }
         Ok(())
     }

@@ -3,11 +3,14 @@
 mod exposition;
 mod text;
 
+use std::collections::BTreeMap;
+
 use kvplane_client::sched::Health;
 use kvplane_client::{ClientMetrics, NodeCounts, PeerId, RailCounts, RailMetrics, Transport};
-use kvplane_engine::ZeroCopyCounters;
+use kvplane_engine::{DeviceRegistration, PeerMemoryCounters, PoolReadCounters, StagingCounters, ZeroCopyCounters};
 use kvplane_proto::Status;
 use kvplane_proto::histogram::Histogram;
+use kvplane_sys::device::DeviceId;
 
 pub(crate) use exposition::Exposition;
 pub(crate) use text::text;
@@ -45,7 +48,7 @@ pub struct RailSnapshot {
     /// Pauses of the rail.
     pub pauses: u64,
     /// Connections that were closed because nothing moved on them for too long, while other rails could take over.
-    pub silences: u64,
+    pub stalls: u64,
     /// Slices that took longer than [`TransferEngineConfig::slow`](crate::TransferEngineConfig::slow).
     pub slow: u64,
     /// Times that the path was found not to lead to the peer, such as shared memory into another container.
@@ -85,7 +88,7 @@ impl RailSnapshot {
             retries: counts.retries,
             failovers: counts.failovers,
             pauses: counts.pauses,
-            silences: counts.silences,
+            stalls: counts.stalls,
             unavailable: counts.unavailable,
             reason: None,
             slow: counts.slow,
@@ -108,7 +111,7 @@ impl RailSnapshot {
             retries: self.retries,
             failovers: self.failovers,
             pauses: self.pauses,
-            silences: self.silences,
+            stalls: self.stalls,
             unavailable: self.unavailable,
             slow: self.slow,
             own_node: self.own_node,
@@ -147,7 +150,7 @@ pub struct SlowTransfer {
     pub lane_ns: u64,
     /// Time from then, when its request or payload was sent or its copy began, to its completion.
     pub service_ns: u64,
-    /// Number of earlier attempts.
+    /// Number of earlier attempts that failed; ways of a segment that were found closed do not count.
     pub attempts: u8,
     /// Outcome.
     pub status: Status,
@@ -167,6 +170,16 @@ pub struct Metrics {
     /// Payloads that were sent over TCP without a copy, or should have been. Payloads that peers read are counted by
     /// the serving thread: [`TransferEngine::snapshot`](crate::TransferEngine::snapshot).
     pub zero_copy: ZeroCopyCounters,
+    /// Copies from and to each device that the transfers of this engine used.
+    pub staging: BTreeMap<DeviceId, StagingCounters>,
+    /// Registrations of device memory with the RDMA devices of each initiator, and those that were refused.
+    pub registrations: Vec<DeviceRegistration>,
+    /// Copies between memory of this process and device memory of peers on this host, which is mapped here: nothing of
+    /// these is staged.
+    pub peer_memory: PeerMemoryCounters,
+    /// Gets of objects into memory of devices that copy engines carry out from the mapped pools of nodes of this host:
+    /// nothing of these is staged.
+    pub pool_reads: PoolReadCounters,
     /// Number of submitted batches.
     pub batches: u64,
     /// Number of batches in flight.

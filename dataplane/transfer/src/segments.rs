@@ -15,7 +15,7 @@ use crate::batch::{Batch, Parts, State};
 use crate::directory::{Directory, aside};
 use crate::driver::Work;
 use crate::driver::initiators::Initiators;
-use crate::error::Error;
+use crate::error::{ArgumentError, Error};
 use crate::lock;
 use crate::rails::near::Theirs;
 use crate::segment::table::TableLock;
@@ -125,7 +125,7 @@ impl Segments {
         let table = self.table.read();
         let remote = table.get(handle).ok_or_else(|| unknown(handle))?;
         match remote.file {
-            Some(_) => Err(Error::Argument(format!("{} is a file, which cannot receive a notice", remote.name))),
+            Some(_) => Err(ArgumentError::NoticeToFile { name: remote.name.clone() }.into()),
             None => Ok(remote.name.clone()),
         }
     }
@@ -155,10 +155,8 @@ impl Segments {
         let remote = self.get(handle);
         match remote.as_deref() {
             Some(Remote { file: Some(file), .. }) => files::sync(file),
-            Some(_) => Err(Error::Argument(format!("segment {} is memory, not a file", handle.to_bits()))),
-            None if handle == SegmentHandle::LOCAL => {
-                Err(Error::Argument("the local segment is memory, not a file".to_owned()))
-            }
+            Some(_) => Err(ArgumentError::NotFile { handle: Some(handle.to_bits()) }.into()),
+            None if handle == SegmentHandle::LOCAL => Err(ArgumentError::NotFile { handle: None }.into()),
             None => Err(unknown(handle)),
         }
     }
@@ -233,7 +231,7 @@ impl Segments {
             Parts { tasks: 1, slices: 1, remotes: vec![Arc::new(asked)], wants_description: true, ..Parts::default() };
         let state = Arc::new(State::new(self.initiators.next_batch(), parts));
         let options = SubmitOptions { intent: Intent::ForegroundGet, ..SubmitOptions::until(deadline_ns) };
-        driver.submit(&state, Work { requests: vec![Request::OpenSegment(PeerId(0))], options });
+        driver.submit(&state, Work { requests: vec![Request::OpenSegment(PeerId(0))], options, stream: None });
         let batch = Batch::new(state, Arc::clone(driver));
         batch.wait();
         let status = batch.task_status(0).outcome.unwrap_or(Status::Cancelled);

@@ -14,7 +14,7 @@ use kvplane_proto::{BatchId, Status};
 
 use crate::config::{self, TransferEngineConfig};
 use crate::directory::Directory;
-use crate::error::Error;
+use crate::error::{ArgumentError, Error};
 use crate::metrics::Metrics;
 use crate::rails::near::Theirs;
 use crate::segments::file_name::is_file;
@@ -66,12 +66,12 @@ impl Session {
     /// When the name is no address, or no engine answers there.
     pub fn open_segment(&mut self, name: &str, deadline: Duration) -> Result<Segment, Error> {
         if is_file(name) {
-            return Err(Error::Argument(format!("{name} is a file: the engine opens it, not a session")));
+            return Err(ArgumentError::FileInSession { name: name.to_owned() }.into());
         }
         let found = self.directory.find(name, deadline)?;
         let (address, theirs) = (self.directory.paths().address_of(&found, deadline)?, Theirs::of(&found));
         if address.kind != PeerKind::Native {
-            return Err(Error::Argument(format!("{name} does not speak the native protocol, which a session needs")));
+            return Err(ArgumentError::ForeignInSession { name: name.to_owned() }.into());
         }
         let peer = self.initiator.open_peer_near(address, theirs.near.clone());
         let batch = self.initiator.submit(&[Request::OpenSegment(peer)], deadline)?;
@@ -84,7 +84,7 @@ impl Session {
             return Err(Error::Status { what: format!("open segment {name}"), status, cause });
         }
         let descriptor = SegmentDescriptor::decode(&description)
-            .map_err(|error| Error::Argument(format!("the description of segment {name} is malformed: {error}")))?;
+            .map_err(|why| ArgumentError::Description { name: name.to_owned(), why })?;
         let places = descriptor.regions.iter().map(|region| theirs.place(region.segment.to_bits())).collect();
         Ok(Segment { peer, regions: descriptor.regions, places })
     }
@@ -139,9 +139,8 @@ impl Session {
 }
 
 fn request(segment: &Segment, transfer: &Transfer) -> Result<Request, Error> {
-    let region = segment.regions.get(transfer.region).ok_or_else(|| {
-        Error::Argument(format!("region {} of a segment of {}", transfer.region, segment.regions.len()))
-    })?;
+    let (number, regions) = (transfer.region, segment.regions.len());
+    let region = segment.regions.get(number).ok_or(ArgumentError::NoRegion { region: number, regions })?;
     let target = SegmentTarget {
         peer: segment.peer,
         segment: region.segment,

@@ -29,10 +29,11 @@ pub use fault::{Fault, FaultCounters, FaultPlan};
 pub use file::{FileTransfer, Files};
 pub use nvme::{IoChoice, Nvme, NvmeCounters, Part, Ssd, TierMemory};
 pub use rdma::{
-    CopyCompletion, CopyCompletions, FOREIGN_QUEUE_PAIRS, ForeignBuffer, ForeignDevice, ForeignHalf, ForeignPeer, Rdma,
-    RdmaCopy, RdmaCounters, RdmaError, RdmaOptions,
+    CopyCompletion, CopyCompletions, DeviceRegistration, FOREIGN_QUEUE_PAIRS, ForeignBuffer, ForeignDevice,
+    ForeignHalf, ForeignPeer, ObstacleKind, Rdma, RdmaCopy, RdmaCounters, RdmaError, RdmaOptions, RegistrationObstacle,
+    RegistrationPath,
 };
 pub use shm::Shm;
-pub use tcp::{StrangerLimits, Tcp, ZeroCopy, ZeroCopyCounters, ZeroCopyOptions};
+pub use tcp::{Tcp, UnauthenticatedLimits, ZeroCopy, ZeroCopyCounters, ZeroCopyOptions};
 pub use token::{Source, Token};
 pub use types::{CloseCause, ConnectionId, Event, Input, OutgoingPayload, Pieces, Target};

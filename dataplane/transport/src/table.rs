@@ -2,14 +2,14 @@
 
 use crate::types::ConnectionId;
 
-struct Place<T> {
+struct Slot<T> {
     generation: u32,
     content: Option<T>,
 }
 
 /// Table with reused indexes. An index is taken until [`Self::free`], even while its entry is empty.
 pub(crate) struct Table<T> {
-    places: Vec<Place<T>>,
+    slots: Vec<Slot<T>>,
     free: Vec<u32>,
     /// Number of taken indexes.
     taken: usize,
@@ -17,7 +17,7 @@ pub(crate) struct Table<T> {
 
 impl<T> Table<T> {
     pub(crate) const fn new() -> Self {
-        Self { places: Vec::new(), free: Vec::new(), taken: 0 }
+        Self { slots: Vec::new(), free: Vec::new(), taken: 0 }
     }
 
     /// Returns the number of taken indexes.
@@ -27,13 +27,13 @@ impl<T> Table<T> {
 
     /// Returns the number of indexes, including free ones.
     pub(crate) const fn positions(&self) -> u32 {
-        self.places.len() as u32
+        self.slots.len() as u32
     }
 
     /// Returns the id that the next connection gets.
     pub(crate) fn next_id(&self) -> ConnectionId {
-        let index = self.free.last().copied().unwrap_or(self.places.len() as u32);
-        let generation = self.places.get(index as usize).map_or(1, |place| place.generation.wrapping_add(1));
+        let index = self.free.last().copied().unwrap_or(self.slots.len() as u32);
+        let generation = self.slots.get(index as usize).map_or(1, |slot| slot.generation.wrapping_add(1));
         ConnectionId { index, generation }
     }
 
@@ -41,16 +41,16 @@ impl<T> Table<T> {
     pub(crate) fn reserve(&mut self) -> ConnectionId {
         let id = self.next_id();
         if self.free.pop().is_none() {
-            self.places.push(Place { generation: 0, content: None });
+            self.slots.push(Slot { generation: 0, content: None });
         }
-        self.places[id.index as usize].generation = id.generation;
+        self.slots[id.index as usize].generation = id.generation;
         self.taken += 1;
         id
     }
 
     /// Fills a reserved entry.
     pub(crate) fn put(&mut self, id: ConnectionId, content: T) {
-        self.places[id.index as usize].content = Some(content);
+        self.slots[id.index as usize].content = Some(content);
     }
 
     pub(crate) fn insert(&mut self, content: T) -> ConnectionId {
@@ -61,37 +61,37 @@ impl<T> Table<T> {
 
     /// Returns true if this is the id of the entry's current connection, or of its last one.
     pub(crate) fn is_current(&self, id: ConnectionId) -> bool {
-        self.places.get(id.index as usize).is_some_and(|place| place.generation == id.generation)
+        self.slots.get(id.index as usize).is_some_and(|slot| slot.generation == id.generation)
     }
 
     #[inline]
     pub(crate) fn get(&self, id: ConnectionId) -> Option<&T> {
-        let place = self.places.get(id.index as usize)?;
-        if place.generation == id.generation { place.content.as_ref() } else { None }
+        let slot = self.slots.get(id.index as usize)?;
+        if slot.generation == id.generation { slot.content.as_ref() } else { None }
     }
 
     #[inline]
     pub(crate) fn get_mut(&mut self, id: ConnectionId) -> Option<&mut T> {
-        let place = self.places.get_mut(id.index as usize)?;
-        if place.generation == id.generation { place.content.as_mut() } else { None }
+        let slot = self.slots.get_mut(id.index as usize)?;
+        if slot.generation == id.generation { slot.content.as_mut() } else { None }
     }
 
     /// Returns the connection at an index, whatever its generation.
     #[inline]
     pub(crate) fn at(&self, index: u32) -> Option<&T> {
-        self.places[index as usize].content.as_ref()
+        self.slots[index as usize].content.as_ref()
     }
 
     /// Returns the connection at an index mutably, see [`Self::at`].
     #[inline]
     pub(crate) fn at_mut(&mut self, index: u32) -> Option<&mut T> {
-        self.places[index as usize].content.as_mut()
+        self.slots[index as usize].content.as_mut()
     }
 
     /// Returns the id of the connection at an index.
     #[inline]
     pub(crate) fn id_at(&self, index: u32) -> ConnectionId {
-        ConnectionId { index, generation: self.places[index as usize].generation }
+        ConnectionId { index, generation: self.slots[index as usize].generation }
     }
 
     /// Removes a connection. Its index is not reused before [`Self::free`].
@@ -101,7 +101,7 @@ impl<T> Table<T> {
 
     /// Removes the connection at an index if the predicate holds.
     pub(crate) fn take_if(&mut self, index: u32, is_so: impl FnOnce(&mut T) -> bool) -> Option<T> {
-        self.places[index as usize].content.take_if(is_so)
+        self.slots[index as usize].content.take_if(is_so)
     }
 
     /// Frees the index of a removed connection.
@@ -111,16 +111,16 @@ impl<T> Table<T> {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (ConnectionId, &T)> {
-        self.places.iter().enumerate().filter_map(|(index, place)| {
-            let id = ConnectionId { index: index as u32, generation: place.generation };
-            Some((id, place.content.as_ref()?))
+        self.slots.iter().enumerate().filter_map(|(index, slot)| {
+            let id = ConnectionId { index: index as u32, generation: slot.generation };
+            Some((id, slot.content.as_ref()?))
         })
     }
 
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = (ConnectionId, &mut T)> {
-        self.places.iter_mut().enumerate().filter_map(|(index, place)| {
-            let id = ConnectionId { index: index as u32, generation: place.generation };
-            Some((id, place.content.as_mut()?))
+        self.slots.iter_mut().enumerate().filter_map(|(index, slot)| {
+            let id = ConnectionId { index: index as u32, generation: slot.generation };
+            Some((id, slot.content.as_mut()?))
         })
     }
 }

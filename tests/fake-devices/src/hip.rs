@@ -159,6 +159,17 @@ pub(crate) extern "C" fn hipStreamSynchronize(stream: *mut c_void) -> c_int {
 }
 
 #[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn hipStreamGetDevice(stream: *mut c_void, device: *mut c_int) -> c_int {
+    let mut context = ptr::null_mut();
+    // SAFETY: a place of this function.
+    match on_device(|| unsafe { cuStreamGetCtx(stream, &raw mut context) }) {
+        // SAFETY: a place of the caller.
+        SUCCESS => unsafe { store(device, context as c_int - 1) },
+        code => code,
+    }
+}
+
+#[unsafe(no_mangle)]
 pub(crate) extern "C" fn hipStreamWaitEvent(stream: *mut c_void, event: *mut c_void, flags: c_uint) -> c_int {
     on_device(|| cuStreamWaitEvent(stream, event, flags))
 }
@@ -177,6 +188,18 @@ pub(crate) extern "C" fn hipEventDestroy(event: *mut c_void) -> c_int {
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn hipEventRecord(event: *mut c_void, stream: *mut c_void) -> c_int {
     on_device(|| cuEventRecord(event, stream))
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn hipThreadExchangeStreamCaptureMode(mode: *mut c_int) -> c_int {
+    // SAFETY: by this function's contract.
+    unsafe { cuThreadExchangeStreamCaptureMode(mode) }
+}
+
+#[unsafe(no_mangle)]
+pub(crate) unsafe extern "C" fn hipStreamIsCapturing(stream: *mut c_void, status: *mut c_int) -> c_int {
+    // SAFETY: by this function's contract.
+    on_device(|| unsafe { cuStreamIsCapturing(stream, status) })
 }
 
 #[unsafe(no_mangle)]

@@ -10,6 +10,22 @@ pub(crate) const ARENA_BYTES: u64 = 1 << 38;
 /// Alignment of allocations.
 const ALIGN: u64 = 512;
 
+/// Origin of an allocation's bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// Allocated here as a whole.
+    Own,
+    /// Mapping of another process's allocation by its handle.
+    Handle(crate::exports::Handle),
+    /// Mapping of a physical allocation of the virtual-memory interface.
+    Mapped {
+        /// Number of the physical allocation.
+        handle: u64,
+        /// True once a device has access.
+        accessible: bool,
+    },
+}
+
 /// Allocation of device memory.
 #[derive(Debug)]
 pub(crate) struct Allocation {
@@ -18,8 +34,8 @@ pub(crate) struct Allocation {
     pub(crate) device: usize,
     pub(crate) buffer_id: u64,
     pub(crate) managed: bool,
-    /// True for a mapping of another process's allocation.
-    pub(crate) imported: bool,
+    /// Where the bytes come from.
+    pub(crate) source: Source,
     pub(crate) fd: c_int,
     /// Where the driver maps the bytes.
     pub(crate) alias: *mut u8,
@@ -50,6 +66,8 @@ impl Drop for Allocation {
 pub(crate) struct Memory {
     arenas: Vec<u64>,
     allocations: BTreeMap<u64, Arc<Allocation>>,
+    /// Reserved addresses: length by the first address.
+    reserved: BTreeMap<u64, u64>,
     last_id: u64,
 }
 
@@ -66,34 +84,73 @@ impl Memory {
         Self { arenas: (0..devices).map(|_| reserve()).collect(), ..Self::default() }
     }
 
-    /// Allocates on a device, at the lowest address that is free, with fresh bytes or those of `fd`.
-    pub(crate) fn allocate(
-        &mut self,
-        device: usize,
-        bytes: u64,
-        managed: bool,
-        imported: Option<c_int>,
-    ) -> Option<u64> {
+    /// Allocates on a device, at the lowest address that is free.
+    pub(crate) fn allocate(&mut self, device: usize, bytes: u64, managed: bool) -> Option<u64> {
+        let base = self.place(device, bytes, ALIGN)?;
+        let fd = create(bytes)?;
+        self.insert(device, base, bytes, managed, fd, Source::Own)
+    }
+
+    /// Maps the bytes of `fd`, at the lowest address of a device that is free.
+    pub(crate) fn import(&mut self, device: usize, bytes: u64, fd: c_int, source: Source) -> Option<u64> {
+        let base = self.place(device, bytes, ALIGN)?;
+        self.insert(device, base, bytes, false, fd, source)
+    }
+
+    /// Returns the lowest address of a device with so many free bytes.
+    fn place(&self, device: usize, bytes: u64, align: u64) -> Option<u64> {
         let start = *self.arenas.get(device)?;
-        let mut base = start;
-        for other in self.allocations.range(start..start + ARENA_BYTES).map(|(_, other)| other) {
-            if other.base - base >= bytes {
+        let mut base = start.next_multiple_of(align);
+        let taken = |from: u64, bytes: u64| (from, from + bytes);
+        let allocations = self.allocations.values().map(|one| taken(one.base, one.bytes));
+        let mut taken: Vec<(u64, u64)> =
+            allocations.chain(self.reserved.iter().map(|(&from, &bytes)| taken(from, bytes))).collect();
+        taken.sort_unstable();
+        for (from, end) in taken.into_iter().filter(|&(from, _)| (start..start + ARENA_BYTES).contains(&from)) {
+            if from >= base && from - base >= bytes {
                 break;
             }
-            base = (other.base + other.bytes).next_multiple_of(ALIGN);
+            base = base.max(end.next_multiple_of(align));
         }
-        if base + bytes > start + ARENA_BYTES || bytes == 0 {
-            return None;
-        }
-        let fd = imported.unwrap_or_else(|| {
-            // SAFETY: a constant name.
-            unsafe { libc::memfd_create(c"fake-devices".as_ptr(), libc::MFD_CLOEXEC) }
-        });
+        (base + bytes <= start + ARENA_BYTES && bytes > 0).then_some(base)
+    }
+
+    /// Reserves addresses of a device for mappings.
+    pub(crate) fn reserve(&mut self, device: usize, bytes: u64, align: u64) -> Option<u64> {
+        let base = self.place(device, bytes, align)?;
+        self.reserved.insert(base, bytes);
+        Some(base)
+    }
+
+    /// Gives a reservation back. Returns false if there is none, or something is mapped in it.
+    pub(crate) fn unreserve(&mut self, base: u64, bytes: u64) -> bool {
+        let is_mapped = self.allocations.range(base..base + bytes).next().is_some();
+        !is_mapped && self.reserved.get(&base) == Some(&bytes) && self.reserved.remove(&base).is_some()
+    }
+
+    /// Returns true if a range is reserved, and nothing is mapped in it.
+    pub(crate) fn is_vacant(&self, base: u64, bytes: u64) -> bool {
+        let around = self.reserved.range(..=base).next_back();
+        let is_reserved = around.is_some_and(|(&from, &length)| base + bytes <= from + length);
+        is_reserved && self.allocations.range(base..base + bytes).next().is_none() && self.find(base).is_none()
+    }
+
+    /// Returns the device whose addresses these are.
+    pub(crate) fn device_of(&self, address: u64) -> Option<usize> {
+        self.arenas.iter().position(|&start| (start..start + ARENA_BYTES).contains(&address))
+    }
+
+    /// Adds an allocation at `base` with the bytes of a descriptor, which it closes in the end.
+    pub(crate) fn insert(
+        &mut self,
+        device: usize,
+        base: u64,
+        bytes: u64,
+        managed: bool,
+        fd: c_int,
+        source: Source,
+    ) -> Option<u64> {
         let length = (bytes as usize).next_multiple_of(4096);
-        // SAFETY: a descriptor of this function.
-        if fd < 0 || imported.is_none() && unsafe { libc::ftruncate(fd, length as i64) } != 0 {
-            return None;
-        }
         let rights = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let alias = unsafe { libc::mmap(ptr::null_mut(), length, rights, libc::MAP_SHARED, fd, 0) };
@@ -103,9 +160,9 @@ impl Memory {
             return None;
         }
         self.last_id += 1;
-        let (buffer_id, imported) = (self.last_id, imported.is_some());
+        let buffer_id = self.last_id;
         let alias = alias.cast();
-        let allocation = Allocation { base, bytes, device, buffer_id, managed, imported, fd, alias };
+        let allocation = Allocation { base, bytes, device, buffer_id, managed, source, fd, alias };
         self.allocations.insert(base, Arc::new(allocation));
         Some(base)
     }
@@ -113,6 +170,20 @@ impl Memory {
     /// Frees the allocation that begins at `base`.
     pub(crate) fn free(&mut self, base: u64) -> bool {
         self.allocations.remove(&base).is_some()
+    }
+
+    /// Gives every device access to what is mapped at `base`. Returns false if nothing is.
+    pub(crate) fn allow(&mut self, base: u64) -> bool {
+        let Some(found) = self.allocations.get_mut(&base).and_then(Arc::get_mut) else { return false };
+        if let Source::Mapped { accessible, .. } = &mut found.source {
+            *accessible = true;
+        }
+        true
+    }
+
+    /// Returns the allocations.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Allocation>> {
+        self.allocations.values()
     }
 
     /// Returns the allocation around an address.
@@ -130,7 +201,19 @@ impl Memory {
     pub(crate) fn alias(&self, address: u64, bytes: u64) -> Option<(*mut u8, Arc<Allocation>)> {
         let found = self.find(address)?;
         let offset = address - found.base;
-        (bytes <= found.bytes - offset).then(|| (found.alias.wrapping_add(offset as usize), Arc::clone(found)))
+        let is_accessible = !matches!(found.source, Source::Mapped { accessible: false, .. });
+        let is_inside = bytes <= found.bytes - offset;
+        (is_inside && is_accessible).then(|| (found.alias.wrapping_add(offset as usize), Arc::clone(found)))
+    }
+
+    /// Returns the length of the reservation that begins at an address.
+    pub(crate) fn reserved_at(&self, base: u64) -> Option<u64> {
+        self.reserved.get(&base).copied()
+    }
+
+    /// Returns the number of reservations.
+    pub(crate) fn reservations(&self) -> usize {
+        self.reserved.len()
     }
 
     /// Returns the number of allocations.
@@ -139,11 +222,32 @@ impl Memory {
     }
 }
 
-/// Opens the memory behind another process's allocation.
-pub(crate) fn open_foreign(pid: u32, fd: u32) -> Option<c_int> {
+/// Creates memory of so many bytes.
+pub(crate) fn create(bytes: u64) -> Option<c_int> {
+    // SAFETY: a constant name.
+    let fd = unsafe { libc::memfd_create(c"fake-devices".as_ptr(), libc::MFD_CLOEXEC) };
+    // SAFETY: a descriptor of this function.
+    (fd >= 0 && unsafe { libc::ftruncate(fd, bytes.next_multiple_of(4096) as i64) } == 0).then_some(fd)
+}
+
+/// Returns the number of the file behind a descriptor; 0 if there is none.
+pub(crate) fn inode(fd: c_int) -> u64 {
+    // SAFETY: a record of integers, for which zeros are valid.
+    let mut found: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: stores one record.
+    if unsafe { libc::fstat(fd, &raw mut found) } == 0 { found.st_ino } else { 0 }
+}
+
+/// Opens the memory behind another process's allocation, unless the descriptor is of other memory by now.
+pub(crate) fn open_foreign(pid: u32, fd: u32, file: u64) -> Option<c_int> {
     let path = format!("/proc/{pid}/fd/{fd}\0");
     // SAFETY: the path ends with a zero byte.
     let opened = unsafe { libc::open(path.as_ptr().cast(), libc::O_RDWR | libc::O_CLOEXEC) };
+    if opened >= 0 && inode(opened) != file {
+        // SAFETY: opened above.
+        unsafe { libc::close(opened) };
+        return None;
+    }
     (opened >= 0).then_some(opened)
 }
 

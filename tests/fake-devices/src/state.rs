@@ -1,8 +1,11 @@
 //! State of the driver in one process: contexts, streams, pinned ranges, injected errors, counters.
 
+use crate::engines::Engines;
 use crate::memory::Memory;
 use crate::streams::{Event, Stream};
-use std::cell::RefCell;
+use crate::virtual_memory::Physical;
+use libc::c_int;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
@@ -16,8 +19,12 @@ pub(crate) const INVALID_CONTEXT: i32 = 201;
 pub(crate) const INVALID_HANDLE: i32 = 400;
 pub(crate) const NOT_READY: i32 = 600;
 pub(crate) const ILLEGAL_ADDRESS: i32 = 700;
+pub(crate) const ALREADY_MAPPED: i32 = 208;
 pub(crate) const ALREADY_REGISTERED: i32 = 712;
 pub(crate) const NOT_REGISTERED: i32 = 713;
+const CAPTURE_UNSUPPORTED: i32 = 900;
+pub(crate) const CAPTURE_IMPLICIT: i32 = 906;
+const CAPTURE_RELAXED: c_int = 2;
 
 /// Settings that a test changes.
 #[derive(Clone, Copy, Debug)]
@@ -43,16 +50,29 @@ pub(crate) struct State {
     /// Pinned ranges of host memory: length by address.
     pub(crate) pinned: BTreeMap<u64, u64>,
     pub(crate) next_handle: u64,
+    /// Physical allocations of the virtual-memory interface.
+    pub(crate) physical: HashMap<u64, Physical>,
+    /// Types of handles of allocations, if these are mappings of that interface.
+    pub(crate) is_virtual: Option<c_int>,
     /// Errors to return: function, number of calls to let pass, code.
     pub(crate) injected: Vec<(String, u64, i32)>,
     pub(crate) settings: Settings,
+    pub(crate) engines: Engines,
     pub(crate) counts: BTreeMap<&'static str, u64>,
     /// Calls without a current context.
     pub(crate) without_context: u64,
     /// Copies from or to host memory that is not pinned.
     pub(crate) unpinned: u64,
     pub(crate) copied_bytes: u64,
+    /// Stream that is being captured into a graph.
+    pub(crate) captured: Option<u64>,
+    /// Calls that have ended a capture.
+    pub(crate) captures_ended: u64,
 }
+
+/// Calls that a capture forbids to threads that did not say otherwise.
+const FORBIDDEN: [&str; 5] =
+    ["cuEventQuery", "cuStreamSynchronize", "cuMemAlloc_v2", "cuMemHostRegister_v2", "cuMemHostUnregister"];
 
 /// Number of devices: `KVPLANE_FAKE_DEVICES`, or 2.
 fn devices() -> usize {
@@ -70,16 +90,23 @@ static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
         events: HashMap::new(),
         pinned: BTreeMap::new(),
         next_handle: 0x1000,
+        physical: HashMap::new(),
+        is_virtual: None,
         injected: Vec::new(),
         settings: Settings { delay_ns: 200_000, rate: 0, seed: 1 },
+        engines: Engines::default(),
         counts: BTreeMap::new(),
         without_context: 0,
         unpinned: 0,
         copied_bytes: 0,
+        captured: None,
+        captures_ended: 0,
     })
 });
 
 thread_local! {
+    /// Mode of this thread for captures: `CUstreamCaptureMode`.
+    pub(crate) static CAPTURE_MODE: Cell<c_int> = const { Cell::new(0) };
     /// Contexts that are current on this thread, the innermost last: device numbers.
     pub(crate) static CURRENT: RefCell<Vec<usize>> = const { RefCell::new(Vec::new()) };
 }
@@ -110,6 +137,10 @@ pub(crate) fn call(name: &'static str) -> Result<MutexGuard<'static, State>, i32
             return Err(code);
         }
         *passes -= 1;
+    }
+    if state.captured.is_some() && CAPTURE_MODE.get() != CAPTURE_RELAXED && FORBIDDEN.contains(&name) {
+        state.captures_ended += 1;
+        return Err(CAPTURE_UNSUPPORTED);
     }
     if name != "cuInit" && !state.initialized { Err(NOT_INITIALIZED) } else { Ok(state) }
 }

@@ -3,7 +3,7 @@
 use crate::memory::copy_bytes;
 use crate::state::{ILLEGAL_ADDRESS, SUCCESS, state};
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -21,42 +21,83 @@ pub(crate) enum Operation {
     End,
 }
 
-/// Event: numbers of its last recorded and its last reached point.
-#[derive(Debug, Default)]
+/// Event: its points in streams of one device.
+#[derive(Debug)]
 pub(crate) struct Event {
-    points: Mutex<(u64, u64)>,
+    /// Device of the context in which it was created.
+    device: usize,
+    points: Mutex<Points>,
     reached: Condvar,
 }
 
+/// Points of an event.
+#[derive(Debug, Default)]
+struct Points {
+    /// Number of the last recorded one.
+    recorded: u64,
+    /// Number of the last reached one.
+    reached: u64,
+    /// Time at which the last one is done on a modelled copy engine.
+    due: Option<Instant>,
+}
+
 impl Event {
+    /// Creates an event without points.
+    pub(crate) fn new(device: usize) -> Self {
+        Self { device, points: Mutex::default(), reached: Condvar::new() }
+    }
+
+    /// Returns its device.
+    pub(crate) const fn device(&self) -> usize {
+        self.device
+    }
+
+    fn points(&self) -> MutexGuard<'_, Points> {
+        self.points.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Begins a point.
     pub(crate) fn begin(&self) -> u64 {
-        let mut points = self.points.lock().unwrap_or_else(PoisonError::into_inner);
-        points.0 += 1;
-        points.0
+        let mut points = self.points();
+        points.recorded += 1;
+        points.due = None;
+        points.recorded
+    }
+
+    /// Records a point that is done at this time.
+    pub(crate) fn record_due(&self, due: Instant) {
+        let mut points = self.points();
+        points.recorded += 1;
+        points.reached = points.recorded;
+        points.due = Some(due);
     }
 
     fn reach(&self, point: u64) {
-        let mut points = self.points.lock().unwrap_or_else(PoisonError::into_inner);
-        points.1 = points.1.max(point);
+        let mut points = self.points();
+        points.reached = points.reached.max(point);
         drop(points);
         self.reached.notify_all();
     }
 
     /// Returns the last recorded point.
     pub(crate) fn last(&self) -> u64 {
-        self.points.lock().unwrap_or_else(PoisonError::into_inner).0
+        self.points().recorded
+    }
+
+    /// Returns the time at which the last point is done on a modelled copy engine.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.points().due
     }
 
     /// Returns true if the last recorded point is reached.
     pub(crate) fn is_done(&self) -> bool {
-        let points = self.points.lock().unwrap_or_else(PoisonError::into_inner);
-        points.1 >= points.0
+        let points = self.points();
+        points.reached >= points.recorded && points.due.is_none_or(|due| due <= Instant::now())
     }
 
     pub(crate) fn wait(&self, point: u64) {
-        let mut points = self.points.lock().unwrap_or_else(PoisonError::into_inner);
-        while points.1 < point {
+        let mut points = self.points();
+        while points.reached < point {
             points = self.reached.wait(points).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -67,16 +108,35 @@ pub(crate) struct Stream {
     device: usize,
     queue: Mutex<VecDeque<Operation>>,
     filled: Condvar,
+    /// Time at which its copies on modelled engines are done.
+    due: Mutex<Option<Instant>>,
 }
 
 impl Stream {
     /// Creates a stream with its thread.
     pub(crate) fn new(device: usize, number: u64) -> Arc<Self> {
-        let stream = Arc::new(Self { device, queue: Mutex::default(), filled: Condvar::new() });
+        let stream = Arc::new(Self { device, queue: Mutex::default(), filled: Condvar::new(), due: Mutex::default() });
         let worker = Arc::clone(&stream);
         let name = format!("fake-devices {number}");
         thread::Builder::new().name(name).spawn(move || worker.work(number)).expect("starts a thread");
         stream
+    }
+
+    /// Returns its device.
+    pub(crate) const fn device(&self) -> usize {
+        self.device
+    }
+
+    /// Returns the time at which what was enqueued so far is done on modelled engines: now, if it is done.
+    pub(crate) fn due(&self) -> Instant {
+        let due = *self.due.lock().unwrap_or_else(PoisonError::into_inner);
+        due.unwrap_or_else(Instant::now).max(Instant::now())
+    }
+
+    /// Sets that time, if it is later than before.
+    pub(crate) fn extend(&self, until: Instant) {
+        let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
+        *due = Some(due.map_or(until, |due| due.max(until)));
     }
 
     /// Enqueues an operation.

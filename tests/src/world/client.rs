@@ -10,17 +10,17 @@ use kvplane_proto::ids::BatchId;
 use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::rng::Rng;
 
-use super::check::memory::{Loan, Memory};
-use super::check::segments::CELLS;
-use super::check::{Rule, broken};
-use super::copy::Copy;
-use super::fetch::Fetcher;
-use super::network::{End, Way};
-use super::pipe::{OutgoingFrame, Source};
-use super::queue::Event;
-use super::results::OpenBatch;
-use super::scenario::{MS, Mischief, Scenario};
-use super::{World, slot_count};
+use crate::world::check::memory::{Loan, Memory};
+use crate::world::check::results::OpenBatch;
+use crate::world::check::segments::CELLS;
+use crate::world::check::{Rule, broken};
+use crate::world::cluster::fetch::Fetcher;
+use crate::world::network::copy::Copy;
+use crate::world::network::pipe::{OutgoingFrame, Source};
+use crate::world::network::{End, Way};
+use crate::world::queue::Event;
+use crate::world::scenario::{MS, Mischief, Scenario};
+use crate::world::{World, slot_count};
 
 /// Process of a client. Its incarnation changes when it is killed and restarted.
 pub(crate) struct ClientHost {
@@ -228,7 +228,7 @@ impl World {
     }
 
     pub(crate) fn reset_done(&mut self, index: u32) {
-        let closing = |connection: &super::Connection| connection.client_end == End::Closing;
+        let closing = |connection: &crate::world::Connection| connection.client_end == End::Closing;
         if self.connections.get(&index).is_some_and(closing) {
             self.client_end_gone(index);
         }

@@ -1,12 +1,12 @@
 //! End of a run: faults stop, all open batches complete, everything works again, and no memory is held.
 
-use super::World;
-use super::check::{Rule, broken};
-use super::fetch::Fetcher;
-use super::node::ShardIncarnation;
-use super::results::What;
-use super::scenario::MS;
-use super::workload::LONGEST_NS;
+use crate::world::World;
+use crate::world::check::results::What;
+use crate::world::check::{Rule, broken};
+use crate::world::cluster::fetch::Fetcher;
+use crate::world::cluster::node::ShardIncarnation;
+use crate::world::scenario::MS;
+use crate::world::workload::LONGEST_NS;
 use kvplane_proto::Status;
 use kvplane_store::service::Tiering;
 
@@ -119,8 +119,10 @@ impl World {
         self.check_segments();
         for index in 0..self.incarnations.len() {
             let incarnation = &self.incarnations[index];
-            let Some(store) = incarnation.service.store().filter(|_| incarnation.alive) else { continue };
-            store.check();
+            if !incarnation.alive {
+                continue;
+            }
+            incarnation.service.store().check();
             let (moves, limits) = (incarnation.service.inspect().move_counters(), Self::fetch_limits(&self.scenario));
             let idle = self.clients[incarnation.fetcher].fetcher.as_ref().is_some_and(Fetcher::is_idle);
             if limits.bytes_per_s > 0 && (moves.importing_slots > 0 || !idle) {
@@ -132,11 +134,13 @@ impl World {
                 self.violate(broken(Rule::Liveness, what));
                 return;
             }
-            let (stats, lent) = (store.stats(), incarnation.ledger.len());
-            if stats.pins != 0 || stats.reservations != 0 || lent != 0 {
+            let quarantined = incarnation.device.as_ref().map_or(0, |device| device.quarantined);
+            let (stats, lent) = (incarnation.service.store().stats(), incarnation.ledger.len() - quarantined);
+            if stats.pins != 0 || stats.reservations != quarantined as u64 || lent != 0 {
                 let what = format!("incarnation {index}: {lent} ranges lent, {stats:?}");
                 self.violate(broken(Rule::Leak, what));
             }
+            self.check_device(index);
         }
         for client in 0..self.scenario.clients {
             let memory = &self.clients[client].memory;
@@ -157,10 +161,11 @@ impl World {
         }
         let alive: Vec<usize> =
             (0..self.incarnations.len()).filter(|incarnation| self.incarnations[*incarnation].alive).collect();
+        alive.iter().for_each(|incarnation| self.count_device(*incarnation));
         alive.into_iter().for_each(|incarnation| self.count_kept(incarnation));
         for incarnation in self.incarnations.iter().filter(|incarnation| incarnation.alive) {
             self.statistics.hot += incarnation.service.inspect().copy_counters().hot;
-            self.statistics.evictions += incarnation.service.store().map_or(0, |store| store.stats().evictions);
+            self.statistics.evictions += incarnation.service.store().stats().evictions;
         }
     }
 }

@@ -8,35 +8,19 @@
 //! A run has three parts: work under faults; a time without faults in which all open batches must end; and a last round
 //! in which a fresh put and get of every key must work. `docs/testing.md` describes the limits of the model.
 
-mod agent;
-mod arrivals;
 mod check;
 mod client;
-mod control;
-mod copies;
-mod copy;
-mod departures;
-mod disk;
-mod disturbances;
+mod cluster;
 mod faults;
-mod fetch;
 mod finish;
-mod joins;
 mod network;
-mod node;
-mod observe;
 mod pattern;
-mod pipe;
-mod puts;
 mod queue;
-mod results;
 mod runner;
 mod scenario;
 mod segments;
 mod server;
 mod statistics;
-mod tickets;
-mod tier;
 mod trace;
 mod workload;
 
@@ -46,12 +30,12 @@ use std::rc::Rc;
 use check::{CheckResult, removal::Removals, segments::Segments, shadow::Shadow};
 pub use check::{Rule, Violation};
 use client::ClientHost;
-use control::Control;
+use cluster::control::Control;
+use cluster::node::{Node, ShardIncarnation};
 use faults::Trouble;
 use kvplane_proto::map::SlotOwners;
 use kvplane_proto::rng::Rng;
 use network::Connection;
-use node::{Node, ShardIncarnation};
 use queue::{Event, Queue};
 pub use runner::{Failure, Outcome, number, run, run_seeds, run_with_lines};
 use scenario::MS;
@@ -69,6 +53,7 @@ struct Streams {
     disk: Rng,
     without: Rng,
     clocks: Rng,
+    device: Rng,
 }
 
 /// Whole simulation.
@@ -82,7 +67,7 @@ pub(crate) struct World {
     /// Every incarnation of every shard, ended ones included.
     incarnations: Vec<ShardIncarnation>,
     /// Disks by the lineage that they keep: they outlive their shards.
-    disks: BTreeMap<usize, disk::Disk>,
+    disks: BTreeMap<usize, faults::disk::Disk>,
     clients: Vec<ClientHost>,
     control: Control,
     connections: BTreeMap<u32, Connection>,
@@ -116,6 +101,7 @@ impl World {
             disk: Rng::new(seed, "disk events"),
             without: Rng::new(seed, "without disks"),
             clocks: Rng::new(seed, "clocks"),
+            device: Rng::new(seed, "device copies"),
         };
         let mut world = Self {
             now_ns: MS,
@@ -213,6 +199,9 @@ impl World {
             Event::FromControl(party, message) => self.party_hears(party, &message),
             Event::Disk(incarnation, op) => self.disk_done(incarnation, op),
             Event::TierRefused(incarnation) => self.tier_refused(incarnation),
+            Event::DevicePiece(incarnation, copy) => self.device_piece(incarnation, copy),
+            Event::DeviceCopied(incarnation, copy) => self.device_copied(incarnation, copy),
+            Event::DeviceGarbage(incarnation, offset, bytes) => self.device_garbage(incarnation, offset, bytes),
             Event::Fault => self.fault(),
             Event::StartNode(node) => self.start_node(node),
             Event::StartClient(client) => self.start_client(client),
@@ -247,7 +236,10 @@ impl World {
     /// Returns the node whose process an event needs, if any.
     fn node_of(&self, event: &Event) -> Option<usize> {
         let party = match event {
-            Event::ServiceTimer(incarnation) | Event::Disk(incarnation, _) | Event::TierRefused(incarnation) => {
+            Event::ServiceTimer(incarnation)
+            | Event::Disk(incarnation, _)
+            | Event::TierRefused(incarnation)
+            | Event::DeviceCopied(incarnation, _) => {
                 return Some(self.incarnations[*incarnation].node);
             }
             Event::Agent(node, _) | Event::BeginLeave(node, ..) | Event::Leave(node, _) | Event::Depart(node, _) => {

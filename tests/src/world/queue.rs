@@ -9,9 +9,9 @@ use kvplane_cluster::{Input, Rejection, Reply};
 use kvplane_proto::ids::BatchId;
 use kvplane_proto::map::ClusterMap;
 
-use super::faults::Party;
-use super::network::Way;
-use super::tickets::TicketNews;
+use crate::world::cluster::tickets::TicketNews;
+use crate::world::faults::Party;
+use crate::world::network::Way;
 
 /// Event at a time. References to mortal parties carry the incarnation that is meant.
 #[derive(Clone, Debug)]
@@ -34,7 +34,7 @@ pub(crate) enum Event {
     ResetDone(u32),
     /// The next piece of a client's copy: client, incarnation.
     CopyChunk(usize, u32),
-    /// A dead client's copy continues to write: [`super::scenario::Mischief::LateWriter`].
+    /// A dead client's copy continues to write: [`crate::world::scenario::Mischief::LateWriter`].
     GhostChunk(usize),
     /// A client's user acts: client, incarnation.
     Act(usize, u32),
@@ -54,7 +54,14 @@ pub(crate) enum Event {
     Disk(usize, u64),
     /// A shard's disk could not be opened: its incarnation.
     TierRefused(usize),
-    /// A tail is written too late: incarnation of a shard, offset, bytes: [`super::scenario::Mischief::LateTails`].
+    /// A device copies the next piece: incarnation of its shard, copy.
+    DevicePiece(usize, u32),
+    /// A host notices the end of a device's copy: incarnation of its shard, copy.
+    DeviceCopied(usize, u32),
+    /// A lost device writes to a pool: incarnation of its shard, offset, bytes.
+    DeviceGarbage(usize, u64, u64),
+    /// A tail is written too late: incarnation of a shard, offset, bytes. See
+    /// [`crate::world::scenario::Mischief::LateTails`].
     LateTail(usize, u64, Rc<[u8]>),
     /// A fault is injected.
     Fault,
@@ -192,6 +199,9 @@ impl Event {
             Self::Leave(node, incarnation) => (26, *node as u64, *incarnation),
             Self::BeginLeave(node, incarnation, drains) => (28, *node as u64, *incarnation << 1 | u64::from(*drains)),
             Self::LateTail(incarnation, offset, _) => (27, *incarnation as u64, *offset),
+            Self::DevicePiece(incarnation, copy) => (29, *incarnation as u64, u64::from(*copy)),
+            Self::DeviceCopied(incarnation, copy) => (30, *incarnation as u64, u64::from(*copy)),
+            Self::DeviceGarbage(incarnation, offset, _) => (31, *incarnation as u64, *offset),
         }
     }
 }

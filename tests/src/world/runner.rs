@@ -2,8 +2,8 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use super::check::{Rule, Violation, broken};
-use super::{Scenario, Statistics, World};
+use crate::world::check::{Rule, Violation, broken};
+use crate::world::{Scenario, Statistics, World};
 
 /// Number of events that a failure shows.
 const LINES: usize = 60;
@@ -108,7 +108,9 @@ pub fn run_with_lines(scenario: Scenario) -> Result<Outcome, Failure> {
 }
 
 fn start(scenario: Scenario, kept_lines: usize) -> Result<Outcome, Failure> {
-    let test = if scenario.tier.is_some() {
+    let test = if scenario.device.is_some() {
+        "devices"
+    } else if scenario.tier.is_some() {
         "tiers"
     } else if scenario.replicas > 1 {
         "replicas"

@@ -6,8 +6,9 @@
 use kvplane_proto::rng::Rng;
 use kvplane_store::service::PutAck;
 
-use super::faults::Fault;
-use super::tier::TierScenario;
+use crate::world::faults::Fault;
+use crate::world::faults::device_scenario::DeviceScenario;
+use crate::world::faults::tier::TierScenario;
 
 /// A millisecond of virtual time.
 pub(crate) const MS: u64 = 1_000_000;
@@ -73,6 +74,18 @@ pub enum Mischief {
     KeepSlots,
     /// Nodes end without an announcement, and without waiting for migrations.
     LeaveAtOnce,
+    /// The shard's host reports a move to or from the device pool as copied when its copy begins.
+    EarlyMoves,
+    /// The shard's host reports a move before its last piece, which is then copied from memory that was released.
+    LateMoves,
+    /// The shard's host does not compare the checksum of bytes that come back from the device pool.
+    TrustDevice,
+    /// The shard's host does not copy the tails of objects that move.
+    LoseTails,
+    /// The shard's host releases an object in the device pool before its bytes are staged.
+    ReleaseStagedEarly,
+    /// The shard's host never reports some moves.
+    ForgetMoves,
 }
 
 /// All parameters of a run.
@@ -106,6 +119,8 @@ pub struct Scenario {
     pub(crate) chances: Chances,
     /// Disks of the shards.
     pub(crate) tier: Option<TierScenario>,
+    /// Device pools of the shards.
+    pub(crate) device: Option<DeviceScenario>,
     /// Owners of each slot.
     pub(crate) replicas: u8,
     /// Delay before gets are hedged to replica owners.
@@ -145,8 +160,8 @@ pub(crate) struct Chances {
     pub(crate) cancel: f64,
     /// Mean time between faults of the list below.
     pub(crate) fault_interval_ns: u64,
-    /// Weights, in the order of [`super::faults::Fault`].
-    pub(crate) weights: [u64; super::faults::FAULTS],
+    /// Weights, in the order of [`crate::world::faults::Fault`].
+    pub(crate) weights: [u64; crate::world::faults::FAULTS],
     /// Most faults of the list, if limited.
     pub(crate) faults_most: Option<u64>,
     /// Time before which no fault occurs.
@@ -190,6 +205,7 @@ impl Scenario {
             faults_until_ns: 2500 * MS,
             chances: Chances::draw(rng),
             tier: None,
+            device: None,
             replicas: 1,
             hedge_ns: 0,
             keeps: false,
@@ -230,7 +246,7 @@ impl Scenario {
         scenario.keys = [8, 24, 60][rng.below(3) as usize];
         scenario.pool_bytes = scenario.object_bytes * 400;
         (scenario.max_pins, scenario.max_reservations) = (4096, 4096);
-        let mut weights = [0; super::faults::FAULTS];
+        let mut weights = [0; crate::world::faults::FAULTS];
         weights[Fault::CrashNode as usize] = 1;
         weights[Fault::LeaveNode as usize] = rng.below(2);
         let fault_interval_ns = (20 + rng.below(200)) * MS;
@@ -252,7 +268,7 @@ impl Scenario {
         scenario.tickets = rng.chance(0.5);
         // Members stay alive, so that no object in migration is lost.
         scenario.chances.at_rest = false;
-        scenario.chances.weights = [0; super::faults::FAULTS];
+        scenario.chances.weights = [0; crate::world::faults::FAULTS];
         scenario.chances.weights[Fault::SetClock as usize] = rng.below(2);
         scenario.chances.weights[Fault::LoseControl as usize] = 2;
         scenario.chances.weights[Fault::CrashControl as usize] = rng.below(2);
@@ -286,7 +302,7 @@ impl Scenario {
         scenario.latency_ns = [10 * US, 200 * US][rng.below(2) as usize];
         (scenario.object_bytes, scenario.chunk_bytes, scenario.pool_bytes) = (1 << 10, 1 << 10, 40 << 10);
         (scenario.lane_window_bytes, scenario.max_pins, scenario.max_reservations) = (64 << 20, 4096, 4096);
-        let mut weights = [0; super::faults::FAULTS];
+        let mut weights = [0; crate::world::faults::FAULTS];
         weights[Fault::LeaveNode as usize] = 3;
         weights[Fault::CrashNode as usize] = rng.below(2);
         weights[Fault::PartitionControl as usize] = 1 + rng.below(3);
@@ -383,7 +399,7 @@ impl Scenario {
         scenario.keys = 24;
         scenario.pool_bytes = scenario.object_bytes * 400;
         (scenario.max_pins, scenario.max_reservations) = (4096, 4096);
-        let mut weights = [0; super::faults::FAULTS];
+        let mut weights = [0; crate::world::faults::FAULTS];
         weights[Fault::LeaveNode as usize] = 1;
         weights[Fault::CrashNode as usize] = 1;
         let fault_interval_ns = scenario.chances.fault_interval_ns;
@@ -430,7 +446,7 @@ impl Scenario {
 
     fn with_missed_epochs(seed: u64, often: bool) -> Self {
         let (control_loss, remove_weight) = if often { (0.3, 40) } else { (0.15, 5) };
-        let mut weights = [0; super::faults::FAULTS];
+        let mut weights = [0; crate::world::faults::FAULTS];
         weights[Fault::LeaveNode as usize] = 1;
         weights[Fault::PartitionControl as usize] = 2;
         Self {
@@ -457,7 +473,7 @@ impl Scenario {
         (self.keys, self.batches, self.batch_requests, self.remove_weight) = (16, 600, 4, 40);
         (self.think_ns, self.latency_ns, self.object_bytes) = (MS, 10 * US, 2 << 10);
         (self.pool_bytes, self.chunk_bytes) = (32 << 10, 2 << 10);
-        let mut weights = [0; super::faults::FAULTS];
+        let mut weights = [0; crate::world::faults::FAULTS];
         weights[Fault::LeaveNode as usize] = 2;
         weights[Fault::CrashNode as usize] = 1;
         self.chances = Chances { fault_interval_ns: 60 * MS, weights, ..Chances::default() };
@@ -489,7 +505,7 @@ impl Chances {
             ..Self::default()
         };
         chances.fault_interval_ns = (20 + rng.below(200)) * MS;
-        for weight in &mut chances.weights[..super::faults::COMMON] {
+        for weight in &mut chances.weights[..crate::world::faults::COMMON] {
             *weight = if quiet || rng.chance(0.4) { 0 } else { 1 + rng.below(4) };
         }
         chances

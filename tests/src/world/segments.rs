@@ -7,12 +7,12 @@ use kvplane_client::{LaneId, Local, PeerAddress, PeerKind, SegmentTarget, SliceI
 use kvplane_proto::ids::{Incarnation, NodeId, SegmentId, ShardId};
 use kvplane_store::service::{SegmentInfo, Service};
 
-use super::World;
-use super::check::memory::Loan;
-use super::check::segments::{CELLS, OF_SEGMENTS};
-use super::check::{Rule, broken};
-use super::results::{TrackedTask, What};
-use super::scenario::{MS, Scenario};
+use crate::world::World;
+use crate::world::check::memory::Loan;
+use crate::world::check::results::{TrackedTask, What};
+use crate::world::check::segments::{CELLS, OF_SEGMENTS};
+use crate::world::check::{Rule, broken};
+use crate::world::scenario::{MS, Scenario};
 
 /// Returns the bytes of each shard's segment.
 pub(crate) const fn segment_bytes(scenario: &Scenario) -> u64 {

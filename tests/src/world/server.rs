@@ -7,16 +7,19 @@ use kvplane_proto::digest::tenant_number;
 use kvplane_proto::frame::{HEADER_BYTES, Header};
 use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::{FrameFlags, Status};
-use kvplane_store::service::{self, CloseReason, Hold, Memory, Output, PayloadTo, PeerKey, Place, Places};
+use kvplane_store::service::{self, CloseReason, Extents, Hold, Memory, MemoryExtent, Output, PayloadTo, PeerKey};
 
-use super::World;
-use super::arrivals::decode;
-use super::check::{Rule, broken};
-use super::network::{End, Way};
-use super::node::ShardIncarnation;
-use super::pipe::{Destination, IncomingPayload, OutgoingFrame, Piece, Source};
-use super::queue::Event;
-use super::scenario::Mischief;
+use crate::world::World;
+use crate::world::check::{Rule, broken};
+use crate::world::cluster::node::ShardIncarnation;
+use crate::world::network::arrivals::decode;
+use crate::world::network::pipe::{Destination, IncomingPayload, OutgoingFrame, Piece, Source};
+use crate::world::network::{End, Way};
+use crate::world::queue::Event;
+use crate::world::scenario::Mischief;
+
+/// Rounds after which a shard that always has something to do at one instant counts as one that never rests.
+const ROUNDS_MOST: u32 = 10_000;
 
 /// Request that was just passed to the service, for observers of its replies.
 #[derive(Clone, Copy)]
@@ -116,9 +119,11 @@ impl World {
         });
         let destination = match to {
             PayloadTo::Discard => Destination::Discard,
-            PayloadTo::Place(Place { memory: Memory::Segment(_), offset, .. }) => Destination::Segment { offset },
-            PayloadTo::Place(place) => Destination::Pool { offset: place.offset },
-            PayloadTo::Places(_) => {
+            PayloadTo::Extent(MemoryExtent { memory: Memory::Segment(_), offset, .. }) => {
+                Destination::Segment { offset }
+            }
+            PayloadTo::Extent(extent) => Destination::Pool { offset: extent.offset },
+            PayloadTo::Extents(_) => {
                 self.violate(broken(Rule::Protocol, "ranges are gathered, which no client here does".to_owned()));
                 return;
             }
@@ -152,7 +157,7 @@ impl World {
             let at = offset + from;
             let lent = self.incarnations[incarnation].ledger.check(
                 index,
-                super::check::ledger::Use::Write,
+                crate::world::check::ledger::Use::Write,
                 at,
                 bytes.len() as u64,
             );
@@ -179,11 +184,19 @@ impl World {
 
     /// Carries out the outputs of the service.
     pub(crate) fn drain_service(&mut self, incarnation: usize, asked: Option<ServedRequest<'_>>) {
+        let mut rounds = 0;
         while self.drain_outputs(incarnation, asked)
             | self.drive_tier(incarnation)
+            | self.drive_device(incarnation)
             | self.drive_lists(incarnation)
             | self.drive_fetches(incarnation)
-        {}
+        {
+            rounds += 1;
+            if rounds > ROUNDS_MOST {
+                self.violate(broken(Rule::Liveness, format!("incarnation {incarnation} never rests")));
+                return;
+            }
+        }
         self.arm_service(incarnation);
     }
 
@@ -220,9 +233,9 @@ impl World {
             match output {
                 Output::Frame { peer, header, body, payload } => {
                     let body = self.incarnations[incarnation].service.body(body).to_vec();
-                    let payload = payload.map(|(places, hold)| match places {
-                        Places::One(place) => (place, hold),
-                        Places::Many(range) => (self.incarnations[incarnation].service.places(range)[0], hold),
+                    let payload = payload.map(|(extents, hold)| match extents {
+                        Extents::One(extent) => (extent, hold),
+                        Extents::Many(range) => (self.incarnations[incarnation].service.extents(range)[0], hold),
                     });
                     self.answer(incarnation, peer, header, &body, payload, asked);
                 }
@@ -239,7 +252,7 @@ impl World {
         peer: PeerKey,
         mut header: Header,
         body: &[u8],
-        payload: Option<(Place, Hold)>,
+        payload: Option<(MemoryExtent, Hold)>,
         asked: Option<ServedRequest<'_>>,
     ) {
         let Some(index) = self.incarnations[incarnation].connection_of(peer) else {
@@ -248,40 +261,51 @@ impl World {
             }
             return;
         };
-        if let Some((place, _)) = payload
+        let staged = payload.filter(|(extent, _)| extent.memory == Memory::DevicePool);
+        if let Some((extent, _)) = payload.filter(|_| staged.is_none())
             && header.flags.has(FrameFlags::CHECKSUM)
             && header.payload_checksum == 0
         {
-            header.payload_checksum = payload_checksum(self.incarnations[incarnation].bytes(place.offset, place.bytes));
+            header.payload_checksum =
+                payload_checksum(self.incarnations[incarnation].bytes(extent.offset, extent.bytes));
         }
-        self.observe_answer(index, &header, body, payload.map(|(place, _)| place), asked);
+        self.observe_answer(index, &header, body, payload.map(|(extent, _)| extent), asked);
         if self.scenario.has(Mischief::WrongVersion) && header.kind == Kind::Reply(Operation::Get) {
             header.argument = header.argument.saturating_sub(1);
         }
         self.detail(header.argument, || {
             format!("incarnation {incarnation} answers {:?} {:?}", header.kind, header.status)
         });
-        let source = payload.map(|(place, hold)| {
+        if let Some(staged) = staged {
+            self.stage_reply(incarnation, peer, (header, body), staged);
+            return;
+        }
+        let source = payload.map(|(extent, hold)| {
             let early = self.scenario.has(Mischief::ReleasePinEarly);
             if early {
                 self.incarnations[incarnation].service.sent(hold);
             }
-            Source::Pool { offset: place.offset, bytes: place.bytes, hold: (!early).then_some(hold) }
+            Source::Pool { offset: extent.offset, bytes: extent.bytes, hold: (!early).then_some(hold) }
         });
-        let again = !self.trouble.calm && self.streams.network.chance(self.scenario.chances.duplicate_reply);
-        let stream = self.connections.get(&index).is_some_and(|connection| connection.path == Path::Stream);
-        // A client with a ticket does not accept a shard that repeats its challenge or its proof, so these are not
-        // duplicated.
-        let proves = matches!(header.kind, Kind::Reply(Operation::Hello | Operation::Prove)) && self.scenario.tickets;
-        let copy = (again && stream && !proves).then(|| {
+        let copy = self.is_repeated(index, &header).then(|| {
             let bytes =
-                payload.map(|(place, _)| self.incarnations[incarnation].bytes(place.offset, place.bytes).to_vec());
+                payload.map(|(extent, _)| self.incarnations[incarnation].bytes(extent.offset, extent.bytes).to_vec());
             OutgoingFrame::new(&header, body, bytes.map(Source::Copy))
         });
         self.send(index, Way::ToClient, OutgoingFrame::new(&header, body, source));
         if let Some(copy) = copy {
             self.send(index, Way::ToClient, copy);
         }
+    }
+
+    /// Returns true if the network duplicates a reply.
+    pub(crate) fn is_repeated(&mut self, index: u32, header: &Header) -> bool {
+        let again = !self.trouble.calm && self.streams.network.chance(self.scenario.chances.duplicate_reply);
+        let stream = self.connections.get(&index).is_some_and(|connection| connection.path == Path::Stream);
+        // A client with a ticket does not accept a shard that repeats its challenge or its proof, so these are not
+        // duplicated.
+        let proves = matches!(header.kind, Kind::Reply(Operation::Hello | Operation::Prove)) && self.scenario.tickets;
+        again && stream && !proves
     }
 
     fn close_peer(&mut self, incarnation: usize, peer: PeerKey, reason: CloseReason) {
@@ -315,8 +339,10 @@ impl World {
         connection.to_server.drop_flight();
         let unsent: Vec<OutgoingFrame> = connection.to_client.queue.drain(..).collect();
         for frame in unsent {
-            if let Some(Source::Pool { hold: Some(hold), .. }) = frame.payload {
-                self.incarnations[incarnation].service.sent(hold);
+            match frame.payload {
+                Some(Source::Pool { hold: Some(hold), .. }) => self.incarnations[incarnation].service.sent(hold),
+                Some(Source::Staged(staged)) => self.release_staged(incarnation, &staged),
+                _ => {}
             }
         }
         self.incarnations[incarnation].ledger.end_all(index);

@@ -8,6 +8,37 @@ use kvplane_proto::Status;
 const STATUSES: usize = 32;
 const _: () = assert!(Status::ALL.len() <= STATUSES);
 
+/// Counts of what device pools did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct DeviceCounts {
+    /// Objects that moved into device pools.
+    pub promotions: u64,
+    /// Objects that moved out of them.
+    pub demotions: u64,
+    /// Objects that had to move out for a peer or a replica.
+    pub recalls: u64,
+    /// Gets of objects in them.
+    pub gets: u64,
+    /// Devices that hosts gave up.
+    pub lost: u64,
+    /// Objects that came back damaged.
+    pub damaged: u64,
+    /// Moves that were in flight when their node was killed.
+    pub cut_off: u64,
+}
+
+impl DeviceCounts {
+    fn add(&mut self, other: &Self) {
+        self.promotions += other.promotions;
+        self.demotions += other.demotions;
+        self.recalls += other.recalls;
+        self.gets += other.gets;
+        self.lost += other.lost;
+        self.damaged += other.damaged;
+        self.cut_off += other.cut_off;
+    }
+}
+
 /// Counts of what happened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Statistics {
@@ -57,6 +88,8 @@ pub struct Statistics {
     pub degraded: u64,
     /// Acknowledged objects that were read after the last crash.
     pub audited: u64,
+    /// Device pools.
+    pub device: DeviceCounts,
     /// Requests by their outcome.
     statuses: [u64; STATUSES],
 }
@@ -98,6 +131,7 @@ impl Statistics {
         self.missed += other.missed;
         self.degraded += other.degraded;
         self.audited += other.audited;
+        self.device.add(&other.device);
         for (mine, theirs) in self.statuses.iter_mut().zip(other.statuses) {
             *mine += theirs;
         }
@@ -133,6 +167,11 @@ impl fmt::Display for Statistics {
             )?;
             write!(f, "{recovered} objects recovered, {} slots reconciled and {} void, ", kept.0, kept.1)?;
             writeln!(f, "{degraded} tiers without writes, {audited} promises audited after the last crash")?;
+        }
+        if self.device.promotions > 0 {
+            let DeviceCounts { promotions, demotions, recalls, gets, lost, damaged, cut_off } = self.device;
+            write!(f, "{promotions} promotions, {demotions} demotions, {recalls} recalls, {gets} gets of devices, ")?;
+            writeln!(f, "{lost} lost devices, {damaged} damaged objects, {cut_off} moves of killed nodes")?;
         }
         f.write_str("requests by outcome:")?;
         for &status in Status::ALL {

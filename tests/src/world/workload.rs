@@ -6,13 +6,13 @@ use kvplane_proto::digest::tenant_number;
 use kvplane_proto::ids::BatchId;
 use kvplane_proto::message::{ObjectName, PutItem, PutOptions};
 
-use super::World;
-use super::check::memory::Loan;
-use super::check::shadow::Shadow;
-use super::check::{Rule, broken};
-use super::queue::Event;
-use super::results::{OpenBatch, TrackedTask, What};
-use super::scenario::MS;
+use crate::world::World;
+use crate::world::check::memory::Loan;
+use crate::world::check::results::{OpenBatch, TrackedTask, What};
+use crate::world::check::shadow::Shadow;
+use crate::world::check::{Rule, broken};
+use crate::world::queue::Event;
+use crate::world::scenario::MS;
 
 /// Longest deadline of a batch.
 pub(crate) const LONGEST_NS: u64 = 2000 * MS;

@@ -7,7 +7,7 @@ use kvplane::{GetOptions, P2pStore, ReadOptions, Region, reshard};
 use super::{Bed, SHARD, SIZES, check, filled, publish, region, regions, store};
 
 /// Creates a member that has the first shard only: the object is known, but no member has most of it.
-fn who_has_little(bed: &Bed, origin: &P2pStore) -> P2pStore {
+fn receiver_of_one_shard(bed: &Bed, origin: &P2pStore) -> P2pStore {
     let little = store(bed, "little");
     let object = origin.find("o", None).expect("there");
     let some = GetOptions { shards: Some(vec![(0, 1)]), ..GetOptions::default() };
@@ -21,7 +21,7 @@ fn a_missing_origin_is_waited_for_until_the_deadline() {
     let bed = Bed::start(0, 0);
     let origin = store(&bed, "origin");
     origin.register("o", &filled(21), &publish()).expect("published");
-    let _little = who_has_little(&bed, &origin);
+    let _little = receiver_of_one_shard(&bed, &origin);
     let readers = ["patient", "hasty"].map(|host| store(&bed, host));
     let object = readers[0].find("o", None).expect("there");
     drop(origin);

@@ -1,31 +1,32 @@
 //! Registration of the program's own memory.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::sync::Arc;
 
-use kvplane::{Region, RegisterOptions};
+use kvplane::device::Backing;
+use kvplane::{RegisterOptions, TransferError};
 
 use crate::engine::Engine;
 use crate::rim::{INVALID_ARGUMENT, array, text, with_engine};
 use crate::types::BufferEntry;
 
-/// Converts a range into a region; the memory belongs to C and is not unmapped when the region is dropped.
+/// Adopts a range of memory, the host's or a device's; it belongs to C and is not freed here.
 ///
 /// # Safety
-/// The range is mapped readable and writable until it is unregistered, or the engine is destroyed.
-unsafe fn adopt(address: *mut c_void, bytes: usize) -> Result<Arc<Region>, c_int> {
+/// The range is mapped readable and writable, or allocated on a device, until it is unregistered, or the engine is
+/// destroyed.
+unsafe fn adopt(address: *mut c_void, bytes: usize) -> Result<Backing, c_int> {
     let wraps = (address as usize).checked_add(bytes).is_none_or(|end| end > isize::MAX as usize);
     if address.is_null() || bytes == 0 || wraps {
         return Err(INVALID_ARGUMENT);
     }
     // SAFETY: by the caller's promise; unregistering waits until nothing uses the region.
-    Ok(unsafe { Region::adopt(address.cast(), bytes) })
+    unsafe { Backing::adopt(address as u64, bytes as u64) }.map_err(|error| TransferError::from(error).code())
 }
 
-fn register(engine: &Engine, regions: &[Arc<Region>], location: &str, remote_accessible: bool) -> Result<c_int, c_int> {
+fn register(engine: &Engine, memory: &[Backing], location: &str, remote_accessible: bool) -> Result<c_int, c_int> {
     let location = if location.is_empty() { "*" } else { location };
     let options = RegisterOptions { location: location.to_owned(), remote_accessible, writable: true };
-    engine.engine.register_batch(regions, &options).map_err(|error| error.code())?;
+    engine.engine.register_batch(memory, &options).map_err(|error| error.code())?;
     Ok(0)
 }
 
@@ -44,8 +45,8 @@ pub(crate) unsafe extern "C" fn registerLocalMemory(
     // SAFETY: by the caller's promise.
     unsafe {
         with_engine(engine, |engine| {
-            let region = adopt(addr, length)?;
-            register(engine, &[region], text(location).unwrap_or("*"), remote_accessible != 0)
+            let memory = adopt(addr, length)?;
+            register(engine, &[memory], text(location).unwrap_or("*"), remote_accessible != 0)
         })
     }
 }
@@ -80,8 +81,8 @@ pub(crate) unsafe extern "C" fn registerLocalMemoryBatch(
     unsafe {
         with_engine(engine, |engine| {
             let entries = array(buffer_list, buffer_len).ok_or(INVALID_ARGUMENT)?;
-            let regions: Result<Vec<_>, c_int> = entries.iter().map(|entry| adopt(entry.addr, entry.length)).collect();
-            register(engine, &regions?, text(location).unwrap_or("*"), true)
+            let memory: Result<Vec<_>, c_int> = entries.iter().map(|entry| adopt(entry.addr, entry.length)).collect();
+            register(engine, &memory?, text(location).unwrap_or("*"), true)
         })
     }
 }

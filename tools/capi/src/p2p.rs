@@ -14,8 +14,8 @@ use std::time::Duration;
 use kvplane::rpc::p2p::ObjectSummary;
 use kvplane::rpc::{CallError, RefusalCode};
 use kvplane::{
-    Control, Error, GetOptions, Layout, P2pConfig, P2pStore, PublishOptions, Ranks, Region, Remote, Status,
-    TransferError,
+    Control, ControlLinkError, Error, GetOptions, Layout, P2pConfig, P2pStore, PublishOptions, Ranks, Region, Remote,
+    Status, TransferError,
 };
 
 use crate::rim::{array, guarded, text, write_text};
@@ -49,12 +49,20 @@ fn code_of(error: &Error) -> c_int {
         Error::Call(CallError::Refused(why)) if refused(why, RefusalCode::NotFound) => PAYLOAD_NOT_FOUND,
         Error::Call(CallError::Refused(why)) if refused(why, RefusalCode::AlreadyExists) => PAYLOAD_OPENED,
         Error::Call(CallError::Refused(why)) if refused(why, RefusalCode::BadRequest) => INVALID_ARGUMENT,
-        Error::Call(_) | Error::Discovery(_) | Error::Connect(_) => CONTROL_PLANE,
+        Error::ControlLink(ControlLinkError::Addresses { .. }) => INVALID_ARGUMENT,
+        Error::Call(_) | Error::Discovery(_) | Error::Connect(_) | Error::ControlLink(_) | Error::NoMap => {
+            CONTROL_PLANE
+        }
         Error::Transfer(TransferError::AddressOverlapped { .. }) => ADDRESS_OVERLAPPED,
         Error::Status { status: Status::NotFound | Status::DeadlineExceeded, .. } => TOO_MANY_RETRIES,
         Error::Argument(_)
+        | Error::P2p(_)
+        | Error::Transfer(TransferError::Argument(_))
+        | Error::Identity(_)
         | Error::NoCertificate { .. }
         | Error::NoTickets { .. }
+        | Error::TicketIssue(_)
+        | Error::DataTls(_)
         | Error::Request(_)
         | Error::Directory(_) => INVALID_ARGUMENT,
         _ => TRANSFER_ENGINE,

@@ -1,35 +1,12 @@
 //! Self-contained HTML pages: one file with inline styles and plots in SVG, without scripts or external resources.
 //!
 //! [`page::Page`] is the document, [`chart::Chart`] a plot. Text from outside (file names, labels) passes through
-//! [`escape`]. Colours follow the reader's light or dark setting; series differ in dash as well as in colour.
-
-use std::borrow::Cow;
+//! [`escape`](kvplane_topology::draw::escape). Colours follow the reader's light or dark setting; series differ in dash
+//! as well as in colour.
 
 pub mod chart;
 pub mod page;
 pub mod scale;
-
-/// Escapes `text` for an element or a quoted attribute. Control characters, which XML does not allow, become spaces.
-#[must_use]
-pub fn escape(text: &str) -> Cow<'_, str> {
-    let special = |c: char| matches!(c, '&' | '<' | '>' | '"' | '\'') || c.is_control();
-    if !text.contains(special) {
-        return Cow::Borrowed(text);
-    }
-    let mut out = String::with_capacity(text.len() + 16);
-    for c in text.chars() {
-        match c {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            '\'' => out.push_str("&#39;"),
-            c if c.is_control() => out.push(' '),
-            c => out.push(c),
-        }
-    }
-    Cow::Owned(out)
-}
 
 /// Stand-in for an XML parser in tests: tags close in order, attributes are quoted, entities are known.
 #[cfg(test)]
@@ -88,17 +65,10 @@ pub(crate) mod well_formed {
 
 #[cfg(test)]
 mod tests {
+    use kvplane_topology::draw::escape;
     use proptest::prelude::*;
 
     use super::*;
-
-    #[test]
-    fn markup_in_names_is_shown_not_obeyed() {
-        let name = "<script>alert('x')</script>&\"\u{1}";
-        let escaped = escape(name);
-        assert_eq!(escaped, "&lt;script&gt;alert(&#39;x&#39;)&lt;/script&gt;&amp;&quot; ");
-        assert!(matches!(escape("plain.jsonl"), Cow::Borrowed(_)));
-    }
 
     proptest! {
         #[test]

@@ -6,12 +6,12 @@
 //! as `kvplane replay` does it. [`crate::model`] models the same policies independently; a test compares the two.
 
 mod belady;
-pub mod cluster;
-pub mod figures;
 mod leaves;
 pub mod published;
 pub mod report;
 mod stored;
+
+use std::fmt;
 
 use kvplane_store::eviction::Eviction;
 use serde::Serialize;
@@ -20,6 +20,38 @@ use crate::trace::{HitCounts, Request};
 
 /// Size of the largest cache that can be simulated, in tokens.
 pub const MAX_TOKENS: u64 = kvplane_store::allocator::MAX_POOL_BYTES / kvplane_store::allocator::GRANULE_BYTES;
+
+/// Error of a text that is no number of tokens within [`MAX_TOKENS`].
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TokensError {
+    text: String,
+}
+
+impl fmt::Display for TokensError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = &self.text;
+        write!(f, "{text:?} is not a cache size: give tokens, from 1 to {MAX_TOKENS}, such as 100k or 3M")
+    }
+}
+
+impl std::error::Error for TokensError {}
+
+/// Parses a number of tokens: `10000`, `100k`, `3M`.
+///
+/// # Errors
+/// When the text is no number from 1 to [`MAX_TOKENS`].
+pub fn tokens(text: &str) -> Result<u64, TokensError> {
+    let (digits, factor) = match text.as_bytes().last() {
+        Some(b'k' | b'K') => (&text[..text.len() - 1], 1_000),
+        Some(b'm' | b'M') => (&text[..text.len() - 1], 1_000_000),
+        _ => (text, 1),
+    };
+    let tokens = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(factor));
+    match tokens {
+        Some(tokens @ 1..=MAX_TOKENS) => Ok(tokens),
+        _ => Err(TokensError { text: text.to_owned() }),
+    }
+}
 
 /// Rule that decides which blocks are kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

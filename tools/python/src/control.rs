@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
-use kvplane::interrupt::{self, Nothing};
+use kvplane::interrupt::{self, ReceiveError};
 use kvplane::rpc::{ClusterName, LocalError, RuntimeDirectory};
 use kvplane::{Control, DataTls, Error, Remote};
 use pyo3::exceptions::PyValueError;
@@ -317,7 +317,7 @@ pub(crate) fn within<T: Send + 'static, E: From<SetupThreadError> + Send + 'stat
     started.map_err(SetupThreadError::Start)?;
     match interrupt::receive(&wait, Some(longest)) {
         Ok(done) => done,
-        Err(Nothing::Ended) => Err(SetupThreadError::Interrupted.into()),
-        Err(Nothing::Late | Nothing::Gone) => Err(late),
+        Err(ReceiveError::Interrupted) => Err(SetupThreadError::Interrupted.into()),
+        Err(ReceiveError::TimedOut | ReceiveError::Disconnected) => Err(late),
     }
 }

@@ -5,6 +5,7 @@ pub(crate) mod transfers;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
+use kvplane::device::{DeviceId, StreamHandle};
 use kvplane::{
     Batch, Notice, Opcode, Region, RegisterOptions, SegmentHandle, SubmitOptions, TaskState, TransferEngine, interrupt,
 };
@@ -12,8 +13,9 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
 use crate::cpython::{number_of, numbers};
+use crate::memory::adopt_any;
+use crate::memory::device_memory::{StreamQueues, stream_at};
 use crate::memory::host_memory::allocate;
-use crate::memory::{RangeAccess, adopt, mapped};
 use crate::outcome::{INTERNAL, engine_code, failed};
 use crate::store::clients::Call;
 use crate::waiting::waiting;
@@ -58,6 +60,7 @@ pub(crate) struct Engine {
     segments: Mutex<HashMap<String, SegmentHandle>>,
     batches: Mutex<Batches>,
     managed: Mutex<HashMap<u64, Arc<Region>>>,
+    streams: StreamQueues,
     process: u32,
 }
 
@@ -80,6 +83,8 @@ struct TransferArguments {
     theirs: Vec<u64>,
     lengths: Vec<u64>,
     notice: Option<Notice>,
+    /// Stream of the caller, whose work is done before bytes are moved.
+    stream: Option<StreamHandle>,
 }
 
 impl TransferArguments {
@@ -98,7 +103,14 @@ impl TransferArguments {
             theirs: numbers(theirs)?,
             lengths: numbers(lengths)?,
             notice: notice.map(|(name, message)| Notice { name, message }),
+            stream: None,
         })
+    }
+
+    /// Orders the transfers behind the work on a stream: the location of its device, and its handle.
+    fn on(self, stream: Option<(String, u64)>) -> PyResult<Self> {
+        let stream = stream.map(|(location, handle)| stream_at(&location, handle)).transpose()?;
+        Ok(Self { stream: stream.map(|(_, stream)| stream), ..self })
     }
 }
 
@@ -121,6 +133,7 @@ impl Engine {
             segments: Mutex::default(),
             batches: Mutex::default(),
             managed: Mutex::default(),
+            streams: StreamQueues::default(),
             process: std::process::id(),
         })
     }
@@ -187,8 +200,14 @@ impl Engine {
         0
     }
 
+    /// Waits until the work that is on a caller's stream of a device now is done. Returns 0 or an error code.
+    fn await_stream(&self, py: Python<'_>, location: &str, handle: u64) -> PyResult<i64> {
+        let (id, stream) = stream_at(location, handle)?;
+        waiting(py, || self.call(|_| Ok(self.streams.wait(id, stream))).unwrap_or_else(|code| code))
+    }
+
     /// Transfers and waits. Returns 0 when all bytes were moved, else an error code. Nothing is in flight afterwards.
-    #[pyo3(signature = (target, write, ours, theirs, lengths, notice=None))]
+    #[pyo3(signature = (target, write, ours, theirs, lengths, notice=None, stream=None))]
     #[allow(clippy::too_many_arguments, reason = "the columns of a batch, as Python has them")]
     fn transfer(
         &self,
@@ -199,8 +218,9 @@ impl Engine {
         theirs: &Bound<'_, PyAny>,
         lengths: &Bound<'_, PyAny>,
         notice: Option<(String, String)>,
+        stream: Option<(String, u64)>,
     ) -> PyResult<i64> {
-        let asked = TransferArguments::of(target, write, ours, theirs, lengths, notice)?;
+        let asked = TransferArguments::of(target, write, ours, theirs, lengths, notice)?.on(stream)?;
         waiting(py, || {
             let done = self.call(|engine| {
                 let batch = self.start(engine, &asked, false)?;
@@ -211,7 +231,8 @@ impl Engine {
     }
 
     /// Starts a transfer. Returns its number, from 1 on, or an error code.
-    #[pyo3(signature = (target, write, ours, theirs, lengths))]
+    #[pyo3(signature = (target, write, ours, theirs, lengths, stream=None))]
+    #[allow(clippy::too_many_arguments, reason = "the columns of a batch, as Python has them")]
     fn submit(
         &self,
         py: Python<'_>,
@@ -220,8 +241,9 @@ impl Engine {
         ours: &Bound<'_, PyAny>,
         theirs: &Bound<'_, PyAny>,
         lengths: &Bound<'_, PyAny>,
+        stream: Option<(String, u64)>,
     ) -> PyResult<i64> {
-        let asked = TransferArguments::of(target, write, ours, theirs, lengths, None)?;
+        let asked = TransferArguments::of(target, write, ours, theirs, lengths, None)?.on(stream)?;
         waiting(py, || {
             let started = self.call(|engine| {
                 self.batches.lock().unwrap_or_else(PoisonError::into_inner).make_room()?;
@@ -312,6 +334,7 @@ impl Engine {
                 let batches = core::mem::take(&mut self.batches.lock().unwrap_or_else(PoisonError::into_inner).open);
                 drop(batches);
                 drop(self.engine.write().unwrap_or_else(PoisonError::into_inner).take());
+                self.streams.clear();
                 self.managed.lock().unwrap_or_else(PoisonError::into_inner).clear();
             });
         }
@@ -338,22 +361,21 @@ impl Engine {
         if addresses.len() != sizes.len() {
             return Err(failed(-1, format!("{} addresses and {} lengths", addresses.len(), sizes.len())));
         }
-        let mut regions = Vec::with_capacity(addresses.len());
+        let mut memory = Vec::with_capacity(addresses.len());
         for (&address, &bytes) in addresses.iter().zip(sizes) {
             let own = self.managed.lock().unwrap_or_else(PoisonError::into_inner).get(&address).cloned();
-            if own.is_none() && mapped(address, bytes) == RangeAccess::No {
-                let why = format!("{bytes} bytes at {address:#x} are not all readable memory of this process");
-                return Err(failed(-1, why));
-            }
-            // SAFETY: the range is mapped, as checked; that it stays mapped until it is unregistered is the contract of
-            // registering.
-            let region = unsafe { adopt(address, bytes) };
-            regions.push(region.ok_or_else(|| failed(-1, format!("{bytes} bytes at {address:#x}: invalid range")))?);
+            let adopted = match own {
+                Some(region) => Ok(region.into()),
+                // SAFETY: that the range stays what it is until it is unregistered is the contract of registering.
+                None => unsafe { adopt_any(address, bytes) }.map(|(backing, _)| backing),
+            };
+            memory.push(adopted.map_err(|error| failed(-1, error.to_string()))?);
         }
-        // Locations that are not CPU memory are meaningless here: the kernel determines the node.
-        let location = if location.starts_with("cpu:") { location } else { "*" };
+        // Other locations are meaningless here: the memory is where it is found.
+        let is_known = location.starts_with("cpu:") || DeviceId::parse(location).is_some();
+        let location = if is_known { location } else { "*" };
         let options = RegisterOptions { location: location.to_owned(), ..RegisterOptions::default() };
-        self.call(|engine| engine.register_batch(&regions, &options).map_err(|error| engine_code(&error)))?;
+        self.call(|engine| engine.register_batch(&memory, &options).map_err(|error| engine_code(&error)))?;
         Ok(0)
     }
 
@@ -371,7 +393,12 @@ impl Engine {
         let handle = self.open(engine, &asked.target)?;
         let requests = transfers::requests(asked.opcode, handle, &asked.ours, &asked.theirs, &asked.lengths)?;
         // A notice goes with the first request, which may be one of no bytes.
-        let options = SubmitOptions { background, notice: asked.notice.clone(), ..SubmitOptions::default() };
+        let options = SubmitOptions {
+            background,
+            notice: asked.notice.clone(),
+            stream: asked.stream,
+            ..SubmitOptions::default()
+        };
         engine.submit(&requests, &options).map_err(|error| engine_code(&error))
     }
 }

@@ -45,6 +45,21 @@ fn block_hashes(
     Ok(py.detach(|| kvplane::vllm_block_hashes(&tokens, block_tokens, seed, lora, salt)))
 }
 
+/// Returns the locations of the visible devices of a family (`cuda`, `hip`, `npu`), for which its driver is loaded; an
+/// empty list where there is no driver, and its reason as the last error.
+#[pyfunction]
+fn devices(py: Python<'_>, family: &str) -> Vec<String> {
+    let found = py.detach(kvplane::device::open_families).into_iter().find(|(found, _)| found.prefix() == family);
+    match found {
+        Some((_, Ok(devices))) => devices.into_iter().map(|info| info.id.to_string()).collect(),
+        Some((_, Err(error))) => {
+            outcome::failed(-1, error.to_string());
+            Vec::new()
+        }
+        None => Vec::new(),
+    }
+}
+
 /// Initializes the module.
 #[pymodule]
 #[pyo3(name = "_native")]
@@ -57,6 +72,8 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<scheduler::Scheduler>()?;
     module.add_function(wrap_pyfunction!(last_error, module)?)?;
     module.add_function(wrap_pyfunction!(block_hashes, module)?)?;
+    module.add_function(wrap_pyfunction!(devices, module)?)?;
+    module.add_function(wrap_pyfunction!(memory::device_memory::location, module)?)?;
     module.add_function(wrap_pyfunction!(memory::host_memory::read_memory, module)?)?;
     module.add_function(wrap_pyfunction!(memory::host_memory::write_memory, module)?)?;
     module.add_function(wrap_pyfunction!(memory::host_memory::buffer_address, module)?)?;

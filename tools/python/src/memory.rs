@@ -3,6 +3,7 @@
 //! Addresses come from Python as numbers, so any may be wrong. Ranges to register are checked against the process's
 //! mappings first; other ranges are read through the kernel, which reports unmapped memory.
 
+pub(crate) mod device_memory;
 pub(crate) mod host_memory;
 
 use std::collections::BTreeMap;
@@ -13,6 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use kvplane::device::{self, Backing, DeviceError};
+use kvplane::memory_map::{Mapping, MemoryMap};
 use kvplane::{Region, interrupt};
 
 /// Longest wait of unregistering for calls that use the memory; each ends by its own deadline before that.
@@ -30,35 +33,23 @@ pub(crate) enum RangeAccess {
     Writable,
 }
 
-/// Returns the access to a range, by the kernel's list of mappings.
-pub(crate) fn mapped(address: u64, bytes: u64) -> RangeAccess {
-    let Some(end) = address.checked_add(bytes).filter(|_| address != 0) else { return RangeAccess::No };
-    let Ok(list) = std::fs::read_to_string("/proc/self/maps") else {
-        // Without the list, the caller is trusted.
-        return RangeAccess::Writable;
-    };
-    let (mut at, mut writable) = (address, true);
-    for line in list.lines() {
-        let Some((from, until, rights)) = parse(line) else { continue };
-        if until <= at {
-            continue;
+impl RangeAccess {
+    /// Returns the access by the kernel's list of mappings; without the list, the caller is trusted.
+    fn by(map: Option<&MemoryMap>, address: u64, bytes: u64) -> Self {
+        if address == 0 || address.checked_add(bytes).is_none() {
+            return Self::No;
         }
-        if from > at || !rights.starts_with('r') {
-            return RangeAccess::No;
-        }
-        writable &= rights.as_bytes().get(1) == Some(&b'w');
-        at = until;
-        if at >= end {
-            return if writable { RangeAccess::Writable } else { RangeAccess::Readable };
+        match map {
+            Some(map) if !map.covers(address, bytes, Mapping::is_readable) => Self::No,
+            Some(map) if !map.covers(address, bytes, Mapping::is_writable) => Self::Readable,
+            _ => Self::Writable,
         }
     }
-    RangeAccess::No
 }
 
-fn parse(line: &str) -> Option<(u64, u64, &str)> {
-    let (range, rest) = line.split_once(' ')?;
-    let (from, until) = range.split_once('-')?;
-    Some((u64::from_str_radix(from, 16).ok()?, u64::from_str_radix(until, 16).ok()?, rest))
+/// Returns the access to a range, by the kernel's list of mappings.
+pub(crate) fn mapped(address: u64, bytes: u64) -> RangeAccess {
+    RangeAccess::by(MemoryMap::read().ok().as_ref(), address, bytes)
 }
 
 /// Reads memory of this process through the kernel; fails where it is not mapped.
@@ -86,12 +77,60 @@ pub(crate) unsafe fn adopt(address: u64, bytes: u64) -> Option<Arc<Region>> {
     (address != 0 && fits).then(|| unsafe { Region::adopt(address as *mut u8, length) })
 }
 
+/// Reason why memory of the caller cannot be used.
+#[derive(Debug)]
+pub(crate) enum AdoptError {
+    /// Not all of the range is readable memory of this process.
+    NotReadable { address: u64, bytes: u64 },
+    /// The range is null or empty, or wraps around.
+    Invalid { address: u64, bytes: u64 },
+    /// A driver does not know it as one allocation.
+    Device(DeviceError),
+}
+
+impl fmt::Display for AdoptError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotReadable { address, bytes } => {
+                write!(f, "{bytes} bytes at {address:#x} are not all readable memory of this process")
+            }
+            Self::Invalid { address, bytes } => write!(f, "{bytes} bytes at {address:#x}: invalid range"),
+            Self::Device(error) => error.fmt(f),
+        }
+    }
+}
+
+/// Adopts memory of the host or of a device. Returns true with it if it may be written.
+///
+/// # Errors
+/// When it is neither, as far as the kernel's list of mappings and the drivers know.
+///
+/// # Safety
+/// The range stays mapped, or allocated, until the last clone is gone.
+pub(crate) unsafe fn adopt_any(address: u64, bytes: u64) -> Result<(Backing, bool), AdoptError> {
+    let map = MemoryMap::read().ok();
+    let is_host = || map.as_ref().is_none_or(|map| map.is_host(address, bytes));
+    if device::is_any_driver_loaded() && bytes > 0 && !is_host() {
+        // SAFETY: by the caller's promise.
+        let backing = unsafe { Backing::adopt(address, bytes) }.map_err(AdoptError::Device)?;
+        let is_writable = backing.device().is_some() || mapped(address, bytes) == RangeAccess::Writable;
+        return Ok((backing, is_writable));
+    }
+    let access = RangeAccess::by(map.as_ref(), address, bytes);
+    if access == RangeAccess::No {
+        return Err(AdoptError::NotReadable { address, bytes });
+    }
+    // SAFETY: the range is mapped, as checked, and stays so by the caller's promise.
+    let region = unsafe { adopt(address, bytes) }.ok_or(AdoptError::Invalid { address, bytes })?;
+    Ok((Backing::Host(region), access == RangeAccess::Writable))
+}
+
 /// Registered memory.
 pub(crate) struct Entry {
     pub(crate) id: u64,
     pub(crate) address: u64,
     pub(crate) bytes: u64,
-    pub(crate) region: Arc<Region>,
+    pub(crate) backing: Backing,
     pub(crate) writable: bool,
 }
 
@@ -102,15 +141,19 @@ impl Entry {
             && address - self.address <= self.bytes
             && bytes <= self.bytes - (address - self.address)
     }
+
+    /// Returns true if a range is still mapped. Memory of a device is checked when it is copied.
+    fn is_mapped(&self, address: u64, bytes: u64) -> bool {
+        let at = address - self.address;
+        self.backing.region().is_none_or(|region| region.is_mapped(at as usize, bytes as usize))
+    }
 }
 
 /// Reason why memory cannot be registered or unregistered.
 #[derive(Debug)]
 pub(crate) enum RegistrationError {
-    /// Not all of the range is readable memory of this process.
-    NotReadable { address: u64, bytes: u64 },
-    /// The range ends beyond the address space.
-    Beyond { address: u64, bytes: u64 },
+    /// The range is empty, or not readable memory of this process, or a driver does not know it as one allocation.
+    Adopt(AdoptError),
     /// A part of the range is registered.
     Overlap { address: u64, bytes: u64, other: u64, other_bytes: u64 },
     /// No registered range begins at the address.
@@ -124,12 +167,7 @@ pub(crate) enum RegistrationError {
 impl fmt::Display for RegistrationError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NotReadable { address, bytes } => {
-                write!(f, "{bytes} bytes at {address:#x} are not all readable memory of this process")
-            }
-            Self::Beyond { address, bytes } => {
-                write!(f, "{bytes} bytes at {address:#x} end beyond the address space")
-            }
+            Self::Adopt(error) => error.fmt(f),
             Self::Overlap { address, bytes, other, other_bytes } => write!(
                 f,
                 "{bytes} bytes at {address:#x} overlap {other_bytes} bytes at {other:#x}, which are registered"
@@ -155,22 +193,19 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Registers a range.
+    /// Registers a range, of the host's memory or of a device's.
     pub(crate) fn register(&self, address: u64, bytes: u64) -> Result<(), RegistrationError> {
-        let rights = mapped(address, bytes);
-        if rights == RangeAccess::No || bytes == 0 {
-            return Err(RegistrationError::NotReadable { address, bytes });
+        if bytes == 0 {
+            return Err(RegistrationError::Adopt(AdoptError::NotReadable { address, bytes }));
         }
-        // SAFETY: the range is mapped, as checked; that it stays mapped until it is unregistered is the contract of
-        // registering.
-        let region = unsafe { adopt(address, bytes) };
-        let region = region.ok_or(RegistrationError::Beyond { address, bytes })?;
-        self.insert(region, rights == RangeAccess::Writable)
+        // SAFETY: that the range stays what it is until it is unregistered is the contract of registering.
+        let (backing, writable) = unsafe { adopt_any(address, bytes) }.map_err(RegistrationError::Adopt)?;
+        self.insert(backing, writable)
     }
 
-    /// Registers a region that this module allocated.
-    pub(crate) fn insert(&self, region: Arc<Region>, writable: bool) -> Result<(), RegistrationError> {
-        let (address, bytes) = (region.address(), region.bytes() as u64);
+    /// Registers memory that was adopted, or allocated by this module.
+    pub(crate) fn insert(&self, backing: Backing, writable: bool) -> Result<(), RegistrationError> {
+        let (address, bytes) = (backing.address(), backing.bytes());
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, other)) = entries.range(..address + bytes).next_back()
             && other.address + other.bytes > address
@@ -179,7 +214,7 @@ impl Memory {
             return Err(RegistrationError::Overlap { address, bytes, other, other_bytes });
         }
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
-        entries.insert(address, Arc::new(Entry { id, address, bytes, region, writable }));
+        entries.insert(address, Arc::new(Entry { id, address, bytes, backing, writable }));
         Ok(())
     }
 
@@ -244,10 +279,9 @@ impl Lookup<'_> {
             return Some(Arc::clone(last));
         }
         let entry = self.memory.find(address, bytes)?;
-        let region = &entry.region;
-        if region.is_mapped(0, region.bytes()) {
+        if entry.is_mapped(entry.address, entry.bytes) {
             self.last = Some(Arc::clone(&entry));
-        } else if !region.is_mapped((address - entry.address) as usize, bytes as usize) {
+        } else if !entry.is_mapped(address, bytes) {
             return None;
         }
         Some(entry)

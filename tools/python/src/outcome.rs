@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use kvplane::{Error, Status, TransferError};
+use kvplane::{ControlLinkError, Error, Status, TransferError};
 
 /// `INTERNAL_ERROR`: also the result of a call on a closed object, or in a forked process.
 pub(crate) const INTERNAL: i64 = -1;
@@ -12,6 +12,8 @@ pub(crate) const NO_ROOM: i64 = -200;
 pub(crate) const INVALID_KEY: i64 = -400;
 /// `INVALID_PARAMS`.
 pub(crate) const INVALID: i64 = -600;
+/// `RPC_TIMEOUT`.
+pub(crate) const TIMEOUT: i64 = -901;
 /// `OBJECT_NOT_FOUND`.
 pub(crate) const NOT_FOUND: i64 = -704;
 
@@ -41,16 +43,30 @@ pub(crate) fn store_code(error: &Error) -> i64 {
         Error::Status { status, .. } => status_code(*status),
         Error::Request(_)
         | Error::Argument(_)
+        | Error::NodeConfig(_)
+        | Error::P2p(_)
+        | Error::Identity(_)
         | Error::NoCertificate { .. }
         | Error::NoTickets { .. }
+        | Error::TicketIssue(_)
+        | Error::DataTls(_)
         | Error::Directory(_)
+        | Error::ControlLink(ControlLinkError::Addresses { .. })
         | Error::Transfer(
             TransferError::AddressOverlapped { .. }
             | TransferError::AddressNotRegistered(_)
+            | TransferError::Argument(_)
             | TransferError::Malformed(_),
         ) => INVALID,
         Error::Transfer(TransferError::TooManyRequests(_)) | Error::Memory(_) => NO_ROOM,
-        Error::Discovery(_) | Error::Connect(_) | Error::Call(_) => -900,
+        Error::Discovery(_)
+        | Error::Connect(_)
+        | Error::Call(_)
+        | Error::ControlLink(_)
+        | Error::NoMap
+        | Error::NotInMap { .. }
+        | Error::MapOffered
+        | Error::NoInstance { .. } => -900,
         _ => INTERNAL,
     };
     match error.status() {

@@ -9,8 +9,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use kvplane::rpc::conductor::{
-    CacheReport, DeregisterInstance, EventSource, ExplainRequest, QueryPrefix, RegisterInstance, ReportCache,
-    ReportLoad, Schedule, ScheduleMode,
+    CacheBatch, CacheReport, DeregisterInstance, EventSource, ExplainRequest, InstanceLoad, QueryPrefix,
+    RegisterInstance, ReportCache, ReportLoad, Schedule, ScheduleMode,
 };
 use kvplane::rpc::{CallError, RefusalCode};
 use kvplane::{Decision, Error};
@@ -234,7 +234,12 @@ impl Scheduler {
     fn report_load(&self, py: Python<'_>, of: (String, String, u64, u64), load: (u64, u64, u32)) -> PyResult<i64> {
         let (tenant, instance, incarnation, seq) = of;
         let (queued_tokens, decode_tokens, decodes) = load;
-        let call = ReportLoad { tenant, instance, incarnation, seq, queued_tokens, decode_tokens, decodes };
+        let call = ReportLoad {
+            tenant,
+            instance,
+            incarnation,
+            load: InstanceLoad { seq, queued_tokens, decode_tokens, decodes },
+        };
         Ok(self.ask(py, |line| line.call(call))?.map_or_else(|code| code, |_| 0))
     }
 
@@ -256,7 +261,9 @@ impl Scheduler {
         };
         let changes: Option<Vec<_>> = changes.into_iter().map(Change::out).collect();
         let Some(changes) = changes else { return Ok((invalid("a change names an unknown kind or tier"), 0, "")) };
-        let told = self.ask(py, |line| line.call(ReportCache { tenant, instance, incarnation, seq, kind, changes }))?;
+        let told = self.ask(py, |line| {
+            line.call(ReportCache { tenant, instance, incarnation, batch: CacheBatch { seq, kind, changes } })
+        })?;
         Ok(told.map_or_else(
             |code| (code, 0, ""),
             |told| (0, told.next, crate::scheduler::scheduling::wanted_name(told.wanted)),

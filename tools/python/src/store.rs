@@ -21,6 +21,7 @@ use pyo3::types::PyList;
 use crate::control::{ControlArguments, seconds, seconds_or_none, tls_of};
 use crate::cpython::{Keys, View, number_of, numbers, places, views};
 use crate::memory::adopt;
+use crate::memory::device_memory::{StreamQueues, stream_at};
 use crate::outcome::{INTERNAL, INVALID, NO_NODE, NO_ROOM, NOT_FOUND, failed, store_code};
 use crate::segment::{Segment, Segments};
 use crate::store::arguments::{KeepArguments, matching, options, parts, several, single};
@@ -40,6 +41,7 @@ pub(crate) struct Store {
     data_tls: DataTls,
     sessions: Sessions,
     segments: Arc<Segments>,
+    streams: StreamQueues,
 }
 
 impl Drop for Store {
@@ -94,6 +96,7 @@ impl Store {
             clients: Clients::new(config, client),
             sessions: Sessions::default(),
             segments: Segments::new(),
+            streams: StreamQueues::default(),
         })
     }
 
@@ -116,6 +119,15 @@ impl Store {
         }
         let gone = waiting(py, || (self.clients.memory.unregister(address), self.clients.sweep()).0)?;
         Ok(gone.map_or_else(|error| failed(INVALID, error.to_string()), |()| 0))
+    }
+
+    /// Waits until the work that is on a caller's stream of a device now is done. Returns 0 or an error code.
+    fn await_stream(&self, py: Python<'_>, location: &str, handle: u64) -> PyResult<i64> {
+        let (id, stream) = stream_at(location, handle)?;
+        waiting(py, || match Call::begin(self.clients.process()) {
+            Ok(_call) => self.streams.wait(id, stream),
+            Err(code) => code,
+        })
     }
 
     /// Stores the bytes of an object with the buffer protocol.
@@ -503,6 +515,7 @@ impl Store {
         if self.clients.process() == std::process::id() {
             py.detach(|| {
                 self.clients.close();
+                self.streams.clear();
                 self.segments.leave();
             });
         }

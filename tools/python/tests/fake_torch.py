@@ -50,6 +50,9 @@ class Tensor:
     def cpu(self):
         return of(self.raw(), self.shape, self.dtype)
 
+    def is_contiguous(self):
+        return not self._gaps
+
     def contiguous(self):
         return of(self.raw(), self.shape, self.dtype) if self._gaps else self
 

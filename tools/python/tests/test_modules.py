@@ -271,11 +271,11 @@ class Tables(unittest.TestCase):
         self.assertEqual(store.put("noise", b"x" * 400), 0)
         self.assertIsNone(store.get_tensor("noise"))
 
-    def test_what_needs_cuda_says_so(self):
-        store = MooncakeDistributedStore()
-        for call in (lambda: store.get_tensor_into_cuda("k", None), lambda: store.batch_get_tensor_into_cuda([], [])):
-            with self.assertRaisesRegex(NotImplementedError, "CUDA"):
-                call()
+    def test_what_needs_efa_says_so(self):
+        from mooncake.engine import TransferEngine
+
+        with self.assertRaisesRegex(NotImplementedError, "EFA"):
+            TransferEngine().warmup_efa_segment("peer")
 
     def test_shared_segments(self):
         from mooncake.engine import SharedSegment

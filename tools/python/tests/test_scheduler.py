@@ -182,7 +182,7 @@ class Lost(unittest.TestCase):
         other = "two" if local.prefill == "one" else "one"
         self.assertEqual(line.schedule("b", prompt(1), barred=[local.prefill]), kvplane.Local(other, other))
         line.ended(local)
-        with self.assertRaises(kvplane.InvalidArgument):
+        with self.assertRaises(kvplane.Unreachable):
             line.schedule("c", prompt(1, model="nobody's"))
         with self.assertRaises(kvplane.Error):
             line.query(prompt(1))

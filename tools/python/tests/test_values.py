@@ -111,7 +111,13 @@ class Names(unittest.TestCase):
         self.assertEqual(ask("/health"), (200, '{"status": "healthy", "code": 0}'))
         status, text = ask("/metrics")
         self.assertEqual(status, 200)
-        for name in ("kvplane_client_calls_total", "kvplane_client_registered_bytes", "kvplane_shard_pool_bytes"):
+        for name in (
+            "kvplane_client_calls_total",
+            "kvplane_client_registered_bytes",
+            "kvplane_client_pool_read_bytes_total",
+            "kvplane_client_pool_pinned_bytes",
+            "kvplane_shard_pool_bytes",
+        ):
             self.assertRegex(text, rf"(?m)^{name}(\{{.*\}})? \d+$")
         status, text = ask("/metrics/summary")
         self.assertEqual(status, 200)

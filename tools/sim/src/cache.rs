@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use kvplane_proto::digest::Digest;
+use kvplane_proto::events::ObjectChange;
 use kvplane_proto::ids::Version;
 use kvplane_store::allocator::GRANULE_BYTES;
-use kvplane_store::events::Change;
 use kvplane_store::eviction::ChosenPolicy;
 use kvplane_store::{Store, StoreConfig};
 
@@ -36,7 +36,7 @@ impl Cache {
         let policy = config.policy();
         let mut store =
             Store::with_policy(config, Version(1), policy).expect("the limits follow from the cache's size");
-        store.events_mut().keep(EVENTS);
+        store.objects_mut().events_mut().keep(EVENTS);
         Self { store, next: 1, block_tokens }
     }
 
@@ -73,13 +73,13 @@ impl Cache {
 
     /// Takes the changes since the last call: blocks stored, blocks removed.
     pub(crate) fn changes(&mut self) -> (Vec<u64>, Vec<u64>) {
-        let page = self.store.events().read(self.next, EVENTS);
+        let page = self.store.objects().events().read(self.next, EVENTS);
         self.next = page.next;
         let (mut stored, mut removed) = (Vec::new(), Vec::new());
         for event in page.events {
             match event.change {
-                Change::Stored => stored.push(event.digest.0 as u64),
-                Change::Removed | Change::Cleared => removed.push(event.digest.0 as u64),
+                ObjectChange::Stored => stored.push(event.digest.0 as u64),
+                ObjectChange::Removed | ObjectChange::Cleared => removed.push(event.digest.0 as u64),
             }
         }
         (stored, removed)

@@ -23,5 +23,5 @@ mod world;
 pub use bounds::{Order, bound};
 pub use config::{Faults, SimConfig, Work};
 pub use outcome::{Fate, Outcome, ReplicaSample, RequestOutcome};
-pub use policies::{RejectingAlgorithm1, Rejection, side_by_side};
+pub use policies::{Algorithm1, DynamoLike, RejectingAlgorithm1, Rejection, SglangLike, side_by_side};
 pub use world::run;

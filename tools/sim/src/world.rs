@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use kvplane_conductor::cost::transfer_ns;
-use kvplane_conductor::index::{ContextId, ContextKey, IndexConfig, Tier};
+use kvplane_conductor::index::{ContextId, IndexConfig, PromptContext, Tier};
 use kvplane_conductor::policy::{Choice, Fetch, Placement, Policy};
 use kvplane_conductor::scheduler::{ExcludedInstances, Next, Progress, Request, Scheduler, SchedulerConfig, Scratch};
 use kvplane_proto::rng::{Rng, mix64};
@@ -112,7 +112,7 @@ impl<'a> World<'a> {
     fn new(trace: &'a [Work], config: &'a SimConfig, policy: Box<dyn Policy>) -> Self {
         let valid = "the limits follow from the trace";
         let mut scheduler = Scheduler::new(books(trace, config), policy).expect(valid);
-        let key = ContextKey { tenant: "sim".into(), block_tokens: config.block_tokens, ..ContextKey::default() };
+        let key = PromptContext { tenant: "sim".into(), block_tokens: config.block_tokens, ..PromptContext::default() };
         let context = scheduler.context(&key).expect(valid);
         for _ in 0..config.prefill {
             scheduler.add_prefill().expect(valid);

@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use kvplane_conductor::copies::CopyConfig;
 use kvplane_conductor::cost::PrefillModel;
-use kvplane_conductor::policy::{Algorithm1, Ours, Policy, Slo};
+use kvplane_conductor::policy::{LateBinding, Policy, Slo};
 use kvplane_proto::rng::Rng;
-use kvplane_sim::{Fate, Faults, Order, RejectingAlgorithm1, Rejection, SimConfig, Work, bound, run, side_by_side};
+use kvplane_sim::{
+    Algorithm1, Fate, Faults, Order, RejectingAlgorithm1, Rejection, SimConfig, Work, bound, run, side_by_side,
+};
 
 fn work(arrival_ms: u64, input_tokens: u32, blocks: &[u64]) -> Work {
     Work { arrival_ns: arrival_ms * 1_000_000, input_tokens, output_tokens: 10, blocks: Arc::from(blocks) }
@@ -41,7 +43,7 @@ fn a_prefix_is_computed_once_and_reused() {
     let trace = [work(0, 8192, &blocks), work(10_000, 8192, &blocks)];
     let config = SimConfig { prefill: 2, ..SimConfig::default() };
     let model = PrefillModel::default();
-    for policy in [Box::new(Algorithm1::default()) as Box<dyn Policy>, Box::new(Ours::default())] {
+    for policy in [Box::new(Algorithm1::default()) as Box<dyn Policy>, Box::new(LateBinding::default())] {
         let outcome = run(&trace, &config, policy);
         assert_eq!(outcome.requests[0].ttft_ns, model.predict_ns(8192, 0));
         assert_eq!(outcome.requests[1].ttft_ns, model.predict_ns(8192, 8192));
@@ -111,7 +113,7 @@ fn admission_rejects_at_arrival() {
     }
     let paper = run(&trace, &config, Box::new(Algorithm1 { refuses: true, ..Algorithm1::default() }));
     assert!(paper.count(Fate::Refused) > 50);
-    let ours = run(&trace, &config, Box::new(Ours { refuses: true, ..Ours::default() }));
+    let ours = run(&trace, &config, Box::new(LateBinding { refuses: true, ..LateBinding::default() }));
     assert_eq!(ours.count(Fate::RefusedLate), 0);
     let goodput = |outcome: &kvplane_sim::Outcome| outcome.goodput(slo.ttft_ns, slo.tbt_ns);
     assert!(goodput(&ours) >= goodput(&paper), "{} against {}", goodput(&ours), goodput(&paper));
@@ -140,7 +142,7 @@ fn copying(config: &SimConfig) -> SimConfig {
 fn replicas_relieve_a_hot_node() {
     let trace = documents(4_000, 7, 130);
     let config = SimConfig { nic_bytes_s: 40_000_000_000, pass_through: true, ..SimConfig::default() };
-    let ours = || Box::new(Ours::default());
+    let ours = || Box::new(LateBinding::default());
     let (without, with) = (run(&trace, &config, ours()), run(&trace, &copying(&config), ours()));
     // All of it was sent by one of eight instances.
     assert_eq!((without.copied, without.egress_imbalance), (0, 8.0));
@@ -157,7 +159,7 @@ fn replicas_do_no_harm_without_contention() {
         (documents(1_000, 9, 200), SimConfig { prefill: 8, ..SimConfig::default() }),
         (documents(1_000, 9, 130), SimConfig { nic_bytes_s: 40_000_000_000, ..SimConfig::default() }),
     ] {
-        let ours = || Box::new(Ours::default());
+        let ours = || Box::new(LateBinding::default());
         let (without, with) = (run(&trace, &config, ours()), run(&trace, &copying(&config), ours()));
         assert!(with.mean_ttft_s() <= without.mean_ttft_s() * 1.01, "{} s", with.mean_ttft_s());
     }

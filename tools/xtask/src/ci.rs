@@ -21,11 +21,11 @@ use crate::workspace::Workspace;
 /// `cargo x fuzz` run more, and a plain `cargo x test` less.
 const SIZES: [(&str, &str); 6] = [
     ("KVPLANE_SEEDS", "100"),
-    ("KVPLANE_TIER_SEEDS", "150"),
-    ("KVPLANE_KILLS", "60"),
+    ("KVPLANE_TIER_SEEDS", "100"),
+    ("KVPLANE_KILLS", "40"),
     ("KVPLANE_POWER_FAILURES", "18"),
     ("KVPLANE_FULL_KILLS", "10"),
-    ("KVPLANE_FUZZ_SECONDS", "60"),
+    ("KVPLANE_FUZZ_SECONDS", "40"),
 ];
 
 /// Step of the run.

@@ -26,9 +26,11 @@ usage: cargo x COMMAND [...]
                        the same beside LOOPS busy threads a core, and each test COUNT times
   test --rig [--short] [FILTER...]
                        the tests that need hardware, in virtual machines that have it; --short runs few of them
+  test --gpu           the suites of device memory on the GPUs of this machine, and their rates; without one, says so
   rig [OPTION...] -- COMMAND [...]
                        run a command in a virtual machine with soft-RoCE, NVMe, NUMA and CXL: see `cargo x rig --help`
   tidy [--write-map]   check the source tree; --write-map regenerates the code map in docs/architecture.md
+  lines [FOLDER]       lines of Rust of the product, of tooling and of tests, here or in another checkout
   ci [STEP...]         all checks that a change must pass, or the steps named:
                        fmt, tidy, clippy, unit, test, release, linkage, interop, python, rig
   quick                what is to pass before each commit: fmt, tidy, clippy, unit tests
@@ -69,9 +71,9 @@ usage: cargo x COMMAND [...]
   reference            regenerate docs/reference/: every flag, metric and message
   figures              render docs/performance.md from docs/results/figures.toml
   wheel                pack the Python packages: target/wheels/kvplane-*.whl and kvplane_mooncake-*.whl
-  python [--debug] [--nightly] [TEST...]
+  python [--debug] [--nightly] [--gpu] [TEST...]
                        test them against a live cluster, all or by name (test_store); --debug: development build;
-                       --nightly: search for leaks over 100,000 calls
+                       --nightly: search for leaks over 100,000 calls; --gpu: device pointers are of this machine's GPU
   python [--debug] --upstream DIR [FILE...]
                        run Mooncake's own client tests of the checkout in DIR against kvplane
   help                 this text";
@@ -128,6 +130,8 @@ pub enum Task {
     Reference,
     /// Render the page of figures.
     Figures,
+    /// Counts lines, here or in another checkout.
+    Lines(Option<String>),
     /// Pack the Python packages.
     Wheel,
     /// Test the Python packages with these arguments.
@@ -182,7 +186,7 @@ pub fn parse(arguments: &[String]) -> Result<Task, UsageError> {
         "rig" => Ok(Task::Rig(rest.to_vec())),
         "seeds" | "nightly" | "deny" | "loom" | "miri" | "mutations" | "kills" | "cluster" | "silence" | "fuzz"
         | "setup" | "tidy" | "ci" | "quick" | "peers" | "stores" | "interop" | "wheel" | "python" | "reference"
-        | "figures"
+        | "figures" | "lines"
             if asks_help =>
         {
             Ok(Task::Help)
@@ -193,6 +197,11 @@ pub fn parse(arguments: &[String]) -> Result<Task, UsageError> {
         "wheel" => each(rest, "wheel", |_| None::<()>).map(|_| Task::Wheel),
         "reference" => each(rest, "reference", |_| None::<()>).map(|_| Task::Reference),
         "figures" => each(rest, "figures", |_| None::<()>).map(|_| Task::Figures),
+        "lines" => match rest {
+            [] => Ok(Task::Lines(None)),
+            [folder] => Ok(Task::Lines(Some(folder.clone()))),
+            [_, word, ..] => Err(UsageError::UnknownWord { command: "lines".to_owned(), word: word.clone() }),
+        },
         "deny" => each(rest, "deny", |_| None::<()>).map(|_| Task::Deny),
         "loom" => each(rest, "loom", |_| None::<()>).map(|_| Task::Loom),
         "miri" => each(rest, "miri", |_| None::<()>).map(|_| Task::Miri),

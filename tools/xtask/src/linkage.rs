@@ -16,13 +16,15 @@ use crate::workspace::Workspace;
 pub const PROFILE: &str = "linkage";
 
 /// Libraries that the binary opens at run time if they exist, and must never need to start.
-const OPTIONAL_LIBRARIES: [&str; 5] = ["libibverbs", "librdmacm", "libhwloc", "libcuda", "libudev"];
+const OPTIONAL_LIBRARIES: [&str; 8] =
+    ["libibverbs", "librdmacm", "libhwloc", "libcuda", "libamdhip64", "libhsa-runtime64", "libascendcl", "libudev"];
 
-/// Texts of symbols and source paths in a binary that contains the software RDMA devices of tests, which are behind the
-/// feature `soft-verbs` of kvplane-sys.
-const TEST_DEVICES: [&str; 2] = ["5verbs4soft", "verbs/soft/"];
+/// Texts of symbols and source paths in a binary that contains the software RDMA devices or the drivers for tests: the
+/// crates kvplane-soft-verbs and kvplane-fake-devices.
+const TEST_DEVICES: [&str; 4] =
+    ["18kvplane_soft_verbs", "tests/soft-verbs/", "20kvplane_fake_devices", "tests/fake-devices/"];
 
-/// Text of the symbols of the module around these devices. A binary without it has no symbols to look at.
+/// Text of the symbols of the module that uses devices. A binary without it has no symbols to look at.
 const DEVICES: &str = "11kvplane_sys5verbs";
 
 /// Checks the binary that is built with [`PROFILE`].
@@ -49,7 +51,7 @@ enum DevicesError {
         /// The text that shows it.
         text: &'static str,
     },
-    /// The binary has no symbols of the module around them.
+    /// The binary has no symbols of the module that uses devices.
     NoSymbols,
 }
 
@@ -58,8 +60,9 @@ impl fmt::Display for DevicesError {
         match self {
             Self::Included { text } => write!(
                 f,
-                "contains the software RDMA devices of tests (`{text}`): see with `cargo tree -p kvplane-tools -e \
-                 features -i kvplane-sys` which crate turns on `soft-verbs`, and make that a dev-dependency"
+                "contains devices of tests (`{text}`): see with `cargo tree -p kvplane-tools -e normal -i \
+                 kvplane-soft-verbs`, or `-i kvplane-fake-devices`, which crate depends on them, and make that a \
+                 dev-dependency"
             ),
             Self::NoSymbols => {
                 write!(f, "has no symbol with `{DEVICES}`, so that nothing can be said about what it contains")
@@ -148,9 +151,9 @@ mod tests {
     fn devices_of_tests_are_found_by_symbols_and_by_paths() {
         let product = b"_ZN11kvplane_sys5verbs6device6Device4open17h0E".as_slice();
         assert_eq!(no_test_devices(product), Ok(()));
-        for found in ["_ZN11kvplane_sys5verbs4soft3rim9FUNCTIONS17h0E", "dataplane/sys/src/verbs/soft/rim.rs"] {
+        for found in ["_ZN18kvplane_soft_verbs3rim9FUNCTIONS17h0E", "tests/fake-devices/src/state.rs"] {
             let file = [product, found.as_bytes()].concat();
-            assert!(no_test_devices(&file).unwrap_err().to_string().contains("`soft-verbs`"), "{found}");
+            assert!(no_test_devices(&file).unwrap_err().to_string().contains("kvplane-soft-verbs"), "{found}");
         }
         assert!(no_test_devices(b"\x7fELF without symbols").unwrap_err().to_string().contains("no symbol"));
     }

@@ -5,7 +5,7 @@
 use std::process::ExitCode;
 
 use xtask::cli::{self, Task};
-use xtask::measuring::{bench, figures, peers};
+use xtask::measuring::{bench, figures, lines, peers};
 use xtask::nightly::{self, deny, loom, miri, mutations, seeds};
 use xtask::process::Failure;
 use xtask::testing::{self, reference};
@@ -46,6 +46,7 @@ fn dispatch(task: Task) -> Result<(), Failure> {
         Task::Loom => loom::run(&workspace),
         Task::Miri => miri::run(&workspace),
         Task::Reference => reference::run(&workspace),
+        Task::Lines(folder) => lines::run(&workspace, folder.as_deref()),
         Task::Figures => figures::run(&workspace),
         Task::Mutations(arguments) => mutations::run(&workspace, &arguments),
         Task::Kills(arguments) => seeds::kills(&workspace, &arguments),

@@ -2,4 +2,5 @@
 
 pub mod bench;
 pub mod figures;
+pub mod lines;
 pub mod peers;

@@ -36,7 +36,8 @@ pub fn wheel(workspace: &Workspace) -> Result<(), Failure> {
 
 /// Builds, lays the packages out and runs the tests: all, or those that `arguments` name (`test_store`,
 /// `test_store.Puts.test_empty`). `--debug` among them builds with the development profile, `--nightly` makes the
-/// search for leaks 100,000 calls long, and `--upstream DIR` runs Mooncake's own client tests from a checkout instead.
+/// search for leaks 100,000 calls long, `--gpu` gives the tests of device pointers the drivers of this machine, and
+/// `--upstream DIR` runs Mooncake's own client tests from a checkout instead.
 pub fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     setup::run(&[Group::Build])?;
     let Some(python) = find() else {
@@ -54,7 +55,8 @@ pub fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> 
         command.env("PYTHONPATH", &stage).env("PYTHONDONTWRITEBYTECODE", "1");
         command.env("KVPLANE_BINARY", built.join("kvplane"));
     };
-    let words: Vec<&String> = arguments.iter().filter(|word| *word != "--debug" && *word != "--nightly").collect();
+    let ours = ["--debug", "--nightly", "--gpu"];
+    let words: Vec<&String> = arguments.iter().filter(|word| !ours.contains(&word.as_str())).collect();
     if words.first().is_some_and(|word| *word == "--upstream") {
         let checkout = words.get(1).ok_or_else(|| Failure::new("--upstream: name a checkout of Mooncake"))?;
         let mut tests = script(workspace, &python, "tests/upstream.py");
@@ -69,6 +71,9 @@ pub fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> 
     environment(&mut tests);
     if arguments.iter().any(|word| word == "--nightly") {
         tests.env("KVPLANE_PYTHON_TURNS", NIGHTLY_TURNS);
+    }
+    if arguments.iter().any(|word| word == "--gpu") {
+        tests.env("KVPLANE_GPU", "1");
     }
     tests.args(words);
     process::run(&mut tests)

@@ -4,7 +4,7 @@
 //! output of passing tests, so it goes through [`skips::Filter`], which picks those lines out. cargo-nextest is used if
 //! it is installed, `cargo test` otherwise.
 
-pub mod errors;
+pub mod gpu;
 pub mod load;
 pub mod reference;
 pub mod skips;
@@ -24,7 +24,8 @@ use skips::{Filter, Runner};
 ///
 /// With `--busy LOOPS` or `--times COUNT`, runs busy loops beside the tests or repeats the tests: [`Load`].
 ///
-/// With `--rig`, runs the tests that need hardware in virtual machines instead: [`suite::run`].
+/// With `--rig`, runs the tests that need hardware in virtual machines instead: [`suite::run`]. With `--gpu`, those of
+/// device memory on the devices of this machine: [`gpu::run`].
 pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     run_sized(workspace, arguments, &[])
 }
@@ -34,6 +35,9 @@ pub fn run_sized(workspace: &Workspace, arguments: &[String], sizes: &[(&str, &s
     setup::run(&[Group::Build, Group::Test])?;
     if let Some(request) = suite::Request::of(arguments)? {
         return suite::run(workspace, &request);
+    }
+    if gpu::is_asked(arguments)? {
+        return gpu::run(workspace);
     }
     let runner = Runner::find();
     let (load, arguments) = Load::of(arguments)?;
@@ -64,7 +68,7 @@ pub fn run_sized(workspace: &Workspace, arguments: &[String], sizes: &[(&str, &s
 }
 
 /// Tests that run at a time for each core: tests of processes and deadlines wait for most of their time.
-const TESTS_PER_CORE: usize = 2;
+const TESTS_PER_CORE: usize = 3;
 
 fn threads() -> String {
     (std::thread::available_parallelism().map_or(1, usize::from) * TESTS_PER_CORE).to_string()

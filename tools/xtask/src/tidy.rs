@@ -14,7 +14,7 @@ pub mod wording;
 
 use crate::process::Failure;
 use crate::workspace::Workspace;
-use documents::{adr, code_map, links, parity, references, walks};
+use documents::{adr, code_map, links, messages, parity, references, walks};
 use rings::{dependencies, purity, unsafe_code};
 use shape::{circles, errors, folders, length, parameters, types};
 use sources::cores;
@@ -82,7 +82,7 @@ impl Rule {
 /// All rules.
 ///
 /// A new rule that the tree does not follow yet is advice, until the last violation is fixed. No rule has exceptions.
-pub const RULES: [Rule; 23] = [
+pub const RULES: [Rule; 24] = [
     Rule::new("syntax", Level::Failure, check_syntax),
     Rule::new("dependencies", Level::Failure, dependencies::check),
     Rule::new("unsafe", Level::Failure, unsafe_code::check),
@@ -96,6 +96,7 @@ pub const RULES: [Rule; 23] = [
     Rule::new("parity", Level::Failure, parity::check),
     Rule::new("links", Level::Failure, links::check),
     Rule::new("references", Level::Failure, references::check),
+    Rule::new("messages", Level::Failure, messages::check),
     Rule::new("comments", Level::Failure, comments::check),
     Rule::new("behaviours", Level::Failure, behaviours::check),
     Rule::new("fields", Level::Failure, types::check_fields),

@@ -2,130 +2,72 @@
 //!
 //! Programs rely on the names: renaming a field of the model renames it here, and the tests fail.
 
-use crate::json::{self, ToJson};
-use crate::model::{
-    BlockDevice, Cache, CacheKind, Core, Gpu, HardwareQueue, LinkLayer, Machine, Nic, NodeAccess, NodeKind, NumaNode,
-    NvmeController, PciPath, PortState, RdmaDevice, RdmaPort,
-};
-use crate::plan::{QueueShare, ShardPlan, ShardSeat};
-use crate::rails::{ExcludedDevice, Location, Nearness, Rail, RailMatrix, Row, Tier};
+use crate::json;
+use crate::model::{CacheKind, Gpu, LinkLayer, Machine, NodeKind, PciAddress, PciRoot, PortState};
+use crate::plan::ShardPlan;
+use crate::rails::{Location, Nearness, RailMatrix};
+use serde::ser::SerializeStruct;
+use serde::{Serialize, Serializer};
 
 /// Formats machine, plan and rails as one JSON object with the members `machine`, `plan` and `rails`, on one line
 /// without a line feed.
 #[must_use]
 pub fn json(machine: &Machine, plan: &ShardPlan, rails: &RailMatrix) -> String {
-    let mut out = String::new();
-    json::object(&mut out, |o| {
-        o.field("machine", machine).field("plan", plan).field("rails", rails);
-    });
-    out
+    #[derive(Serialize)]
+    struct Drawing<'a> {
+        machine: &'a Machine,
+        plan: &'a ShardPlan,
+        rails: &'a RailMatrix,
+    }
+    json::text(&Drawing { machine, plan, rails })
 }
 
-/// Implements a type's JSON form as an object with the named fields.
-macro_rules! json_fields {
-    ($type:ty { $($field:ident),* $(,)? }) => {
-        impl ToJson for $type {
-            fn write_json(&self, out: &mut String) {
-                json::object(out, |o| {
-                    $(o.field(stringify!($field), &self.$field);)*
-                });
-            }
-        }
-    };
-}
-
-json_fields!(Machine {
-    numa_nodes,
-    cores,
-    caches,
-    nics,
-    rdma_devices,
-    block_devices,
-    nvme_controllers,
-    gpus,
-    allowed_cpus,
-    cpu_limit_millis,
-    notes,
-});
-json_fields!(NumaNode { id, kind, memory_bytes, distances, access });
-json_fields!(NodeAccess { read_latency_ns, write_latency_ns, read_mib_per_s, write_mib_per_s });
-json_fields!(Core { id, numa_node, package, core_id, smt_siblings });
-json_fields!(Cache { level, kind, shared_cpus, size_bytes });
-json_fields!(Nic { name, numa_node, pci, driver, speed_mbps, mtu_bytes, queues, up, loopback, rdma_device });
-json_fields!(RdmaDevice { name, numa_node, pci, driver, ports });
-json_fields!(RdmaPort { number, state, physical_state, link_layer, speed_mbps, active_mtu_bytes, netdev });
-json_fields!(BlockDevice { name, numa_node, pci, nvme, controllers, bytes, block_bytes, rotational, hardware_queues });
-json_fields!(HardwareQueue { index, cpus });
-json_fields!(NvmeController { name, numa_node, pci, transport, address, model, state, queues, subsystem });
-json_fields!(ShardSeat { shard, core, numa_node, nics, drives, reason });
-json_fields!(QueueShare { device, queue, numa_node, local });
-json_fields!(RailMatrix { rails, excluded, rows, notes });
-json_fields!(Rail { name, port, netdev, speed_mbps, active_mtu_bytes, numa_node, pci });
-json_fields!(ExcludedDevice { name, reason });
-json_fields!(Row { location, tiers });
-json_fields!(Tier { nearness, distance, slow, rails, reason });
-
-impl ToJson for Gpu {
-    fn write_json(&self, out: &mut String) {
-        json::object(out, |o| {
-            o.field("pci", &self.pci)
-                .field("vendor", self.vendor())
-                .field("vendor_id", &self.vendor_id)
-                .field("device_id", &self.device_id)
-                .field("numa_node", &self.numa_node)
-                .field("driver", &self.driver);
-        });
+impl Serialize for Gpu {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_struct("Gpu", 6)?;
+        fields.serialize_field("pci", &self.pci)?;
+        fields.serialize_field("vendor", self.vendor())?;
+        fields.serialize_field("vendor_id", &self.vendor_id)?;
+        fields.serialize_field("device_id", &self.device_id)?;
+        fields.serialize_field("numa_node", &self.numa_node)?;
+        fields.serialize_field("driver", &self.driver)?;
+        fields.end()
     }
 }
 
-impl ToJson for PciPath {
-    fn write_json(&self, out: &mut String) {
-        let bridges: Vec<String> = self.bridges.iter().map(ToString::to_string).collect();
-        json::object(out, |o| {
-            o.field("root", &self.root.to_string())
-                .field("bridges", &bridges)
-                .field("function", &self.function.to_string());
-        });
+impl Serialize for ShardPlan {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_struct("ShardPlan", 4)?;
+        fields.serialize_field("shards", &self.shards)?;
+        fields.serialize_field("housekeeping_cores", &self.housekeeping_cores)?;
+        fields.serialize_field("notes", &self.notes)?;
+        fields.serialize_field("must_park_at_once", &self.must_park_at_once())?;
+        fields.end()
     }
 }
 
 /// Implements an enumeration's JSON form as its word.
-macro_rules! json_word {
+macro_rules! serialize_word {
     ($($type:ty),*) => {
-        $(impl ToJson for $type {
-            fn write_json(&self, out: &mut String) {
-                self.word().write_json(out);
+        $(impl Serialize for $type {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.serialize_str(self.word())
             }
         })*
     };
 }
 
-json_word!(NodeKind, PortState, LinkLayer, Nearness);
+serialize_word!(NodeKind, CacheKind, PortState, LinkLayer, Nearness);
 
-impl ToJson for Location {
-    fn write_json(&self, out: &mut String) {
-        self.to_string().write_json(out);
-    }
+/// Implements a type's JSON form as the text that it shows.
+macro_rules! serialize_text {
+    ($($type:ty),*) => {
+        $(impl Serialize for $type {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        })*
+    };
 }
 
-impl ToJson for ShardPlan {
-    fn write_json(&self, out: &mut String) {
-        json::object(out, |o| {
-            o.field("shards", &self.shards)
-                .field("housekeeping_cores", &self.housekeeping_cores)
-                .field("notes", &self.notes)
-                .field("must_park_at_once", &self.must_park_at_once());
-        });
-    }
-}
-
-impl ToJson for CacheKind {
-    fn write_json(&self, out: &mut String) {
-        let kind = match self {
-            Self::Data => "data",
-            Self::Instruction => "instruction",
-            Self::Unified => "unified",
-        };
-        kind.write_json(out);
-    }
-}
+serialize_text!(Location, PciAddress, PciRoot);

@@ -20,7 +20,7 @@ const KIBIBYTE: u64 = 1_024;
 pub(super) fn add(machine: &mut Machine, root: Node<'_, '_>) {
     for device in objects(root, "OSDev") {
         let Some(name) = device.attribute("name").map(str::to_owned) else { continue };
-        let place = Place::of(device, machine);
+        let place = DeviceLocation::of(device, machine);
         match device.attribute("osdev_type") {
             Some(NETWORK) => machine.nics.push(Nic {
                 name,
@@ -59,12 +59,12 @@ pub(super) fn add(machine: &mut Machine, root: Node<'_, '_>) {
 }
 
 /// Place of a device in the machine.
-struct Place {
+struct DeviceLocation {
     numa_node: Option<u32>,
     pci: Option<PciPath>,
 }
 
-impl Place {
+impl DeviceLocation {
     fn of(device: Node<'_, '_>, machine: &Machine) -> Self {
         Self { numa_node: numa_node(device, machine), pci: pci_path(device) }
     }
@@ -143,6 +143,6 @@ fn gpu(object: Node<'_, '_>, machine: &Machine) -> Option<Gpu> {
     if !Gpu::is_one(class, vendor_id) {
         return None;
     }
-    let Place { numa_node, pci } = Place::of(object, machine);
+    let DeviceLocation { numa_node, pci } = DeviceLocation::of(object, machine);
     Some(Gpu { pci: pci?, vendor_id, device_id: hex(device), numa_node, driver: None })
 }

@@ -5,9 +5,10 @@
 
 use super::pci::PciPath;
 use crate::cpulist::CpuSet;
+use serde::Serialize;
 
 /// One network interface.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Nic {
     /// Interface name, such as `eth0`.
     pub name: String,
@@ -100,7 +101,7 @@ impl LinkLayer {
 
 /// One port of an RDMA device.
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RdmaPort {
     /// Number, from 1.
     pub number: u32,
@@ -119,7 +120,7 @@ pub struct RdmaPort {
 }
 
 /// One RDMA device, as verbs open it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct RdmaDevice {
     /// Device name, such as `mlx5_0`.
     pub name: String,
@@ -134,7 +135,7 @@ pub struct RdmaDevice {
 }
 
 /// One hardware queue of a disk, with the CPUs that submit to it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct HardwareQueue {
     /// The kernel's number of the queue.
     pub index: u32,
@@ -143,7 +144,7 @@ pub struct HardwareQueue {
 }
 
 /// One whole disk (not a partition).
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct BlockDevice {
     /// Device name below `/dev`.
     pub name: String,
@@ -167,7 +168,7 @@ pub struct BlockDevice {
 
 /// One NVMe controller: of a local drive, or of an attached network drive.
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct NvmeController {
     /// Device name, such as `nvme0`.
     pub name: String,
@@ -215,6 +216,7 @@ pub struct Gpu {
 const NVIDIA: u32 = 0x10de;
 const AMD: u32 = 0x1002;
 const INTEL: u32 = 0x8086;
+const HUAWEI: u32 = 0x19e5;
 
 impl Gpu {
     /// Returns true if a PCI function of this class (24 bits) and vendor is a GPU. Management controllers have VGA
@@ -236,16 +238,18 @@ impl Gpu {
             NVIDIA => "NVIDIA",
             AMD => "AMD",
             INTEL => "Intel",
+            HUAWEI => "Huawei",
             _ => "other vendor",
         }
     }
 
-    /// Returns the prefix of its memory location: `cuda`, `hip` or `gpu`.
+    /// Returns the prefix of its memory location: `cuda`, `hip`, `npu` or `gpu`.
     #[must_use]
     pub const fn prefix(&self) -> &'static str {
         match self.vendor_id {
             NVIDIA => "cuda",
             AMD => "hip",
+            HUAWEI => "npu",
             _ => "gpu",
         }
     }

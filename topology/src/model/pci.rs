@@ -4,6 +4,7 @@
 //! complex cross only its fabric; all others cross the processor's interconnect, whose distance the NUMA node describes
 //! better.
 
+use serde::Serialize;
 use std::fmt;
 use std::str::FromStr;
 
@@ -79,7 +80,7 @@ fn hex(digits: &str, width: usize) -> Option<u32> {
 }
 
 /// Path from the processor to a function.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct PciPath {
     /// Root complex.
     pub root: PciRoot,

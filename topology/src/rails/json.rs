@@ -5,7 +5,8 @@
 
 use super::given::{GivenMatrix, GivenRow, MAX_MATRIX_BYTES, MatrixError};
 use super::{RailMatrix, natural_key};
-use crate::json::ToJson;
+use crate::json;
+use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
@@ -93,19 +94,15 @@ impl RailMatrix {
         }
         let mut rows: Vec<_> = rows.into_iter().collect();
         rows.sort_by_cached_key(|(name, _)| natural_key(name));
-        let mut out = String::from("{");
-        for (index, (name, [preferred, others])) in rows.iter().enumerate() {
-            if index > 0 {
-                out.push(',');
-            }
-            name.write_json(&mut out);
-            out.push_str(":[");
-            preferred.write_json(&mut out);
-            out.push(',');
-            others.write_json(&mut out);
-            out.push(']');
-        }
-        out.push('}');
-        out
+        json::text(&MooncakeRows(rows))
+    }
+}
+
+/// Rows of a matrix for Mooncake, as an object with its members in this order.
+struct MooncakeRows(Vec<(String, [Vec<String>; 2])>);
+
+impl Serialize for MooncakeRows {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(name, tiers)| (name, tiers)))
     }
 }

@@ -8,7 +8,7 @@ use crate::model::{Machine, NodeKind, PciPath, PciRelation};
 use std::collections::BTreeMap;
 
 /// A location, with the inputs of its distances.
-struct Place<'a> {
+struct LocationFacts<'a> {
     location: Location,
     numa_node: Option<u32>,
     /// True if the node has no CPUs, and so no device of its own.
@@ -29,13 +29,13 @@ struct Rank {
 const UNKNOWN: u32 = u32::MAX;
 
 pub(super) fn rows(machine: &Machine, matrix: &RailMatrix) -> Vec<Row> {
-    let row = |place: &Place<'_>| Row { location: place.location, tiers: tiers(machine, matrix, place) };
+    let row = |place: &LocationFacts<'_>| Row { location: place.location, tiers: tiers(machine, matrix, place) };
     let mut rows: Vec<Row> = places(machine).iter().map(row).collect();
     begin_apart(&mut rows);
     rows
 }
 
-fn places(machine: &Machine) -> Vec<Place<'_>> {
+fn places(machine: &Machine) -> Vec<LocationFacts<'_>> {
     let mut places = Vec::new();
     for node in &machine.numa_nodes {
         let location = match node.kind {
@@ -43,17 +43,17 @@ fn places(machine: &Machine) -> Vec<Place<'_>> {
             NodeKind::Cpus | NodeKind::MemoryOnly => Location::Cpu(node.id),
         };
         let bare = node.kind != NodeKind::Cpus;
-        places.push(Place { location, numa_node: Some(node.id), bare, pci: None });
+        places.push(LocationFacts { location, numa_node: Some(node.id), bare, pci: None });
     }
     if places.is_empty() {
-        places.push(Place { location: Location::Cpu(0), numa_node: None, bare: false, pci: None });
+        places.push(LocationFacts { location: Location::Cpu(0), numa_node: None, bare: false, pci: None });
     }
     let mut numbers: BTreeMap<&'static str, u32> = BTreeMap::new();
     for gpu in machine.gpus.iter().filter(|gpu| gpu.usable()) {
         let number = numbers.entry(gpu.prefix()).or_default();
         let location = Location::Gpu(gpu.prefix(), *number);
         *number += 1;
-        places.push(Place {
+        places.push(LocationFacts {
             location,
             numa_node: machine.effective_node(gpu.numa_node),
             bare: false,
@@ -63,7 +63,7 @@ fn places(machine: &Machine) -> Vec<Place<'_>> {
     places
 }
 
-fn tiers(machine: &Machine, matrix: &RailMatrix, place: &Place<'_>) -> Vec<Tier> {
+fn tiers(machine: &Machine, matrix: &RailMatrix, place: &LocationFacts<'_>) -> Vec<Tier> {
     let mut groups: BTreeMap<Rank, Vec<&Rail>> = BTreeMap::new();
     for rail in &matrix.rails {
         let (nearness, distance) = nearness(machine, place, rail);
@@ -84,7 +84,7 @@ fn tiers(machine: &Machine, matrix: &RailMatrix, place: &Place<'_>) -> Vec<Tier>
     groups.into_iter().map(tier).collect()
 }
 
-fn nearness(machine: &Machine, place: &Place<'_>, rail: &Rail) -> (Nearness, Option<u32>) {
+fn nearness(machine: &Machine, place: &LocationFacts<'_>, rail: &Rail) -> (Nearness, Option<u32>) {
     if let (Some(here), Some(there)) = (place.pci, &rail.pci) {
         match here.relation(there) {
             PciRelation::SameSwitch { bridges_between } => {
@@ -105,7 +105,13 @@ fn nearness(machine: &Machine, place: &Place<'_>, rail: &Rail) -> (Nearness, Opt
     }
 }
 
-fn reason(matrix: &RailMatrix, place: &Place<'_>, rank: Rank, distance: Option<u32>, rails: &[&Rail]) -> String {
+fn reason(
+    matrix: &RailMatrix,
+    place: &LocationFacts<'_>,
+    rank: Rank,
+    distance: Option<u32>,
+    rails: &[&Rail],
+) -> String {
     let at = distance.map_or(String::new(), |distance| format!(" at NUMA distance {distance}"));
     let node = place.numa_node.map_or("an unknown node".to_owned(), |node| format!("node {node}"));
     let location = place.location;

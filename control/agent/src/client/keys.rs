@@ -16,7 +16,7 @@ use regex::bytes::{Regex, RegexBuilder};
 use super::namespace::Namespace;
 use super::objects::Objects;
 use super::owners::owners_since;
-use crate::error::Error;
+use crate::error::{ArgumentError, Error};
 
 /// Limit on the memory of a compiled pattern and of its lazy DFA, in bytes.
 const PATTERN_BYTES: usize = 1 << 20;
@@ -199,18 +199,12 @@ impl Keys<'_> {
 }
 
 /// Compiles a pattern, whose matching time is linear in the length of the key.
-fn compile(pattern: &str) -> Result<Regex, Error> {
+fn compile(pattern: &str) -> Result<Regex, ArgumentError> {
     if pattern.len() > Limits::KEY_BYTES {
-        let (bytes, most) = (pattern.len(), Limits::KEY_BYTES);
-        return Err(Error::Argument(format!("a pattern of {bytes} bytes is over the limit of {most}")));
+        return Err(ArgumentError::PatternLength { bytes: pattern.len() });
     }
     let built = RegexBuilder::new(pattern).size_limit(PATTERN_BYTES).dfa_size_limit(PATTERN_BYTES).build();
-    built.map_err(|error| {
-        // Of a message of several lines, the last states the error; those before draw it.
-        let text = error.to_string();
-        let why = text.lines().last().unwrap_or_default().trim_start_matches("error: ");
-        Error::Argument(format!("the pattern cannot be used: {why}"))
-    })
+    built.map_err(ArgumentError::Pattern)
 }
 
 #[cfg(test)]

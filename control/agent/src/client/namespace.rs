@@ -6,7 +6,7 @@ use kvplane_proto::digest::{KeysOf, tenant_number};
 use kvplane_proto::message::{ObjectName, PutItem, PutOptions};
 use kvplane_proto::{Digest, Limits};
 
-use crate::error::Error;
+use crate::error::{ArgumentError, Error};
 
 /// Namespace of a client's tenant. Both clients build their requests by it.
 pub(crate) struct Namespace {
@@ -23,9 +23,7 @@ impl Namespace {
     /// When the tenant's name is too long.
     pub(crate) fn new(tenant: &str, keep_keys: bool) -> Result<Self, Error> {
         if tenant.len() > Limits::NAME_BYTES {
-            let text =
-                format!("the tenant's name has {} bytes, over the limit of {}", tenant.len(), Limits::NAME_BYTES);
-            return Err(Error::Argument(text));
+            return Err(ArgumentError::TenantName { bytes: tenant.len() }.into());
         }
         Ok(Self { tenant: tenant.as_bytes().to_vec(), keep_keys })
     }
@@ -116,7 +114,7 @@ pub(crate) fn digest_of(tenant: &[u8], key: &[u8]) -> Result<Digest, Error> {
 /// Rejects a key that is empty or too long.
 pub(crate) fn check_key(key: &[u8]) -> Result<(), Error> {
     if key.is_empty() || key.len() > Limits::KEY_BYTES {
-        return Err(Error::Argument(format!("a key has 1 to {} bytes, not {}", Limits::KEY_BYTES, key.len())));
+        return Err(ArgumentError::Key { bytes: key.len() }.into());
     }
     Ok(())
 }
@@ -126,8 +124,7 @@ pub(crate) fn check_options(options: &PutOptions) -> Result<(), Error> {
     if options.soft_pin_ms <= Limits::SOFT_PIN_MS {
         return Ok(());
     }
-    let (given, most) = (options.soft_pin_ms, Limits::SOFT_PIN_MS);
-    Err(Error::Argument(format!("a soft pin of {given} ms is over the limit of {most} ms")))
+    Err(ArgumentError::SoftPin { soft_pin_ms: options.soft_pin_ms }.into())
 }
 
 #[cfg(test)]

@@ -4,8 +4,8 @@ mod capacity;
 mod near;
 mod striped;
 mod striping;
-mod whole;
 
+use kvplane_client::PutBook;
 use kvplane_engine::Slice;
 use kvplane_proto::message::PutOptions;
 use kvplane_proto::{Digest, Status};
@@ -17,10 +17,45 @@ use crate::error::Error;
 pub use near::Near;
 use striped::{ObjectPut, StripedPuts};
 pub(crate) use striping::Striping;
-pub(super) use whole::WholePuts;
 
 /// Length from which objects are put on preferred nodes; shorter objects stay with the owner of their key.
 const NEAR_LEAST_BYTES: u64 = STRIPE_LEAST_BYTES;
+
+/// Puts of objects in one piece, with the book of their names and options, which is used again for each batch.
+pub(super) struct WholePuts {
+    book: PutBook,
+}
+
+impl WholePuts {
+    const fn new() -> Self {
+        Self { book: PutBook::new() }
+    }
+
+    /// Returns the book, emptied for a new batch.
+    pub(super) fn new_book(&mut self) -> &mut PutBook {
+        self.book.clear();
+        &mut self.book
+    }
+
+    /// Stores objects, each with the owner of its key; one outcome for each.
+    fn put(
+        &mut self,
+        items: &[(impl AsRef<[u8]>, Slice)],
+        options: &PutOptions,
+        namespace: &Namespace,
+        objects: &mut Objects,
+    ) -> Result<Vec<Result<Put, Error>>, Error> {
+        check_options(options)?;
+        let book = self.new_book();
+        let mut requests = Vec::with_capacity(items.len());
+        for (key, slice) in items {
+            requests.push(namespace.put(book, key.as_ref(), slice.local(), options)?);
+        }
+        let results = objects.put_new(&requests, book)?;
+        let stored = |(result, (_, slice)): (_, &(_, Slice))| objects.requester().stored(result, slice.local().bytes);
+        Ok(results.into_iter().zip(items).map(stored).collect())
+    }
+}
 
 /// Decides how each object is put, and puts it.
 pub(super) struct Puts {

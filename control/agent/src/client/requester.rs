@@ -9,10 +9,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvplane_client::{Config, PutBook, Request, TaskResult};
-use kvplane_engine::{Buffer, HostConfig, Initiator, Region, cpu};
+use kvplane_engine::{Buffer, DeviceBuffer, HostConfig, Initiator, Region, cpu};
 use kvplane_proto::map::ClusterMap;
 use kvplane_proto::message::PageQuery;
 use kvplane_proto::{BatchId, Digest, Limits, Status};
+use kvplane_sys::device::DeviceMemory;
 use kvplane_sys::interrupt;
 use kvplane_sys::random::random_u64;
 use kvplane_transfer::{Metrics, RdmaUse};
@@ -20,7 +21,7 @@ use kvplane_transfer::{Metrics, RdmaUse};
 use super::config::ClientConfig;
 use super::outcome::Put;
 use super::owners::Owners;
-use crate::error::Error;
+use crate::error::{ArgumentError, Error};
 use crate::link::ControlLink;
 use silence::Reports;
 
@@ -61,13 +62,11 @@ impl Requester {
     /// Creates a requester on a control link, with a ticket for a tenant.
     pub(super) fn new(config: &ClientConfig, link: ControlLink, tenant: &str) -> Result<Self, Error> {
         if !config.shared_memory && !config.tcp && config.rdma.mode != RdmaUse::Require {
-            return Err(Error::Argument(
-                "neither shared memory nor TCP is allowed, and RDMA is not required: no path to any node".to_owned(),
-            ));
+            return Err(ArgumentError::NoPath.into());
         }
         link.hold_ticket(tenant)?;
         let seen_map = link.map_generation();
-        let first = link.state_map().ok_or_else(no_map)?;
+        let first = link.state_map().ok_or(Error::NoMap)?;
         let client = Config {
             cluster: config.control.cluster().to_owned(),
             client: random_u64()?,
@@ -115,6 +114,16 @@ impl Requester {
         Buffer::new(region, index)
     }
 
+    pub(super) fn register_device(&mut self, memory: Arc<DeviceMemory>) -> Result<DeviceBuffer, Error> {
+        let index = self.initiator.add_device_buffer(Arc::clone(&memory)).map_err(kvplane_transfer::Error::Device)?;
+        Ok(DeviceBuffer::new(memory, index))
+    }
+
+    #[allow(clippy::needless_pass_by_value, reason = "the buffer is of no use afterwards")]
+    pub(super) fn unregister_device(&mut self, buffer: DeviceBuffer) {
+        self.initiator.remove_buffer(buffer.index());
+    }
+
     #[allow(clippy::needless_pass_by_value, reason = "the buffer is of no use afterwards")]
     pub(super) fn unregister(&mut self, buffer: Buffer) {
         self.initiator.remove_buffer(buffer.index());
@@ -124,6 +133,8 @@ impl Requester {
         let mut metrics = Metrics::default();
         let devices = self.initiator.device_names();
         metrics.add(0, self.initiator.books(), &devices, &|_| String::new());
+        metrics.staging = self.initiator.staging();
+        metrics.pool_reads = self.initiator.host_counters().pool_reads;
         metrics
     }
 
@@ -155,7 +166,7 @@ impl Requester {
 
     /// Returns the newest map.
     pub(super) fn map(&self) -> Result<Arc<ClusterMap>, Error> {
-        self.link.map().ok_or_else(no_map)
+        self.link.map().ok_or(Error::NoMap)
     }
 
     /// Returns the owners by the newest map, computed once for each.
@@ -229,9 +240,9 @@ impl Requester {
         let mut answers = Answers { found: Vec::with_capacity(count), heads: Vec::new(), unanswered: Vec::new() };
         for (from, batch) in open {
             self.wait(batch)?;
-            answers.found.extend_from_slice(self.initiator.found(batch));
-            answers.heads.extend(self.initiator.found_heads(batch).iter().map(|at| from + at));
-            let unanswered = self.initiator.unanswered(batch).into_iter();
+            answers.found.extend_from_slice(self.initiator.batches().found(batch));
+            answers.heads.extend(self.initiator.batches().found_heads(batch).iter().map(|at| from + at));
+            let unanswered = self.initiator.batches().unanswered(batch).into_iter();
             answers.unanswered.extend(unanswered.map(|(at, status)| (from + at, status)));
             self.initiator.release(batch);
         }
@@ -318,8 +329,4 @@ impl Requester {
             status => Err(self.problem(format!("put of {bytes} bytes"), status)),
         }
     }
-}
-
-fn no_map() -> Error {
-    Error::Argument("there is no cluster map yet".to_owned())
 }

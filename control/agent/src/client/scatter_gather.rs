@@ -2,7 +2,7 @@
 //! checksum per object.
 
 use kvplane_client::{Local, Request};
-use kvplane_engine::{IoBuf, Slice};
+use kvplane_engine::{MemoryRange, Slice};
 use kvplane_proto::message::PutOptions;
 use kvplane_proto::{Limits, Status, Version};
 
@@ -10,7 +10,7 @@ use super::namespace::Namespace;
 use super::objects::Objects;
 use super::outcome::{Got, Put};
 use super::puts::Puts;
-use crate::error::Error;
+use crate::error::{ArgumentError, Error};
 
 /// Puts and gets of objects whose bytes are in several pieces of registered memory:
 /// [`Client::scatter_gather`](super::Client::scatter_gather).
@@ -93,11 +93,10 @@ impl ScatterGather<'_> {
 
     /// Registers the pieces of all objects as one scatter list; returns its number and the range of each object in it.
     fn gather<'a>(&mut self, objects: impl Iterator<Item = &'a [Slice]>) -> Result<(u32, Vec<Local>), Error> {
-        let (mut pieces, mut ranges, mut offset) = (Vec::<IoBuf>::new(), Vec::new(), 0);
+        let (mut pieces, mut ranges, mut offset) = (Vec::<MemoryRange>::new(), Vec::new(), 0);
         for object in objects {
             if object.len() > Limits::RANGES_PER_FRAME {
-                let (count, most) = (object.len(), Limits::RANGES_PER_FRAME);
-                return Err(Error::Argument(format!("an object in {count} pieces is over the limit of {most}")));
+                return Err(ArgumentError::Pieces { pieces: object.len() }.into());
             }
             let bytes: u64 = object.iter().map(|piece| piece.local().bytes).sum();
             ranges.push((offset, bytes));
@@ -106,28 +105,28 @@ impl ScatterGather<'_> {
                 pieces.push(self.memory_of(piece.local())?);
             }
         }
-        let buffer = self.objects.requester_mut().initiator().add_parts(pieces);
+        let added = self.objects.requester_mut().initiator().add_parts(pieces);
+        let buffer = added.map_err(ArgumentError::PieceMemory)?;
         let locals = ranges.into_iter().map(|(offset, bytes)| Local { buffer, offset, bytes });
         Ok((buffer, locals.collect()))
     }
 
     /// Returns the memory of a slice.
-    fn memory_of(&mut self, local: Local) -> Result<IoBuf, Error> {
-        let found = self.objects.requester_mut().initiator().buffer(local);
-        found.ok_or_else(|| Error::Argument("a slice of memory that is not registered with this client".to_owned()))
+    fn memory_of(&mut self, local: Local) -> Result<MemoryRange, Error> {
+        let found = self.objects.requester_mut().initiator().memory(local);
+        Ok(found.ok_or(ArgumentError::UnregisteredSlice)?)
     }
 }
 
 /// Rejects pieces that overlap.
-fn check_apart<'a>(pieces: impl Iterator<Item = &'a Slice>) -> Result<(), Error> {
+fn check_apart<'a>(pieces: impl Iterator<Item = &'a Slice>) -> Result<(), ArgumentError> {
     let mut ranges: Vec<(u32, u64, u64)> =
         pieces.map(|piece| piece.local()).map(|local| (local.buffer, local.offset, local.bytes)).collect();
     ranges.sort_unstable();
     for pair in ranges.windows(2) {
-        let ((buffer, offset, bytes), (next_buffer, next, _)) = (pair[0], pair[1]);
-        if buffer == next_buffer && offset + bytes > next {
-            let text = format!("pieces overlap: {bytes} bytes at {offset}, and the next piece at {next}");
-            return Err(Error::Argument(text));
+        let ((buffer, offset, bytes), (next_buffer, next_offset, _)) = (pair[0], pair[1]);
+        if buffer == next_buffer && offset + bytes > next_offset {
+            return Err(ArgumentError::PiecesOverlap { bytes, offset, next_offset });
         }
     }
     Ok(())

@@ -16,7 +16,7 @@ use super::namespace::{Namespace, check_options};
 use super::objects::Objects;
 use super::outcome::Put;
 use super::puts::WholePuts;
-use crate::error::Error;
+use crate::error::{ArgumentError, Error};
 
 /// Object that is being written range by range, to be committed or aborted. The node aborts it after the session's idle
 /// limit if the client does neither.
@@ -97,8 +97,7 @@ impl PutSessions<'_> {
     ) -> Result<Vec<Result<BeginOutcome, Error>>, Error> {
         let idle_ms = u32::try_from(idle.as_millis()).unwrap_or(u32::MAX);
         if !(1..=Limits::PUT_SESSION_IDLE_MOST_MS).contains(&idle_ms) {
-            let most = Limits::PUT_SESSION_IDLE_MOST_MS;
-            return Err(Error::Argument(format!("the idle limit of a session is 1 to {most} ms, not {idle_ms}")));
+            return Err(ArgumentError::SessionIdle { idle_ms }.into());
         }
         if items.is_empty() {
             return Ok(Vec::new());

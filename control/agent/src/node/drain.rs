@@ -3,11 +3,11 @@
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use kvplane_cluster::{MovesLeft, MovesNews, MovesWait};
+use kvplane_cluster::{Moves, MovesLeft, MovesWait};
 use kvplane_engine::{ShardSnapshot, TierSnapshot};
 use kvplane_proto::Status;
 use kvplane_rpc::RefusalCode;
-use kvplane_rpc::message::{Drain, GetMoves, Moves};
+use kvplane_rpc::message::{Drain, GetMoves};
 use kvplane_sys::interrupt;
 
 use super::Node;
@@ -35,6 +35,8 @@ struct DrainWait {
     last_progress: Instant,
     /// True once the control plane has accepted the drain.
     accepted: bool,
+    /// Reason why the last request has no reply.
+    silence: Option<Error>,
     fewest_left: u64,
 }
 
@@ -45,12 +47,23 @@ impl DrainWait {
             silence_limit: within.min(SILENCE_LIMIT),
             last_progress: now,
             accepted: false,
+            silence: None,
             fewest_left: u64::MAX,
         }
     }
 
-    const fn record_reply(&mut self, now: Instant) {
-        (self.accepted, self.last_progress) = (true, now);
+    /// Records the outcome of a request: a reply, or the reason why there is none.
+    fn record(&mut self, silence: Option<Error>, now: Instant) {
+        if silence.is_none() {
+            (self.accepted, self.last_progress) = (true, now);
+        }
+        self.silence = silence;
+    }
+
+    /// Returns the outcome of a drain that is over with `left` objects still here: it has failed if the control plane
+    /// has never accepted it, however long ago the last request was.
+    fn outcome(self, left: u64) -> Result<u64, Error> {
+        self.silence.filter(|_| !self.accepted).map_or(Ok(left), Err)
     }
 
     fn is_silent(&self, now: Instant) -> bool {
@@ -83,26 +96,22 @@ impl Node {
         let mut wait = DrainWait::new(Instant::now(), within);
         let mut asked: Option<Instant> = None;
         loop {
-            let mut silence = None;
             if asked.is_none_or(|asked| asked.elapsed() >= REQUEST_INTERVAL) {
-                silence = match self.request_drain(if wait.accepted { REQUEST_INTERVAL } else { wait.silence_limit }) {
-                    // The slots have migrated away, and the node that fetches them is draining too: it waits for them.
-                    Err(error) if wait.accepted && is_last_owner(&error) && self.is_exporting()? => None,
-                    said => said?,
-                };
+                let silence =
+                    match self.request_drain(if wait.accepted { REQUEST_INTERVAL } else { wait.silence_limit }) {
+                        // The slots have migrated away, and the node that fetches them is draining too: it waits for
+                        // them.
+                        Err(error) if wait.accepted && is_last_owner(&error) && self.is_exporting()? => None,
+                        said => said?,
+                    };
                 asked = Some(Instant::now());
-                if silence.is_none() {
-                    wait.record_reply(Instant::now());
-                }
+                wait.record(silence, Instant::now());
             }
             let snapshots = self.snapshots()?;
             let (left, all) = (snapshots.iter().map(objects_of).sum(), snapshots.iter().all(knows_all));
             let now = Instant::now();
             if wait.is_over(left, all, now) {
-                return match silence.filter(|_| !wait.accepted) {
-                    Some(error) => Err(error),
-                    None => Ok(left),
-                };
+                return wait.outcome(left);
             }
             if !interrupt::sleep(POLL_INTERVAL) {
                 return Err(Error::interrupted());
@@ -126,13 +135,13 @@ impl Node {
         let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
         let begun = Instant::now();
         let mut wait = MovesWait::new(0, nanos(patience), nanos(most));
-        let (mut asked, mut news): (Option<Instant>, Option<MovesNews>) = (None, None);
+        let (mut asked, mut news): (Option<Instant>, Option<Moves>) = (None, None);
         loop {
             if asked.is_none_or(|asked| asked.elapsed() >= MOVES_INTERVAL) {
                 let ends = Some(*self.incarnation.lock().unwrap_or_else(PoisonError::into_inner));
                 // Without a reply, the last known state stays valid.
                 let answer = self.link.call_within(GetMoves { node: self.node.0, ends }, MOVES_INTERVAL);
-                news = answer.ok().map(to_news).or(news);
+                news = answer.ok().or(news);
                 asked = Some(Instant::now());
             }
             let snapshots = self.snapshots()?;
@@ -174,10 +183,6 @@ impl Node {
     }
 }
 
-fn to_news(moves: Moves) -> MovesNews {
-    MovesNews { unsettled: u64::from(moves.unsettled), behind: moves.behind }
-}
-
 /// Returns true for the refusal of a drain because no other node takes slots.
 fn is_last_owner(error: &Error) -> bool {
     matches!(error, Error::Call(call) if call.refusal() == Some(RefusalCode::NotPermitted))
@@ -209,19 +214,19 @@ mod tests {
         let at = |seconds: u64| begin + Duration::from_secs(seconds);
         let mut wait = DrainWait::new(begin, Duration::from_secs(30));
         assert!(!wait.is_over(0, true, at(0)), "nobody knows yet that it goes");
-        wait.record_reply(at(1));
+        wait.record(None, at(1));
         assert!(!wait.is_over(0, false, at(1)), "its SSD was not looked through yet");
         assert!(wait.is_over(0, true, at(1)));
         // While the control plane answers, the whole time is available.
         let mut wait = DrainWait::new(begin, Duration::from_secs(30));
         for second in 0..30 {
-            wait.record_reply(at(second));
+            wait.record(None, at(second));
             assert!(!wait.is_over(7, true, at(second)));
         }
         assert!(wait.is_over(7, true, at(30)));
         // Without replies, the drain continues while objects are fetched, and ends soon after that.
         let mut wait = DrainWait::new(begin, Duration::from_secs(30));
-        wait.record_reply(at(0));
+        wait.record(None, at(0));
         for second in 0..8 {
             assert!(!wait.is_over(100 - second, true, at(second)));
         }
@@ -229,5 +234,22 @@ mod tests {
         // A control plane that never answered is not waited for any longer.
         let mut wait = DrainWait::new(begin, Duration::from_secs(30));
         assert!(!wait.is_over(7, true, at(4)) && wait.is_over(7, true, at(5)) && !wait.accepted);
+    }
+
+    /// The last request may have ended a moment before the wait does.
+    #[test]
+    fn a_drain_that_was_never_accepted_has_failed_also_after_passes_without_a_request() {
+        let begin = Instant::now();
+        let at = |millis: u64| begin + Duration::from_millis(millis);
+        let mut wait = DrainWait::new(begin, Duration::from_secs(30));
+        wait.record(Some(Error::NoMap), at(4999));
+        assert!(!wait.is_over(7, true, at(4999)));
+        assert!(wait.is_over(7, true, at(5020)));
+        assert!(matches!(wait.outcome(7), Err(Error::NoMap)));
+        // One that was accepted ends with what is left, whether or not the control plane is still there.
+        let mut wait = DrainWait::new(begin, Duration::from_secs(30));
+        wait.record(None, at(0));
+        wait.record(Some(Error::NoMap), at(5000));
+        assert!(matches!(wait.outcome(7), Ok(7)));
     }
 }

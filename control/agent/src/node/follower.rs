@@ -8,11 +8,12 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, sync
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvplane_engine::{Change, Medium, ObjectPlaces, ReplicaProgress, ShardHandle};
+use kvplane_engine::{ObjectPlaces, ShardHandle};
 use kvplane_proto::Digest;
+use kvplane_proto::events::{ObjectChange, ObjectEvent, ReplicaProgress};
 use kvplane_rpc::message::{
-    AnswerCopies, AnswerOrder, CopyState, EVENTS_PER_REPORT, EventName, EventReport, KeyFound, NodeEvents, NodeOrder,
-    OBJECTS_PER_ORDER, ObjectChange, ObjectEvent, ObjectMedium, Order, ReportEvents, WatchOrders,
+    AnswerCopies, AnswerOrder, EVENTS_PER_REPORT, EventName, EventReport, KeyFound, NodeEvents, NodeOrder,
+    OBJECTS_PER_ORDER, Order, ReportEvents, WatchOrders,
 };
 
 use crate::error::Error;
@@ -153,18 +154,14 @@ impl Follower {
     }
 
     /// Replicates objects of slots that this node's shards own.
-    fn copy(&self, digests: Vec<u128>) -> Vec<CopyState> {
+    fn copy(&self, digests: Vec<u128>) -> Vec<ReplicaProgress> {
         let digests: Vec<Digest> = digests.into_iter().take(OBJECTS_PER_ORDER).map(Digest).collect();
-        let mut states = vec![CopyState::Elsewhere; digests.len()];
+        let mut states = vec![ReplicaProgress::Elsewhere; digests.len()];
         for shard in self.shards.iter() {
             let Ok(here) = shard.want_copies(digests.clone()) else { continue };
             for (state, here) in states.iter_mut().zip(here) {
-                match here {
-                    ReplicaProgress::Elsewhere => {}
-                    ReplicaProgress::Missing => *state = CopyState::Missing,
-                    ReplicaProgress::Alone => *state = CopyState::Alone,
-                    ReplicaProgress::Coming => *state = CopyState::Coming,
-                    ReplicaProgress::There(bytes) => *state = CopyState::There { bytes },
+                if here != ReplicaProgress::Elsewhere {
+                    *state = here;
                 }
             }
         }
@@ -194,21 +191,7 @@ impl Follower {
             let next = page.first + page.events.len() as u64;
             // After a gap, the rest of the log adds nothing to the snapshot that follows.
             following.from[number] = (page.lost == 0).then_some(next);
-            let events: Vec<ObjectEvent> = page
-                .events
-                .iter()
-                .map(|event| ObjectEvent {
-                    change: match event.change {
-                        Change::Stored => ObjectChange::Stored,
-                        Change::Removed => ObjectChange::Removed,
-                        Change::Cleared => ObjectChange::Cleared,
-                    },
-                    medium: medium(event.medium),
-                    digest: event.digest.0,
-                    bytes: event.bytes,
-                })
-                .collect();
-            let (part, first, lost) = (EventReport::Live, page.first, page.lost);
+            let (part, first, lost, events) = (EventReport::Live, page.first, page.lost, page.events);
             self.tell(incarnation, shard, EventBatch { shard: number as u16, part, first, lost, events })?;
         }
         Ok(any)
@@ -227,12 +210,7 @@ impl Follower {
             let events: Vec<ObjectEvent> = page
                 .objects
                 .into_iter()
-                .map(|(digest, place, bytes)| ObjectEvent {
-                    change: ObjectChange::Stored,
-                    medium: medium(place),
-                    digest: digest.0,
-                    bytes,
-                })
+                .map(|(digest, medium, bytes)| ObjectEvent { change: ObjectChange::Stored, medium, digest, bytes })
                 .collect();
             if part == EventReport::SnapshotBegins || !events.is_empty() {
                 self.tell(incarnation, shard, EventBatch { shard: number, part, first: from, lost: 0, events })?;
@@ -246,7 +224,7 @@ impl Follower {
         let EventBatch { shard, part, first, lost, events } = report;
         // Names are looked up now, so that shards keep nothing for them while there is no subscriber.
         let stored = events.iter().map(|event| match event.change {
-            ObjectChange::Stored => Digest(event.digest),
+            ObjectChange::Stored => event.digest,
             _ => Digest(0),
         });
         let names = handle.names_of(stored.collect())?;
@@ -265,11 +243,4 @@ struct EventBatch {
     /// Number of events before these that were dropped.
     lost: u64,
     events: Vec<ObjectEvent>,
-}
-
-const fn medium(medium: Medium) -> ObjectMedium {
-    match medium {
-        Medium::Memory => ObjectMedium::Memory,
-        Medium::Ssd => ObjectMedium::Ssd,
-    }
 }

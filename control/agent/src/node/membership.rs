@@ -14,7 +14,8 @@ use kvplane_proto::ids::{Epoch, Incarnation};
 use kvplane_proto::map::{Member, SlotOwners};
 use kvplane_rpc::RefusalCode;
 use kvplane_rpc::message::{
-    AttachDevices, Heartbeat, Join, Kind, Leave, Load, OfferMap, Owner, RegisterSegment, Request, Segment, SettleReport,
+    AttachDevices, Heartbeat, Join, Leave, Load, OfferMap, RegisterSegment, Request, Segment, SegmentKind,
+    SegmentOwner, SettleReport,
 };
 
 use super::followed_map::FollowedMap;
@@ -177,7 +178,7 @@ impl Membership {
                 _ => {}
             }
             if start.elapsed() > patience {
-                return Err(Error::Argument(format!("the node was not in the map after {} s", patience.as_secs())));
+                return Err(Error::NotInMap { after: patience });
             }
             std::thread::sleep(Duration::from_millis(2));
         }
@@ -186,14 +187,14 @@ impl Membership {
     /// Registers the pool as a segment in the catalog, where tools look for storage.
     pub(super) fn list_pool(&self) -> Result<(), Error> {
         let Some(address) = self.shards.first().map(ShardHandle::address) else { return Ok(()) };
-        let owner = Owner::Node { node: self.member.node.0, incarnation: self.member.incarnation.0 };
+        let owner = SegmentOwner::Node { node: self.member.node, incarnation: self.member.incarnation };
         self.link.call_unless(
             &self.stop,
             RegisterSegment {
                 segment: Segment {
                     name: address.to_string(),
                     owner,
-                    kind: Kind::Dram,
+                    kind: SegmentKind::Dram,
                     bytes: self.capacity_bytes,
                     address,
                     ttl_ns: 0,
@@ -267,11 +268,7 @@ impl Membership {
     fn recover(&mut self, error: Error) -> Result<(), Error> {
         let Error::Call(call) = &error else { return Err(error) };
         match call.refusal() {
-            Some(RefusalCode::UnknownMember) if self.offer_map()? => Err(Error::Argument(
-                "the control plane does not know this node, and may have lost its state: it was offered the \
-                 map that the node follows"
-                    .to_owned(),
-            )),
+            Some(RefusalCode::UnknownMember) if self.offer_map()? => Err(Error::MapOffered),
             // The node's slots have other owners by now, or may have. Its objects may be older than theirs.
             Some(RefusalCode::UnknownMember | RefusalCode::IncarnationEnded) => {
                 tracing::warn!(node = self.member.node.0, "the incarnation has ended: beginning a new one ({error})");

@@ -1,7 +1,10 @@
 //! Counters of a storage node as Prometheus text, by shard.
 
+use std::sync::LazyLock;
+
 use kvplane_engine::prometheus::Text;
-use kvplane_engine::{NvmeCounters, OperationTimes, ShardSnapshot, TenantOperation, TierSnapshot, Whose};
+use kvplane_engine::{NvmeCounters, OperationTimes, ShardSnapshot, TenantOperation, TierSnapshot, TimedTenant};
+use kvplane_store::DevicePoolStats;
 
 use crate::error::Error;
 use crate::node::Node;
@@ -26,10 +29,10 @@ const COUNTERS: [Number; 30] = [
     ("kvplane_shard_slow_total", "Requests that were slow: see /debug/shards.", |one| one.times.slow_count),
     ("kvplane_shard_accepted_total", "Connections accepted.", |one| one.host.accepted),
     ("kvplane_shard_unauthenticated_closed_total", "Unauthenticated connections closed for others.", |one| {
-        one.host.crowded_out
+        one.host.replaced_unauthenticated
     }),
     ("kvplane_shard_unauthenticated_total", "Connections rejected for lack of a valid ticket.", |one| {
-        one.service.strangers
+        one.service.unauthenticated
     }),
     ("kvplane_shard_tickets_expired_total", "Connections closed because their ticket ended.", |one| {
         one.service.tickets_ended
@@ -69,6 +72,27 @@ const GAUGES: [Number; 12] = [
     ("kvplane_shard_replica_drops_owed", "Replicas that replica owners still have to remove.", |one| one.copies.owed),
     ("kvplane_shard_replica_slots", "Slots that the shard is the replica owner of.", |one| one.copies.second_slots),
     ("kvplane_shard_connections", "Open connections.", |one| one.connections),
+];
+
+/// Counters of shards with a device pool.
+const DEVICE_COUNTERS: [Number; 5] = [
+    ("kvplane_device_pool_gets_total", "Gets answered from the device pool.", |one| one.service.device_gets),
+    ("kvplane_device_pool_promotions_total", "Objects moved to the device pool.", |one| store(one).device.promotions),
+    ("kvplane_device_pool_demotions_total", "Objects moved from the device pool to memory.", |one| {
+        store(one).device.demotions
+    }),
+    ("kvplane_device_pool_recalls_total", "Demotions on request.", |one| one.service.recalls),
+    ("kvplane_device_pool_lost_total", "Objects lost with the device.", |one| store(one).device.lost),
+];
+
+const DEVICE_GAUGES: [Number; 3] = [
+    ("kvplane_device_pool_bytes", "Bytes of the device pool; 0 once its device is lost.", |one| {
+        store(one).device.pool_bytes
+    }),
+    ("kvplane_device_pool_used_bytes", "Bytes of the device pool that are not free.", |one| {
+        store(one).device.used_bytes
+    }),
+    ("kvplane_device_pool_objects", "Visible objects in the device pool.", |one| store(one).device.objects),
 ];
 
 /// Counters of shards with an SSD.
@@ -118,7 +142,7 @@ const TIER_COUNTERS: [Number; 41] = [
         tier(one).counters.slots_voided
     }),
     ("kvplane_tier_reconciled_removals_total", "Objects dropped in reconciliation as outdated.", |one| {
-        tier(one).counters.struck
+        tier(one).counters.doubts_removed
     }),
     ("kvplane_tier_reclaimed_total", "Objects that reclaim evicted.", |one| tier(one).counters.reclaimed),
     ("kvplane_tier_reinserted_total", "Live records that reclaim rewrote.", |one| tier(one).stats.reinserted),
@@ -136,8 +160,8 @@ const TIER_COUNTERS: [Number; 41] = [
         device(one).commands_failed
     }),
     ("kvplane_tier_device_polled_total", "Reads and writes whose completions were polled.", |one| device(one).polled),
-    ("kvplane_tier_flushes_total", "Flushes.", |one| device(one).flush_latency.count),
-    ("kvplane_tier_flush_nanoseconds_total", "Time in flushes.", |one| device(one).flush_latency.sum_ns),
+    ("kvplane_tier_flushes_total", "Flushes.", |one| device(one).flush_latency.count()),
+    ("kvplane_tier_flush_nanoseconds_total", "Time in flushes.", |one| device(one).flush_latency.sum_ns()),
 ];
 
 const TIER_GAUGES: [Number; 25] = [
@@ -166,12 +190,12 @@ const TIER_GAUGES: [Number; 25] = [
     ("kvplane_tier_degraded", "1 if the SSD takes no writes any more.", |one| tier(one).degraded.is_some().into()),
     ("kvplane_tier_voided", "1 if the records found at the start were void.", |one| tier(one).voided.is_some().into()),
     ("kvplane_tier_get_p99_nanoseconds", "99th percentile of the latency of reads for gets.", |one| {
-        device(one).get_latency.percentile_ns(99)
+        device(one).get_latency.quantile_ns(0.99)
     }),
     ("kvplane_tier_flush_p99_nanoseconds", "99th percentile of the latency of flushes.", |one| {
-        device(one).flush_latency.percentile_ns(99)
+        device(one).flush_latency.quantile_ns(0.99)
     }),
-    ("kvplane_tier_flush_max_nanoseconds", "The longest flush.", |one| device(one).flush_latency.most_ns),
+    ("kvplane_tier_flush_max_nanoseconds", "The longest flush.", |one| device(one).flush_most_ns),
     ("kvplane_tier_in_flight_gets", "Operations for gets in flight.", |one| device(one).priorities[0].in_flight),
     ("kvplane_tier_in_flight_commits", "Writes in flight.", |one| device(one).priorities[1].in_flight),
     ("kvplane_tier_in_flight_background", "Operations of reclaim and recovery in flight.", |one| {
@@ -186,8 +210,10 @@ fn tier(one: &ShardSnapshot) -> TierSnapshot {
     one.tier.unwrap_or_default()
 }
 
-fn device(one: &ShardSnapshot) -> NvmeCounters {
-    one.device.unwrap_or_default()
+/// Returns the device's counters; zeros for a shard without a tier.
+fn device(one: &ShardSnapshot) -> &NvmeCounters {
+    static NONE: LazyLock<NvmeCounters> = LazyLock::new(NvmeCounters::default);
+    one.device.as_ref().unwrap_or(&NONE)
 }
 
 /// Returns the store's counters; zeros for a shard without a store.
@@ -226,11 +252,14 @@ fn render(shards: &[ShardSnapshot]) -> String {
     };
     let tiered = shards.iter().any(|shard| shard.tier.is_some());
     let (counters, gauges): (&[Number], &[Number]) = if tiered { (&TIER_COUNTERS, &TIER_GAUGES) } else { (&[], &[]) };
-    for (name, help, value) in COUNTERS.iter().chain(counters) {
+    let has_device_pool = shards.iter().any(|shard| store(shard).device != DevicePoolStats::default());
+    let (of_device, device_gauges): (&[Number], &[Number]) =
+        if has_device_pool { (&DEVICE_COUNTERS, &DEVICE_GAUGES) } else { (&[], &[]) };
+    for (name, help, value) in COUNTERS.iter().chain(counters).chain(of_device) {
         text.counter(name, help);
         numbers(&mut text, *value);
     }
-    for (name, help, value) in GAUGES.iter().chain(gauges) {
+    for (name, help, value) in GAUGES.iter().chain(gauges).chain(device_gauges) {
         text.gauge(name, help);
         numbers(&mut text, *value);
     }
@@ -281,10 +310,10 @@ fn tenants(text: &mut Text, shards: &[ShardSnapshot]) {
         for one in &shard.times.tenants {
             let tenant = match (&one.name, one.whose) {
                 (Some(name), _) => name.clone(),
-                (None, Whose::Tenant(0)) => "default".to_owned(),
-                (None, Whose::Tenant(number)) => format!("#{number}"),
-                (None, Whose::Unknown) => "#unknown".to_owned(),
-                (None, Whose::Others) => "#others".to_owned(),
+                (None, TimedTenant::Tenant(0)) => "default".to_owned(),
+                (None, TimedTenant::Tenant(number)) => format!("#{number}"),
+                (None, TimedTenant::Unknown) => "#unknown".to_owned(),
+                (None, TimedTenant::Others) => "#others".to_owned(),
             };
             let operation = match one.operation {
                 TenantOperation::Get => "get",
@@ -332,5 +361,10 @@ mod tests {
         let samples = parse(&render(&[tiered])).unwrap();
         let all = COUNTERS.len() + GAUGES.len() + TIER_COUNTERS.len() + TIER_GAUGES.len();
         assert_eq!((samples.len(), samples["kvplane_tier_backlog_objects{shard=\"0\"}"] as u64), (all, 5));
+        let device = DevicePoolStats { pool_bytes: 7, ..DevicePoolStats::default() };
+        let store = kvplane_store::StoreStats { device, ..Default::default() };
+        let samples = parse(&render(&[ShardSnapshot { store: Some(store), ..ShardSnapshot::default() }])).unwrap();
+        let all = COUNTERS.len() + GAUGES.len() + DEVICE_COUNTERS.len() + DEVICE_GAUGES.len();
+        assert_eq!((samples.len(), samples["kvplane_device_pool_bytes{shard=\"0\"}"] as u64), (all, 7));
     }
 }

@@ -4,10 +4,11 @@ use std::time::{Duration, Instant};
 
 use kvplane_engine::{ShardHandle, ShardSnapshot, SlowOperation, cpu};
 use kvplane_rpc::message::{
-    CopyFigures, EventFigures, EvictionFigures, GetFigures, HOT_PER_REPORT, HotFigures, HotShard,
+    CopyFigures, DevicePoolFigures, EventFigures, EvictionFigures, GetFigures, HOT_PER_REPORT, HotFigures, HotShard,
     NAME_PER_REPORT_BYTES, OPERATIONS_PER_REPORT, ObjectFigures, OperationFigures, PoolFigures, PutFigures, ReportHot,
     ReportShard, SLOW_PER_REPORT, ShardFigures, SlowFigures, SlowLog, SsdFigures, ThreadFigures, TroubleFigures,
 };
+use kvplane_store::DevicePoolStats;
 
 use crate::error::Error;
 use crate::link::ControlLink;
@@ -96,6 +97,7 @@ pub(crate) fn figures(shard: u16, address: &str, snapshot: &ShardSnapshot, now_n
         },
         events: EventFigures { kept: store.events.are_kept, next: store.events.next, lost: store.events.lost },
         copies: copies(snapshot),
+        device_pool: device_pool(snapshot),
     }
 }
 
@@ -135,6 +137,21 @@ fn copies(snapshot: &ShardSnapshot) -> CopyFigures {
         served: copies.served,
         inherited: copies.inherited,
     }
+}
+
+fn device_pool(snapshot: &ShardSnapshot) -> Option<DevicePoolFigures> {
+    let (device, service) = (snapshot.store?.device, &snapshot.service);
+    let DevicePoolStats { pool_bytes, used_bytes, objects, promotions, demotions, lost } = device;
+    (device != DevicePoolStats::default()).then_some(DevicePoolFigures {
+        bytes: pool_bytes,
+        used_bytes,
+        objects,
+        gets: service.device_gets,
+        promotions,
+        demotions,
+        recalls: service.recalls,
+        lost,
+    })
 }
 
 fn ssd(snapshot: &ShardSnapshot) -> Option<SsdFigures> {

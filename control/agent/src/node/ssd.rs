@@ -12,7 +12,7 @@ use kvplane_sys::random::random_u64;
 use kvplane_transfer::{ParseBytesError, parse_bytes};
 
 use crate::error::Error;
-use crate::node::NodeConfig;
+use crate::node::{NodeConfig, NodeConfigError};
 
 /// Limits of the mean object length on an SSD. Shorter objects fill the footers before they fill the segments.
 const OBJECT_BYTES: RangeInclusive<u32> = 512..=1 << 30;
@@ -85,27 +85,22 @@ impl Ssds {
     pub(crate) fn open(of: &NodeConfig, shards: usize, cluster: &str, node: NodeId) -> Result<Self, Error> {
         let (configs, object_bytes) = (&of.ssds, of.ssd_object_bytes);
         if !OBJECT_BYTES.contains(&object_bytes) {
-            let (least, most) = (OBJECT_BYTES.start(), OBJECT_BYTES.end());
-            let text = format!("objects of {object_bytes} bytes on an SSD: give a mean length from {least} to {most}");
-            return Err(Error::Argument(text));
+            let (least_bytes, most_bytes) = OBJECT_BYTES.into_inner();
+            return Err(NodeConfigError::SsdObjectBytes { object_bytes, least_bytes, most_bytes }.into());
         }
         if configs.len() > shards {
-            let text = format!("{} SSDs for {shards} shards: name at most one for each shard", configs.len());
-            return Err(Error::Argument(text));
+            return Err(NodeConfigError::Ssds { ssds: configs.len(), shards }.into());
         }
         for (which, config) in configs.iter().enumerate() {
             // Checked before a useless file is created.
-            let least = PART_LEAST_BYTES * parts(which, configs.len(), shards);
-            if let Some(bytes) = config.bytes.filter(|bytes| *bytes < least) {
-                let path = config.path.display();
-                return Err(Error::Argument(format!(
-                    "{path}: {bytes} bytes are fewer than the {least} that are needed"
-                )));
+            let least_bytes = PART_LEAST_BYTES * parts(which, configs.len(), shards);
+            if let Some(bytes) = config.bytes.filter(|bytes| *bytes < least_bytes) {
+                return Err(NodeConfigError::SsdBytes { path: config.path.clone(), bytes, least_bytes }.into());
             }
         }
         let open = |config: &SsdConfig| Ssd::open(&config.path, config.bytes, of.ssd_io).map(Arc::new);
         let ssds: Result<_, _> = configs.iter().map(open).collect();
-        let ssds = ssds.map_err(|error| Error::Argument(error.to_string()))?;
+        let ssds = ssds.map_err(NodeConfigError::Ssd)?;
         let cluster = Digest::of(b"cluster", cluster.as_bytes()).0;
         Ok(Self { ssds, object_bytes, cluster, node, policy: of.tier })
     }

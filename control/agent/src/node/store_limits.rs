@@ -1,21 +1,30 @@
 //! Limits of a shard's store, derived from the settings of its node.
 
+use kvplane_engine::DevicePoolConfig;
 use kvplane_proto::Limits;
 use kvplane_store::StoreConfig;
 use kvplane_sys::random::random_u64;
 
 use crate::error::Error;
-use crate::node::NodeConfig;
+use crate::node::{NodeConfig, NodeConfigError};
 
-/// Returns the limits of one of `shards` shards with a pool of this size.
-pub(crate) fn of_shard(config: &NodeConfig, pool_bytes: u64, shards: usize) -> Result<StoreConfig, Error> {
+/// Returns the limits of one of `shards` shards with a pool of this size, and a device pool if there is one.
+pub(crate) fn of_shard(
+    config: &NodeConfig,
+    pool_bytes: u64,
+    device_pool: Option<DevicePoolConfig>,
+    shards: usize,
+) -> Result<StoreConfig, Error> {
     let usual = StoreConfig::for_pool(pool_bytes);
+    let device_pool_bytes = device_pool.map_or(0, |pool| pool.bytes);
     let max_objects = match config.max_objects {
-        Some(objects) => u32::try_from(objects.div_ceil(shards as u64))
-            .map_err(|_| Error::Argument(format!("{objects} objects over {shards} shards are too many for each")))?,
-        None => usual.max_objects,
+        Some(objects) => {
+            u32::try_from(objects.div_ceil(shards as u64)).map_err(|_| NodeConfigError::Objects { objects, shards })?
+        }
+        None => StoreConfig::for_pool(pool_bytes + device_pool_bytes).max_objects,
     };
     Ok(StoreConfig {
+        device_pool_bytes,
         max_objects,
         eviction: config.eviction,
         high_watermark_percent: config.high_watermark_percent,

@@ -3,16 +3,17 @@
 
 use std::sync::Arc;
 
-use kvplane_cluster::p2p::{Layout, ObjectError, ObjectSpec};
+use kvplane_cluster::p2p::{Layout, ObjectSpec};
 use kvplane_rpc::message::TicketKeys;
 use kvplane_rpc::p2p::{
-    DescribeObject, FetchFailure, FetchOrder, FetchOrders, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects,
-    LocateObject, ObjectMembers, ObjectPlace, ObjectSummary, PublishObject, RankParent, ReleaseObject, RenewObjects,
-    ReportObject, WantShards, WatchFetches,
+    DescribeObject, FetchFailure, FetchOrder, FetchOrders, FindObject, GetPeerKeys, Hold, HoldObject, JoinRanks,
+    ListObjects, LocateObject, ObjectMembers, ObjectPlace, ObjectSummary, PeerLocation, PublishObject, RankJoin,
+    RankParent, ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
 };
 use kvplane_rpc::{CallError, RefusalCode};
 
 use super::config::P2pConfig;
+use super::error::P2pError;
 use super::replica::{Ranks, Replica};
 use crate::error::Error;
 use crate::link::ControlLink;
@@ -43,8 +44,7 @@ pub(super) struct Catalog {
     tenant: String,
     /// Name of the segment by which peers open this process's memory.
     segment: String,
-    host: String,
-    rack: String,
+    place: PeerLocation,
     upload_bytes_per_second: u64,
     download_bytes_per_second: u64,
 }
@@ -57,8 +57,7 @@ impl Catalog {
             client,
             tenant: config.tenant.clone(),
             segment: segment.to_owned(),
-            host: config.host.clone(),
-            rack: config.rack.clone(),
+            place: PeerLocation { host: config.host.clone(), rack: config.rack.clone() },
             upload_bytes_per_second: config.upload_bytes_per_second,
             download_bytes_per_second: config.download_bytes_per_second,
         }
@@ -76,9 +75,9 @@ impl Catalog {
     pub(super) fn find(&self, name: &str, version: Option<u64>) -> Result<Object, Error> {
         let call = FindObject { tenant: self.tenant.clone(), name: name.to_owned(), version };
         let found = self.link.call(call)?;
-        let layout = Layout::new(found.spec.sizes, found.spec.shard_bytes).map_err(|error| malformed(&error))?;
+        let layout = Layout::new(found.spec.sizes, found.spec.shard_bytes).map_err(P2pError::Object)?;
         let spec = ObjectSpec { layout: layout.clone(), hashes: found.spec.hashes, about: found.spec.about.clone() };
-        spec.check().map_err(|error| malformed(&error))?;
+        spec.check().map_err(P2pError::Object)?;
         let (name, about) = (name.to_owned(), found.spec.about);
         Ok(Object { name, version: found.version, layout, about, spec: Arc::new(spec) })
     }
@@ -120,8 +119,7 @@ impl Catalog {
             name: object.name.clone(),
             version: object.version,
             buffer: u32::try_from(buffer).unwrap_or(u32::MAX),
-            host: self.host.clone(),
-            rack: self.rack.clone(),
+            near: self.place.clone(),
         })?;
         Ok(found.places)
     }
@@ -148,20 +146,21 @@ impl Catalog {
     pub(super) fn hold(&self, replica: &Replica) -> Result<u64, Error> {
         let (have, want) = replica.fetch.announced();
         let held = self.link.call(HoldObject {
-            client: self.client,
             tenant: self.tenant.clone(),
             name: replica.name.clone(),
             version: replica.version,
             digest: replica.digest,
-            segment: self.segment.clone(),
-            addresses: replica.regions.iter().map(|region| region.address()).collect(),
-            origin: replica.origin,
-            have,
-            want,
-            host: self.host.clone(),
-            rack: self.rack.clone(),
-            upload_bytes_per_second: self.upload_bytes_per_second,
-            download_bytes_per_second: self.download_bytes_per_second,
+            hold: Hold {
+                client: self.client,
+                segment: self.segment.clone(),
+                addresses: replica.regions.iter().map(|region| region.address()).collect(),
+                origin: replica.origin,
+                have,
+                want,
+                place: self.place.clone(),
+                upload_bytes_per_second: self.upload_bytes_per_second,
+                download_bytes_per_second: self.download_bytes_per_second,
+            },
         })?;
         Ok(held.member)
     }
@@ -206,12 +205,13 @@ impl Catalog {
     pub(super) fn join_ranks(&self, replica: &Replica, half: usize) -> Result<Option<RankParent>, Error> {
         let Some(seat) = replica.fetch.seat() else { return Ok(None) };
         let Ranks { job, rank, ranks, .. } = seat.ranks().clone();
-        let (client, member, board) = (self.client, replica.member(), seat.board());
-        let joined = self.link.call(JoinRanks { client, member, job, rank, ranks, board, half: half as u8 })?;
-        let buffers = replica.regions.len();
-        if let Some(parent) = joined.parent.as_ref().filter(|parent| parent.addresses.len() != buffers) {
-            let what = format!("{} has {} buffers of {buffers}", parent.segment, parent.addresses.len());
-            return Err(Error::Argument(what));
+        let (client, member, join) =
+            (self.client, replica.member(), RankJoin { job, rank, ranks, board: seat.board() });
+        let joined = self.link.call(JoinRanks { client, member, join, half: half as u8 })?;
+        let our_buffers = replica.regions.len();
+        if let Some(parent) = joined.parent.as_ref().filter(|parent| parent.addresses.len() != our_buffers) {
+            let (segment, buffers) = (parent.segment.to_string(), parent.addresses.len());
+            return Err(P2pError::ParentBuffers { segment, buffers, our_buffers }.into());
         }
         Ok(joined.parent)
     }
@@ -249,9 +249,4 @@ pub(super) fn is_forgotten(error: &Error) -> bool {
 /// Returns true if no peer has held the object for longer than the catalog remembers it.
 pub(super) fn is_unknown(error: &Error) -> bool {
     matches!(error, Error::Call(CallError::Refused(refusal)) if refusal.code == RefusalCode::NotFound as u16)
-}
-
-/// Returns the error of an object's description that contradicts itself.
-pub(super) fn malformed(error: &ObjectError) -> Error {
-    Error::Argument(error.to_string())
 }

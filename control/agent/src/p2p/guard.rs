@@ -13,7 +13,7 @@ use kvplane_transfer::{TransferEngine, TransferEngineConfig};
 use super::catalog::Catalog;
 use crate::error::Error;
 use crate::link::ControlLink;
-use crate::tickets::credential_of;
+use crate::tickets::{TicketIssueError, credential_of};
 
 /// Part of a ticket's validity after which it is renewed: one third.
 const RENEW_AFTER: u32 = 3;
@@ -26,10 +26,10 @@ const RETRY: Duration = Duration::from_secs(2);
 /// Ticket keys and tickets of one store.
 pub(super) struct Guard {
     /// State of the next renewal; `None` where the control plane issues no tickets.
-    due: Option<Due>,
+    renewal: Option<Renewal>,
 }
 
-struct Due {
+struct Renewal {
     asked: Instant,
     valid: Duration,
 }
@@ -50,13 +50,13 @@ impl Guard {
             if !config.listen.ip().is_loopback() {
                 return Err(Error::NoTickets { listen: config.listen });
             }
-            return Ok((Self { due: None }, TransferEngine::start(config)?));
+            return Ok((Self { renewal: None }, TransferEngine::start(config)?));
         }
         let mut seed = [0; 32];
-        random_bytes(&mut seed).map_err(|error| Error::Argument(error.to_string()))?;
+        random_bytes(&mut seed)?;
         let engine = TransferEngine::start_guarded(config, Challenges::new(seed))?;
-        let due = take(&engine, &reply)?;
-        Ok((Self { due: Some(due) }, engine))
+        let renewal = take(&engine, &reply)?;
+        Ok((Self { renewal: Some(renewal) }, engine))
     }
 
     /// Renews the keys and the ticket when they are due.
@@ -64,7 +64,7 @@ impl Guard {
     /// # Errors
     /// When the control plane does not answer, or issues no tickets any more; the next attempt follows after a backoff.
     pub(super) fn refresh(&mut self, catalog: &Catalog, engine: &TransferEngine, serving: bool) -> Result<(), Error> {
-        let Some(before) = &mut self.due else { return Ok(()) };
+        let Some(before) = &mut self.renewal else { return Ok(()) };
         let after = before.valid / RENEW_AFTER;
         let after = if serving { after.min(SERVING) } else { after };
         if before.asked.elapsed() < after {
@@ -73,19 +73,16 @@ impl Guard {
         before.asked = (Instant::now() + RETRY).checked_sub(after).unwrap_or(before.asked);
         let reply = catalog.peer_keys()?;
         if !reply.ticket.wanted {
-            return Err(Error::Argument(
-                "the control plane issues no tickets now, and issued some when this process started: restart it"
-                    .to_owned(),
-            ));
+            return Err(TicketIssueError::StoppedForPeers.into());
         }
         *before = take(engine, &reply)?;
         Ok(())
     }
 }
 
-fn take(engine: &TransferEngine, reply: &TicketKeys) -> Result<Due, Error> {
+fn take(engine: &TransferEngine, reply: &TicketKeys) -> Result<Renewal, Error> {
     let credential = Arc::new(credential_of(&reply.ticket)?);
     let key = |key: &KeyOfTickets| TicketKey { id: key.id, secret: key.secret, until: key.until };
     engine.learn_keys(reply.keys.iter().map(key).collect(), reply.seconds, &credential)?;
-    Ok(Due { asked: Instant::now(), valid: Duration::from_nanos(reply.ticket.valid_ns) })
+    Ok(Renewal { asked: Instant::now(), valid: Duration::from_nanos(reply.ticket.valid_ns) })
 }

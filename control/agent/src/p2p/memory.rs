@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use kvplane_engine::Region;
 use kvplane_transfer::{RegisterOptions, TransferEngine};
 
+use super::error::P2pError;
 use crate::error::Error;
 
 /// Memory that is registered with an engine.
@@ -31,7 +32,7 @@ impl Memory {
         act: impl FnOnce() -> Result<T, Error>,
     ) -> Result<T, Error> {
         if !region.writable() {
-            return Err(Error::Argument(format!("the memory at {:#x} cannot be written", region.address())));
+            return Err(P2pError::ReadOnlyMemory { address: region.address() }.into());
         }
         let regions = std::slice::from_ref(region);
         self.take(regions, true)?;

@@ -24,6 +24,7 @@
 
 mod catalog;
 mod config;
+mod error;
 mod get;
 mod guard;
 mod memory;
@@ -50,12 +51,16 @@ use crate::link::ControlLink;
 
 pub use catalog::Object;
 pub use config::{P2pConfig, PublishOptions};
+pub use error::{P2pError, WideningError};
 pub use get::{GetOptions, Progress};
 pub use ranges::{ReadBytes, ReadOptions};
 pub use replica::Ranks;
-pub use reshard::{NamedPart, PartSource, ReshardNames, Resharding, packed_bytes, placement_from_json};
+pub use reshard::{
+    ManifestError, NamedPart, OffsetsError, PartSource, ReshardNames, Resharding, ReshardingError, packed_bytes,
+    placement_from_json,
+};
 
-use catalog::{Catalog, malformed};
+use catalog::Catalog;
 use get::Get;
 use guard::Guard;
 use memory::Memory;
@@ -137,18 +142,14 @@ impl P2pStore {
     /// does not answer; nothing is registered then.
     pub fn register(&self, name: &str, regions: &[Arc<Region>], options: &PublishOptions) -> Result<u64, Error> {
         if regions.len() > Limits::REGIONS_PER_SEGMENT {
-            return Err(Error::Argument(format!(
-                "{} buffers: a store registers at most {} for all its objects; put several in one piece of memory",
-                regions.len(),
-                Limits::REGIONS_PER_SEGMENT
-            )));
+            return Err(P2pError::Buffers { buffers: regions.len() }.into());
         }
         let sizes: Vec<u64> = regions.iter().map(|region| region.bytes() as u64).collect();
         let shard_bytes = options.shard_bytes.unwrap_or_else(|| Layout::fitting_shard_bytes(&sizes));
-        let layout = Layout::new(sizes, shard_bytes).map_err(|error| malformed(&error))?;
+        let layout = Layout::new(sizes, shard_bytes).map_err(P2pError::Object)?;
         let hashes = replica::hashes(&layout, regions);
         let spec = Arc::new(ObjectSpec { layout, hashes, about: options.about.clone() });
-        spec.check().map_err(|error| malformed(&error))?;
+        spec.check().map_err(P2pError::Object)?;
         let version = self.catalog.publish(name, options.version, &spec)?;
         self.replicas.announce(Replica::whole(name, version, spec, regions))?;
         Ok(version)
@@ -283,8 +284,7 @@ impl P2pStore {
         options: &ReadOptions<'_>,
     ) -> Result<ReadBytes, Error> {
         let (source, target) = names.placements()?;
-        let resharding = Resharding::new(&source, &target, names.participant);
-        let resharding = resharding.map_err(|error| reshard::refused(&error))?;
+        let resharding = Resharding::new(&source, &target, names.participant).map_err(ReshardingError::Placement)?;
         let from = reshard::part_sources(&resharding, parts, |name, version| self.catalog.find(name, version))?;
         let to = reshard::target_offsets(&target, resharding.part(), memory.bytes() as u64, to)?;
         self.reshard(&resharding, &from, memory, &to, options)

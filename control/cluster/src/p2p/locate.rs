@@ -1,8 +1,10 @@
 //! Location of a buffer, for clients that read some of its bytes and do not become members.
 
+use bincode::{Decode, Encode};
+
 /// Member that has all of a buffer.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BufferLocation {
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct ObjectPlace {
     /// Number of the member.
     pub member: u64,
     /// Segment in which the member serves the buffer.

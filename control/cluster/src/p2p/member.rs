@@ -3,19 +3,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use bincode::{Decode, Encode};
+
 use super::ranks::RankJoin;
 use super::shards::{Interval, ShardSet};
 
 /// Location of a member, as labels; an empty label is unknown.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
-pub struct Place {
+pub struct PeerLocation {
     pub host: String,
     pub rack: String,
 }
 
 /// Announcement that a process holds an object, or wants to fetch it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Hold {
     /// Id of the process: a random number that it drew.
@@ -30,35 +32,28 @@ pub struct Hold {
     pub have: Vec<Interval>,
     /// Shards that it wants.
     pub want: Vec<Interval>,
-    pub place: Place,
+    pub place: PeerLocation,
     /// Maximum upload rate in bytes per second; 0 for no limit.
     pub upload_bytes_per_second: u64,
     /// Maximum download rate in bytes per second; 0 for no limit.
     pub download_bytes_per_second: u64,
 }
 
-/// Reason for a failed fetch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FailureKind {
-    /// The bytes do not match the shard's hash.
-    Corrupt,
-    /// The source could not be reached, or did not serve the shard.
-    Unreachable,
-}
-
 /// Failed fetch of a shard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
-pub struct Failure {
+pub struct FetchFailure {
     pub shard: u32,
     /// Number of the member that was the source.
     pub source: u64,
-    pub kind: FailureKind,
+    /// True if the bytes do not match the shard's hash; otherwise the source could not be reached, or did not serve
+    /// the shard.
+    pub corrupt: bool,
 }
 
 /// State of a member, for operators.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MemberReport {
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct ObjectMember {
     /// Number of the member.
     pub member: u64,
     /// Segment in which it serves.
@@ -142,7 +137,7 @@ pub(super) struct Member {
     pub(super) segment: Arc<str>,
     pub(super) addresses: Vec<u64>,
     pub(super) origin: bool,
-    pub(super) place: Place,
+    pub(super) place: PeerLocation,
     pub(super) have: ShardSet,
     /// Shards that it lacks and wants, and that may be granted.
     pub(super) need: ShardSet,

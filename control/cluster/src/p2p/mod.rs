@@ -23,13 +23,13 @@ mod shards;
 mod swarm;
 
 pub use follow::Follow;
-pub use locate::BufferLocation;
-pub use member::{Failure, FailureKind, Hold, MemberReport, Place};
+pub use locate::ObjectPlace;
+pub use member::{FetchFailure, Hold, ObjectMember, PeerLocation};
 pub use object::{
     Layout, MAX_ABOUT_BYTES, MAX_BUFFERS, MAX_NAME_BYTES, MAX_SHARDS, ObjectError, ObjectSpec, ShardPlace,
 };
-pub use objects::{ObjectKey, ObjectName, ObjectRow, Objects, ObjectsConfig};
+pub use objects::{ObjectKey, ObjectName, ObjectSummary, Objects, ObjectsConfig};
 pub use ranks::{MAX_LABEL_BYTES, RankJoin, RankParent};
 pub use schedule::{HALVES, MAX_RANKS, Parent, Schedule, half_of};
 pub use shards::{Interval, ShardSet};
-pub use swarm::Grant;
+pub use swarm::{FetchOrder, Grant};

@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::locate::BufferLocation;
-use super::member::{Failure, Hold, MemberReport, Place};
+use bincode::{Decode, Encode};
+
+use super::locate::ObjectPlace;
+use super::member::{FetchFailure, Hold, ObjectMember, PeerLocation};
 use super::object::{MAX_NAME_BYTES, ObjectError, ObjectSpec};
 use super::ranks::{MAX_LABEL_BYTES, RankJoin, RankParent};
 use super::shards::Interval;
@@ -68,9 +70,9 @@ pub struct ObjectKey {
 }
 
 /// Row of a listing.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
-pub struct ObjectRow {
+pub struct ObjectSummary {
     pub name: String,
     pub version: u64,
     /// Size of the object in bytes.
@@ -217,7 +219,7 @@ impl Objects {
         &self,
         name: ObjectName<'_>,
         version: Option<u64>,
-    ) -> Result<(Vec<MemberReport>, u32), ObjectError> {
+    ) -> Result<(Vec<ObjectMember>, u32), ObjectError> {
         let (_, id) = self.id_of(name, version)?;
         let swarm = &self.swarms[&id].1;
         Ok((swarm.roster().rows(), swarm.roster().lost(swarm.spec().layout.shards())))
@@ -233,9 +235,9 @@ impl Objects {
         name: ObjectName<'_>,
         version: u64,
         buffer: usize,
-        near: &Place,
+        near: &PeerLocation,
         client: u64,
-    ) -> Result<Vec<BufferLocation>, ObjectError> {
+    ) -> Result<Vec<ObjectPlace>, ObjectError> {
         let (_, id) = self.id_of(name, Some(version))?;
         let swarm = &self.swarms[&id].1;
         let layout = &swarm.spec().layout;
@@ -305,7 +307,7 @@ impl Objects {
         client: u64,
         member: u64,
         got: &[Interval],
-        failed: &[Failure],
+        failed: &[FetchFailure],
     ) -> Result<(), ObjectError> {
         let (id, swarm) = self.swarm_of(client, member)?;
         swarm.report(member, got, failed, now_ns);
@@ -338,7 +340,7 @@ impl Objects {
         client: u64,
         member: u64,
         want: &[Interval],
-        failed: &[Failure],
+        failed: &[FetchFailure],
     ) -> Result<(), ObjectError> {
         let (id, swarm) = self.swarm_of(client, member)?;
         swarm.want(member, want, failed, now_ns)?;
@@ -390,7 +392,7 @@ impl Objects {
 
     /// Returns a tenant's objects whose names begin with `prefix`, by name and version, after the given one.
     #[must_use]
-    pub fn list(&self, tenant: &str, prefix: &str, after: Option<(&str, u64)>, most: usize) -> Vec<ObjectRow> {
+    pub fn list(&self, tenant: &str, prefix: &str, after: Option<(&str, u64)>, most: usize) -> Vec<ObjectSummary> {
         use std::ops::Bound::{Excluded, Included, Unbounded};
         let key = |name: &str, version| ObjectKey { tenant: tenant.to_owned(), name: name.to_owned(), version };
         let from = match after {
@@ -401,7 +403,7 @@ impl Objects {
         let found = found.take_while(|(key, _)| key.tenant == tenant && key.name.starts_with(prefix)).take(most);
         let row = |(key, id): (&ObjectKey, &u64)| {
             let swarm = &self.swarms.get(id)?.1;
-            Some(ObjectRow {
+            Some(ObjectSummary {
                 name: key.name.clone(),
                 version: key.version,
                 total_bytes: swarm.spec().layout.total_bytes(),

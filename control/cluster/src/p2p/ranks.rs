@@ -6,7 +6,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::member::{Failure, Member};
+use bincode::{Decode, Encode};
+
+use super::member::{FetchFailure, Member};
 use super::object::ObjectError;
 use super::roster::Roster;
 use super::schedule::{HALVES, MAX_RANKS, Parent, Schedule, half_of};
@@ -15,7 +17,7 @@ use super::schedule::{HALVES, MAX_RANKS, Parent, Schedule, half_of};
 pub const MAX_LABEL_BYTES: usize = 256;
 
 /// Announcement that a member is a rank of a job.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct RankJoin {
     /// Name of the job; the same for all its ranks.
     pub job: String,
@@ -23,12 +25,13 @@ pub struct RankJoin {
     pub rank: u32,
     /// Number of ranks.
     pub ranks: u32,
-    /// Address of its board: a bitmap in its memory of the shards that it has.
+    /// Address of its board: a bitmap in its memory of the shards that it has, a bit per shard, as little-endian 64-bit
+    /// words.
     pub board: u64,
 }
 
 /// Parent from which a rank fetches a half of the shards.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct RankParent {
     /// Number of the member.
     pub member: u64,
@@ -127,7 +130,7 @@ impl Jobs {
 
     /// Returns true if a member was to fetch this shard from this source by its schedule. Reports of corrupt bytes are
     /// only believed from members that were to read them.
-    pub(super) fn followed(&self, roster: &Roster, number: u64, failure: Failure) -> bool {
+    pub(super) fn followed(&self, roster: &Roster, number: u64, failure: FetchFailure) -> bool {
         let Some(rank) = roster.get(number).and_then(|member| member.rank.as_ref()) else { return false };
         let Some(job) = self.by_name.get(&rank.job) else { return false };
         match job.schedule.parent(half_of(failure.shard), rank.rank) {

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::locate::BufferLocation;
-use super::member::{Member, MemberReport, Place};
+use super::locate::ObjectPlace;
+use super::member::{Member, ObjectMember, PeerLocation};
 use super::object::Layout;
 use super::shards::ShardSet;
 
@@ -113,8 +113,8 @@ impl Roster {
     }
 
     /// Returns the state of the members, for operators.
-    pub(super) fn rows(&self) -> Vec<MemberReport> {
-        let row = |(&number, member): (&u64, &Member)| MemberReport {
+    pub(super) fn rows(&self) -> Vec<ObjectMember> {
+        let row = |(&number, member): (&u64, &Member)| ObjectMember {
             member: number,
             segment: member.segment.to_string(),
             origin: member.origin,
@@ -130,9 +130,9 @@ impl Roster {
         &self,
         layout: &Layout,
         buffer: usize,
-        near: &Place,
+        near: &PeerLocation,
         client: u64,
-    ) -> Option<Vec<BufferLocation>> {
+    ) -> Option<Vec<ObjectPlace>> {
         let bytes = *layout.sizes().get(buffer)?;
         let (first, count) = layout.covering(buffer, 0, bytes)?;
         let whole = |member: &Member| {
@@ -152,7 +152,7 @@ impl Roster {
             able.map(|(&number, member)| (distance(member), number, member)).collect();
         by_distance.sort_by_key(|&(distance, ..)| distance);
         let able = by_distance.into_iter().filter(|(.., member)| whole(member)).take(TOLD);
-        let told = able.map(|(distance, number, member)| BufferLocation {
+        let told = able.map(|(distance, number, member)| ObjectPlace {
             member: number,
             segment: member.segment.to_string(),
             address: member.addresses[buffer],

@@ -8,11 +8,12 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
+use bincode::{Decode, Encode};
 use kvplane_proto::rng::Rng;
 
 use super::choose::{Choice, Chooser};
 use super::counts::ShardCounts;
-use super::member::{Failure, FailureKind, Hold, Member, Rate, ShardFetch, Typical};
+use super::member::{FetchFailure, Hold, Member, Rate, ShardFetch, Typical};
 use super::object::{ObjectError, ObjectSpec};
 use super::pace::Pace;
 use super::ranks::{Jobs, RankJoin, RankParent};
@@ -29,21 +30,28 @@ const LOOK_AT_ONE_NS: u64 = 100_000;
 const BAN_NS: u64 = 100_000_000;
 const BAN_DOUBLINGS: u32 = 6;
 
-/// Order to fetch one shard.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[allow(missing_docs, reason = "the fields are named for what they hold")]
-pub struct Grant {
-    /// Client whose process fetches.
-    pub client: u64,
+/// Order to fetch one shard. A fetch of the shard from another member that is in flight is aborted first.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct FetchOrder {
     /// Number of the receiving member.
     pub member: u64,
+    /// Index of the shard.
     pub shard: u32,
-    /// Number of the member to fetch from; a fetch of the shard from another member is aborted first.
+    /// Number of the member to fetch from.
     pub source: u64,
     /// Segment in which the source serves.
     pub segment: Arc<str>,
     /// Address of the shard in that segment.
     pub address: u64,
+}
+
+/// Order for a client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub struct Grant {
+    /// Client whose process fetches.
+    pub client: u64,
+    pub order: FetchOrder,
 }
 
 /// The swarm of one object.
@@ -215,7 +223,7 @@ impl Swarm {
     }
 
     /// Processes a member's report of received shards and failed fetches.
-    pub(super) fn report(&mut self, number: u64, got: &[Interval], failed: &[Failure], now_ns: u64) {
+    pub(super) fn report(&mut self, number: u64, got: &[Interval], failed: &[FetchFailure], now_ns: u64) {
         let shards = self.spec.layout.shards();
         self.heard(number);
         let known = |&&(first, count): &&Interval| first.checked_add(count).is_some_and(|end| end <= shards);
@@ -238,16 +246,13 @@ impl Swarm {
         self.pump(now_ns);
     }
 
-    fn blame(&mut self, by: u64, failure: Failure) {
+    fn blame(&mut self, by: u64, failure: FetchFailure) {
         let who = self.roster.get(by).map(|member| member.segment.to_string()).unwrap_or_default();
-        match failure.kind {
-            FailureKind::Unreachable => {
-                self.retire(failure.source, |source| source.suspect = true);
-            }
-            FailureKind::Corrupt => {
-                let why = format!("shard {} does not match its hash, as {who} reported", failure.shard);
-                self.retire(failure.source, |source| source.corrupt = Some(why));
-            }
+        if failure.corrupt {
+            let why = format!("shard {} does not match its hash, as {who} reported", failure.shard);
+            self.retire(failure.source, |source| source.corrupt = Some(why));
+        } else {
+            self.retire(failure.source, |source| source.suspect = true);
         }
     }
 
@@ -444,7 +449,8 @@ impl Swarm {
         }
         self.sort(receiver, now_ns);
         self.sort(source, now_ns);
-        self.grants.push_back(Grant { client, member: receiver, shard, source, segment, address });
+        let order = FetchOrder { member: receiver, shard, source, segment, address };
+        self.grants.push_back(Grant { client, order });
     }
 
     pub(super) fn poll_grant(&mut self) -> Option<Grant> {
@@ -456,14 +462,14 @@ impl Swarm {
         let Some(member) = self.roster.get(number) else { return Vec::new() };
         let told = |(&shard, coming): (&u32, &ShardFetch)| {
             let (from, place) = (self.roster.get(coming.from)?, self.spec.layout.place(shard)?);
-            Some(Grant {
-                client: member.client,
+            let order = FetchOrder {
                 member: number,
                 shard,
                 source: coming.from,
                 segment: Arc::clone(&from.segment),
                 address: from.addresses[place.buffer] + place.offset,
-            })
+            };
+            Some(Grant { client: member.client, order })
         };
         member.coming.iter().filter_map(told).collect()
     }
@@ -503,7 +509,7 @@ impl Swarm {
         &mut self,
         number: u64,
         want: &[Interval],
-        failed: &[Failure],
+        failed: &[FetchFailure],
         now_ns: u64,
     ) -> Result<(), ObjectError> {
         let shards = self.spec.layout.shards();

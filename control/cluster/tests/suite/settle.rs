@@ -2,7 +2,7 @@
 
 use crate::support;
 
-use kvplane_cluster::{ClusterConfig, ENDS_INTERVALS, Input, Rejection, Reply};
+use kvplane_cluster::{ClusterConfig, ENDS_INTERVALS, Input, Moves, Rejection, Reply};
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use support::{Driver, MS, config, member};
 
@@ -439,9 +439,9 @@ fn members_that_need_long_to_answer_delay_a_change_by_a_few_rounds() {
 }
 
 /// Announces that a node is about to end; returns the number of other unsettled owners, and true if the node itself is.
-fn ends(driver: &mut Driver, node: u64) -> (usize, bool) {
+fn ends(driver: &mut Driver, node: u64) -> (u32, bool) {
     match driver.handle(Input::PrepareLeave { node: NodeId(node), incarnation: Incarnation(1) }) {
-        Ok(Reply::Moves { unsettled, behind }) => (unsettled, behind),
+        Ok(Reply::Moves(Moves { unsettled, behind })) => (unsettled, behind),
         other => panic!("{other:?}"),
     }
 }

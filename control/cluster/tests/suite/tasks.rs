@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvplane_cluster::{CopyProgress, TaskLimits, TaskRefusal, TaskState, Tasks};
+use kvplane_cluster::{ReplicaProgress, TaskLimits, TaskRefusal, TaskState, Tasks};
 use kvplane_proto::Digest;
 use kvplane_proto::rng::Rng;
 
@@ -50,12 +50,12 @@ fn tasks_end_and_never_ask_for_more_than_they_may() {
             for (id, object) in answered {
                 out.remove(&(id, object));
                 let progress = match rng.below(40) {
-                    0 => CopyProgress::Missing,
-                    1 => CopyProgress::Alone,
-                    2..20 if !patient => CopyProgress::There(10),
-                    _ => CopyProgress::Coming,
+                    0 => ReplicaProgress::Missing,
+                    1 => ReplicaProgress::Alone,
+                    2..20 if !patient => ReplicaProgress::There { bytes: 10 },
+                    _ => ReplicaProgress::Coming,
                 };
-                if progress == CopyProgress::There(10) && open_task(&tasks, id) {
+                if progress == (ReplicaProgress::There { bytes: 10 }) && open_task(&tasks, id) {
                     there.insert((id, object));
                 }
                 tasks.told(id, object, progress, now_ns);
@@ -88,7 +88,7 @@ fn time_passes(tasks: &mut Tasks, out: &mut BTreeMap<(u64, usize), ()>, from_ns:
     for _ in 0..200 {
         now_ns = tasks.poll_timeout().unwrap_or(now_ns).max(now_ns + 1_000_000_000);
         for (id, object) in core::mem::take(out).into_keys() {
-            tasks.told(id, object, CopyProgress::Coming, now_ns);
+            tasks.told(id, object, ReplicaProgress::Coming, now_ns);
         }
         out.extend(tasks.due(now_ns).into_iter().map(|(id, object, _)| ((id, object), ())));
     }

@@ -4,7 +4,9 @@
 //! that cannot replay reports a loss; then the index drops the instance's blocks until they are reported again, so that
 //! no request is placed on blocks that may be gone, and the instance counts as degraded until a snapshot.
 
-use crate::index::Tier;
+use bincode::{Decode, Encode};
+
+use crate::index::BlockTier;
 
 /// Maximum number of changes in a batch.
 pub(super) const MOST_CHANGES: usize = 65_536;
@@ -16,19 +18,19 @@ pub const AWAY_FORGOTTEN_NS: u64 = 60_000_000_000;
 const BROKEN: u32 = 4;
 
 /// Batch of changes of an instance's cache.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct CacheBatch {
     /// Number of the batch: one more than that of the previous one.
     pub seq: u64,
     /// Kind of the batch.
-    pub change: CacheChange,
+    pub kind: CacheReport,
     /// Changes, in order.
-    pub events: Vec<CacheEvent>,
+    pub changes: Vec<BlockChange>,
 }
 
-/// Kind of a batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CacheChange {
+/// Kind of a batch. Tags are append-only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub enum CacheReport {
     /// Follows the previous batch.
     Goes,
     /// Begins with an empty cache: the whole contents follow, in this batch and the next ones.
@@ -37,9 +39,9 @@ pub enum CacheChange {
     Lost,
 }
 
-/// Change of an instance's cache.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum CacheEvent {
+/// Change of an instance's cache. Tags are append-only.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub enum BlockChange {
     /// Blocks were stored.
     Stored {
         /// LoRA adapter; empty for none.
@@ -47,7 +49,7 @@ pub enum CacheEvent {
         /// Other inputs of the hashes; empty for none.
         salt: String,
         /// Tier that they were stored in.
-        tier: Tier,
+        tier: BlockTier,
         /// Hash of the block before the first one, if there is one.
         parent: Option<u64>,
         /// Rolling hashes, in the order of the prompt.
@@ -60,7 +62,7 @@ pub enum CacheEvent {
         /// Other inputs of the hashes.
         salt: String,
         /// Tier that they were removed from; all tiers if unknown.
-        tier: Option<Tier>,
+        tier: Option<BlockTier>,
         /// Hashes of the blocks.
         hashes: Vec<u64>,
     },
@@ -69,20 +71,20 @@ pub enum CacheEvent {
 }
 
 /// Answer to the publisher of a batch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ack {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct CacheTaken {
     /// Number of the next batch.
     pub next: u64,
     /// Further request to the publisher.
-    pub wanted: CacheRequest,
+    pub wanted: CacheWanted,
 }
 
-/// Request to a publisher.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CacheRequest {
+/// Request to a publisher. Tags are append-only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub enum CacheWanted {
     /// No request.
     Nothing,
-    /// Replay the batches from [`Ack::next`] on, or report that they are lost.
+    /// Replay the batches from [`CacheTaken::next`] on, or report that they are lost.
     Replay,
     /// Send a snapshot, when possible.
     Snapshot,
@@ -92,13 +94,13 @@ pub enum CacheRequest {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BatchOutcome {
     /// It was accepted before.
-    Duplicate(Ack),
+    Duplicate(CacheTaken),
     /// Batches before it are missing: it changes nothing.
-    Gap(Ack),
+    Gap(CacheTaken),
     /// Its changes are to be applied.
     Taken {
         /// Answer to the publisher.
-        ack: Ack,
+        ack: CacheTaken,
         /// True if the instance's blocks are dropped from the index before.
         clears: bool,
         /// True if it is the first report of this cache.
@@ -162,22 +164,22 @@ impl CacheFeed {
         let first = self.next.is_none();
         let begins = !std::mem::replace(&mut self.reported, true);
         let next = self.next.unwrap_or(batch.seq);
-        let clears = match batch.change {
-            CacheChange::Snapshot => {
+        let clears = match batch.kind {
+            CacheReport::Snapshot => {
                 self.degraded = false;
                 true
             }
             // Known blocks are dropped: some may be gone. A cache that was unknown is no worse than before.
-            CacheChange::Lost if batch.seq >= next => {
+            CacheReport::Lost if batch.seq >= next => {
                 self.degraded = true;
                 true
             }
-            CacheChange::Goes | CacheChange::Lost if batch.seq < next => {
-                return BatchOutcome::Duplicate(Ack { next, wanted: CacheRequest::Nothing });
+            CacheReport::Goes | CacheReport::Lost if batch.seq < next => {
+                return BatchOutcome::Duplicate(CacheTaken { next, wanted: CacheWanted::Nothing });
             }
             _ if batch.seq > next => {
                 self.degraded = true;
-                return BatchOutcome::Gap(Ack { next, wanted: CacheRequest::Replay });
+                return BatchOutcome::Gap(CacheTaken { next, wanted: CacheWanted::Replay });
             }
             // The first batches are numbered 0 or 1; blocks stored before later numbers are unknown. If the feed was
             // degraded already, only number 0 proves that no batch precedes it.
@@ -191,11 +193,11 @@ impl CacheFeed {
         let next = batch.seq.wrapping_add(1);
         self.next = Some(next);
         // After a clear, the whole cache is known again, whatever was lost before.
-        if batch.events.contains(&CacheEvent::Cleared) {
+        if batch.changes.contains(&BlockChange::Cleared) {
             self.degraded = false;
         }
-        let wanted = if self.degraded { CacheRequest::Snapshot } else { CacheRequest::Nothing };
-        BatchOutcome::Taken { ack: Ack { next, wanted }, clears, begins }
+        let wanted = if self.degraded { CacheWanted::Snapshot } else { CacheWanted::Nothing };
+        BatchOutcome::Taken { ack: CacheTaken { next, wanted }, clears, begins }
     }
 
     /// Sets whether its publisher is unreachable; returns true if that changed.
@@ -232,25 +234,28 @@ impl CacheFeed {
 mod tests {
     use super::*;
 
-    fn batch(seq: u64, change: CacheChange) -> CacheBatch {
-        CacheBatch { seq, change, events: Vec::new() }
+    fn batch(seq: u64, kind: CacheReport) -> CacheBatch {
+        CacheBatch { seq, kind, changes: Vec::new() }
     }
 
-    fn taken(next: u64, wanted: CacheRequest, clears: bool, begins: bool) -> BatchOutcome {
-        BatchOutcome::Taken { ack: Ack { next, wanted }, clears, begins }
+    fn taken(next: u64, wanted: CacheWanted, clears: bool, begins: bool) -> BatchOutcome {
+        BatchOutcome::Taken { ack: CacheTaken { next, wanted }, clears, begins }
     }
 
     #[test]
     fn gaps_change_nothing_and_losses_request_a_snapshot() {
-        use CacheChange::{Goes, Lost, Snapshot};
+        use CacheReport::{Goes, Lost, Snapshot};
         let mut feed = CacheFeed::new(false);
         assert!(feed.is_fresh() && !feed.is_reported());
-        assert_eq!(feed.take(&batch(1, Goes)), taken(2, CacheRequest::Nothing, false, true));
-        assert_eq!(feed.take(&batch(1, Goes)), BatchOutcome::Duplicate(Ack { next: 2, wanted: CacheRequest::Nothing }));
-        assert_eq!(feed.take(&batch(4, Goes)), BatchOutcome::Gap(Ack { next: 2, wanted: CacheRequest::Replay }));
+        assert_eq!(feed.take(&batch(1, Goes)), taken(2, CacheWanted::Nothing, false, true));
+        assert_eq!(
+            feed.take(&batch(1, Goes)),
+            BatchOutcome::Duplicate(CacheTaken { next: 2, wanted: CacheWanted::Nothing })
+        );
+        assert_eq!(feed.take(&batch(4, Goes)), BatchOutcome::Gap(CacheTaken { next: 2, wanted: CacheWanted::Replay }));
         assert!(feed.is_incomplete());
-        assert_eq!(feed.take(&batch(4, Lost)), taken(5, CacheRequest::Snapshot, true, false));
-        assert_eq!(feed.take(&batch(5, Snapshot)), taken(6, CacheRequest::Nothing, true, false));
+        assert_eq!(feed.take(&batch(4, Lost)), taken(5, CacheWanted::Snapshot, true, false));
+        assert_eq!(feed.take(&batch(5, Snapshot)), taken(6, CacheWanted::Nothing, true, false));
         assert!(!feed.is_incomplete());
     }
 
@@ -258,7 +263,7 @@ mod tests {
     fn only_batch_0_proves_that_a_degraded_feed_is_complete() {
         for (seq, is_incomplete) in [(0, false), (1, true), (2, true)] {
             let mut feed = CacheFeed::restored(true, true);
-            feed.take(&batch(seq, CacheChange::Goes));
+            feed.take(&batch(seq, CacheReport::Goes));
             assert_eq!(feed.is_incomplete(), is_incomplete, "from {seq} on");
         }
         let mut feed = CacheFeed::restored(true, false);
@@ -269,7 +274,7 @@ mod tests {
     #[test]
     fn unreachable_publisher_is_forgotten_and_degraded_after_its_return() {
         let mut feed = CacheFeed::new(true);
-        feed.take(&batch(0, CacheChange::Goes));
+        feed.take(&batch(0, CacheReport::Goes));
         assert!(feed.set_away(true) && !feed.set_away(true) && feed.is_incomplete());
         assert!(feed.forget(true) && !feed.forget(true));
         assert!(feed.set_away(false) && feed.is_incomplete() && feed.is_fresh());

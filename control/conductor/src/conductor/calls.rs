@@ -2,15 +2,17 @@
 
 use std::sync::Arc;
 
+use bincode::{Decode, Encode};
+
 use super::config::{MAX_ID_BYTES, MAX_PROMPT_BLOCKS};
 use super::error::{ConductorError, bad};
-use crate::index::{ContextId, ContextKey};
+use crate::index::{ContextId, PromptContext};
 use crate::policy::Refusal;
 use crate::scheduler::{ExcludedInstances, Request};
 
-/// Booking mode of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+/// Booking mode of a request. Tags are append-only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub enum ScheduleMode {
     /// Booked at once if an instance is about to be free, else queued.
     Reserve,
     /// Booked at once, even behind other requests.
@@ -22,15 +24,15 @@ pub enum Mode {
 /// Maximum number of instances that a request may exclude.
 pub(super) const MOST_BARRED: usize = 256;
 
-/// Request to be scheduled.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ScheduleRequest {
+/// Requests a placement for a request, and books it.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Schedule {
     /// Client that sent the request, and gets later notices.
     pub client: u64,
     /// Id that the scheduler gave the request, unique while the request lasts.
     pub request: String,
     /// Context within which its blocks can be shared.
-    pub context: ContextKey,
+    pub context: PromptContext,
     /// Length of the prompt in tokens.
     pub tokens: u32,
     /// Rolling hashes of the full blocks of the prompt.
@@ -38,12 +40,12 @@ pub struct ScheduleRequest {
     /// Maximum time that the request may wait, in nanoseconds; 0 for the Conductor's default.
     pub wait_ns: u64,
     /// Booking mode.
-    pub mode: Mode,
+    pub mode: ScheduleMode,
     /// Instances that it must not be placed on.
     pub barred: Vec<String>,
 }
 
-impl ScheduleRequest {
+impl Schedule {
     /// Rejects a request that is malformed or over a limit.
     pub(super) fn check(&self) -> Result<(), ConductorError> {
         let name = self.request.len();
@@ -76,11 +78,11 @@ impl ScheduleRequest {
     }
 }
 
-/// Answer to a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
+/// Answer to a request. Tags are append-only.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub enum ScheduleReply {
     /// The request is placed.
-    Assigned(AssignedInstances),
+    Assigned(Assignment),
     /// The request is queued.
     Queued {
         /// Number of its reservation.
@@ -93,15 +95,15 @@ pub enum Answer {
     /// The request is rejected.
     Refused {
         /// Reason for the rejection.
-        why: Why,
+        why: ScheduleRefusal,
         /// Delay before a retry is worthwhile, in nanoseconds.
         retry_after_ns: u64,
     },
 }
 
 /// Placement of a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AssignedInstances {
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct Assignment {
     /// Number of the reservation; 0 if nothing was booked.
     pub reservation: u64,
     /// Instance that prefills.
@@ -111,7 +113,7 @@ pub struct AssignedInstances {
     /// Tokens of the prompt to reuse, including fetched ones.
     pub reuse_tokens: u32,
     /// Instances to fetch missing tokens from, those with the most tokens first; empty if nothing is fetched.
-    pub sources: Vec<Source>,
+    pub sources: Vec<FetchSource>,
     /// True if fetched blocks are to be kept in the cache.
     pub keep: bool,
     /// Predicted wait until the prefill begins.
@@ -123,17 +125,17 @@ pub struct AssignedInstances {
 }
 
 /// Holder of a prefix of a prompt.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Source {
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct FetchSource {
     /// Name of the instance; none for the shared store.
     pub instance: Option<Arc<str>>,
     /// Number of tokens in the prefix.
     pub tokens: u32,
 }
 
-/// Reason for rejecting a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Why {
+/// Reason for rejecting a request. Tags are append-only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub enum ScheduleRefusal {
     /// The first token would miss its objective (TTFT).
     Ttft,
     /// Tokens would miss their objective (TBT).
@@ -148,7 +150,7 @@ pub enum Why {
     Lost,
 }
 
-impl Why {
+impl ScheduleRefusal {
     pub(super) const fn of(refusal: Refusal) -> Self {
         match refusal {
             Refusal::Ttft => Self::Ttft,
@@ -159,9 +161,9 @@ impl Why {
     }
 }
 
-/// Progress of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+/// Progress of a request. Tags are append-only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub enum RequestStep {
     /// The prefill began.
     PrefillStarted,
     /// The prefill ended.
@@ -179,12 +181,25 @@ pub enum Step {
     Ended,
 }
 
+/// Placement or rejection of a request that waited.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub struct PlacementNotice {
+    /// Id of the request.
+    pub request: Arc<str>,
+    pub answer: ScheduleReply,
+}
+
 /// Notice for a client whose request waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ClientNotice {
     pub client: u64,
-    /// Id of the request.
-    pub request: Arc<str>,
-    pub answer: Answer,
+    pub notice: PlacementNotice,
+}
+
+impl ClientNotice {
+    pub(super) const fn new(client: u64, request: Arc<str>, answer: ScheduleReply) -> Self {
+        Self { client, notice: PlacementNotice { request, answer } }
+    }
 }

@@ -2,7 +2,7 @@
 
 use crate::copies::CopyConfig;
 use crate::index::IndexConfig;
-use crate::policy::PolicyName;
+use crate::policy::PlacementPolicy;
 use crate::scheduler::SchedulerConfig;
 
 /// Maximum length of a request's id and of an instance's name, in bytes.
@@ -32,8 +32,8 @@ pub struct ConductorConfig {
     /// Settings of each pool's scheduler; tokens per block and bytes per token are the pool's.
     pub scheduler: SchedulerConfig,
     /// Placement policy; the objectives are in [`SchedulerConfig::slo`].
-    pub policy: PolicyName,
-    /// True if the policy rejects requests that would miss their objectives: see [`PolicyName::make`].
+    pub policy: PlacementPolicy,
+    /// True if the policy rejects requests that would miss their objectives: see [`PlacementPolicy::make`].
     pub refuses: bool,
     /// Limits of the replicas of hot prefixes that the Conductor requests from the shared store.
     pub copies: CopyConfig,
@@ -53,7 +53,7 @@ impl Default for ConductorConfig {
             claim_ns: 10_000_000_000,
             missed: (3, 10),
             scheduler: SchedulerConfig { index, max_queue: 8_192, lease_ns: u64::MAX, ..scheduler },
-            policy: PolicyName::Ours,
+            policy: PlacementPolicy::Kvplane,
             refuses: false,
             copies: CopyConfig::default(),
         }

@@ -9,8 +9,8 @@
 
 use std::sync::Arc;
 
-use super::instance_spec::InstanceSpec;
-use crate::policy::{PolicyName, Slo};
+use super::instance_spec::RegisterInstance;
+use crate::policy::{PlacementPolicy, Slo};
 
 /// Change of the durable state.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,14 +20,16 @@ pub enum Durable {
     /// The instance of this name was removed.
     Gone(Arc<str>),
     /// Placement policy and objectives.
-    Placement(PolicyName, Slo),
+    Placement(PlacementPolicy, Slo),
 }
 
 /// The durable state of an instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DurableInstance {
     /// Registration of the instance.
-    pub spec: InstanceSpec,
+    pub spec: RegisterInstance,
+    /// True if it hashes as vLLM does, which its first blocks prove or disprove.
+    pub is_vllm: bool,
     /// Bytes of KV cache per token of its model; the instance may have registered with the default, 0.
     pub pool_token_bytes: u64,
     /// True while an operator holds the instance: it gets no new requests.

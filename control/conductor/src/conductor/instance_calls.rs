@@ -1,10 +1,10 @@
 //! Calls of instances, of operators about instances, and of the host for the durable state.
 
 use super::Conductor;
-use super::cache_feed::{Ack, BatchOutcome, CacheBatch, MOST_CHANGES};
+use super::cache_feed::{BatchOutcome, CacheBatch, CacheTaken, MOST_CHANGES};
 use super::durable::{Durable, DurableInstance};
 use super::error::{ConductorError, bad};
-use super::instance_spec::{InstanceSpec, Load, Registration};
+use super::instance_spec::{InstanceLoad, InstanceSpec, Registration};
 use crate::scheduler::Request;
 
 impl Conductor {
@@ -13,9 +13,11 @@ impl Conductor {
     /// # Errors
     /// When it is malformed, contradicts its registration in the same incarnation, belongs to an earlier incarnation,
     /// or a limit is reached.
-    pub fn register(&mut self, spec: InstanceSpec, now_ns: u64) -> Result<Registration, ConductorError> {
+    pub fn register(&mut self, spec: impl Into<InstanceSpec>, now_ns: u64) -> Result<Registration, ConductorError> {
+        let InstanceSpec { call: spec, is_vllm } = spec.into();
         spec.check()?;
-        if let Some(again) = self.instances.register_again(&spec, now_ns, &mut self.pools)? {
+        let is_vllm = is_vllm && spec.events.is_some();
+        if let Some(again) = self.instances.register_again(&spec, is_vllm, now_ns, &mut self.pools)? {
             return Ok(again);
         }
         if let Some(known) = self.pools.find(&spec.pool()).and_then(|number| self.pools.get(number)) {
@@ -28,9 +30,9 @@ impl Conductor {
                 return Err(ConductorError::Conflict { what });
             }
         }
-        self.remove(&spec.name);
+        self.remove(&spec.instance);
         let number = self.pools.get_or_make(spec.pool(), spec.token_bytes, &self.config)?;
-        let entered = self.instances.enter(spec, number, now_ns, &mut self.pools);
+        let entered = self.instances.enter(spec, is_vllm, number, now_ns, &mut self.pools);
         if entered.is_err() {
             self.pools.drop_unused(number);
         } else {
@@ -62,7 +64,13 @@ impl Conductor {
     ///
     /// # Errors
     /// When it is not registered in this incarnation.
-    pub fn report(&mut self, name: &str, incarnation: u64, load: Load, now_ns: u64) -> Result<(), ConductorError> {
+    pub fn report(
+        &mut self,
+        name: &str,
+        incarnation: u64,
+        load: InstanceLoad,
+        now_ns: u64,
+    ) -> Result<(), ConductorError> {
         if let Some(pool) = self.instances.report(name, incarnation, load, now_ns, &mut self.pools)? {
             self.requests.poll(pool, now_ns, &mut self.pools);
         }
@@ -109,9 +117,9 @@ impl Conductor {
         incarnation: u64,
         batch: CacheBatch,
         now_ns: u64,
-    ) -> Result<Ack, ConductorError> {
-        if batch.events.len() > MOST_CHANGES {
-            return Err(bad(format!("{} changes in a batch; at most {MOST_CHANGES}", batch.events.len())));
+    ) -> Result<CacheTaken, ConductorError> {
+        if batch.changes.len() > MOST_CHANGES {
+            return Err(bad(format!("{} changes in a batch; at most {MOST_CHANGES}", batch.changes.len())));
         }
         let update = self.instances.take_batch(name, incarnation, &batch, now_ns)?;
         let (ack, clears) = match update.outcome {
@@ -122,8 +130,8 @@ impl Conductor {
             self.pools.clear(update.pool, update.at)?;
         }
         if let Some(pool) = self.pools.get_mut(update.pool) {
-            for event in batch.events {
-                pool.change_cache(update.at, event)?;
+            for change in batch.changes {
+                pool.change_cache(update.at, change)?;
             }
         }
         Ok(ack)

@@ -1,5 +1,7 @@
 //! Registration and load reports of instances, and the checks of them.
 
+use bincode::{Decode, Encode};
+
 use super::config::MAX_ID_BYTES;
 use super::error::{ConductorError, bad};
 use super::pools::PoolKey;
@@ -10,9 +12,9 @@ const REPORTS_NS: (u64, u64) = (10_000_000, 60_000_000_000);
 /// Maximum length of an instance's address, in bytes.
 const ADDRESS_BYTES: usize = 256;
 
-/// Phases that an instance serves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
+/// Phases that an instance serves. Tags are append-only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub enum InstancePart {
     /// Prefills.
     Prefill,
     /// Decodes.
@@ -21,12 +23,24 @@ pub enum Part {
     Mixed,
 }
 
-/// Registration of an instance.
-#[derive(Clone, Debug, PartialEq, Eq)]
+impl InstancePart {
+    /// Returns the name for operators.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Prefill => "prefill",
+            Self::Decode => "decode",
+            Self::Mixed => "mixed",
+        }
+    }
+}
+
+/// Registers an instance. Idempotent.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
-pub struct InstanceSpec {
+pub struct RegisterInstance {
     /// Name, unique among all instances.
-    pub name: String,
+    pub instance: String,
     /// Incarnation: greater at each start of the instance, such as the time of the start.
     pub incarnation: u64,
     /// Tenant whose requests it serves; empty for the default tenant.
@@ -37,7 +51,7 @@ pub struct InstanceSpec {
     /// Bytes of KV cache per token; 0 for the default.
     pub token_bytes: u64,
     /// Phases that it serves.
-    pub part: Part,
+    pub part: InstancePart,
     /// Capacity of its KV cache for decoding, in tokens.
     pub capacity_tokens: u64,
     /// Interval of its load reports, in nanoseconds; 0 for never, then it is never excluded for silence.
@@ -45,36 +59,56 @@ pub struct InstanceSpec {
     /// Address at which routers reach it; opaque to the Conductor.
     pub address: String,
     /// Sockets of its events; none if it reports its cache by calls, or not at all. Opaque to the Conductor.
-    pub events: Option<Publisher>,
+    pub events: Option<EventSource>,
 }
 
 /// Sockets on which an instance publishes changes of its cache.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Publisher {
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct EventSource {
     /// Address of the publisher.
     pub publisher: String,
     /// Address of the replay socket; empty for none.
     pub replay: String,
     /// Topic of its events; empty for all.
     pub topic: String,
+}
+
+/// Registration of an instance, with what the host knows of its engine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InstanceSpec {
+    /// Registration of the instance.
+    pub call: RegisterInstance,
     /// True if it hashes as vLLM does, which its first blocks prove or disprove.
     pub is_vllm: bool,
 }
 
+impl From<RegisterInstance> for InstanceSpec {
+    fn from(call: RegisterInstance) -> Self {
+        Self { call, is_vllm: false }
+    }
+}
+
 /// Answer to a registration.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Registration {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct InstanceRegistered {
     /// True if nothing is known of its cache: it must send a snapshot.
     pub fresh: bool,
-    /// True if the instance was registered already, in the same incarnation.
-    pub again: bool,
     /// Time without a report after which it is excluded; 0 for never.
     pub suspect_after_ns: u64,
 }
 
+/// Outcome of a registration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Registration {
+    /// Answer to the instance.
+    pub answer: InstanceRegistered,
+    /// True if the instance was registered already, in the same incarnation.
+    pub again: bool,
+}
+
 /// Load report of an instance.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Load {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct InstanceLoad {
     /// Number of the report; grows with each one.
     pub seq: u64,
     /// Tokens of prompts that wait there or are being prefilled, without cached ones.
@@ -85,9 +119,9 @@ pub struct Load {
     pub decodes: u32,
 }
 
-impl InstanceSpec {
+impl RegisterInstance {
     pub(super) fn check(&self) -> Result<(), ConductorError> {
-        let name = self.name.len();
+        let name = self.instance.len();
         if name == 0 || name > MAX_ID_BYTES {
             return Err(bad(format!("an instance's name must have 1 to {MAX_ID_BYTES} bytes, not {name}")));
         }

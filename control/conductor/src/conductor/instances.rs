@@ -4,16 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::cache_feed::{AWAY_FORGOTTEN_NS, AWAY_SUSPECT_NS, BatchOutcome, CacheBatch, CacheFeed};
-use super::calls::AssignedInstances;
+use super::calls::Assignment;
 use super::durable::DurableInstance;
 use super::error::{ConductorError, bad};
-use super::instance_spec::{InstanceSpec, Load, Part, Registration};
+use super::instance_spec::{InstanceLoad, InstancePart, InstanceRegistered, RegisterInstance, Registration};
 use super::pools::Pools;
 use crate::scheduler::{ExcludedInstances, Foreign, InstanceNumbers, Request};
 
 /// State of an instance.
 pub(super) struct Instance {
-    pub(super) spec: InstanceSpec,
+    pub(super) spec: RegisterInstance,
+    is_vllm: bool,
     pub(super) pool: u32,
     pub(super) numbers: InstanceNumbers,
     /// Time of its last message.
@@ -34,7 +35,7 @@ pub(super) struct ReportCounts {
     pub(super) duplicates: u64,
     pub(super) gaps: u64,
     pub(super) stale_reports: u64,
-    pub(super) disbelieved: u64,
+    pub(super) implausible: u64,
 }
 
 /// Batch of changes to be applied to the index.
@@ -91,9 +92,10 @@ impl InstanceRegistry {
         self.by_name.get(name).map(|known| known.spec.tenant.as_str())
     }
 
-    /// Returns the registrations of all instances, to follow their publishers.
-    pub fn specs(&self) -> impl Iterator<Item = &InstanceSpec> {
-        self.by_name.values().map(|known| &known.spec)
+    /// Returns the registrations of all instances, each with true if the instance hashes as vLLM does, to follow their
+    /// publishers.
+    pub fn specs(&self) -> impl Iterator<Item = (&RegisterInstance, bool)> {
+        self.by_name.values().map(|known| (&known.spec, known.is_vllm))
     }
 
     /// Returns true once an instance's cache was reported or followed.
@@ -135,29 +137,32 @@ impl InstanceRegistry {
     /// entered.
     pub(super) fn register_again(
         &mut self,
-        spec: &InstanceSpec,
+        spec: &RegisterInstance,
+        is_vllm: bool,
         now_ns: u64,
         pools: &mut Pools,
     ) -> Result<Option<Registration>, ConductorError> {
-        let Some(known) = self.by_name.get_mut(spec.name.as_str()) else {
+        let Some(known) = self.by_name.get_mut(spec.instance.as_str()) else {
             self.refuse_over_limit()?;
             return Ok(None);
         };
         if spec.incarnation < known.spec.incarnation {
             let incarnation = known.spec.incarnation;
-            return Err(ConductorError::StaleIncarnation { name: spec.name.clone(), incarnation });
+            return Err(ConductorError::StaleIncarnation { name: spec.instance.clone(), incarnation });
         }
         if spec.incarnation > known.spec.incarnation {
             return Ok(None);
         }
-        if known.spec != *spec {
-            let what = format!("instance {:?} has registered with another description in this incarnation", spec.name);
+        if (&known.spec, known.is_vllm) != (spec, is_vllm) {
+            let what =
+                format!("instance {:?} has registered with another description in this incarnation", spec.instance);
             return Err(ConductorError::Conflict { what });
         }
         known.heard_ns = now_ns;
         let fresh = known.cache.is_fresh();
-        self.set_suspect(&spec.name, false, pools)?;
-        Ok(Some(Registration { fresh, again: true, suspect_after_ns: self.suspect_after_ns(spec) }))
+        self.set_suspect(&spec.instance, false, pools)?;
+        let answer = InstanceRegistered { fresh, suspect_after_ns: self.suspect_after_ns(spec) };
+        Ok(Some(Registration { answer, again: true }))
     }
 
     fn refuse_over_limit(&self) -> Result<(), ConductorError> {
@@ -167,24 +172,25 @@ impl InstanceRegistry {
         Ok(())
     }
 
-    const fn suspect_after_ns(&self, spec: &InstanceSpec) -> u64 {
+    const fn suspect_after_ns(&self, spec: &RegisterInstance) -> u64 {
         spec.report_ns.saturating_mul(self.missed.0 as u64)
     }
 
     /// Enters an instance in a pool that was not known in this incarnation.
     pub(super) fn enter(
         &mut self,
-        spec: InstanceSpec,
+        spec: RegisterInstance,
+        is_vllm: bool,
         pool: u32,
         now_ns: u64,
         pools: &mut Pools,
     ) -> Result<Registration, ConductorError> {
         let suspect_after_ns = self.suspect_after_ns(&spec);
         let cache = CacheFeed::new(spec.events.is_some());
-        let name = self.insert(spec, cache, pool, now_ns, pools)?;
+        let name = self.insert(spec, is_vllm, cache, pool, now_ns, pools)?;
         self.changed.insert(name);
         self.version += 1;
-        Ok(Registration { fresh: true, again: false, suspect_after_ns })
+        Ok(Registration { answer: InstanceRegistered { fresh: true, suspect_after_ns }, again: false })
     }
 
     /// Restores an instance that was registered before the Conductor started.
@@ -195,9 +201,9 @@ impl InstanceRegistry {
         graced_ns: u64,
         pools: &mut Pools,
     ) -> Result<(), ConductorError> {
-        let DurableInstance { spec, held, reports_cache, .. } = kept;
-        let cache = CacheFeed::restored(reports_cache, spec.part != Part::Decode);
-        let name = self.insert(spec, cache, pool, graced_ns, pools)?;
+        let DurableInstance { spec, is_vllm, held, reports_cache, .. } = kept;
+        let cache = CacheFeed::restored(reports_cache, spec.part != InstancePart::Decode);
+        let name = self.insert(spec, is_vllm, cache, pool, graced_ns, pools)?;
         if let Some(known) = self.by_name.get_mut(&name) {
             known.held = held;
         }
@@ -213,28 +219,29 @@ impl InstanceRegistry {
 
     fn insert(
         &mut self,
-        spec: InstanceSpec,
+        spec: RegisterInstance,
+        is_vllm: bool,
         cache: CacheFeed,
         number: u32,
         heard_ns: u64,
         pools: &mut Pools,
     ) -> Result<Arc<str>, ConductorError> {
         let pool = pools.get_mut(number).ok_or_else(|| bad("the pool was removed"))?;
-        let name: Arc<str> = spec.name.as_str().into();
+        let name: Arc<str> = spec.instance.as_str().into();
         let mut numbers = InstanceNumbers::default();
-        if matches!(spec.part, Part::Prefill | Part::Mixed) {
+        if matches!(spec.part, InstancePart::Prefill | InstancePart::Mixed) {
             let at = pool.scheduler.add_prefill()?;
             pool.name_prefill(at, &name);
             numbers.prefill = Some(at);
         }
-        if matches!(spec.part, Part::Decode | Part::Mixed) {
+        if matches!(spec.part, InstancePart::Decode | InstancePart::Mixed) {
             let at = pool.scheduler.add_decode(spec.capacity_tokens);
             pool.name_decode(at, &name);
             numbers.decode = Some(at);
         }
         pool.instances += 1;
         let (suspect, held) = (false, false);
-        let instance = Instance { spec, pool: number, numbers, heard_ns, suspect, held, seq: 0, cache };
+        let instance = Instance { spec, is_vllm, pool: number, numbers, heard_ns, suspect, held, seq: 0, cache };
         self.by_name.insert(Arc::clone(&name), instance);
         Ok(name)
     }
@@ -270,7 +277,7 @@ impl InstanceRegistry {
         &mut self,
         name: &str,
         incarnation: u64,
-        load: Load,
+        load: InstanceLoad,
         now_ns: u64,
         pools: &mut Pools,
     ) -> Result<Option<u32>, ConductorError> {
@@ -283,7 +290,7 @@ impl InstanceRegistry {
             return Ok(None);
         }
         known.seq = load.seq;
-        let Load { queued_tokens, decode_tokens, decodes, .. } = load;
+        let InstanceLoad { queued_tokens, decode_tokens, decodes, .. } = load;
         if let Some(pool) = pools.get_mut(number) {
             pool.scheduler.report_load(numbers, Foreign { queued_tokens, decode_tokens, decodes })?;
         }
@@ -412,7 +419,7 @@ impl InstanceRegistry {
     /// that repeatedly lacks reported blocks and is no longer believed.
     pub(super) fn note_reuse(
         &mut self,
-        assigned: &AssignedInstances,
+        assigned: &Assignment,
         block_tokens: u32,
         reused_tokens: u32,
     ) -> Option<InstanceNumbers> {
@@ -423,7 +430,7 @@ impl InstanceRegistry {
         if !instance.cache.note_reuse(assigned.reuse_tokens, reused_tokens) {
             return None;
         }
-        self.counts.disbelieved += 1;
+        self.counts.implausible += 1;
         self.version += 1;
         Some(instance.numbers)
     }
@@ -491,7 +498,8 @@ impl InstanceRegistry {
     pub(super) fn durable(&self, name: &str, pools: &Pools) -> Option<DurableInstance> {
         let known = self.by_name.get(name)?;
         let pool_token_bytes = pools.get(known.pool)?.token_bytes;
-        let (spec, held, reports_cache) = (known.spec.clone(), known.held, known.cache.is_reported());
-        Some(DurableInstance { spec, pool_token_bytes, held, reports_cache })
+        let (spec, is_vllm) = (known.spec.clone(), known.is_vllm);
+        let (held, reports_cache) = (known.held, known.cache.is_reported());
+        Some(DurableInstance { spec, is_vllm, pool_token_bytes, held, reports_cache })
     }
 }

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use kvplane_proto::Digest;
 use kvplane_proto::rng::mix64;
 
-use super::cache_feed::CacheEvent;
-use super::calls::{AssignedInstances, Source};
+use super::cache_feed::BlockChange;
+use super::calls::{Assignment, FetchSource};
 use super::config::ConductorConfig;
 use super::error::ConductorError;
 use crate::hot::{HotRow, HotTable};
-use crate::index::{ContextId, ContextKey, HolderId, IndexError, PrefixIndex, PrefixMatches, Tier, Tiers};
+use crate::index::{ContextId, HolderId, IndexError, PrefixIndex, PrefixMatches, PromptContext, Tier, Tiers};
 use crate::policy::{Fetch, Placement};
 use crate::scheduler::{Request, Scheduler, SchedulerError, Scratch};
 
@@ -34,11 +34,11 @@ pub struct PoolKey {
 
 /// Counters of placements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Hits {
+pub(super) struct Hits {
     /// Tokens of placed prompts.
-    pub tokens: u64,
+    pub(super) tokens: u64,
     /// Tokens of these that were predicted to be reused.
-    pub reused: u64,
+    pub(super) reused: u64,
 }
 
 /// Locations of a whole prefix.
@@ -82,7 +82,7 @@ impl Pool {
         }
         let token_bytes = limits.token_bytes;
         let mut scheduler = Scheduler::new(limits, config.policy.make(config.refuses))?;
-        let everything = ContextKey { salt: "\u{0}more contexts".to_owned(), ..ContextKey::default() };
+        let everything = PromptContext { salt: "\u{0}more contexts".to_owned(), ..PromptContext::default() };
         let overflow = scheduler.context(&everything)?;
         Ok(Self {
             key,
@@ -105,7 +105,7 @@ impl Pool {
     /// with hashes that are salted with the name.
     pub(super) fn context(
         &mut self,
-        key: &ContextKey,
+        key: &PromptContext,
         hashes: Arc<[u64]>,
     ) -> Result<(ContextId, Arc<[u64]>), ConductorError> {
         match self.scheduler.context(key) {
@@ -169,8 +169,8 @@ impl Pool {
         placement: &Placement,
         lease_ns: u64,
         scratch: &mut Scratch,
-    ) -> AssignedInstances {
-        let mut answer = AssignedInstances {
+    ) -> Assignment {
+        let mut answer = Assignment {
             reservation: id,
             prefill: self.prefill_name(placement.prefill),
             decode: placement.decode.and_then(|at| self.decode_name(at)),
@@ -187,7 +187,7 @@ impl Pool {
             Fetch::Nothing => {}
             Fetch::One(source) => {
                 let instance = Some(self.prefill_name(source));
-                answer.sources.push(Source { instance, tokens: placement.reuse });
+                answer.sources.push(FetchSource { instance, tokens: placement.reuse });
             }
             Fetch::Pool { .. } => {
                 let (context, hashes) = (request.context, &request.hashes);
@@ -197,7 +197,7 @@ impl Pool {
                         let at = self.scheduler.instance_of(found.holder);
                         let instance = at.map(|at| self.prefill_name(at));
                         if at != Some(placement.prefill) && (instance.is_some() || self.is_store(found.holder)) {
-                            answer.sources.push(Source { instance, tokens: tokens(found.blocks) });
+                            answer.sources.push(FetchSource { instance, tokens: tokens(found.blocks) });
                         }
                     }
                 }
@@ -207,13 +207,7 @@ impl Pool {
     }
 
     /// Counts the reused blocks of a placed request.
-    pub(super) fn note_placement(
-        &mut self,
-        request: &Request,
-        assigned: &AssignedInstances,
-        fetch: Fetch,
-        now_ns: u64,
-    ) {
+    pub(super) fn note_placement(&mut self, request: &Request, assigned: &Assignment, fetch: Fetch, now_ns: u64) {
         self.hits.tokens += u64::from(request.tokens);
         self.hits.reused += u64::from(assigned.reuse_tokens);
         let blocks = (assigned.reuse_tokens / self.key.block_tokens) as usize;
@@ -243,22 +237,23 @@ impl Pool {
     }
 
     /// Applies a change of an instance's cache.
-    pub(super) fn change_cache(&mut self, at: usize, event: CacheEvent) -> Result<(), ConductorError> {
+    pub(super) fn change_cache(&mut self, at: usize, change: BlockChange) -> Result<(), ConductorError> {
         let PoolKey { tenant, model, block_tokens } = self.key.clone();
-        let key = |lora, salt| ContextKey { tenant, model, lora, block_tokens, salt };
-        match event {
-            CacheEvent::Cleared => self.scheduler.cleared(at)?,
-            CacheEvent::Stored { lora, salt, tier, parent, hashes } => {
+        let key = |lora, salt| PromptContext { tenant, model, lora, block_tokens, salt };
+        match change {
+            BlockChange::Cleared => self.scheduler.cleared(at)?,
+            BlockChange::Stored { lora, salt, tier, parent, hashes } => {
                 let key = key(lora, salt);
                 let (context, hashes) = self.context(&key, Arc::from(hashes))?;
                 let parent = match parent {
                     Some(parent) => self.context(&key, Arc::from([parent]))?.1.first().copied(),
                     None => None,
                 };
-                self.scheduler.stored(at, context, tier, parent, &hashes)?;
+                self.scheduler.stored(at, context, tier.into(), parent, &hashes)?;
             }
-            CacheEvent::Removed { lora, salt, tier, hashes } => {
+            BlockChange::Removed { lora, salt, tier, hashes } => {
                 let (context, hashes) = self.context(&key(lora, salt), Arc::from(hashes))?;
+                let tier = tier.map(Tier::from);
                 for tier in TOLD.into_iter().filter(|told| tier.is_none_or(|tier| tier == *told)) {
                     self.scheduler.removed(at, context, tier, &hashes)?;
                 }
@@ -278,7 +273,7 @@ impl Pool {
             }
         };
         let PoolKey { tenant, model, block_tokens } = self.key.clone();
-        let key = ContextKey { tenant, model, block_tokens, ..ContextKey::default() };
+        let key = PromptContext { tenant, model, block_tokens, ..PromptContext::default() };
         let (context, hashes) = self.context(&key, Arc::from([hash]))?;
         let index = self.index();
         let changed = if there {
@@ -304,8 +299,8 @@ fn note_name(names: &mut Vec<Arc<str>>, at: usize, name: &Arc<str>) {
 
 /// Returns true if a request fetches its reused blocks from the shared store. A store that spreads blocks over its
 /// parts is not among the sources, but then no instance has all reused blocks.
-fn from_store(assigned: &AssignedInstances, fetch: Fetch) -> bool {
-    let has_all = |source: &&Source| source.tokens >= assigned.reuse_tokens;
+fn from_store(assigned: &Assignment, fetch: Fetch) -> bool {
+    let has_all = |source: &&FetchSource| source.tokens >= assigned.reuse_tokens;
     let mut whole = assigned.sources.iter().filter(has_all);
     matches!(fetch, Fetch::Pool { .. }) && whole.clone().all(|source| source.instance.is_none())
         || whole.any(|source| source.instance.is_none())
@@ -360,7 +355,7 @@ impl Pools {
     }
 
     /// Returns the number of the pool that a context is in.
-    pub(super) fn of_context(&self, context: &ContextKey) -> Result<u32, ConductorError> {
+    pub(super) fn of_context(&self, context: &PromptContext) -> Result<u32, ConductorError> {
         self.find(&PoolKey::of(context)).ok_or_else(|| unknown_model(context))
     }
 
@@ -431,12 +426,12 @@ impl Pools {
 
 impl PoolKey {
     /// Returns the key of the pool that a context is in.
-    fn of(context: &ContextKey) -> Self {
+    fn of(context: &PromptContext) -> Self {
         Self { tenant: context.tenant.clone(), model: context.model.clone(), block_tokens: context.block_tokens }
     }
 }
 
-fn unknown_model(context: &ContextKey) -> ConductorError {
+fn unknown_model(context: &PromptContext) -> ConductorError {
     ConductorError::UnknownModel {
         model: context.model.clone(),
         tenant: context.tenant.clone(),
@@ -445,7 +440,7 @@ fn unknown_model(context: &ContextKey) -> ConductorError {
 }
 
 /// Returns a salt for a context's name.
-fn salt_of(key: &ContextKey) -> u64 {
+fn salt_of(key: &PromptContext) -> u64 {
     let name = format!("{}\u{0}{}\u{0}{}", key.lora, key.salt, key.block_tokens);
     Digest::of(key.tenant.as_bytes(), name.as_bytes()).0 as u64
 }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use kvplane_proto::rng::mix64;
 
-use super::calls::{Answer, AssignedInstances, ClientNotice, MOST_BARRED, Mode, ScheduleRequest, Step, Why};
+use super::calls::{
+    Assignment, ClientNotice, MOST_BARRED, RequestStep, Schedule, ScheduleMode, ScheduleRefusal, ScheduleReply,
+};
 use super::config::ConductorConfig;
 use super::due::Due;
 use super::error::{ConductorError, bad};
@@ -25,7 +27,7 @@ const LONGEST_NS: u64 = 3_600_000_000_000;
 /// State of a request.
 pub(super) enum RequestState {
     Waiting,
-    Placed(AssignedInstances),
+    Placed(Assignment),
     /// The instance of the request was lost.
     Orphan(Request),
 }
@@ -66,7 +68,7 @@ struct RequestLimits {
 /// Report of a finished prefill: the assignment, and the tokens reused.
 pub(super) struct PrefillReport {
     pub(super) pool: u32,
-    pub(super) assigned: AssignedInstances,
+    pub(super) assigned: Assignment,
     pub(super) reused_tokens: u32,
 }
 
@@ -132,12 +134,12 @@ impl RequestLedger {
     /// with the same id gets the same answer.
     pub(super) fn schedule(
         &mut self,
-        asked: &ScheduleRequest,
+        asked: &Schedule,
         pool: u32,
         excluded: ExcludedInstances,
         now_ns: u64,
         pools: &mut Pools,
-    ) -> Result<Answer, ConductorError> {
+    ) -> Result<ScheduleReply, ConductorError> {
         let full = self.requests.len() >= self.limits.requests || self.blocks + asked.hashes.len() > self.limits.blocks;
         let (context, hashes) = match pools.get_mut(pool) {
             Some(pool) => pool.context(&asked.context, Arc::from(asked.hashes.as_slice()))?,
@@ -148,13 +150,13 @@ impl RequestLedger {
         if let Some(id) = names.and_then(|names| names.get(asked.request.as_str())).copied() {
             return self.again(id, pool, mark, asked, now_ns, pools);
         }
-        if full && asked.mode != Mode::Advise {
+        if full && asked.mode != ScheduleMode::Advise {
             self.counts.refused += 1;
-            return Ok(Answer::Refused { why: Why::Full, retry_after_ns: AGAIN_NS });
+            return Ok(ScheduleReply::Refused { why: ScheduleRefusal::Full, retry_after_ns: AGAIN_NS });
         }
         let id = self.last + 1;
         let request = Request { barred: excluded, ..asked.numbered(id, context, hashes, now_ns) };
-        if asked.mode == Mode::Advise {
+        if asked.mode == ScheduleMode::Advise {
             return Ok(self.advise(pool, &request, now_ns, pools));
         }
         self.last = id;
@@ -176,10 +178,10 @@ impl RequestLedger {
         id: u64,
         pool: u32,
         mark: u64,
-        asked: &ScheduleRequest,
+        asked: &Schedule,
         now_ns: u64,
         pools: &Pools,
-    ) -> Result<Answer, ConductorError> {
+    ) -> Result<ScheduleReply, ConductorError> {
         let Some(kept) = self.requests.get_mut(&id) else { return Err(bad("the ledger has no such request")) };
         // Fingerprints of two models may be equal: each model numbers its contexts separately.
         if (kept.pool, kept.mark) != (pool, mark) {
@@ -192,34 +194,38 @@ impl RequestLedger {
         Ok(self.answer_of(id, now_ns, pools))
     }
 
-    fn answer_of(&self, id: u64, now_ns: u64, pools: &Pools) -> Answer {
+    fn answer_of(&self, id: u64, now_ns: u64, pools: &Pools) -> ScheduleReply {
         match self.requests.get(&id).map(|kept| (&kept.state, kept.pool)) {
-            Some((RequestState::Placed(assigned), _)) => Answer::Assigned(assigned.clone()),
+            Some((RequestState::Placed(assigned), _)) => ScheduleReply::Assigned(assigned.clone()),
             Some((RequestState::Waiting, number)) => {
                 let ahead = pools.get(number).and_then(|pool| {
                     let request = pool.scheduler.request(id)?;
                     Some(pool.scheduler.ahead(request, now_ns))
                 });
                 let (position, eta_ns) = ahead.unwrap_or_default();
-                Answer::Queued { reservation: id, position: position as u32, eta_ns }
+                ScheduleReply::Queued { reservation: id, position: position as u32, eta_ns }
             }
-            Some((RequestState::Orphan(_), _)) | None => Answer::Refused { why: Why::Lost, retry_after_ns: 0 },
+            Some((RequestState::Orphan(_), _)) | None => {
+                ScheduleReply::Refused { why: ScheduleRefusal::Lost, retry_after_ns: 0 }
+            }
         }
     }
 
     /// Returns the answer that a request would get now, without booking it.
-    fn advise(&self, pool: u32, request: &Request, now_ns: u64, pools: &mut Pools) -> Answer {
+    fn advise(&self, pool: u32, request: &Request, now_ns: u64, pools: &mut Pools) -> ScheduleReply {
         let Some((pool, scratch)) = pools.with_scratch(pool) else {
-            return Answer::Refused { why: Why::NoInstance, retry_after_ns: AGAIN_NS };
+            return ScheduleReply::Refused { why: ScheduleRefusal::NoInstance, retry_after_ns: AGAIN_NS };
         };
         match pool.scheduler.schedule_now(request, now_ns, scratch) {
             Choice::Place(placement) => {
-                Answer::Assigned(pool.assigned(0, request, &placement, self.limits.lease_ns, scratch))
+                ScheduleReply::Assigned(pool.assigned(0, request, &placement, self.limits.lease_ns, scratch))
             }
-            Choice::Refuse { why, retry_after_ns } => Answer::Refused { why: Why::of(why), retry_after_ns },
+            Choice::Refuse { why, retry_after_ns } => {
+                ScheduleReply::Refused { why: ScheduleRefusal::of(why), retry_after_ns }
+            }
             Choice::Wait => {
                 let (position, eta_ns) = pool.scheduler.ahead(request, now_ns);
-                Answer::Queued { reservation: 0, position: position as u32, eta_ns }
+                ScheduleReply::Queued { reservation: 0, position: position as u32, eta_ns }
             }
         }
     }
@@ -229,27 +235,27 @@ impl RequestLedger {
         &mut self,
         kept: TrackedRequest,
         request: &Request,
-        mode: Mode,
+        mode: ScheduleMode,
         wait_ns: u64,
         now_ns: u64,
         pools: &mut Pools,
-    ) -> Result<Answer, ConductorError> {
+    ) -> Result<ScheduleReply, ConductorError> {
         let (id, number) = (request.id, kept.pool);
         let Some((pool, scratch)) = pools.with_scratch(number) else { return Err(bad("the pool was removed")) };
         let choice = match mode {
-            Mode::Now => pool.scheduler.schedule_now(request, now_ns, scratch),
+            ScheduleMode::Now => pool.scheduler.schedule_now(request, now_ns, scratch),
             _ => pool.scheduler.schedule(request, now_ns, scratch),
         };
-        let refused = |why, retry_after_ns| Ok(Answer::Refused { why, retry_after_ns });
+        let refused = |why, retry_after_ns| Ok(ScheduleReply::Refused { why, retry_after_ns });
         if let Choice::Refuse { why, retry_after_ns } = choice {
             self.counts.refused += 1;
-            return refused(Why::of(why), retry_after_ns);
+            return refused(ScheduleRefusal::of(why), retry_after_ns);
         }
         match pool.scheduler.commit(request.clone(), &choice, now_ns) {
             Ok(()) => {}
             Err(SchedulerError::QueueFull { .. } | SchedulerError::TooManyReservations { .. }) => {
                 self.counts.refused += 1;
-                return refused(Why::Full, AGAIN_NS);
+                return refused(ScheduleRefusal::Full, AGAIN_NS);
             }
             Err(error) => return Err(error.into()),
         }
@@ -284,8 +290,7 @@ impl RequestLedger {
         let Some(kept) = self.requests.get_mut(&id) else { return };
         kept.state = RequestState::Placed(assigned.clone());
         kept.late = later;
-        let notice =
-            ClientNotice { client: kept.client, request: Arc::clone(&kept.name), answer: Answer::Assigned(assigned) };
+        let notice = ClientNotice::new(kept.client, Arc::clone(&kept.name), ScheduleReply::Assigned(assigned));
         let lasts_ns = if later { self.limits.claim_ns } else { self.limits.lease_ns };
         self.due.set(id, now_ns.saturating_add(lasts_ns));
         if later {
@@ -301,7 +306,7 @@ impl RequestLedger {
 
     /// Places waiting requests as [`Self::poll`] does, but without a notice for the request `asking`, which gets its
     /// answer directly. Returns the rejection of that request, if it is rejected.
-    fn poll_for(&mut self, number: u32, asking: Option<u64>, now_ns: u64, pools: &mut Pools) -> Option<Answer> {
+    fn poll_for(&mut self, number: u32, asking: Option<u64>, now_ns: u64, pools: &mut Pools) -> Option<ScheduleReply> {
         let mut answer = None;
         loop {
             let Some((pool, scratch)) = pools.with_scratch(number) else { return answer };
@@ -315,12 +320,12 @@ impl RequestLedger {
                 Next::Refused { id, why, retry_after_ns } => (id, why, retry_after_ns),
             };
             self.counts.refused += 1;
-            let refused = Answer::Refused { why: Why::of(why), retry_after_ns };
+            let refused = ScheduleReply::Refused { why: ScheduleRefusal::of(why), retry_after_ns };
             let Some(kept) = self.end(id, pools) else { continue };
             if asking == Some(id) {
                 answer = Some(refused);
             } else {
-                self.notices.push_back(ClientNotice { client: kept.client, request: kept.name, answer: refused });
+                self.notices.push_back(ClientNotice::new(kept.client, kept.name, refused));
             }
         }
     }
@@ -336,7 +341,7 @@ impl RequestLedger {
     pub(super) fn progress(
         &mut self,
         reservation: u64,
-        step: Step,
+        step: RequestStep,
         now_ns: u64,
         pools: &mut Pools,
     ) -> Result<Option<PrefillReport>, ConductorError> {
@@ -348,14 +353,14 @@ impl RequestLedger {
         };
         let Some(pool) = pools.get_mut(kept.pool) else { return Err(unknown) };
         let progress = match step {
-            Step::PrefillStarted => Some(Progress::PrefillStarted),
-            Step::PrefillDone { reused_tokens, took_ns } => {
+            RequestStep::PrefillStarted => Some(Progress::PrefillStarted),
+            RequestStep::PrefillDone { reused_tokens, took_ns } => {
                 let most = pool.scheduler.request(reservation).map_or(0, |request| request.tokens);
                 let reused = reused_tokens.min(most);
                 Some(Progress::PrefillDone { reused, took_ns: took_ns.min(LONGEST_NS) })
             }
-            Step::Decoding => Some(Progress::Decoding),
-            Step::Alive | Step::Ended => None,
+            RequestStep::Decoding => Some(Progress::Decoding),
+            RequestStep::Alive | RequestStep::Ended => None,
         };
         if let Some(progress) = progress {
             pool.scheduler.update(reservation, progress, now_ns)?;
@@ -386,7 +391,7 @@ impl RequestLedger {
         failed: &ExcludedInstances,
         now_ns: u64,
         pools: &mut Pools,
-    ) -> Result<Answer, ConductorError> {
+    ) -> Result<ScheduleReply, ConductorError> {
         let unknown = || ConductorError::UnknownReservation { reservation };
         let mut kept = self.requests.remove(&reservation).ok_or_else(unknown)?;
         let number = kept.pool;
@@ -401,7 +406,7 @@ impl RequestLedger {
             prefill: both(&failed.prefill, &request.barred.prefill),
             decode: both(&failed.decode, &request.barred.decode),
         };
-        let answer = self.offer(kept, &Request { barred, ..request }, Mode::Reserve, 0, now_ns, pools);
+        let answer = self.offer(kept, &Request { barred, ..request }, ScheduleMode::Reserve, 0, now_ns, pools);
         self.poll(number, now_ns, pools);
         pools.drop_unused(number);
         answer
@@ -412,8 +417,8 @@ impl RequestLedger {
         let mine = self.requests.values().filter(|kept| kept.client == client && kept.late);
         let notices = mine.filter_map(|kept| match &kept.state {
             RequestState::Placed(assigned) => {
-                let answer = Answer::Assigned(assigned.clone());
-                Some(ClientNotice { client, request: Arc::clone(&kept.name), answer })
+                let answer = ScheduleReply::Assigned(assigned.clone());
+                Some(ClientNotice::new(client, Arc::clone(&kept.name), answer))
             }
             RequestState::Waiting | RequestState::Orphan(_) => None,
         });
@@ -424,8 +429,8 @@ impl RequestLedger {
     pub(super) fn orphan(&mut self, request: Request) {
         let Some(kept) = self.requests.get_mut(&request.id) else { return };
         self.counts.orphaned += 1;
-        let answer = Answer::Refused { why: Why::Lost, retry_after_ns: 0 };
-        self.notices.push_back(ClientNotice { client: kept.client, request: Arc::clone(&kept.name), answer });
+        let answer = ScheduleReply::Refused { why: ScheduleRefusal::Lost, retry_after_ns: 0 };
+        self.notices.push_back(ClientNotice::new(kept.client, Arc::clone(&kept.name), answer));
         kept.state = RequestState::Orphan(request);
     }
 
@@ -469,8 +474,8 @@ impl RequestLedger {
             let Some(kept) = self.end(id, pools) else { continue };
             match kept.state {
                 RequestState::Waiting => {
-                    let answer = Answer::Refused { why: Why::Waited, retry_after_ns: AGAIN_NS };
-                    self.notices.push_back(ClientNotice { client: kept.client, request: kept.name, answer });
+                    let answer = ScheduleReply::Refused { why: ScheduleRefusal::Waited, retry_after_ns: AGAIN_NS };
+                    self.notices.push_back(ClientNotice::new(kept.client, kept.name, answer));
                 }
                 RequestState::Placed(_) | RequestState::Orphan(_) => self.counts.expired += 1,
             }

@@ -4,15 +4,17 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use bincode::{Decode, Encode};
+
 use super::Conductor;
-use super::calls::{Answer, AssignedInstances, Why};
+use super::calls::{Assignment, ScheduleRefusal, ScheduleReply};
 use super::config::MAX_PROMPT_BLOCKS;
 use super::error::{ConductorError, bad};
-use super::instance_spec::Part;
-use super::pools::{Hits, Pool, PoolKey};
+use super::instance_spec::InstancePart;
+use super::pools::{Pool, PoolKey};
 use super::requests::RequestState;
 use crate::copies::{CopyConfig, CopyCounts, CopyOrder, PrefixFetch, Sources};
-use crate::index::{ContextId, ContextKey, Tier, Tiers};
+use crate::index::{ContextId, PromptContext, Tier, Tiers};
 use crate::policy::Choice;
 use crate::scheduler::SchedulerError;
 
@@ -28,20 +30,19 @@ const LEAST_PER_MINUTE: f64 = 0.5;
 const COPY_ROWS: usize = 64;
 
 /// Holders of a prompt's prefixes.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Holdings {
-    /// Instances that hold a prefix, those with the most tokens first.
-    pub holders: Vec<PrefixHolding>,
-    /// Instances that are not among the holders and whose caches the index may not know completely.
-    pub unknown: Vec<Arc<str>>,
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct PrefixHolders {
+    /// Instances that hold a prefix, those with the most tokens first; then, without tokens, those whose caches the
+    /// index may not know completely, as they may hold it all the same.
+    pub holders: Vec<PrefixHolder>,
     /// Tokens that the shared store and all instances can provide together.
     pub pooled_tokens: u32,
 }
 
-/// Prefix of a prompt that an instance holds, in tokens without a gap.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Prefix of a prompt that an instance holds, in tokens without a gap; each count includes the tiers before it.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
-pub struct PrefixHolding {
+pub struct PrefixHolder {
     pub instance: Arc<str>,
     /// Tokens on its GPU.
     pub gpu_tokens: u32,
@@ -53,22 +54,33 @@ pub struct PrefixHolding {
     pub degraded: bool,
 }
 
-/// State of an instance, for operators and routers.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// All instances and models, for routers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct InstanceTable {
+    /// Version of the registry: [`super::InstanceRegistry::version`].
+    pub version: u64,
+    /// Instances, by name.
+    pub instances: Vec<InstanceStatus>,
+    /// Models, in the order of their creation, each with its queue.
+    pub models: Vec<ModelStatus>,
+}
+
+/// State of an instance, for routers.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
-pub struct InstanceRow {
-    pub name: Arc<str>,
+pub struct InstanceStatus {
+    pub instance: Arc<str>,
     pub incarnation: u64,
-    /// Tenant, model and block size.
-    pub pool: PoolKey,
+    pub tenant: String,
+    pub model: String,
+    /// Tokens per block.
+    pub block_tokens: u32,
     /// Phases that it serves.
-    pub part: Part,
+    pub part: InstancePart,
     /// Address at which routers reach it.
     pub address: String,
-    /// True if it missed reports.
+    /// True if it is not chosen: it missed reports, or an operator holds it.
     pub suspect: bool,
-    /// True while an operator holds it.
-    pub held: bool,
     /// True if its cache is not completely known.
     pub degraded: bool,
     /// Number of prefills booked there.
@@ -83,32 +95,55 @@ pub struct InstanceRow {
     pub silent_ns: u64,
 }
 
-/// State of a pool, for operators.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PoolRow {
-    /// Tenant, model and block size.
-    pub key: PoolKey,
+/// State of a model.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub struct ModelStatus {
+    pub tenant: String,
+    pub model: String,
+    /// Tokens per block.
+    pub block_tokens: u32,
     /// Number of instances.
-    pub instances: usize,
+    pub instances: u64,
     /// Number of requests that wait.
-    pub waiting: usize,
+    pub waiting: u64,
     /// Number of requests that wait or are booked.
-    pub requests: usize,
+    pub requests: u64,
     /// Blocks in the index.
-    pub blocks: usize,
+    pub blocks: u64,
     /// Blocks that the index evicted because it was full.
-    pub forgotten_blocks: usize,
-    /// Tokens placed and reused.
-    pub hits: Hits,
+    pub forgotten_blocks: u64,
+    /// Tokens of placed prompts.
+    pub tokens: u64,
+    /// Tokens of these that were predicted to be reused.
+    pub reused_tokens: u64,
     /// Recent mean relative error of predicted prefill durations, in thousandths.
     pub error_permille: u32,
     /// True if the hashes of requests and of events seem to be of different kinds.
     pub mismatch: bool,
+}
+
+/// State of an instance, for operators.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InstanceRow {
+    /// State as routers see it.
+    pub status: InstanceStatus,
+    /// True if it missed reports.
+    pub suspect: bool,
+    /// True while an operator holds it.
+    pub held: bool,
+}
+
+/// State of a pool, for operators.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PoolRow {
+    /// State as routers see it.
+    pub status: ModelStatus,
     /// True while the index may lack blocks that its instances hold.
     pub incomplete: bool,
 }
 
-/// Snapshot of all instances and pools, without requests.
+/// Snapshot of all instances and pools, without requests, for operators.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
     /// Version of the registry: [`super::InstanceRegistry::version`].
@@ -119,10 +154,20 @@ pub struct Table {
     pub pools: Vec<PoolRow>,
 }
 
+impl From<Table> for InstanceTable {
+    fn from(table: Table) -> Self {
+        Self {
+            version: table.version,
+            instances: table.instances.into_iter().map(|row| row.status).collect(),
+            models: table.pools.into_iter().map(|row| row.status).collect(),
+        }
+    }
+}
+
 /// Instance that was considered for a request.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
-pub struct Candidate {
+pub struct CandidateStatus {
     pub instance: Arc<str>,
     /// True if it accepts requests.
     pub takes: bool,
@@ -137,14 +182,14 @@ pub struct Candidate {
 }
 
 /// Explanation of a placement, from present knowledge.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PlacementExplanation {
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct RequestExplained {
     /// Answer that the request got.
-    pub answer: Answer,
+    pub answer: ScheduleReply,
     /// Placement that the request would get now, if it had to be placed at once.
-    pub now: Option<AssignedInstances>,
+    pub now: Option<Assignment>,
     /// Candidates, those that are free soonest first.
-    pub candidates: Vec<Candidate>,
+    pub candidates: Vec<CandidateStatus>,
     /// Tokens that all holders can provide together.
     pub pooled_tokens: u32,
 }
@@ -205,11 +250,11 @@ impl Conductor {
     /// When no instance serves the model, or there are too many hashes.
     pub fn query(
         &mut self,
-        context: &ContextKey,
+        context: &PromptContext,
         hashes: &[u64],
         most: usize,
         tiers: Tiers,
-    ) -> Result<Holdings, ConductorError> {
+    ) -> Result<PrefixHolders, ConductorError> {
         if hashes.len() > MAX_PROMPT_BLOCKS {
             return Err(bad(format!("a prompt of {} blocks; at most {MAX_PROMPT_BLOCKS}", hashes.len())));
         }
@@ -228,20 +273,28 @@ impl Conductor {
             let instance = pool.prefill_name(at);
             let [gpu, dram, ssd] = pool.by_tiers(holder, found).map(|blocks| blocks.saturating_mul(block_tokens));
             let degraded = self.instances.get(&instance).is_some_and(|known| known.cache.is_incomplete());
-            answer.push(PrefixHolding { instance, gpu_tokens: gpu, dram_tokens: dram, ssd_tokens: ssd, degraded });
+            answer.push(PrefixHolder { instance, gpu_tokens: gpu, dram_tokens: dram, ssd_tokens: ssd, degraded });
         }
         answer.truncate(most);
-        let listed: BTreeSet<&Arc<str>> = answer.iter().map(|holding| &holding.instance).collect();
-        let unknown = self.instances.unknown_in(number).filter(|name| !listed.contains(name)).cloned();
-        let unknown = unknown.take(most - answer.len()).collect();
-        Ok(Holdings { holders: answer, unknown, pooled_tokens: pooled.saturating_mul(block_tokens) })
+        let listed: BTreeSet<Arc<str>> = answer.iter().map(|holder| Arc::clone(&holder.instance)).collect();
+        let unknown = self.instances.unknown_in(number).filter(|name| !listed.contains(*name)).cloned();
+        let (gpu_tokens, dram_tokens, ssd_tokens, degraded) = (0, 0, 0, true);
+        let unknown = unknown.take(most - answer.len()).map(|instance| PrefixHolder {
+            instance,
+            gpu_tokens,
+            dram_tokens,
+            ssd_tokens,
+            degraded,
+        });
+        answer.extend(unknown);
+        Ok(PrefixHolders { holders: answer, pooled_tokens: pooled.saturating_mul(block_tokens) })
     }
 
     /// Returns the length of the prompt's prefix that the shared store has alone, in tokens.
     ///
     /// # Errors
     /// When no instance serves the model, or there are too many contexts.
-    pub fn in_store(&mut self, context: &ContextKey, hashes: &[u64]) -> Result<u32, ConductorError> {
+    pub fn in_store(&mut self, context: &PromptContext, hashes: &[u64]) -> Result<u32, ConductorError> {
         let number = self.pools.of_context(context)?;
         let Some(pool) = self.pools.get_mut(number) else { return Err(bad("the pool was removed")) };
         let (context, hashes) = pool.context(context, Arc::from(hashes))?;
@@ -254,14 +307,14 @@ impl Conductor {
     ///
     /// # Errors
     /// When the request is not known, or no longer.
-    pub fn explain(&mut self, name: &str, now_ns: u64) -> Result<PlacementExplanation, ConductorError> {
+    pub fn explain(&mut self, name: &str, now_ns: u64) -> Result<RequestExplained, ConductorError> {
         let Some((id, kept)) = self.requests.named(name) else {
             return Err(ConductorError::UnknownRequest { name: name.to_owned() });
         };
         let answer = match &kept.state {
-            RequestState::Placed(assigned) => Answer::Assigned(assigned.clone()),
-            RequestState::Waiting => Answer::Queued { reservation: id, position: 0, eta_ns: 0 },
-            RequestState::Orphan(_) => Answer::Refused { why: Why::Lost, retry_after_ns: 0 },
+            RequestState::Placed(assigned) => ScheduleReply::Assigned(assigned.clone()),
+            RequestState::Waiting => ScheduleReply::Queued { reservation: id, position: 0, eta_ns: 0 },
+            RequestState::Orphan(_) => ScheduleReply::Refused { why: ScheduleRefusal::Lost, retry_after_ns: 0 },
         };
         let Some((pool, scratch)) = self.pools.with_scratch(kept.pool) else { return Err(bad("the pool was removed")) };
         let orphan = if let RequestState::Orphan(request) = &kept.state { Some(request) } else { None };
@@ -270,8 +323,8 @@ impl Conductor {
         };
         let (prefill, _, choice) = pool.scheduler.explain(&request, now_ns);
         let named = prefill.iter().enumerate().filter(|(at, _)| pool.scheduler.holder(*at).is_ok());
-        let mut candidates: Vec<Candidate> = named
-            .map(|(at, view)| Candidate {
+        let mut candidates: Vec<CandidateStatus> = named
+            .map(|(at, view)| CandidateStatus {
                 instance: pool.prefill_name(at),
                 takes: view.alive,
                 held_tokens: view.held,
@@ -289,10 +342,10 @@ impl Conductor {
         };
         let pooled = pool.index().held_by_anybody(request.context, &request.hashes, Tiers::SHARED);
         let pooled_tokens = pooled.unwrap_or(0).saturating_mul(pool.key.block_tokens);
-        Ok(PlacementExplanation { answer, now, candidates, pooled_tokens })
+        Ok(RequestExplained { answer, now, candidates, pooled_tokens })
     }
 
-    /// Returns the present state of instances and pools.
+    /// Returns the present state of instances and pools, for operators.
     #[must_use]
     pub fn table(&mut self, now_ns: u64) -> Table {
         let mut instances = Vec::new();
@@ -302,37 +355,44 @@ impl Conductor {
             let decode = scheduler.zip(known.numbers.decode).map(|(of, at)| of.decode_booked(at, now_ns));
             let ((prefills, wait_ns), (decode_tokens, decodes)) =
                 (prefill.unwrap_or_default(), decode.unwrap_or_default());
-            instances.push(InstanceRow {
-                name: Arc::clone(name),
+            let PoolKey { tenant, model, block_tokens } = known.spec.pool();
+            let status = InstanceStatus {
+                instance: Arc::clone(name),
                 incarnation: known.spec.incarnation,
-                pool: known.spec.pool(),
+                tenant,
+                model,
+                block_tokens,
                 part: known.spec.part,
                 address: known.spec.address.clone(),
-                suspect: known.suspect,
-                held: known.held,
+                suspect: known.suspect || known.held,
                 degraded: known.cache.is_incomplete(),
                 prefills,
                 wait_ns,
                 decode_tokens,
                 decodes,
                 silent_ns: now_ns.saturating_sub(known.heard_ns),
-            });
+            };
+            instances.push(InstanceRow { status, suspect: known.suspect, held: known.held });
         }
         let known = &self.instances;
         let row = |(number, pool): (u32, &mut Pool)| {
             let stats = pool.index().stats();
-            PoolRow {
-                key: pool.key.clone(),
-                instances: pool.instances,
-                waiting: pool.scheduler.waiting(),
-                requests: pool.requests,
-                blocks: stats.blocks,
-                forgotten_blocks: stats.forgotten_blocks,
-                hits: pool.hits,
+            let PoolKey { tenant, model, block_tokens } = pool.key.clone();
+            let status = ModelStatus {
+                tenant,
+                model,
+                block_tokens,
+                instances: pool.instances as u64,
+                waiting: pool.scheduler.waiting() as u64,
+                requests: pool.requests as u64,
+                blocks: stats.blocks as u64,
+                forgotten_blocks: stats.forgotten_blocks as u64,
+                tokens: pool.hits.tokens,
+                reused_tokens: pool.hits.reused,
                 error_permille: (pool.scheduler.model().error() * 1000.0).min(1e6) as u32,
                 mismatch: pool.is_mismatched() || known.has_alien(number),
-                incomplete: known.unknown_in(number).next().is_some(),
-            }
+            };
+            PoolRow { status, incomplete: known.unknown_in(number).next().is_some() }
         };
         Table { version: known.version(), instances, pools: self.pools.iter_mut().map(row).collect() }
     }

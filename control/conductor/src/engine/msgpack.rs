@@ -1,4 +1,5 @@
-//! MessagePack decoder for untrusted input: depth and counts are bounded by the available bytes.
+//! MessagePack (https://github.com/msgpack/msgpack/blob/master/spec.md): a reader for untrusted input, whose depth and
+//! counts are bounded by the available bytes, and a writer.
 
 /// Maximum depth of nested values.
 const DEPTH: usize = 8;
@@ -149,5 +150,147 @@ impl<'a> Reader<'a> {
             entries.push((self.value(depth - 1)?, self.value(depth - 1)?));
         }
         Some(Value::Map(entries))
+    }
+}
+
+/// Values being encoded, one behind the other.
+#[derive(Debug, Default)]
+pub struct Writer {
+    out: Vec<u8>,
+}
+
+impl Writer {
+    /// Writes nil.
+    pub fn nil(&mut self) {
+        self.out.push(0xc0);
+    }
+
+    /// Writes a boolean.
+    pub fn bool(&mut self, value: bool) {
+        self.out.push(if value { 0xc3 } else { 0xc2 });
+    }
+
+    /// Writes a number that is not negative, in the shortest form.
+    pub fn uint(&mut self, value: u64) {
+        match value {
+            0..=0x7f => self.out.push(value as u8),
+            0x80..=0xff => self.out.extend([0xcc, value as u8]),
+            0x100..=0xffff => self.tagged(0xcd, &(value as u16).to_be_bytes()),
+            0x1_0000..=0xffff_ffff => self.tagged(0xce, &(value as u32).to_be_bytes()),
+            _ => self.tagged(0xcf, &value.to_be_bytes()),
+        }
+    }
+
+    /// Writes a number; a negative one takes nine bytes.
+    pub fn int(&mut self, value: i64) {
+        match u64::try_from(value) {
+            Ok(value) => self.uint(value),
+            Err(_) => self.tagged(0xd3, &value.to_be_bytes()),
+        }
+    }
+
+    /// Writes a floating-point number.
+    pub fn float(&mut self, value: f64) {
+        self.tagged(0xcb, &value.to_be_bytes());
+    }
+
+    /// Writes a text of less than 4 GiB.
+    pub fn text(&mut self, text: &str) {
+        let bytes = text.len();
+        match bytes {
+            0..=31 => self.out.push(0xa0 | bytes as u8),
+            32..=0xff => self.out.extend([0xd9, bytes as u8]),
+            0x100..=0xffff => self.tagged(0xda, &(bytes as u16).to_be_bytes()),
+            _ => self.tagged(0xdb, &(bytes as u32).to_be_bytes()),
+        }
+        self.out.extend_from_slice(text.as_bytes());
+    }
+
+    /// Begins an array of `count` values, which follow.
+    pub fn array(&mut self, count: u32) {
+        match count {
+            0..=15 => self.out.push(0x90 | count as u8),
+            16..=0xffff => self.tagged(0xdc, &(count as u16).to_be_bytes()),
+            _ => self.tagged(0xdd, &count.to_be_bytes()),
+        }
+    }
+
+    /// Begins a map of `count` keys, each followed by its value.
+    pub fn map(&mut self, count: u32) {
+        match count {
+            0..=15 => self.out.push(0x80 | count as u8),
+            16..=0xffff => self.tagged(0xde, &(count as u16).to_be_bytes()),
+            _ => self.tagged(0xdf, &count.to_be_bytes()),
+        }
+    }
+
+    /// Returns the encoded values.
+    #[must_use]
+    pub fn finish(self) -> Vec<u8> {
+        self.out
+    }
+
+    fn tagged(&mut self, tag: u8, bytes: &[u8]) {
+        self.out.push(tag);
+        self.out.extend_from_slice(bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(write: impl FnOnce(&mut Writer)) -> Vec<u8> {
+        let mut writer = Writer::default();
+        write(&mut writer);
+        writer.finish()
+    }
+
+    #[test]
+    fn every_size_has_its_tag_and_is_read_back() {
+        let numbers: [(u64, &[u8]); 7] = [
+            (0, &[0]),
+            (127, &[0x7f]),
+            (128, &[0xcc, 0x80]),
+            (256, &[0xcd, 1, 0]),
+            (65_536, &[0xce, 0, 1, 0, 0]),
+            (1 << 32, &[0xcf, 0, 0, 0, 1, 0, 0, 0, 0]),
+            (u64::MAX, &[0xcf, 255, 255, 255, 255, 255, 255, 255, 255]),
+        ];
+        for (number, expected) in numbers {
+            let bytes = written(|writer| writer.uint(number));
+            assert_eq!((&*bytes, Value::read(&bytes)), (expected, Some(Value::Int(number.into()))), "{number}");
+        }
+        let texts: [(usize, &[u8]); 4] =
+            [(2, &[0xa2]), (32, &[0xd9, 32]), (300, &[0xda, 1, 44]), (70_000, &[0xdb, 0, 1, 17, 112])];
+        for (length, head) in texts {
+            let text = "a".repeat(length);
+            let bytes = written(|writer| writer.text(&text));
+            assert!(bytes.starts_with(head), "{length}");
+            assert_eq!(Value::read(&bytes), Some(Value::Text(text.as_bytes())));
+        }
+        let counts: [(u32, &[u8], &[u8]); 3] = [
+            (15, &[0x9f], &[0x8f]),
+            (16, &[0xdc, 0, 16], &[0xde, 0, 16]),
+            (70_000, &[0xdd, 0, 1, 17, 112], &[0xdf, 0, 1, 17, 112]),
+        ];
+        for (count, array, map) in counts {
+            let of_nil = |begin: fn(&mut Writer, u32), values| {
+                written(|writer| {
+                    begin(writer, count);
+                    (0..values).for_each(|_| writer.nil());
+                })
+            };
+            let (values, entries) = (of_nil(Writer::array, count), of_nil(Writer::map, 2 * count));
+            assert!(values.starts_with(array) && entries.starts_with(map), "{count}");
+            let nil = vec![Value::Nil; count as usize];
+            assert_eq!(Value::read(&entries), Some(Value::Map(nil.iter().cloned().zip(nil.clone()).collect())));
+            assert_eq!(Value::read(&values), Some(Value::Array(nil)));
+        }
+        assert_eq!(written(|writer| writer.int(-2)), b"\xd3\xff\xff\xff\xff\xff\xff\xff\xfe");
+        assert_eq!(written(|writer| writer.int(2)), [2]);
+        assert_eq!(written(|writer| writer.float(0.5)), b"\xcb\x3f\xe0\0\0\0\0\0\0");
+        let bools = written(|writer| [true, false].into_iter().for_each(|value| writer.bool(value)));
+        assert_eq!(bools, [0xc3, 0xc2]);
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::{ContextKey, IndexError};
+use super::{IndexError, PromptContext};
 
 /// First bytes of a snapshot: "KVPX" and the format's version.
 pub(super) const MAGIC: u64 = 0x0000_0001_5850_564b;
@@ -115,10 +115,10 @@ impl<'a> Reader<'a> {
         Ok(value as usize)
     }
 
-    pub(super) fn context(&mut self) -> Result<ContextKey, SnapshotError> {
+    pub(super) fn context(&mut self) -> Result<PromptContext, SnapshotError> {
         let block_tokens = u32::try_from(self.word()?).map_err(|_| invalid("tokens of a block", u64::MAX))?;
         let [tenant, model, lora, salt] = [self.name()?, self.name()?, self.name()?, self.name()?];
-        Ok(ContextKey { tenant, model, lora, block_tokens, salt })
+        Ok(PromptContext { tenant, model, lora, block_tokens, salt })
     }
 
     fn name(&mut self) -> Result<String, SnapshotError> {

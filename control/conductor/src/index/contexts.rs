@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use kvplane_proto::rng::mix64;
 
-use super::{ContextId, ContextKey, IndexError, MAX_NAME_BYTES};
+use super::{ContextId, IndexError, MAX_NAME_BYTES, PromptContext};
 
 /// Salt of a context: maps a hash to a key that differs in every context.
 #[derive(Clone, Copy)]
@@ -20,7 +20,7 @@ impl Salt {
 pub(super) struct Contexts {
     seed: u64,
     most: usize,
-    ids: BTreeMap<ContextKey, ContextId>,
+    ids: BTreeMap<PromptContext, ContextId>,
     /// Salts, by id.
     salts: Vec<Salt>,
 }
@@ -32,7 +32,7 @@ impl Contexts {
     }
 
     /// Returns the context named `key`; creates it if it is new.
-    pub(super) fn get_or_add(&mut self, key: &ContextKey) -> Result<ContextId, IndexError> {
+    pub(super) fn get_or_add(&mut self, key: &PromptContext) -> Result<ContextId, IndexError> {
         if let Some(id) = self.ids.get(key) {
             return Ok(*id);
         }
@@ -48,7 +48,7 @@ impl Contexts {
     }
 
     /// Adds a new context, within the limit.
-    pub(super) fn add(&mut self, key: ContextKey) -> ContextId {
+    pub(super) fn add(&mut self, key: PromptContext) -> ContextId {
         let id = ContextId(self.salts.len() as u16);
         self.salts.push(Salt(mix64(self.seed ^ mix64(u64::from(id.0) + 1))));
         self.ids.insert(key, id);
@@ -64,8 +64,8 @@ impl Contexts {
     }
 
     /// Returns the names in the order of ids.
-    pub(super) fn names(&self) -> Vec<&ContextKey> {
-        let mut names: Vec<(&ContextKey, ContextId)> = self.ids.iter().map(|(key, id)| (key, *id)).collect();
+    pub(super) fn names(&self) -> Vec<&PromptContext> {
+        let mut names: Vec<(&PromptContext, ContextId)> = self.ids.iter().map(|(key, id)| (key, *id)).collect();
         names.sort_unstable_by_key(|(_, id)| *id);
         names.into_iter().map(|(key, _)| key).collect()
     }

@@ -9,7 +9,9 @@ use std::sync::Arc;
 
 use super::error::SchedulerError;
 use super::request::Request;
-use crate::index::{ContextId, ContextKey, HolderId, IndexConfig, IndexError, PrefixIndex, PrefixMatches, Tier, Tiers};
+use crate::index::{
+    ContextId, HolderId, IndexConfig, IndexError, PrefixIndex, PrefixMatches, PromptContext, Tier, Tiers,
+};
 
 /// Prefill instance as a holder in both indexes.
 #[derive(Clone, Copy)]
@@ -59,7 +61,7 @@ impl Caches {
     }
 
     /// Returns a context of both indexes.
-    pub(super) fn context(&mut self, key: &ContextKey) -> Result<ContextId, IndexError> {
+    pub(super) fn context(&mut self, key: &PromptContext) -> Result<ContextId, IndexError> {
         self.routed.context(key)?;
         self.index.context(key)
     }

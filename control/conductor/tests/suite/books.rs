@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use kvplane_conductor::index::{ContextId, ContextKey, Tier};
-use kvplane_conductor::policy::{Choice, Fetch, Ours, Placement};
+use kvplane_conductor::index::{ContextId, PromptContext, Tier};
+use kvplane_conductor::policy::{Choice, Fetch, LateBinding, Placement};
 use kvplane_conductor::scheduler::{ExcludedInstances, Request, Scheduler, SchedulerConfig};
 
 const BLOCK: u32 = 512;
@@ -11,8 +11,8 @@ const BLOCK: u32 = 512;
 /// Returns a scheduler with two instances, the first of which has the first 8 blocks of every prompt.
 fn scheduler() -> (Scheduler, ContextId) {
     let config = SchedulerConfig { block_tokens: BLOCK, ..SchedulerConfig::default() };
-    let mut scheduler = Scheduler::new(config, Box::new(Ours::default())).unwrap();
-    let key = ContextKey { tenant: "t".into(), block_tokens: BLOCK, ..ContextKey::default() };
+    let mut scheduler = Scheduler::new(config, Box::new(LateBinding::default())).unwrap();
+    let key = PromptContext { tenant: "t".into(), block_tokens: BLOCK, ..PromptContext::default() };
     let context = scheduler.context(&key).unwrap();
     scheduler.add_prefill().unwrap();
     scheduler.add_prefill().unwrap();

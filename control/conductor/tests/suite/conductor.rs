@@ -4,11 +4,11 @@
 use crate::support;
 
 use kvplane_conductor::conductor::{
-    Answer, CacheBatch, CacheChange, CacheEvent, CacheRequest, Conductor, ConductorError, InstanceSpec, Load,
-    MAX_PROMPT_BLOCKS, Mode, Part, ScheduleRequest, Step, Why,
+    BlockChange, CacheBatch, CacheReport, CacheWanted, Conductor, ConductorError, InstanceLoad, InstancePart,
+    MAX_PROMPT_BLOCKS, RegisterInstance, RequestStep, Schedule, ScheduleMode, ScheduleRefusal, ScheduleReply,
 };
-use kvplane_conductor::index::{ContextKey, Tier, Tiers};
-use kvplane_conductor::policy::{PolicyName, Slo};
+use kvplane_conductor::index::{BlockTier, PromptContext, Tiers};
+use kvplane_conductor::policy::{PlacementPolicy, Slo};
 use proptest::prelude::*;
 use support::{BLOCK, SECOND, asked, assigned, batch, conductor, context, prompt, spec, stored};
 
@@ -28,12 +28,12 @@ fn holder_of_the_prefix_is_chosen_and_a_repeated_id_gets_the_same_answer() {
     assert!(matches!(other, Err(ConductorError::Conflict { .. })), "{other:?}");
     let explained = conductor.explain("a", SECOND).expect("it is booked");
     assert_eq!(explained.candidates.len(), 4);
-    conductor.update(placed.reservation, Step::Ended, SECOND).expect("booked");
+    conductor.update(placed.reservation, RequestStep::Ended, SECOND).expect("booked");
     assert!(matches!(
-        conductor.update(placed.reservation, Step::Ended, 2),
+        conductor.update(placed.reservation, RequestStep::Ended, 2),
         Err(ConductorError::UnknownReservation { .. })
     ));
-    assert!(conductor.table(SECOND).instances.iter().all(|row| row.prefills == 0 && row.decodes == 0));
+    assert!(conductor.table(SECOND).instances.iter().all(|row| row.status.prefills == 0 && row.status.decodes == 0));
 }
 
 #[test]
@@ -43,16 +43,20 @@ fn waiting_clients_are_notified_until_they_answer() {
     for at in 0..6 {
         answers.push(conductor.schedule(&asked(&format!("r{at}"), prompt(at, 2_000)), 0).expect("good"));
     }
-    assert!(matches!(answers[0], Answer::Assigned(_)));
-    assert!(matches!(answers[5], Answer::Queued { position: 4, .. } | Answer::Queued { position: 3, .. }));
+    assert!(matches!(answers[0], ScheduleReply::Assigned(_)));
+    assert!(matches!(
+        answers[5],
+        ScheduleReply::Queued { position: 4, .. } | ScheduleReply::Queued { position: 3, .. }
+    ));
     let first = assigned(&answers[0]).reservation;
-    conductor.update(first, Step::PrefillStarted, 0).expect("booked");
-    conductor.update(first, Step::PrefillDone { reused_tokens: 0, took_ns: SECOND }, SECOND).expect("booked");
+    conductor.update(first, RequestStep::PrefillStarted, 0).expect("booked");
+    conductor.update(first, RequestStep::PrefillDone { reused_tokens: 0, took_ns: SECOND }, SECOND).expect("booked");
     let told = conductor.take_told().expect("another one starts");
     assert_eq!(conductor.unclaimed(1).len(), 1);
-    let again = conductor.schedule(&asked(&told.request, prompt(told.request[1..].parse().unwrap(), 2_000)), SECOND);
-    assert_eq!(again.expect("good"), told.answer);
-    conductor.update(assigned(&told.answer).reservation, Step::Alive, SECOND).expect("booked");
+    let again = conductor
+        .schedule(&asked(&told.notice.request, prompt(told.notice.request[1..].parse().unwrap(), 2_000)), SECOND);
+    assert_eq!(again.expect("good"), told.notice.answer);
+    conductor.update(assigned(&told.notice.answer).reservation, RequestStep::Alive, SECOND).expect("booked");
     assert_eq!(conductor.unclaimed(1), vec![]);
 }
 
@@ -62,25 +66,25 @@ fn reservation_without_updates_expires() {
     let answer = conductor.schedule(&asked("a", prompt(1, 10)), 0).expect("good");
     let lease_ns = assigned(&answer).lease_ns;
     assert!(conductor.soon_ns(0).is_some_and(|soon_ns| soon_ns <= lease_ns));
-    conductor.report("p0", 1, Load { seq: 1, ..Load::default() }, lease_ns).expect("known");
-    conductor.report("d0", 1, Load { seq: 1, ..Load::default() }, lease_ns).expect("known");
+    conductor.report("p0", 1, InstanceLoad { seq: 1, ..InstanceLoad::default() }, lease_ns).expect("known");
+    conductor.report("d0", 1, InstanceLoad { seq: 1, ..InstanceLoad::default() }, lease_ns).expect("known");
     conductor.tick(lease_ns);
     assert_eq!(conductor.counts().expired, 1);
-    assert_eq!(conductor.table(lease_ns).instances.iter().map(|row| row.prefills).sum::<u32>(), 0);
+    assert_eq!(conductor.table(lease_ns).instances.iter().map(|row| row.status.prefills).sum::<u32>(), 0);
     let mut waiting = asked("b", prompt(2, 60_000));
     waiting.wait_ns = SECOND;
     conductor.schedule(&asked("c", prompt(3, 60_000)), lease_ns).expect("good");
-    assert!(matches!(conductor.schedule(&waiting, lease_ns).expect("good"), Answer::Queued { .. }));
+    assert!(matches!(conductor.schedule(&waiting, lease_ns).expect("good"), ScheduleReply::Queued { .. }));
     conductor.tick(lease_ns + SECOND);
     let told = conductor.take_told().expect("it waited long enough");
-    assert!(matches!(told.answer, Answer::Refused { why: Why::Waited, .. }));
+    assert!(matches!(told.notice.answer, ScheduleReply::Refused { why: ScheduleRefusal::Waited, .. }));
 }
 
 #[test]
 fn silent_instance_is_excluded_then_lost_and_its_requests_can_be_rescheduled() {
     let mut conductor = conductor(2);
     let report = |conductor: &mut Conductor, name: &str, seq, now_ns| {
-        conductor.report(name, 1, Load { seq, ..Load::default() }, now_ns).expect("known");
+        conductor.report(name, 1, InstanceLoad { seq, ..InstanceLoad::default() }, now_ns).expect("known");
     };
     let answer = conductor.schedule(&asked("a", prompt(1, 100)), 0).expect("good");
     let (silent, reservation) = (assigned(&answer).prefill.to_string(), assigned(&answer).reservation);
@@ -90,11 +94,14 @@ fn silent_instance_is_excluded_then_lost_and_its_requests_can_be_rescheduled() {
         report(&mut conductor, "d0", at, at * SECOND);
         conductor.tick(at * SECOND);
         let rows = conductor.table(at * SECOND).instances;
-        let row = rows.iter().find(|row| *row.name == *silent);
+        let row = rows.iter().find(|row| *row.status.instance == *silent);
         assert_eq!(row.map(|row| row.suspect), (at < 10).then_some(at >= 3), "second {at}");
     }
-    assert!(matches!(conductor.take_told().map(|told| told.answer), Some(Answer::Refused { why: Why::Lost, .. })));
-    let error = conductor.update(reservation, Step::Alive, 11 * SECOND).expect_err("its instance is gone");
+    assert!(matches!(
+        conductor.take_told().map(|told| told.notice.answer),
+        Some(ScheduleReply::Refused { why: ScheduleRefusal::Lost, .. })
+    ));
+    let error = conductor.update(reservation, RequestStep::Alive, 11 * SECOND).expect_err("its instance is gone");
     assert!(error.to_string().contains("rescheduled"), "{error}");
     let elsewhere = conductor.reschedule(reservation, &[silent], 11 * SECOND).expect("known");
     assert_eq!(assigned(&elsewhere).prefill.as_ref(), other);
@@ -110,7 +117,7 @@ fn held_instance_gets_no_requests_until_released_or_restarted() {
     let takes = |conductor: &mut Conductor, at: u64| {
         let answer = conductor.schedule(&asked(&format!("r{at}"), prompt(at, 10)), 0).expect("good");
         let place = assigned(&answer).clone();
-        conductor.update(place.reservation, Step::Ended, 0).expect("booked");
+        conductor.update(place.reservation, RequestStep::Ended, 0).expect("booked");
         place.prefill.to_string()
     };
     let busy = conductor.schedule(&asked("busy", prompt(90, 100)), 0).expect("good");
@@ -121,19 +128,27 @@ fn held_instance_gets_no_requests_until_released_or_restarted() {
     assert_ne!(conductor.instances().version(), version, "the version of the registry changes");
     assert!((0..20).all(|at| takes(&mut conductor, at) != held));
     // Neither a report nor a repeated registration changes that.
-    conductor.report(&held, 1, Load { seq: 1, ..Load::default() }, 0).expect("known");
-    conductor.register(spec(&held, Part::Prefill), 0).expect("a repeated registration");
+    conductor.report(&held, 1, InstanceLoad { seq: 1, ..InstanceLoad::default() }, 0).expect("known");
+    conductor.register(spec(&held, InstancePart::Prefill), 0).expect("a repeated registration");
     assert!((20..40).all(|at| takes(&mut conductor, at) != held));
-    assert!(conductor.table(0).instances.iter().any(|row| *row.name == *held && row.held && row.prefills == 1));
-    conductor.update(assigned(&busy).reservation, Step::Ended, 0).expect("booked");
+    assert!(
+        conductor
+            .table(0)
+            .instances
+            .iter()
+            .any(|row| *row.status.instance == *held && row.held && row.status.prefills == 1)
+    );
+    conductor.update(assigned(&busy).reservation, RequestStep::Ended, 0).expect("booked");
     assert_eq!(conductor.hold(&held, false, 0).expect("known"), 0);
     let other = if held == "p0" { "p1" } else { "p0" };
     conductor.hold(other, true, 0).expect("known");
     assert!((40..60).all(|at| takes(&mut conductor, at) == held));
     let answer = conductor.schedule(&asked("later", prompt(91, 10)), 0).expect("good");
-    conductor.update(assigned(&answer).reservation, Step::Ended, 0).expect("booked");
+    conductor.update(assigned(&answer).reservation, RequestStep::Ended, 0).expect("booked");
     // A new incarnation is not held.
-    conductor.register(InstanceSpec { incarnation: 2, ..spec(other, Part::Prefill) }, 0).expect("a later incarnation");
+    conductor
+        .register(RegisterInstance { incarnation: 2, ..spec(other, InstancePart::Prefill) }, 0)
+        .expect("a later incarnation");
     assert!(conductor.table(0).instances.iter().all(|row| !row.held));
     assert!(matches!(conductor.hold("nobody", true, 0), Err(ConductorError::UnknownInstance { .. })));
 }
@@ -145,38 +160,42 @@ fn new_policy_applies_at_once_and_to_waiting_requests() {
     conductor.schedule(&first, 0).expect("good");
     conductor.schedule(&second, 0).expect("good");
     let third = conductor.schedule(&asked("c", prompt(3, 60_000)), 0).expect("good");
-    assert!(matches!(third, Answer::Queued { .. }), "{third:?}");
+    assert!(matches!(third, ScheduleReply::Queued { .. }), "{third:?}");
     // The policy has no queue: the waiting request is placed, behind the others.
-    conductor.set_placement(PolicyName::RoundRobin, false, Slo::NONE, 0);
-    let told: Vec<String> = std::iter::from_fn(|| conductor.take_told()).map(|told| told.request.to_string()).collect();
+    conductor.set_placement(PlacementPolicy::RoundRobin, false, Slo::NONE, 0);
+    let told: Vec<String> =
+        std::iter::from_fn(|| conductor.take_told()).map(|told| told.notice.request.to_string()).collect();
     assert!(told.contains(&"c".to_owned()), "{told:?}");
     let fourth = conductor.schedule(&asked("d", prompt(4, 60_000)), 0).expect("good");
-    assert!(matches!(fourth, Answer::Assigned(_)), "{fourth:?}");
+    assert!(matches!(fourth, ScheduleReply::Assigned(_)), "{fourth:?}");
     let slo = Slo { ttft_ns: 1, tbt_ns: u64::MAX };
-    conductor.set_placement(PolicyName::Ours, true, slo, 0);
-    assert_eq!(conductor.placement(), (PolicyName::Ours, true, slo));
+    conductor.set_placement(PlacementPolicy::Kvplane, true, slo, 0);
+    assert_eq!(conductor.placement(), (PlacementPolicy::Kvplane, true, slo));
     let refused = conductor.schedule(&asked("e", prompt(5, 60_000)), 0).expect("good");
-    assert!(matches!(refused, Answer::Refused { why: Why::Ttft, .. }), "{refused:?}");
+    assert!(matches!(refused, ScheduleReply::Refused { why: ScheduleRefusal::Ttft, .. }), "{refused:?}");
 }
 
 #[test]
 fn incarnations_and_bodies_are_compared() {
     let mut conductor = conductor(1);
-    assert!(!conductor.register(spec("p0", Part::Mixed), 0).is_ok_and(|registered| registered.fresh));
-    let changed = InstanceSpec { capacity_tokens: 5, ..spec("p0", Part::Prefill) };
+    assert!(!conductor.register(spec("p0", InstancePart::Mixed), 0).is_ok_and(|registered| registered.answer.fresh));
+    let changed = RegisterInstance { capacity_tokens: 5, ..spec("p0", InstancePart::Prefill) };
     assert!(matches!(conductor.register(changed, 0), Err(ConductorError::Conflict { .. })));
-    let later = InstanceSpec { incarnation: 2, ..spec("p0", Part::Prefill) };
-    assert!(conductor.register(later, 0).expect("a later incarnation").fresh);
+    let later = RegisterInstance { incarnation: 2, ..spec("p0", InstancePart::Prefill) };
+    assert!(conductor.register(later, 0).expect("a later incarnation").answer.fresh);
     assert!(matches!(
-        conductor.register(spec("p0", Part::Prefill), 0),
+        conductor.register(spec("p0", InstancePart::Prefill), 0),
         Err(ConductorError::StaleIncarnation { incarnation: 2, .. })
     ));
-    assert!(matches!(conductor.report("p0", 1, Load::default(), 0), Err(ConductorError::StaleIncarnation { .. })));
+    assert!(matches!(
+        conductor.report("p0", 1, InstanceLoad::default(), 0),
+        Err(ConductorError::StaleIncarnation { .. })
+    ));
     assert!(matches!(conductor.deregister("p0", 1, 0), Err(ConductorError::StaleIncarnation { .. })));
     assert!(conductor.deregister("p0", 2, 0).expect("its own incarnation"));
     assert!(!conductor.deregister("p0", 2, 0).expect("already removed"));
     // Bytes per token must be equal for all instances of a model.
-    let odd = InstanceSpec { token_bytes: 5, ..spec("p9", Part::Prefill) };
+    let odd = RegisterInstance { token_bytes: 5, ..spec("p9", InstancePart::Prefill) };
     assert!(matches!(conductor.register(odd, 0), Err(ConductorError::Conflict { .. })));
 }
 
@@ -189,22 +208,22 @@ fn gaps_are_replayed_and_lost_blocks_are_dropped() {
         held.holders.first().map_or((0, false), |held| (held.dram_tokens / BLOCK, held.degraded))
     };
     let cache = |conductor: &mut Conductor, batch| conductor.cache("p0", 1, batch, 0).expect("known");
-    assert_eq!(cache(&mut conductor, batch(0, vec![stored(long[..5].to_vec())])).wanted, CacheRequest::Nothing);
+    assert_eq!(cache(&mut conductor, batch(0, vec![stored(long[..5].to_vec())])).wanted, CacheWanted::Nothing);
     let ack = cache(&mut conductor, batch(2, vec![stored(long[..15].to_vec())]));
-    assert_eq!((ack.next, ack.wanted), (1, CacheRequest::Replay));
+    assert_eq!((ack.next, ack.wanted), (1, CacheWanted::Replay));
     assert_eq!(deep(&mut conductor), (5, true));
     let ack = cache(&mut conductor, batch(1, vec![stored(long[..10].to_vec())]));
     assert_eq!(ack.next, 2);
     // A duplicate batch changes nothing.
-    assert_eq!(cache(&mut conductor, batch(0, vec![CacheEvent::Cleared])).next, 2);
+    assert_eq!(cache(&mut conductor, batch(0, vec![BlockChange::Cleared])).next, 2);
     assert_eq!((deep(&mut conductor).0, conductor.counts().duplicates, conductor.counts().gaps), (10, 1, 1));
-    let lost = CacheBatch { seq: 9, change: CacheChange::Lost, events: vec![stored(long[..3].to_vec())] };
-    assert_eq!(cache(&mut conductor, lost).wanted, CacheRequest::Snapshot);
+    let lost = CacheBatch { seq: 9, kind: CacheReport::Lost, changes: vec![stored(long[..3].to_vec())] };
+    assert_eq!(cache(&mut conductor, lost).wanted, CacheWanted::Snapshot);
     assert_eq!(deep(&mut conductor), (3, true));
-    let whole = CacheBatch { seq: 10, change: CacheChange::Snapshot, events: vec![stored(long)] };
-    assert_eq!(cache(&mut conductor, whole).wanted, CacheRequest::Nothing);
+    let whole = CacheBatch { seq: 10, kind: CacheReport::Snapshot, changes: vec![stored(long)] };
+    assert_eq!(cache(&mut conductor, whole).wanted, CacheWanted::Nothing);
     assert_eq!(deep(&mut conductor), (20, false));
-    let gone = CacheEvent::Removed {
+    let gone = BlockChange::Removed {
         lora: String::new(),
         salt: String::new(),
         tier: None,
@@ -223,26 +242,30 @@ fn instance_that_never_has_its_reported_blocks_is_not_believed() {
         let answer = conductor.schedule(&asked(&format!("r{at}"), long), 0).expect("good");
         assert_eq!(assigned(&answer).reuse_tokens, 1_600);
         let reservation = assigned(&answer).reservation;
-        conductor.update(reservation, Step::PrefillDone { reused_tokens: 0, took_ns: SECOND }, 0).expect("booked");
-        conductor.update(reservation, Step::Ended, 0).expect("booked");
+        conductor
+            .update(reservation, RequestStep::PrefillDone { reused_tokens: 0, took_ns: SECOND }, 0)
+            .expect("booked");
+        conductor.update(reservation, RequestStep::Ended, 0).expect("booked");
     }
-    assert_eq!(conductor.counts().disbelieved, 1);
+    assert_eq!(conductor.counts().implausible, 1);
     let held = conductor.query(&context(), &prompt(0, 100), 4, Tiers::SAID).expect("served");
-    assert_eq!(held.holders, vec![]);
+    assert!(held.holders.iter().all(|holder| holder.dram_tokens == 0 && holder.degraded), "{held:?}");
     // The answer to its next batch requests a snapshot.
-    assert_eq!(conductor.cache("p0", 1, batch(4, vec![]), 0).expect("known").wanted, CacheRequest::Snapshot);
+    assert_eq!(conductor.cache("p0", 1, batch(4, vec![]), 0).expect("known").wanted, CacheWanted::Snapshot);
 }
 
 #[test]
 fn mismatched_hashes_are_detected() {
     let mut conductor = conductor(1);
-    let mismatch = |conductor: &mut Conductor| conductor.table(0).pools[0].mismatch;
+    let mismatch = |conductor: &mut Conductor| conductor.table(0).pools[0].status.mismatch;
     for at in 0..16 {
         assert!(!mismatch(&mut conductor));
         let answer = conductor.schedule(&asked(&format!("r{at}"), prompt(at, 100)), 0).expect("good");
         let reservation = assigned(&answer).reservation;
-        conductor.update(reservation, Step::PrefillDone { reused_tokens: 1_000, took_ns: SECOND }, 0).expect("booked");
-        conductor.update(reservation, Step::Ended, 0).expect("booked");
+        conductor
+            .update(reservation, RequestStep::PrefillDone { reused_tokens: 1_000, took_ns: SECOND }, 0)
+            .expect("booked");
+        conductor.update(reservation, RequestStep::Ended, 0).expect("booked");
     }
     assert!(mismatch(&mut conductor));
 }
@@ -252,20 +275,20 @@ fn reported_idleness_gains_nothing_and_reported_load_is_respected() {
     let mut conductor = conductor(2);
     let wait = |conductor: &mut Conductor, name: &str| {
         let rows = conductor.table(0).instances;
-        rows.iter().find(|row| &*row.name == name).map(|row| row.wait_ns).expect("there")
+        rows.iter().find(|row| &*row.status.instance == name).map(|row| row.status.wait_ns).expect("there")
     };
     let answer = conductor.schedule(&asked("a", prompt(1, 1_000)), 0).expect("good");
     let busy = assigned(&answer).prefill.to_string();
     let booked_ns = wait(&mut conductor, &busy);
     assert!(booked_ns > 0);
-    conductor.report(&busy, 1, Load { seq: 1, ..Load::default() }, 0).expect("known");
+    conductor.report(&busy, 1, InstanceLoad { seq: 1, ..InstanceLoad::default() }, 0).expect("known");
     assert_eq!(wait(&mut conductor, &busy), booked_ns);
     let other = if busy == "p0" { "p1" } else { "p0" };
-    let much = Load { seq: 1, queued_tokens: u64::MAX, decode_tokens: u64::MAX, decodes: u32::MAX };
+    let much = InstanceLoad { seq: 1, queued_tokens: u64::MAX, decode_tokens: u64::MAX, decodes: u32::MAX };
     conductor.report(other, 1, much, 0).expect("known");
     conductor.report("d0", 1, much, 0).expect("known");
     assert!(wait(&mut conductor, other) <= 3_600 * SECOND);
-    let now = ScheduleRequest { mode: Mode::Now, ..asked("b", prompt(2, 10)) };
+    let now = Schedule { mode: ScheduleMode::Now, ..asked("b", prompt(2, 10)) };
     assert_eq!(assigned(&conductor.schedule(&now, 0).expect("good")).prefill.as_ref(), busy);
 }
 
@@ -274,15 +297,16 @@ fn overload_ends_at_the_limits() {
     let mut conductor = conductor(2);
     let mut refused = 0;
     for at in 0..100 {
-        refused += usize::from(conductor.register(spec(&format!("x{at}"), Part::Mixed), 0).is_err());
+        refused += usize::from(conductor.register(spec(&format!("x{at}"), InstancePart::Mixed), 0).is_err());
     }
     assert_eq!((conductor.table(0).instances.len(), refused), (16, 87));
     let full = (0..100).map(|at| conductor.schedule(&asked(&format!("r{at}"), prompt(at, 3)), 0).expect("good"));
-    let full = full.filter(|answer| matches!(answer, Answer::Refused { why: Why::Full, .. })).count();
+    let full =
+        full.filter(|answer| matches!(answer, ScheduleReply::Refused { why: ScheduleRefusal::Full, .. })).count();
     assert_eq!(full, 36);
     let models = (0..100).filter(|at| {
-        let other = InstanceSpec { model: format!("m{at}"), ..spec("p0", Part::Prefill) };
-        conductor.register(InstanceSpec { incarnation: 2 + at, ..other }, 0).is_ok()
+        let other = RegisterInstance { model: format!("m{at}"), ..spec("p0", InstancePart::Prefill) };
+        conductor.register(RegisterInstance { incarnation: 2 + at, ..other }, 0).is_ok()
     });
     assert_eq!(models.count(), 100, "a pool goes with its last instance");
     assert_eq!(conductor.table(0).pools.len(), 2);
@@ -291,7 +315,7 @@ fn overload_ends_at_the_limits() {
 #[test]
 fn malformed_requests_are_rejected_with_their_cause() {
     let mut conductor = conductor(1);
-    let mut wrong = |change: fn(&mut ScheduleRequest), expected: &str| {
+    let mut wrong = |change: fn(&mut Schedule), expected: &str| {
         let mut asked = asked("a", prompt(1, 10));
         change(&mut asked);
         let error = conductor.schedule(&asked, 0).expect_err(expected).to_string();
@@ -338,17 +362,17 @@ fn contexts_beyond_the_limit_share_nothing() {
     let mut conductor = conductor(1);
     let long = prompt(1, 10);
     for at in 0..8 {
-        let event = CacheEvent::Stored {
+        let event = BlockChange::Stored {
             lora: format!("l{at}"),
             salt: String::new(),
-            tier: Tier::Gpu,
+            tier: BlockTier::Gpu,
             parent: None,
             hashes: long[..=at as usize].to_vec(),
         };
         conductor.cache("p0", 1, batch(at, vec![event]), 0).expect("known");
     }
     for at in 0..8 {
-        let context = ContextKey { lora: format!("l{at}"), ..context() };
+        let context = PromptContext { lora: format!("l{at}"), ..context() };
         let held = conductor.query(&context, &long, 1, Tiers::SAID).expect("served");
         assert_eq!(held.holders[0].gpu_tokens, (at + 1) * BLOCK, "{at}");
     }
@@ -389,12 +413,13 @@ proptest! {
         for act in acts {
             match act {
                 Act::Register(name, incarnation) => {
-                    let part = if name == 3 { Part::Decode } else { Part::Mixed };
-                    let _ = conductor.register(InstanceSpec { incarnation, ..spec(&format!("i{name}"), part) }, now_ns);
+                    let part = if name == 3 { InstancePart::Decode } else { InstancePart::Mixed };
+                    let spec = RegisterInstance { incarnation, ..spec(&format!("i{name}"), part) };
+                    let _ = conductor.register(spec, now_ns);
                 }
                 Act::Deregister(name) => drop(conductor.deregister(&format!("i{name}"), 9, now_ns)),
                 Act::Report(name, load) => {
-                    let load = Load { seq: load % 7, queued_tokens: load, decode_tokens: load / 3, decodes: 3 };
+                    let load = InstanceLoad { seq: load % 7, queued_tokens: load, decode_tokens: load / 3, decodes: 3 };
                     let _ = conductor.report(&format!("i{name}"), 1, load, now_ns);
                 }
                 Act::Cache(name, seq, seed) => {
@@ -402,22 +427,23 @@ proptest! {
                     let _ = conductor.cache(&format!("i{name}"), 1, batch, now_ns);
                 }
                 Act::Ask(id, seed, now) => {
-                    let mode = if now { Mode::Now } else { Mode::Reserve };
-                    let mut asked = ScheduleRequest { mode, ..asked(&format!("r{id}"), prompt(seed, 500)) };
+                    let mode = if now { ScheduleMode::Now } else { ScheduleMode::Reserve };
+                    let mut asked = Schedule { mode, ..asked(&format!("r{id}"), prompt(seed, 500)) };
                     // Some prompts have the maximum length.
                     asked.tokens = if seed == 4 { MAX_PROMPT_BLOCKS as u32 * BLOCK } else { asked.tokens };
                     match conductor.schedule(&asked, now_ns) {
-                        Ok(Answer::Assigned(placed)) => {
+                        Ok(ScheduleReply::Assigned(placed)) => {
                             reservations[usize::from(id)] = placed.reservation;
                             prop_assert!(placed.reuse_tokens <= asked.tokens);
                         }
-                        Ok(Answer::Queued { reservation, .. }) => reservations[usize::from(id)] = reservation,
+                        Ok(ScheduleReply::Queued { reservation, .. }) => reservations[usize::from(id)] = reservation,
                         _ => {}
                     }
                 }
                 Act::Update(id, step) => {
-                    let done = Step::PrefillDone { reused_tokens: u32::MAX, took_ns: u64::MAX };
-                    let steps = [Step::PrefillStarted, done, Step::Decoding, Step::Alive, Step::Ended];
+                    let done = RequestStep::PrefillDone { reused_tokens: u32::MAX, took_ns: u64::MAX };
+                    use RequestStep::{Alive, Decoding, Ended, PrefillStarted};
+                    let steps = [PrefillStarted, done, Decoding, Alive, Ended];
                     let _ = conductor.update(reservations[usize::from(id)], steps[usize::from(step)], now_ns);
                 }
                 Act::Reschedule(id, name) => {

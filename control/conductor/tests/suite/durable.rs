@@ -5,11 +5,11 @@ use crate::support;
 use std::collections::BTreeMap;
 
 use kvplane_conductor::conductor::{
-    CacheBatch, CacheChange, CacheEvent, CacheRequest, Conductor, ConductorError, Durable, DurableInstance,
-    InstanceSpec, Load, Part, Publisher, Step,
+    BlockChange, CacheBatch, CacheReport, CacheWanted, Conductor, ConductorError, Durable, DurableInstance,
+    EventSource, InstanceLoad, InstancePart, InstanceSpec, RegisterInstance, RequestStep,
 };
 use kvplane_conductor::index::Tiers;
-use kvplane_conductor::policy::{PolicyName, Slo};
+use kvplane_conductor::policy::{PlacementPolicy, Slo};
 use proptest::prelude::*;
 use support::{SECOND, asked, assigned, batch, config, context, prompt, spec, stored};
 
@@ -19,7 +19,7 @@ const GRACE: u64 = 10 * SECOND;
 struct DurableDesk {
     conductor: Conductor,
     disk: BTreeMap<String, DurableInstance>,
-    placement: Option<(PolicyName, Slo)>,
+    placement: Option<(PlacementPolicy, Slo)>,
 }
 
 impl DurableDesk {
@@ -31,7 +31,7 @@ impl DurableDesk {
     fn keep(&mut self) {
         for change in self.conductor.take_durable() {
             match change {
-                Durable::Instance(instance) => drop(self.disk.insert(instance.spec.name.clone(), *instance)),
+                Durable::Instance(instance) => drop(self.disk.insert(instance.spec.instance.clone(), *instance)),
                 Durable::Gone(name) => drop(self.disk.remove(&*name)),
                 Durable::Placement(policy, slo) => self.placement = Some((policy, slo)),
             }
@@ -57,50 +57,60 @@ impl DurableDesk {
         let found = self.conductor.query(&context(), &prompt(1, 20), 8, Tiers::SAID).expect("served");
         match found.holders.iter().find(|holding| &*holding.instance == name) {
             Some(holding) => (holding.dram_tokens / support::BLOCK, holding.degraded),
-            None => (0, found.unknown.iter().any(|unknown| &**unknown == name)),
+            None => (0, false),
         }
     }
 }
 
-fn publisher() -> Publisher {
+fn publisher() -> EventSource {
     let (publisher, replay, topic) = ("tcp://h:1".to_owned(), "tcp://h:2".to_owned(), "kv".to_owned());
-    Publisher { publisher, replay, topic, is_vllm: true }
+    EventSource { publisher, replay, topic }
 }
 
 #[test]
 fn registrations_holds_and_placement_survive_a_restart() {
     let mut kept = DurableDesk::new();
-    kept.conductor.register(spec("quic", Part::Prefill), 0).expect("room");
-    let followed = InstanceSpec { events: Some(publisher()), report_ns: 0, ..spec("http", Part::Mixed) };
-    kept.conductor.register(followed.clone(), 0).expect("room");
-    kept.conductor.register(spec("gone", Part::Decode), 0).expect("room");
+    kept.conductor.register(spec("quic", InstancePart::Prefill), 0).expect("room");
+    let followed = RegisterInstance { events: Some(publisher()), report_ns: 0, ..spec("http", InstancePart::Mixed) };
+    kept.conductor.register(InstanceSpec { call: followed.clone(), is_vllm: true }, 0).expect("room");
+    kept.conductor.register(spec("gone", InstancePart::Decode), 0).expect("room");
     kept.conductor.deregister("gone", 1, 0).expect("known");
     kept.conductor.hold("quic", true, 0).expect("known");
-    kept.conductor.set_placement(PolicyName::RoundRobin, false, Slo::NONE, 0);
+    kept.conductor.set_placement(PlacementPolicy::RoundRobin, false, Slo::NONE, 0);
     kept.keep();
     let booked = kept.conductor.schedule(&asked("a", prompt(1, 20)), 0).expect("good");
     let reservation = assigned(&booked).reservation;
     // Neither a request nor a repeated registration changes the durable state.
-    kept.conductor.register(followed.clone(), 0).expect("a repeated registration");
+    kept.conductor
+        .register(InstanceSpec { call: followed.clone(), is_vllm: true }, 0)
+        .expect("a repeated registration");
     kept.conductor.hold("quic", true, 0).expect("known");
-    kept.conductor.report("quic", 1, Load { seq: 1, ..Load::default() }, 0).expect("known");
+    kept.conductor.report("quic", 1, InstanceLoad { seq: 1, ..InstanceLoad::default() }, 0).expect("known");
     assert_eq!(kept.conductor.take_durable(), vec![]);
 
     kept.restart(SECOND);
     let rows = kept.conductor.table(SECOND).instances;
-    let shown: Vec<_> =
-        rows.iter().map(|row| (&*row.name, row.incarnation, row.held, row.suspect, row.prefills)).collect();
+    let shown: Vec<_> = rows
+        .iter()
+        .map(|row| (&*row.status.instance, row.status.incarnation, row.held, row.suspect, row.status.prefills))
+        .collect();
     assert_eq!(shown, [("http", 1, false, false, 0), ("quic", 1, true, false, 0)]);
-    assert_eq!(kept.conductor.placement().0, PolicyName::RoundRobin);
-    assert!(kept.conductor.instances().specs().any(|spec| *spec == followed), "its publisher is restored");
-    assert!(kept.conductor.update(reservation, Step::Alive, SECOND).is_err(), "a booking is of one process");
+    assert_eq!(kept.conductor.placement().0, PlacementPolicy::RoundRobin);
+    assert!(
+        kept.conductor.instances().specs().any(|(spec, is_vllm)| *spec == followed && is_vllm),
+        "its publisher is restored"
+    );
+    assert!(kept.conductor.update(reservation, RequestStep::Alive, SECOND).is_err(), "a booking is of one process");
     // Another publisher under the same incarnation is another registration.
-    let elsewhere = Publisher { replay: String::new(), ..publisher() };
-    let other = InstanceSpec { events: Some(elsewhere), ..followed };
-    assert!(matches!(kept.conductor.register(other, SECOND), Err(ConductorError::Conflict { .. })));
+    let elsewhere = EventSource { replay: String::new(), ..publisher() };
+    let other = RegisterInstance { events: Some(elsewhere), ..followed };
+    assert!(matches!(
+        kept.conductor.register(InstanceSpec { call: other, is_vllm: true }, SECOND),
+        Err(ConductorError::Conflict { .. })
+    ));
     // Its next incarnation is not held, which is durable too.
     kept.conductor
-        .register(InstanceSpec { incarnation: 2, ..spec("quic", Part::Prefill) }, SECOND)
+        .register(RegisterInstance { incarnation: 2, ..spec("quic", InstancePart::Prefill) }, SECOND)
         .expect("a later incarnation");
     kept.keep();
     kept.restart(2 * SECOND);
@@ -110,20 +120,24 @@ fn registrations_holds_and_placement_survive_a_restart() {
 #[test]
 fn token_bytes_do_not_depend_on_the_order_of_restoring() {
     let mut kept = DurableDesk::new();
-    kept.conductor.register(InstanceSpec { token_bytes: 500, ..spec("z", Part::Prefill) }, 0).expect("room");
+    kept.conductor
+        .register(RegisterInstance { token_bytes: 500, ..spec("z", InstancePart::Prefill) }, 0)
+        .expect("room");
     // It gets the bytes per token of the other instances of its model.
-    kept.conductor.register(spec("a", Part::Prefill), 0).expect("room");
+    kept.conductor.register(spec("a", InstancePart::Prefill), 0).expect("room");
     kept.keep();
     kept.restart(0);
-    kept.conductor.register(InstanceSpec { token_bytes: 500, ..spec("m", Part::Prefill) }, 0).expect("the same number");
-    let odd = InstanceSpec { token_bytes: 501, ..spec("n", Part::Prefill) };
+    kept.conductor
+        .register(RegisterInstance { token_bytes: 500, ..spec("m", InstancePart::Prefill) }, 0)
+        .expect("the same number");
+    let odd = RegisterInstance { token_bytes: 501, ..spec("n", InstancePart::Prefill) };
     assert!(matches!(kept.conductor.register(odd, 0), Err(ConductorError::Conflict { .. })));
 }
 
 #[test]
 fn silence_counts_after_the_restart_grace() {
     let mut kept = DurableDesk::new();
-    kept.conductor.register(spec("p0", Part::Prefill), 0).expect("room");
+    kept.conductor.register(spec("p0", InstancePart::Prefill), 0).expect("room");
     kept.keep();
     kept.restart(100 * SECOND);
     let graced_ns = 100 * SECOND + GRACE;
@@ -142,17 +156,26 @@ fn silence_counts_after_the_restart_grace() {
 fn restored_instance_is_degraded_until_its_cache_is_known() {
     let restarted = || {
         let mut kept = DurableDesk::new();
-        kept.conductor.register(spec("p0", Part::Prefill), 0).expect("room");
+        kept.conductor.register(spec("p0", InstancePart::Prefill), 0).expect("room");
         kept.conductor.cache("p0", 1, batch(0, vec![stored(prompt(1, 10))]), 0).expect("known");
         kept.keep();
         assert_eq!(
-            (kept.held("p0"), kept.conductor.incomplete(&spec("p0", Part::Prefill).pool())),
+            (kept.held("p0"), kept.conductor.incomplete(&spec("p0", InstancePart::Prefill).pool())),
             ((10, false), false)
         );
         kept.restart(SECOND);
-        assert_eq!((kept.held("p0"), kept.conductor.incomplete(&spec("p0", Part::Prefill).pool())), ((0, true), true));
+        assert_eq!(
+            (kept.held("p0"), kept.conductor.incomplete(&spec("p0", InstancePart::Prefill).pool())),
+            ((0, true), true)
+        );
         assert!(kept.conductor.table(0).pools[0].incomplete);
-        assert!(kept.conductor.register(spec("p0", Part::Prefill), SECOND).expect("a repeated registration").fresh);
+        assert!(
+            kept.conductor
+                .register(spec("p0", InstancePart::Prefill), SECOND)
+                .expect("a repeated registration")
+                .answer
+                .fresh
+        );
         kept
     };
     let cache = |batch| {
@@ -161,34 +184,34 @@ fn restored_instance_is_degraded_until_its_cache_is_known() {
         (kept.held("p0"), wanted)
     };
     // The cache is known from the first batch on, after a snapshot, or after a clear.
-    assert_eq!(cache(batch(0, vec![stored(prompt(1, 3))])), ((3, false), CacheRequest::Nothing));
-    let snapshot = CacheBatch { seq: 7, change: CacheChange::Snapshot, events: vec![stored(prompt(1, 4))] };
-    assert_eq!(cache(snapshot), ((4, false), CacheRequest::Nothing));
-    let cleared = vec![CacheEvent::Cleared, stored(prompt(1, 5))];
-    assert_eq!(cache(batch(9, cleared)), ((5, false), CacheRequest::Nothing));
+    assert_eq!(cache(batch(0, vec![stored(prompt(1, 3))])), ((3, false), CacheWanted::Nothing));
+    let snapshot = CacheBatch { seq: 7, kind: CacheReport::Snapshot, changes: vec![stored(prompt(1, 4))] };
+    assert_eq!(cache(snapshot), ((4, false), CacheWanted::Nothing));
+    let cleared = vec![BlockChange::Cleared, stored(prompt(1, 5))];
+    assert_eq!(cache(batch(9, cleared)), ((5, false), CacheWanted::Nothing));
     // It is not known from a later batch on, nor after a loss; batch number 1 may have a predecessor.
-    assert_eq!(cache(batch(1, vec![stored(prompt(1, 6))])), ((6, true), CacheRequest::Snapshot));
-    assert_eq!(cache(batch(2, vec![stored(prompt(1, 6))])), ((6, true), CacheRequest::Snapshot));
-    let lost = CacheBatch { seq: 5, change: CacheChange::Lost, events: vec![stored(prompt(1, 7))] };
-    assert_eq!(cache(lost), ((7, true), CacheRequest::Snapshot));
+    assert_eq!(cache(batch(1, vec![stored(prompt(1, 6))])), ((6, true), CacheWanted::Snapshot));
+    assert_eq!(cache(batch(2, vec![stored(prompt(1, 6))])), ((6, true), CacheWanted::Snapshot));
+    let lost = CacheBatch { seq: 5, kind: CacheReport::Lost, changes: vec![stored(prompt(1, 7))] };
+    assert_eq!(cache(lost), ((7, true), CacheWanted::Snapshot));
 }
 
 #[test]
 fn restored_instance_without_cache_reports_is_not_degraded() {
     let mut kept = DurableDesk::new();
-    kept.conductor.register(spec("p0", Part::Prefill), 0).expect("room");
-    let decodes = InstanceSpec { events: Some(publisher()), ..spec("d0", Part::Decode) };
+    kept.conductor.register(spec("p0", InstancePart::Prefill), 0).expect("room");
+    let decodes = RegisterInstance { events: Some(publisher()), ..spec("d0", InstancePart::Decode) };
     kept.conductor.register(decodes, 0).expect("room");
     kept.keep();
     kept.restart(SECOND);
-    assert!(!kept.conductor.incomplete(&spec("p0", Part::Prefill).pool()));
-    assert!(kept.conductor.table(0).instances.iter().all(|row| !row.degraded));
+    assert!(!kept.conductor.incomplete(&spec("p0", InstancePart::Prefill).pool()));
+    assert!(kept.conductor.table(0).instances.iter().all(|row| !row.status.degraded));
 }
 
 #[test]
 fn forgotten_instance_is_degraded_after_its_return() {
     let mut kept = DurableDesk::new();
-    kept.conductor.register(InstanceSpec { report_ns: 0, ..spec("e0", Part::Mixed) }, 0).expect("room");
+    kept.conductor.register(RegisterInstance { report_ns: 0, ..spec("e0", InstancePart::Mixed) }, 0).expect("room");
     kept.conductor.cache("e0", 1, batch(0, vec![stored(prompt(1, 10))]), 0).expect("known");
     let long_ns = kvplane_conductor::conductor::AWAY_FORGOTTEN_NS;
     assert!(kept.conductor.away("e0", 1, long_ns, long_ns).expect("known"));
@@ -216,18 +239,22 @@ fn act() -> impl Strategy<Value = Act> {
         1 => (0..5u8, any::<bool>()).prop_map(|(name, held)| Act::Hold(name, held)),
         2 => (0..5u8).prop_map(Act::Report),
         3 => (0..5u8, 0..4u64, 0..3u8).prop_map(|(name, seq, kind)| Act::Cache(name, seq, kind)),
-        1 => (0..8u8, any::<bool>()).prop_map(|(policy, promises)| Act::Place(policy, promises)),
+        1 => (0..4u8, any::<bool>()).prop_map(|(policy, promises)| Act::Place(policy, promises)),
         1 => (0..4 * SECOND).prop_map(Act::Pass),
         1 => Just(Act::Restart),
     ]
 }
 
 /// Returns the durable state of each instance, according to a Conductor that never restarts.
-fn remembered(conductor: &mut Conductor, now_ns: u64) -> Vec<(String, u64, bool, InstanceSpec)> {
+fn remembered(conductor: &mut Conductor, now_ns: u64) -> Vec<(String, u64, bool, RegisterInstance)> {
     let rows = conductor.table(now_ns).instances;
-    let specs: BTreeMap<String, InstanceSpec> =
-        conductor.instances().specs().map(|spec| (spec.name.clone(), spec.clone())).collect();
-    rows.iter().map(|row| (row.name.to_string(), row.incarnation, row.held, specs[&*row.name].clone())).collect()
+    let specs: BTreeMap<String, RegisterInstance> =
+        conductor.instances().specs().map(|(spec, _)| (spec.instance.clone(), spec.clone())).collect();
+    rows.iter()
+        .map(|row| {
+            (row.status.instance.to_string(), row.status.incarnation, row.held, specs[&*row.status.instance].clone())
+        })
+        .collect()
 }
 
 proptest! {
@@ -242,15 +269,15 @@ proptest! {
         for act in acts {
             match act {
                 Act::Register(name, incarnation, kind) => {
-                    let part = if name == 4 { Part::Decode } else { Part::Mixed };
+                    let part = if name == 4 { InstancePart::Decode } else { InstancePart::Mixed };
                     let events = (kind == 5).then(publisher);
                     let token_bytes = [0, 0, 0, 64, 128, 0][usize::from(kind)];
                     let model = if kind == 4 { "other" } else { "m" }.to_owned();
                     let like = spec(&format!("i{name}"), part);
-                    let spec = InstanceSpec { incarnation, events, token_bytes, model, ..like };
-                    let of = |spec: &InstanceSpec| (spec.name.clone(), spec.incarnation);
-                    let is_new = !kept.conductor.instances().specs().any(|known| of(known) == of(&spec));
-                    let name = spec.name.clone();
+                    let spec = RegisterInstance { incarnation, events, token_bytes, model, ..like };
+                    let of = |spec: &RegisterInstance| (spec.instance.clone(), spec.incarnation);
+                    let is_new = !kept.conductor.instances().specs().any(|(known, _)| of(known) == of(&spec));
+                    let name = spec.instance.clone();
                     if kept.conductor.register(spec, now_ns).is_ok() && is_new {
                         missing.insert(name, false);
                     }
@@ -259,14 +286,15 @@ proptest! {
                 Act::Hold(name, held) => drop(kept.conductor.hold(&format!("i{name}"), held, now_ns)),
                 Act::Report(name) => {
                     for incarnation in 1..3 {
-                        let _ = kept.conductor.report(&format!("i{name}"), incarnation, Load::default(), now_ns);
+                        let (name, load) = (format!("i{name}"), InstanceLoad::default());
+                        let _ = kept.conductor.report(&name, incarnation, load, now_ns);
                     }
                 }
                 Act::Cache(name, seq, kind) => {
                     let name = format!("i{name}");
-                    let change = [CacheChange::Goes, CacheChange::Snapshot, CacheChange::Lost][usize::from(kind)];
+                    let change = [CacheReport::Goes, CacheReport::Snapshot, CacheReport::Lost][usize::from(kind)];
                     for incarnation in 1..3 {
-                        let batch = CacheBatch { seq, change, events: vec![stored(prompt(seq, 5))] };
+                        let batch = CacheBatch { seq, kind: change, changes: vec![stored(prompt(seq, 5))] };
                         if kept.conductor.cache(&name, incarnation, batch, now_ns).is_ok() && kind == 1 {
                             missing.insert(name.clone(), false);
                         } else if kind == 0 && seq == 0 {
@@ -276,7 +304,7 @@ proptest! {
                     }
                 }
                 Act::Place(policy, promises) => {
-                    let policy = PolicyName::ALL[usize::from(policy)];
+                    let policy = PlacementPolicy::ALL[usize::from(policy)];
                     let slo = Slo { ttft_ns: SECOND, ..Slo::NONE };
                     let promises = promises && policy.heeds_promises();
                     kept.conductor.set_placement(policy, promises, if promises { slo } else { Slo::NONE }, now_ns);
@@ -288,7 +316,10 @@ proptest! {
                 Act::Restart => {
                     let (before, placement) = (remembered(&mut kept.conductor, now_ns), kept.conductor.placement());
                     let reporting: Vec<String> =
-                        kept.disk.values().filter(|one| one.reports_cache).map(|one| one.spec.name.clone()).collect();
+                        {
+                        let reporting = kept.disk.values().filter(|one| one.reports_cache);
+                        reporting.map(|one| one.spec.instance.clone()).collect()
+                    };
                     kept.restart(now_ns);
                     prop_assert_eq!(remembered(&mut kept.conductor, now_ns), before);
                     prop_assert_eq!(kept.conductor.placement(), placement);
@@ -297,8 +328,9 @@ proptest! {
             }
             kept.keep();
             for row in kept.conductor.table(now_ns).instances {
-                let missing = missing.get(&*row.name).copied().unwrap_or(false) && row.part != Part::Decode;
-                prop_assert!(!missing || row.degraded, "{} is reported as complete", row.name);
+                let row = &row.status;
+                let missing = missing.get(&*row.instance).copied().unwrap_or(false) && row.part != InstancePart::Decode;
+                prop_assert!(!missing || row.degraded, "{} is reported as complete", row.instance);
             }
         }
     }

@@ -1,11 +1,12 @@
 //! Decoding of engines' events: every known format, golden bytes, and invalid bytes.
 
-use kvplane_conductor::conductor::CacheEvent;
+use kvplane_conductor::conductor::BlockChange;
+use kvplane_conductor::engine::hashes::vllm;
 use kvplane_conductor::engine::keys::{BlockKey, read_key};
 use kvplane_conductor::engine::msgpack::Value;
 use kvplane_conductor::engine::store::{ObjectName, StoreChange, StoreEvent, StoreMedium, read_store_batch};
 use kvplane_conductor::engine::{EngineBatch, RootBlock, read_batch};
-use kvplane_conductor::index::Tier;
+use kvplane_conductor::index::BlockTier;
 use proptest::prelude::*;
 
 /// Subset of MessagePack for the tests.
@@ -73,12 +74,12 @@ fn text(text: &str) -> Pack {
     Pack::Text(text.to_owned())
 }
 
-fn stored(tier: Tier, parent: Option<u64>, hashes: &[u64]) -> CacheEvent {
-    CacheEvent::Stored { lora: String::new(), salt: String::new(), tier, parent, hashes: hashes.to_vec() }
+fn stored(tier: BlockTier, parent: Option<u64>, hashes: &[u64]) -> BlockChange {
+    BlockChange::Stored { lora: String::new(), salt: String::new(), tier, parent, hashes: hashes.to_vec() }
 }
 
-fn removed(tier: Option<Tier>, hashes: &[u64]) -> CacheEvent {
-    CacheEvent::Removed { lora: String::new(), salt: String::new(), tier, hashes: hashes.to_vec() }
+fn removed(tier: Option<BlockTier>, hashes: &[u64]) -> BlockChange {
+    BlockChange::Removed { lora: String::new(), salt: String::new(), tier, hashes: hashes.to_vec() }
 }
 
 #[test]
@@ -102,9 +103,9 @@ fn vllm_maps_are_decoded() {
     let cleared = Pack::Map(vec![("type", text("AllBlocksCleared"))]);
     let expected = EngineBatch {
         events: vec![
-            stored(Tier::Dram, Some(number(0)), &[number(1), number(2)]),
-            removed(Some(Tier::Gpu), &[u64::MAX]),
-            CacheEvent::Cleared,
+            stored(BlockTier::Dram, Some(number(0)), &[number(1), number(2)]),
+            removed(Some(BlockTier::Gpu), &[u64::MAX]),
+            BlockChange::Cleared,
         ],
         unread: 0,
         foreign: 0,
@@ -134,7 +135,7 @@ fn partial_last_block_is_ignored() {
         let read = read_batch(&batch.bytes(), 16).expect("a batch");
         match &read.events[..] {
             [] => 0,
-            [CacheEvent::Stored { hashes, .. }] => hashes.len(),
+            [BlockChange::Stored { hashes, .. }] => hashes.len(),
             others => panic!("{others:?}"),
         }
     };
@@ -162,11 +163,11 @@ fn truncated_tuples_are_decoded() {
     let cleared = Pack::List(vec![text("AllBlocksCleared")]);
     let batch = Pack::List(vec![Pack::Float(0.0), Pack::List(vec![long, short, disk, anywhere, cleared])]);
     let events = vec![
-        stored(Tier::Gpu, None, &[u64::MAX - 1, 3]),
-        stored(Tier::Gpu, None, &[5]),
-        removed(Some(Tier::Ssd), &[5]),
+        stored(BlockTier::Gpu, None, &[u64::MAX - 1, 3]),
+        stored(BlockTier::Gpu, None, &[5]),
+        removed(Some(BlockTier::Ssd), &[5]),
         removed(None, &[5]),
-        CacheEvent::Cleared,
+        BlockChange::Cleared,
     ];
     assert_eq!(read_batch(&batch.bytes(), 16), Some(EngineBatch { events, ..EngineBatch::default() }));
 }
@@ -190,7 +191,7 @@ fn undecodable_events_are_skipped() {
         event(one(), 16, Pack::Nil),
     ];
     let batch = Pack::List(vec![Pack::Float(0.0), Pack::List(events)]);
-    let expected = EngineBatch { events: vec![stored(Tier::Gpu, None, &[1])], unread: 6, foreign: 3, root: None };
+    let expected = EngineBatch { events: vec![stored(BlockTier::Gpu, None, &[1])], unread: 6, foreign: 3, root: None };
     assert_eq!(read_batch(&batch.bytes(), 16), Some(expected));
     assert_eq!(read_batch(&Pack::Int(5).bytes(), 16), None);
     assert_eq!(read_batch(&Pack::List(vec![Pack::Int(5)]).bytes(), 16), None);
@@ -318,4 +319,17 @@ proptest! {
         prop_assert!(read_batch(&bytes, 16).is_some());
         prop_assert_eq!(read_batch(&bytes[..bytes.len() - cut.min(bytes.len())], 16), None);
     }
+}
+
+/// Checks hashes that vLLM computes for these tokens.
+#[test]
+fn blocks_have_the_hashes_of_vllm() {
+    let tokens: Vec<u32> = (1..=9).collect();
+    let expected = vec![2_164_874_634_404_590_027, 17_270_480_062_156_288_726];
+    assert_eq!(vllm(&tokens, 4, "0", "", ""), expected);
+    assert_eq!(vllm(&tokens[..7], 4, "0", "", ""), expected[..1]);
+    for other in [vllm(&tokens, 4, "1", "", ""), vllm(&tokens, 4, "0", "l", ""), vllm(&tokens, 4, "0", "", "s")] {
+        assert!(other[0] != expected[0] && other[1] != expected[1]);
+    }
+    assert_eq!(vllm(&tokens, 0, "0", "", "").len(), 9);
 }

@@ -1,10 +1,10 @@
 //! Hot prefixes: recently reused ones, in a table of fixed size.
 
 use kvplane_conductor::conductor::{
-    Answer, CacheBatch, CacheChange, CacheEvent, Conductor, ConductorConfig, InstanceSpec, Mode, Part, ScheduleRequest,
-    Step,
+    BlockChange, CacheBatch, CacheReport, Conductor, ConductorConfig, InstancePart, RegisterInstance, RequestStep,
+    Schedule, ScheduleMode, ScheduleReply,
 };
-use kvplane_conductor::index::{ContextKey, IndexConfig, Tier};
+use kvplane_conductor::index::{BlockTier, IndexConfig, PromptContext};
 use kvplane_conductor::scheduler::SchedulerConfig;
 use kvplane_proto::rng::mix64;
 use proptest::prelude::*;
@@ -18,8 +18,12 @@ fn conductor() -> Conductor {
     let scheduler = config().scheduler;
     let mut conductor = Conductor::new(ConductorConfig { scheduler, ..ConductorConfig::default() }, 0);
     for name in ["p0", "p1"] {
-        let spec =
-            InstanceSpec { capacity_tokens: 1 << 40, report_ns: 0, address: String::new(), ..spec(name, Part::Mixed) };
+        let spec = RegisterInstance {
+            capacity_tokens: 1 << 40,
+            report_ns: 0,
+            address: String::new(),
+            ..spec(name, InstancePart::Mixed)
+        };
         conductor.register(spec, 0).expect("room");
     }
     conductor
@@ -32,18 +36,20 @@ fn prompt(seed: u64, blocks: u64) -> Vec<u64> {
 
 fn hold(conductor: &mut Conductor, instance: &str, seq: u64, hashes: Vec<u64>) {
     let (lora, salt) = (String::new(), String::new());
-    let events = vec![CacheEvent::Stored { lora, salt, tier: Tier::Dram, parent: None, hashes }];
-    conductor.cache(instance, 1, CacheBatch { seq, change: CacheChange::Goes, events }, 0).expect("taken");
+    let events = vec![BlockChange::Stored { lora, salt, tier: BlockTier::Dram, parent: None, hashes }];
+    conductor.cache(instance, 1, CacheBatch { seq, kind: CacheReport::Goes, changes: events }, 0).expect("taken");
 }
 
 /// Places and releases a request with these blocks.
 fn ask(conductor: &mut Conductor, number: u64, hashes: Vec<u64>, now_ns: u64) {
-    let context = ContextKey { model: "m".to_owned(), block_tokens: BLOCK, ..ContextKey::default() };
+    let context = PromptContext { model: "m".to_owned(), block_tokens: BLOCK, ..PromptContext::default() };
     let tokens = hashes.len() as u32 * BLOCK;
     let (request, barred) = (format!("r{number}"), Vec::new());
-    let asked = ScheduleRequest { client: 1, request, context, tokens, hashes, wait_ns: 0, mode: Mode::Now, barred };
+    let asked = Schedule { client: 1, request, context, tokens, hashes, wait_ns: 0, mode: ScheduleMode::Now, barred };
     match conductor.schedule(&asked, now_ns).expect("served") {
-        Answer::Assigned(assigned) => conductor.update(assigned.reservation, Step::Ended, now_ns).expect("booked"),
+        ScheduleReply::Assigned(assigned) => {
+            conductor.update(assigned.reservation, RequestStep::Ended, now_ns).expect("booked");
+        }
         other => panic!("assigned, not {other:?}"),
     }
 }
@@ -104,14 +110,14 @@ fn conductor_with_a_store() -> (Conductor, Vec<u64>) {
     let (mut conductor, prompt) =
         (Conductor::new(ConductorConfig { scheduler, ..ConductorConfig::default() }, 0), prompt(5, 2));
     for at in 0..16 {
-        let spec = InstanceSpec {
-            name: format!("i{at}"),
+        let spec = RegisterInstance {
+            instance: format!("i{at}"),
             incarnation: 1,
             tenant: String::new(),
             model: "m".to_owned(),
             block_tokens: LONG,
             token_bytes: 16,
-            part: Part::Prefill,
+            part: InstancePart::Prefill,
             capacity_tokens: 0,
             report_ns: 0,
             address: String::new(),
@@ -127,17 +133,17 @@ fn conductor_with_a_store() -> (Conductor, Vec<u64>) {
 }
 
 fn fetch(conductor: &mut Conductor, hashes: &[u64], count: u64) {
-    let context = ContextKey { model: "m".to_owned(), block_tokens: LONG, ..ContextKey::default() };
+    let context = PromptContext { model: "m".to_owned(), block_tokens: LONG, ..PromptContext::default() };
     for number in 0..count {
         let (request, barred, tokens) = (format!("r{number}"), Vec::new(), hashes.len() as u32 * LONG);
         let (context, hashes) = (context.clone(), hashes.to_vec());
         let asked =
-            ScheduleRequest { client: 1, request, context, tokens, hashes, wait_ns: 0, mode: Mode::Now, barred };
-        let Answer::Assigned(assigned) = conductor.schedule(&asked, 0).expect("served") else {
+            Schedule { client: 1, request, context, tokens, hashes, wait_ns: 0, mode: ScheduleMode::Now, barred };
+        let ScheduleReply::Assigned(assigned) = conductor.schedule(&asked, 0).expect("served") else {
             panic!("bound at once")
         };
         assert_eq!(assigned.reuse_tokens, tokens);
-        conductor.update(assigned.reservation, Step::Ended, 0).expect("booked");
+        conductor.update(assigned.reservation, RequestStep::Ended, 0).expect("booked");
     }
 }
 

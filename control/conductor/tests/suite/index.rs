@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvplane_conductor::index::{
-    ContextId, ContextKey, HolderId, IndexConfig, IndexError, PrefixIndex, PrefixMatches, SnapshotError, Tier, Tiers,
+    ContextId, HolderId, IndexConfig, IndexError, PrefixIndex, PrefixMatches, PromptContext, SnapshotError, Tier, Tiers,
 };
 use kvplane_proto::rng::{Rng, mix64};
 use proptest::prelude::*;
@@ -57,8 +57,8 @@ struct World {
     found: PrefixMatches,
 }
 
-fn key(tenant: usize) -> ContextKey {
-    ContextKey { tenant: format!("t{tenant}"), model: "m".into(), block_tokens: 16, ..ContextKey::default() }
+fn key(tenant: usize) -> PromptContext {
+    PromptContext { tenant: format!("t{tenant}"), model: "m".into(), block_tokens: 16, ..PromptContext::default() }
 }
 
 impl World {

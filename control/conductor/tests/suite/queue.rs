@@ -3,13 +3,14 @@
 use crate::support;
 
 use kvplane_conductor::conductor::{
-    Answer, ClientNotice, Conductor, ConductorError, InstanceSpec, Mode, Part, ScheduleRequest, Step, Why,
+    Conductor, ConductorError, InstancePart, PlacementNotice, RegisterInstance, RequestStep, Schedule, ScheduleMode,
+    ScheduleRefusal, ScheduleReply,
 };
-use kvplane_conductor::policy::{PolicyName, Slo};
+use kvplane_conductor::policy::{PlacementPolicy, Slo};
 use support::{SECOND, asked, assigned, conductor, config, prompt, spec};
 
-fn told(conductor: &mut Conductor) -> Vec<ClientNotice> {
-    std::iter::from_fn(|| conductor.take_told()).collect()
+fn told(conductor: &mut Conductor) -> Vec<PlacementNotice> {
+    std::iter::from_fn(|| conductor.take_told()).map(|told| told.notice).collect()
 }
 
 /// Returns a Conductor with two instances, of which `p1` is busy for long, and a request that may only be placed there
@@ -18,13 +19,12 @@ fn kept_from_the_free_one() -> (Conductor, u64) {
     let mut conductor = conductor(2);
     let long = |at: u64| asked(&format!("long{at}"), prompt(at, 60_000));
     let first = conductor.schedule(&long(0), 0).expect("good");
-    let second =
-        conductor.schedule(&ScheduleRequest { barred: vec![assigned(&first).prefill.to_string()], ..long(1) }, 0);
+    let second = conductor.schedule(&Schedule { barred: vec![assigned(&first).prefill.to_string()], ..long(1) }, 0);
     let second = second.expect("good");
     let on_p0 = if &*assigned(&first).prefill == "p0" { &first } else { &second };
-    let kept = conductor.schedule(&ScheduleRequest { barred: vec!["p0".to_owned()], ..asked("kept", prompt(9, 1)) }, 0);
-    let Ok(Answer::Queued { reservation, .. }) = kept else { panic!("queued, not {kept:?}") };
-    conductor.update(assigned(on_p0).reservation, Step::Ended, 0).expect("booked");
+    let kept = conductor.schedule(&Schedule { barred: vec!["p0".to_owned()], ..asked("kept", prompt(9, 1)) }, 0);
+    let Ok(ScheduleReply::Queued { reservation, .. }) = kept else { panic!("queued, not {kept:?}") };
+    conductor.update(assigned(on_p0).reservation, RequestStep::Ended, 0).expect("booked");
     (conductor, reservation)
 }
 
@@ -34,7 +34,7 @@ fn excluded_request_does_not_block_others() {
     for at in 0..3 {
         let answer = conductor.schedule(&asked(&format!("r{at}"), prompt(20 + at, 100)), 0).expect("good");
         assert_eq!(&*assigned(&answer).prefill, "p0");
-        conductor.update(assigned(&answer).reservation, Step::Ended, 0).expect("booked");
+        conductor.update(assigned(&answer).reservation, RequestStep::Ended, 0).expect("booked");
     }
     assert_eq!(told(&mut conductor), vec![], "the request that excludes it waits");
 }
@@ -46,10 +46,16 @@ fn request_that_excludes_every_instance_is_rejected_at_once() {
     let mut told = told(&mut conductor);
     told.retain(|told| &*told.request == "kept");
     assert!(
-        matches!(told[..], [ClientNotice { answer: Answer::Refused { why: Why::NoInstance, .. }, .. }]),
+        matches!(
+            told[..],
+            [PlacementNotice { answer: ScheduleReply::Refused { why: ScheduleRefusal::NoInstance, .. }, .. }]
+        ),
         "{told:?}"
     );
-    assert!(matches!(conductor.update(reservation, Step::Alive, 0), Err(ConductorError::UnknownReservation { .. })));
+    assert!(matches!(
+        conductor.update(reservation, RequestStep::Alive, 0),
+        Err(ConductorError::UnknownReservation { .. })
+    ));
     assert_eq!(conductor.counts().refused, 1);
 }
 
@@ -59,19 +65,24 @@ fn waiting_request_rejected_by_a_new_policy_is_notified() {
     for at in 0..3 {
         conductor.schedule(&asked(&format!("r{at}"), prompt(at, 60_000)), 0).expect("good");
     }
-    conductor.set_placement(PolicyName::Algorithm1, true, Slo { ttft_ns: SECOND, tbt_ns: u64::MAX }, 0);
+    conductor.hold("p0", true, 0).expect("known");
+    // This policy does not wait for an instance that takes requests.
+    conductor.set_placement(PlacementPolicy::RoundRobin, false, Slo::NONE, 0);
     let told = told(&mut conductor);
     assert_eq!(told.len(), 2, "{told:?}");
-    assert!(told.iter().all(|told| matches!(told.answer, Answer::Refused { why: Why::Ttft, .. })), "{told:?}");
-    assert_eq!(conductor.table(0).pools[0].waiting, 0);
+    assert!(
+        told.iter().all(|told| matches!(told.answer, ScheduleReply::Refused { why: ScheduleRefusal::NoInstance, .. })),
+        "{told:?}"
+    );
+    assert_eq!(conductor.table(0).pools[0].status.waiting, 0);
 }
 
 #[test]
 fn ids_are_per_tenant_and_model() {
     let mut conductor = conductor(1);
     let same = |tenant: &str, model: &str| {
-        let spec = spec(&format!("{tenant}-{model}"), Part::Mixed);
-        InstanceSpec { tenant: tenant.to_owned(), model: model.to_owned(), ..spec }
+        let spec = spec(&format!("{tenant}-{model}"), InstancePart::Mixed);
+        RegisterInstance { tenant: tenant.to_owned(), model: model.to_owned(), ..spec }
     };
     let of = |tenant: &str, model: &str| {
         let mut asked = asked("a", prompt(1, 10));
@@ -93,27 +104,31 @@ fn ids_are_per_tenant_and_model() {
         mine,
         "the default tenant's request comes first"
     );
-    conductor.update(assigned(&mine).reservation, Step::Ended, 0).expect("booked");
+    conductor.update(assigned(&mine).reservation, RequestStep::Ended, 0).expect("booked");
     assert_eq!(conductor.explain("a", 0).expect("it is booked").answer, theirs);
 }
 
 #[test]
 fn tbt_objective_applies_only_with_decode_instances() {
     let mut config = config();
-    (config.policy, config.refuses, config.scheduler.slo.tbt_ns) = (PolicyName::Algorithm1, true, 26_000_000);
+    (config.policy, config.refuses, config.scheduler.slo.tbt_ns) = (PlacementPolicy::Kvplane, true, 26_000_000);
     let mut conductor = Conductor::new(config, 0);
-    conductor.register(spec("p0", Part::Prefill), 0).expect("room");
+    conductor.register(spec("p0", InstancePart::Prefill), 0).expect("room");
     assert_eq!(&*assigned(&conductor.schedule(&asked("a", prompt(1, 10)), 0).expect("good")).prefill, "p0");
-    conductor.register(spec("d0", Part::Decode), 0).expect("room");
+    conductor.register(spec("d0", InstancePart::Decode), 0).expect("room");
     let refused = conductor.schedule(&asked("b", prompt(2, 10)), 0).expect("good");
-    let Answer::Refused { why: Why::Tbt, retry_after_ns } = refused else { panic!("refused, not {refused:?}") };
+    let ScheduleReply::Refused { why: ScheduleRefusal::Tbt, retry_after_ns } = refused else {
+        panic!("refused, not {refused:?}")
+    };
     assert!(retry_after_ns >= SECOND, "not worth trying again at once");
 }
 
 /// Returns the number of requests that are admitted before the first rejection.
 fn let_in(conductor: &mut Conductor) -> usize {
     let answers = (0..1_000u64).map(|at| conductor.schedule(&asked(&format!("r{at}"), prompt(at, 1_000)), 0));
-    answers.take_while(|answer| !matches!(answer, Ok(Answer::Refused { why: Why::Ttft, .. }))).count()
+    answers
+        .take_while(|answer| !matches!(answer, Ok(ScheduleReply::Refused { why: ScheduleRefusal::Ttft, .. })))
+        .count()
 }
 
 #[test]
@@ -122,12 +137,12 @@ fn only_accepting_instances_count_for_rejections() {
     (config.refuses, config.scheduler.slo.ttft_ns) = (true, 30 * SECOND);
     config.max_requests = 1_000;
     let mut one = Conductor::new(config.clone(), 0);
-    one.register(spec("p0", Part::Mixed), 0).expect("room");
+    one.register(spec("p0", InstancePart::Mixed), 0).expect("room");
     let mut held = Conductor::new(config.clone(), 0);
     let mut all = Conductor::new(config, 0);
     for at in 0..8 {
-        held.register(spec(&format!("p{at}"), Part::Mixed), 0).expect("room");
-        all.register(spec(&format!("p{at}"), Part::Mixed), 0).expect("room");
+        held.register(spec(&format!("p{at}"), InstancePart::Mixed), 0).expect("room");
+        all.register(spec(&format!("p{at}"), InstancePart::Mixed), 0).expect("room");
     }
     for at in 1..8 {
         held.hold(&format!("p{at}"), true, 0).expect("known");
@@ -139,18 +154,21 @@ fn only_accepting_instances_count_for_rejections() {
 
 #[test]
 fn longest_prompts_do_not_overflow_the_wait() {
-    for policy in PolicyName::ALL {
+    for policy in PlacementPolicy::ALL {
         let mut config = config();
         config.policy = policy;
         let mut conductor = Conductor::new(config, 0);
         for at in 0..2 {
-            let large =
-                InstanceSpec { block_tokens: 1 << 20, token_bytes: 1 << 30, ..spec(&format!("p{at}"), Part::Mixed) };
+            let large = RegisterInstance {
+                block_tokens: 1 << 20,
+                token_bytes: 1 << 30,
+                ..spec(&format!("p{at}"), InstancePart::Mixed)
+            };
             conductor.register(large, 0).expect("room");
         }
         for at in 0..60u64 {
-            let mode = if at % 2 == 0 { Mode::Now } else { Mode::Reserve };
-            let mut asked = ScheduleRequest { mode, tokens: u32::MAX, ..asked(&format!("r{at}"), prompt(at, 3)) };
+            let mode = if at % 2 == 0 { ScheduleMode::Now } else { ScheduleMode::Reserve };
+            let mut asked = Schedule { mode, tokens: u32::MAX, ..asked(&format!("r{at}"), prompt(at, 3)) };
             asked.context.block_tokens = 1 << 20;
             conductor.schedule(&asked, at).expect("as long as prompts may be");
         }

@@ -6,6 +6,8 @@
 //! it had just been stored, in one or more reports, and after it the events from the number that was next before the
 //! snapshot began.
 
+use kvplane_proto::events::ObjectEvent;
+
 /// Most events in one report.
 pub const EVENTS_PER_REPORT: usize = 1024;
 /// Most objects in one order.
@@ -128,36 +130,4 @@ pub enum EventReport {
     SnapshotGoesOn,
     /// The member has gone, and with it all objects of its shards.
     Gone,
-}
-
-/// An event of an object. Tags of the enums are append-only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-#[allow(missing_docs, reason = "the fields are named for what they hold")]
-pub struct ObjectEvent {
-    pub change: ObjectChange,
-    pub medium: ObjectMedium,
-    /// The object's digest; 0 if the event concerns all objects.
-    pub digest: u128,
-    /// The object's size, if it is present.
-    pub bytes: u64,
-}
-
-/// Change of an object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub enum ObjectChange {
-    /// The object is present.
-    Stored,
-    /// The object is absent.
-    Removed,
-    /// All objects are absent.
-    Cleared,
-}
-
-/// Medium that an object is stored on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub enum ObjectMedium {
-    /// The shard's memory.
-    Memory,
-    /// The shard's SSD.
-    Ssd,
 }

@@ -1,5 +1,7 @@
 //! Messages about a node's ownership of slots: its devices, migrations, and draining.
 
+pub use kvplane_cluster::Moves;
+
 use bincode::de::{Decode, Decoder};
 use bincode::enc::{Encode, Encoder};
 use bincode::error::{DecodeError, EncodeError};
@@ -95,16 +97,6 @@ pub struct GetMoves {
     /// The node's incarnation, if it is about to shut down: while it repeats this call, it neither gets nor loses
     /// slots.
     pub ends: Option<u64>,
-}
-
-/// The reply to [`GetMoves`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub struct Moves {
-    /// Other members that have not reported yet that they have received everything that the last map with moved slots
-    /// moved to them.
-    pub unsettled: u32,
-    /// True if the member itself has not reported that either.
-    pub behind: bool,
 }
 
 /// Drains a member, for the rest of its incarnation or until [`Undrain`]: the member stays reachable, and the new

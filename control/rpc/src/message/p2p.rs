@@ -3,6 +3,9 @@
 //! Shards are named as intervals: the first shard, and the number of shards.
 
 use bincode::{Decode, Encode};
+pub use kvplane_cluster::p2p::{
+    FetchFailure, FetchOrder, Hold, ObjectMember, ObjectPlace, ObjectSummary, PeerLocation, RankJoin, RankParent,
+};
 
 use crate::message::StreamingCall;
 
@@ -61,32 +64,13 @@ pub struct ObjectFound {
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct HoldObject {
-    /// Random number that the process drew at its start.
-    pub client: u64,
     /// Tenant of the object.
     pub tenant: String,
     pub name: String,
     pub version: u64,
     /// Digest of the object's description, as the process knows it.
     pub digest: u128,
-    /// Name of the segment by which peers open the process's memory.
-    pub segment: String,
-    /// Address of each buffer in the segment.
-    pub addresses: Vec<u64>,
-    /// True if the process published the object, and did not fetch it.
-    pub origin: bool,
-    /// Shards that it holds.
-    pub have: Vec<(u32, u32)>,
-    /// Shards that it wants.
-    pub want: Vec<(u32, u32)>,
-    /// Label of its host.
-    pub host: String,
-    /// Label of its rack.
-    pub rack: String,
-    /// Most bytes per second that peers fetch from it; 0 for no limit.
-    pub upload_bytes_per_second: u64,
-    /// Most bytes per second that it fetches; 0 for no limit.
-    pub download_bytes_per_second: u64,
+    pub hold: Hold,
 }
 
 /// The reply to [`HoldObject`].
@@ -110,17 +94,6 @@ pub struct ReportObject {
     pub got: Vec<(u32, u32)>,
     /// Shards that it could not fetch.
     pub failed: Vec<FetchFailure>,
-}
-
-/// A failed fetch of a shard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-#[allow(missing_docs, reason = "the fields are named for what they hold")]
-pub struct FetchFailure {
-    pub shard: u32,
-    /// Member that the shard was fetched from.
-    pub source: u64,
-    /// True if bytes arrived that do not match the shard's hash.
-    pub corrupt: bool,
 }
 
 /// Renews the lease of a process's members.
@@ -179,22 +152,6 @@ pub struct ObjectList {
     pub more: bool,
 }
 
-/// An object in a listing.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-#[allow(missing_docs, reason = "the fields are named for what they hold")]
-pub struct ObjectSummary {
-    pub name: String,
-    pub version: u64,
-    /// Bytes of the whole object.
-    pub total_bytes: u64,
-    /// Bytes of a shard.
-    pub shard_bytes: u64,
-    /// Number of shards.
-    pub shards: u32,
-    /// Members that hold the object or fetch it.
-    pub members: u32,
-}
-
 /// Requests the members of an object's swarm.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
@@ -215,23 +172,6 @@ pub struct ObjectMembers {
     pub lost: u32,
 }
 
-/// A member of an object's swarm.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct ObjectMember {
-    /// Id of the member.
-    pub member: u64,
-    /// Name of the segment by which peers open its memory.
-    pub segment: String,
-    /// True if the member published the object.
-    pub origin: bool,
-    /// Shards that it holds.
-    pub have: u32,
-    /// Shards that it lacks and wants.
-    pub need: u32,
-    /// Reason for which peers do not fetch from it any more; empty if they do.
-    pub excluded: String,
-}
-
 /// Requests members that hold all of one buffer of an object, for a process that reads parts of the buffer without
 /// becoming a member.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
@@ -245,10 +185,8 @@ pub struct LocateObject {
     pub version: u64,
     /// Index of the buffer.
     pub buffer: u32,
-    /// Label of the requester's host: members on the same host come first.
-    pub host: String,
-    /// Label of the requester's rack: members in the same rack come next.
-    pub rack: String,
+    /// Place of the requester: members on the same host come first, then those in the same rack.
+    pub near: PeerLocation,
 }
 
 /// The reply to [`LocateObject`].
@@ -258,36 +196,16 @@ pub struct ObjectPlaces {
     pub places: Vec<ObjectPlace>,
 }
 
-/// Location of a buffer.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct ObjectPlace {
-    /// Id of the member.
-    pub member: u64,
-    /// Name of the segment by which peers open its memory.
-    pub segment: String,
-    /// Address of the buffer in the segment.
-    pub address: u64,
-    /// Distance of the member: 0 for the same host, 1 for the same rack, 2 for elsewhere.
-    pub distance: u8,
-}
-
 /// Makes a member a rank of a job whose ranks all fetch the same object by a schedule that each of them computes. A
 /// rank repeats the call for each half of the shards until the parent for that half has joined.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct JoinRanks {
     /// Random number that the process drew at its start.
     pub client: u64,
     /// Id of the member.
     pub member: u64,
-    /// Name of the job, which is the same for all its ranks.
-    pub job: String,
-    /// Number of this rank, from 0 on.
-    pub rank: u32,
-    /// Number of ranks.
-    pub ranks: u32,
-    /// Address in the member's memory of the bitmap of shards that it holds: a bit per shard, as little-endian 64-bit
-    /// words.
-    pub board: u64,
+    pub join: RankJoin,
     /// Half of the shards: 0 for even numbers, 1 for odd ones.
     pub half: u8,
 }
@@ -297,19 +215,6 @@ pub struct JoinRanks {
 pub struct RanksJoined {
     /// Rank to fetch the half from, once it has joined.
     pub parent: Option<RankParent>,
-}
-
-/// Rank that another rank fetches from.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct RankParent {
-    /// Id of the member.
-    pub member: u64,
-    /// Name of the segment by which its memory is opened.
-    pub segment: String,
-    /// Address of each buffer in the segment.
-    pub addresses: Vec<u64>,
-    /// Address of its bitmap of shards; none if it holds all.
-    pub board: Option<u64>,
 }
 
 /// Requests fetch orders for shards that a member did not request before: for a rank that does not get them by its
@@ -349,21 +254,6 @@ pub struct WatchFetches {
 pub struct FetchOrders {
     /// Orders, for one shard each.
     pub orders: Vec<FetchOrder>,
-}
-
-/// Order to fetch one shard. A fetch of the shard from another member that is in flight is aborted first.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct FetchOrder {
-    /// Member of the process that gets the shard.
-    pub member: u64,
-    /// Index of the shard.
-    pub shard: u32,
-    /// Member to fetch from.
-    pub source: u64,
-    /// Name of the segment by which the source's memory is opened.
-    pub segment: String,
-    /// Address of the shard in the segment.
-    pub address: u64,
 }
 
 impl StreamingCall for WatchFetches {

@@ -1,6 +1,7 @@
 //! Messages by which operators steer the Conductor: holding instances, and the placement policy.
 
 use bincode::{Decode, Encode};
+pub use kvplane_conductor::policy::PlacementPolicy;
 
 /// Holds an instance, or releases it: a held instance gets no new requests, its present ones continue, and others may
 /// fetch blocks from it. A later incarnation starts without the hold.
@@ -17,27 +18,6 @@ pub struct HoldInstance {
 pub struct InstanceHeld {
     /// Requests booked at the instance; at 0 it can be stopped.
     pub requests: u32,
-}
-
-/// Placement policy. Tags are append-only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-pub enum PlacementPolicy {
-    /// A random instance.
-    Random,
-    /// Round robin over the instances.
-    RoundRobin,
-    /// The least loaded instance.
-    LoadBalance,
-    /// The policy of SGLang's router.
-    SglangLike,
-    /// The policy of Dynamo's router.
-    DynamoLike,
-    /// Algorithm 1 of the FAST'25 paper, without transfers.
-    Local,
-    /// Algorithm 1 of the FAST'25 paper.
-    Algorithm1,
-    /// This project's policy.
-    Kvplane,
 }
 
 /// Sets the placement policy for every model, until the control plane ends. Booked requests keep their placement.

@@ -1,45 +1,6 @@
 //! Messages about the segment catalog: named memory and its owners.
 
-use std::net::SocketAddr;
-
-/// Owner of a segment. Tags are append-only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-#[allow(missing_docs, reason = "the fields are named for what they hold")]
-pub enum Owner {
-    /// One incarnation of a member; its segments live as long.
-    Node { node: u64, incarnation: u64 },
-    /// A client that is not a member; it renews its segments.
-    Client {
-        /// Random number that the client drew at its start.
-        client: u64,
-    },
-}
-
-/// Kind of a segment's memory. Tags are append-only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-pub enum Kind {
-    /// Main memory.
-    Dram,
-    /// Memory of an accelerator.
-    Gpu,
-    /// A file or a block device.
-    Nvme,
-}
-
-/// A segment in the catalog: named, registered memory that peers may read and write.
-#[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
-#[allow(missing_docs, reason = "the fields are named for what they hold")]
-pub struct Segment {
-    /// Name of the segment, unique in the cluster.
-    pub name: String,
-    pub owner: Owner,
-    pub kind: Kind,
-    pub bytes: u64,
-    /// Address at which the owner serves requests about the segment.
-    pub address: SocketAddr,
-    /// For clients: time that the segment lives after the client's last renewal, in nanoseconds. For members: 0.
-    pub ttl_ns: u64,
-}
+pub use kvplane_cluster::{ClientId, Segment, SegmentKind, SegmentOwner};
 
 /// Adds a segment to the catalog.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
@@ -66,7 +27,7 @@ pub struct RenewReply {
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct UnregisterSegment {
-    pub owner: Owner,
+    pub owner: SegmentOwner,
     pub name: String,
 }
 

@@ -87,6 +87,8 @@ pub struct ShardFigures {
     pub events: EventFigures,
     /// Replicated objects.
     pub copies: CopyFigures,
+    /// Device pool of the shard, if any.
+    pub device_pool: Option<DevicePoolFigures>,
 }
 
 /// Memory pool of a shard.
@@ -106,6 +108,27 @@ pub struct PoolFigures {
     pub pins: u64,
     /// Reservations held.
     pub reservations: u64,
+}
+
+/// Device pool of a shard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct DevicePoolFigures {
+    /// Bytes of the device pool; 0 once its device is lost.
+    pub bytes: u64,
+    /// Bytes that are not free.
+    pub used_bytes: u64,
+    /// Visible objects in it.
+    pub objects: u64,
+    /// Gets answered from it.
+    pub gets: u64,
+    /// Objects that moved into it.
+    pub promotions: u64,
+    /// Objects that moved from it to memory.
+    pub demotions: u64,
+    /// Demotions on request.
+    pub recalls: u64,
+    /// Objects lost with the device.
+    pub lost: u64,
 }
 
 /// Gets of a shard.

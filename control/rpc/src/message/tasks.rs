@@ -5,6 +5,7 @@
 //! repeats them until each object is replicated. Tasks are in the control plane's memory only and end with it.
 
 use bincode::{Decode, Encode};
+pub use kvplane_cluster::{ReplicaProgress, TaskState};
 
 /// Most tasks in one reply.
 pub const TASKS_PER_REPLY: usize = 256;
@@ -77,21 +78,6 @@ pub struct TaskStatus {
     pub message: String,
 }
 
-/// State of a task. Tags are append-only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-pub enum TaskState {
-    /// None of the objects has been ordered yet.
-    Pending,
-    /// Some of the objects have been ordered.
-    Running,
-    /// All objects are replicated.
-    Succeeded,
-    /// An object cannot be replicated; the message names it and the reason.
-    Failed,
-    /// The task was cancelled. Objects that were replicated before stay replicated.
-    Cancelled,
-}
-
 /// Cancels a task.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
@@ -110,23 +96,5 @@ pub struct AnswerCopies {
     /// Number of the order.
     pub number: u64,
     /// States, one for each object of the order.
-    pub states: Vec<CopyState>,
-}
-
-/// State of an object's replication. Tags are append-only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-pub enum CopyState {
-    /// The node is not the object's owner.
-    Elsewhere,
-    /// The object does not exist.
-    Missing,
-    /// The slot has no replica owner.
-    Alone,
-    /// Replication is in progress.
-    Coming,
-    /// The object is replicated.
-    There {
-        /// Size of the object.
-        bytes: u64,
-    },
+    pub states: Vec<ReplicaProgress>,
 }

@@ -4,16 +4,13 @@
 //! A reply that arrives too late is dropped, so the shard's next report holds the leases that it really has.
 
 use bincode::{Decode, Encode};
+pub use kvplane_cluster::{LeaseOfTenant, Tenant, TenantFigures};
 
 /// Creates a tenant, or changes it.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct SetTenant {
-    /// Name of the tenant; empty for the default tenant.
-    pub name: String,
-    /// Quota: most bytes of memory, over all nodes, of the tenant's objects; none for no quota.
-    pub dram_bytes: Option<u64>,
-    /// Weight among tenants without a quota when memory is shared: 1 to 1000.
-    pub weight: u32,
+    pub tenant: Tenant,
 }
 
 /// Removes a tenant. Its objects stay until they are removed or evicted.
@@ -74,21 +71,6 @@ pub struct SyncTenants {
     pub uses: Vec<TenantFigures>,
 }
 
-/// A tenant's usage of a shard.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
-#[allow(missing_docs, reason = "the fields are named for what they hold")]
-pub struct TenantFigures {
-    pub number: u32,
-    /// Bytes that its objects take.
-    pub used_bytes: u64,
-    /// Bytes leased to the tenant; none for no limit.
-    pub lease_bytes: Option<u64>,
-    /// Bytes of its objects that were evicted.
-    pub evicted_bytes: u64,
-    /// Puts that were refused because the lease was used up.
-    pub refused: u64,
-}
-
 /// The reply to [`SyncTenants`]: quota leases of a shard.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct TenantLeases {
@@ -96,14 +78,4 @@ pub struct TenantLeases {
     pub strict: bool,
     /// Leases, by tenant.
     pub tenants: Vec<LeaseOfTenant>,
-}
-
-/// A tenant's quota lease of a shard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
-#[allow(missing_docs, reason = "the fields are named for what they hold")]
-pub struct LeaseOfTenant {
-    pub number: u32,
-    /// Bytes that its objects may take; none for no limit.
-    pub dram_bytes: Option<u64>,
-    pub weight: u32,
 }

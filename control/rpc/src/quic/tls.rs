@@ -77,6 +77,10 @@ pub(crate) fn server_config(
         .with_single_cert(identity.chain(), identity.key())
         .map_err(tls_error)?;
     tls.alpn_protocols = vec![PROTOCOL_NAME.as_bytes().to_vec()];
+    // A resumed session is not verified again: a certificate would count after its expiry, and after its authority was
+    // replaced, for as long as the caller reconnects.
+    tls.send_tls13_tickets = 0;
+    tls.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
     let crypto = QuicServerConfig::try_from(tls).map_err(tls_error)?;
     let mut config = quinn::ServerConfig::with_crypto(Arc::new(crypto));
     config.max_incoming(limits.connections);
@@ -96,6 +100,8 @@ pub(crate) fn client_config(
         .with_root_certificates(trust.roots().map_err(tls_error)?)
         .with_client_auth_cert(identity.chain(), identity.key())
         .map_err(tls_error)?;
+    // The server is verified at each connection.
+    tls.resumption = rustls::client::Resumption::disabled();
     tls.alpn_protocols = vec![PROTOCOL_NAME.as_bytes().to_vec()];
     let crypto = QuicClientConfig::try_from(tls).map_err(tls_error)?;
     let mut config = quinn::ClientConfig::new(Arc::new(crypto));

@@ -1,80 +1,10 @@
-//! Conversions between the messages and the types of the control plane's pure core.
-//!
-//! Conversions of a peer's input cannot fail: the core validates it, and refuses with errors that name its limits.
+//! Refusals of calls, from the errors of the control plane's pure cores.
 
 use kvplane_cluster as core;
-use kvplane_proto::ids::{Incarnation, NodeId};
+use kvplane_conductor::conductor::ConductorError;
+use kvplane_conductor::scheduler::SchedulerError;
 
 use crate::error::{Refusal, RefusalCode};
-use crate::message::{Kind, Load, Owner, Segment};
-
-impl From<Load> for core::Load {
-    fn from(load: Load) -> Self {
-        let Load { objects, used_bytes, capacity_bytes } = load;
-        Self { objects, used_bytes, capacity_bytes }
-    }
-}
-
-impl From<core::Load> for Load {
-    fn from(load: core::Load) -> Self {
-        let core::Load { objects, used_bytes, capacity_bytes } = load;
-        Self { objects, used_bytes, capacity_bytes }
-    }
-}
-
-impl From<Owner> for core::SegmentOwner {
-    fn from(owner: Owner) -> Self {
-        match owner {
-            Owner::Node { node, incarnation } => {
-                Self::Node { node: NodeId(node), incarnation: Incarnation(incarnation) }
-            }
-            Owner::Client { client } => Self::Client { client: core::ClientId(client) },
-        }
-    }
-}
-
-impl From<core::SegmentOwner> for Owner {
-    fn from(owner: core::SegmentOwner) -> Self {
-        match owner {
-            core::SegmentOwner::Node { node, incarnation } => Self::Node { node: node.0, incarnation: incarnation.0 },
-            core::SegmentOwner::Client { client } => Self::Client { client: client.0 },
-        }
-    }
-}
-
-impl From<Kind> for core::SegmentKind {
-    fn from(kind: Kind) -> Self {
-        match kind {
-            Kind::Dram => Self::Dram,
-            Kind::Gpu => Self::Gpu,
-            Kind::Nvme => Self::Nvme,
-        }
-    }
-}
-
-impl From<core::SegmentKind> for Kind {
-    fn from(kind: core::SegmentKind) -> Self {
-        match kind {
-            core::SegmentKind::Dram => Self::Dram,
-            core::SegmentKind::Gpu => Self::Gpu,
-            core::SegmentKind::Nvme => Self::Nvme,
-        }
-    }
-}
-
-impl From<Segment> for core::Segment {
-    fn from(segment: Segment) -> Self {
-        let Segment { name, owner, kind, bytes, address, ttl_ns } = segment;
-        Self { name, owner: owner.into(), kind: kind.into(), bytes, address, ttl_ns }
-    }
-}
-
-impl From<core::Segment> for Segment {
-    fn from(segment: core::Segment) -> Self {
-        let core::Segment { name, owner, kind, bytes, address, ttl_ns } = segment;
-        Self { name, owner: owner.into(), kind: kind.into(), bytes, address, ttl_ns }
-    }
-}
 
 impl From<core::Rejection> for Refusal {
     fn from(rejection: core::Rejection) -> Self {
@@ -102,5 +32,24 @@ impl From<core::Rejection> for Refusal {
             refusal.retry_after_ns = Some(retry_after_ns);
         }
         refusal
+    }
+}
+
+impl From<ConductorError> for Refusal {
+    fn from(error: ConductorError) -> Self {
+        let code = match &error {
+            ConductorError::Bad { .. } => RefusalCode::BadRequest,
+            ConductorError::UnknownInstance { .. }
+            | ConductorError::UnknownRequest { .. }
+            | ConductorError::UnknownReservation { .. }
+            | ConductorError::UnknownModel { .. }
+            | ConductorError::Scheduler(
+                SchedulerError::UnknownInstance { .. } | SchedulerError::UnknownRequest { .. },
+            ) => RefusalCode::NotFound,
+            ConductorError::Conflict { .. } => RefusalCode::AlreadyExists,
+            ConductorError::StaleIncarnation { .. } => RefusalCode::StaleIncarnation,
+            ConductorError::Limit { .. } | ConductorError::Scheduler(_) => RefusalCode::LimitReached,
+        };
+        Self::new(code, error.to_string())
     }
 }

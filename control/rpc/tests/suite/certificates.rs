@@ -58,6 +58,11 @@ fn a_certificate_that_expires_closes_its_connection() {
             }
         };
         assert!(error.contains("not valid any more"), "{error}");
+        // Nor does it count on later connections, as those of a session that is resumed.
+        for _ in 0..20 {
+            let error = client.call(&list()).await.expect_err("it has expired").to_string();
+            assert!(error.contains("not valid any more"), "{error}");
+        }
     });
 }
 

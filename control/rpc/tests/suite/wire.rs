@@ -9,6 +9,8 @@ mod tiers;
 
 use std::net::SocketAddr;
 
+use kvplane_proto::Digest;
+use kvplane_proto::events::{ObjectChange, ObjectEvent, ObjectMedium};
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_proto::map::{ClusterMap, Member, ShardAddress};
 use kvplane_rpc::codec::{CodecError, HEADER_BYTES, Header, Message, decode, encode};
@@ -42,8 +44,8 @@ fn join() -> Join {
 fn segment() -> Segment {
     Segment {
         name: "s".to_owned(),
-        owner: Owner::Node { node: 7, incarnation: 2 },
-        kind: Kind::Gpu,
+        owner: SegmentOwner::Node { node: NodeId(7), incarnation: Incarnation(2) },
+        kind: SegmentKind::Gpu,
         bytes: 4096,
         address: SocketAddr::from(([127, 0, 0, 1], 7001)),
         ttl_ns: 0,
@@ -88,7 +90,7 @@ fn golden_frames() {
     show("RegisterSegment", encode(&RegisterSegment { segment: segment() }));
     show("RenewSegments", encode(&RenewSegments { client: 5 }));
     let name = "s".to_owned();
-    let owner = Owner::Client { client: 5 };
+    let owner = SegmentOwner::Client { client: ClientId(5) };
     show("UnregisterSegment", encode(&UnregisterSegment { owner, name }));
     show("GetSegment", encode(&GetSegment { name: "s".to_owned() }));
     show("ListSegments", encode(&ListSegments { after: Some("r".to_owned()), limit: 9 }));
@@ -171,6 +173,7 @@ fn shard_figures() -> ShardFigures {
         slow: SlowLog { latest: vec![slow], ..SlowLog::default() },
         events: EventFigures { kept: true, next: 7, lost: 8 },
         copies: CopyFigures { elsewhere: 9, inherited: 10, ..CopyFigures::default() },
+        device_pool: Some(DevicePoolFigures { bytes: 11, lost: 12, ..DevicePoolFigures::default() }),
         ..ShardFigures::default()
     }
 }
@@ -181,8 +184,12 @@ fn hot_shard() -> HotShard {
 }
 
 fn node_events() -> NodeEvents {
-    let event =
-        ObjectEvent { change: ObjectChange::Removed, medium: ObjectMedium::Ssd, digest: u128::MAX - 1, bytes: 3 };
+    let event = ObjectEvent {
+        change: ObjectChange::Removed,
+        medium: ObjectMedium::Ssd,
+        digest: Digest(u128::MAX - 1),
+        bytes: 3,
+    };
     NodeEvents {
         node: 7,
         incarnation: 2,
@@ -206,7 +213,7 @@ fn show_shard_requests(show: Show<'_>) {
     show("AnswerOrder", encode(&AnswerOrder { node: 7, incarnation: 2, number: 3, found }));
     show("ReportEvents", encode(&ReportEvents { events: node_events() }));
     show("WatchEvents", encode(&WatchEvents));
-    show("SetTenant", encode(&SetTenant { name: "t".to_owned(), dram_bytes: Some(5), weight: 6 }));
+    show("SetTenant", encode(&SetTenant { tenant: Tenant { name: "t".to_owned(), dram_bytes: Some(5), weight: 6 } }));
     show("RemoveTenant", encode(&RemoveTenant { name: "t".to_owned(), only_empty: true }));
     show("ListTenants", encode(&ListTenants));
     let used = TenantFigures { number: 1, used_bytes: 2, lease_bytes: Some(3), evicted_bytes: 4, refused: 5 };
@@ -255,11 +262,11 @@ fn show_tasks(show: Show<'_>) {
     show("CancelTask", encode(&CancelTask { tenant: None, id: 4 }));
     show("ReportSilence", encode(&ReportSilence { node: 4, incarnation: 5 }));
     let states = vec![
-        CopyState::Elsewhere,
-        CopyState::Missing,
-        CopyState::Alone,
-        CopyState::Coming,
-        CopyState::There { bytes: 9 },
+        ReplicaProgress::Elsewhere,
+        ReplicaProgress::Missing,
+        ReplicaProgress::Alone,
+        ReplicaProgress::Coming,
+        ReplicaProgress::There { bytes: 9 },
     ];
     show("AnswerCopies", encode(&AnswerCopies { node: 7, incarnation: 2, number: 3, states }));
     show("NodeOrder", encode(&NodeOrder { number: 3, order: Order::Copy { digests: vec![6] } }));
@@ -291,7 +298,7 @@ fn full_reports_are_small() {
     encode(&ReportEvents { events: NodeEvents { events, names, ..node_events() } }).expect("a full report of events");
     let digests = vec![u128::MAX; OBJECTS_PER_ORDER];
     encode(&NodeOrder { number: 1, order: Order::Find { digests } }).expect("a full order");
-    let states = vec![CopyState::There { bytes: u64::MAX }; OBJECTS_PER_ORDER];
+    let states = vec![ReplicaProgress::There { bytes: u64::MAX }; OBJECTS_PER_ORDER];
     encode(&AnswerCopies { node: 1, incarnation: 1, number: 1, states }).expect("a full answer");
     let found = KeyFound { address: "[ffff:ffff:ffff:ffff::1]:65535".to_owned(), memory: Some((1, 1)), ssd: Some(1) };
     let found = vec![found; OBJECTS_PER_ORDER];

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use kvplane_cluster::{Counters, MemberState, MemberView};
 use kvplane_rpc::Refusal;
-use kvplane_rpc::message::{Load, MemberStatus, Segment, ShardNode, TenantList};
+use kvplane_rpc::message::{MemberStatus, Segment, ShardNode, TenantList};
 
 use crate::cluster::ClusterHost;
 use crate::nodes::follow::PublishedEvents;
@@ -56,7 +56,7 @@ impl View {
             counters: cluster.counters(),
             uptime_ns: now_ns,
             members: cluster.members().map(|member| member_status(&member, now_ns)).collect(),
-            segments: cluster.segments().map(|segment| Segment::from(segment.clone())).collect(),
+            segments: cluster.segments().cloned().collect(),
             shards: nodes.shards.list(None, now_ns),
             published: nodes.follow.published,
             is_followed: nodes.follow.is_watched(),
@@ -78,7 +78,7 @@ fn member_status(view: &MemberView<'_>, now_ns: u64) -> MemberStatus {
         version: view.version.to_owned(),
         capacity_bytes: if view.state.is_live() { view.capacity_bytes } else { 0 },
         silent_ns: view.heard_ns.map(|heard_ns| now_ns.saturating_sub(heard_ns)),
-        load: view.load.map(Load::from),
+        load: view.load,
     }
 }
 

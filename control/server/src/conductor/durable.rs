@@ -14,10 +14,10 @@ use kvplane_cluster::{
     Record, RecordKey, SeedRecord,
 };
 use kvplane_conductor::conductor::{
-    Conductor, ConductorConfig, ConductorError, Durable, DurableInstance, InstanceSpec, Part, PoolKey, Publisher,
+    Conductor, ConductorConfig, ConductorError, Durable, DurableInstance, EventSource, InstancePart, PoolKey,
+    RegisterInstance,
 };
-use kvplane_conductor::policy::{PolicyName, Slo};
-use kvplane_rpc::conductor::EventSource;
+use kvplane_conductor::policy::{PlacementPolicy, Slo};
 
 use super::master::MasterSpec;
 use super::placement::{promise_in, promise_out};
@@ -30,7 +30,7 @@ pub(crate) struct DecodedRecords {
     instances: Vec<DurableInstance>,
     masters: Vec<MasterSpec>,
     seeds: Vec<(PoolKey, String)>,
-    placement: Option<(PolicyName, Slo)>,
+    placement: Option<(PlacementPolicy, Slo)>,
 }
 
 /// A Conductor with what was stored of it and beside it.
@@ -92,7 +92,7 @@ impl DecodedRecords {
                     restored.seeds.push((PoolKey { tenant, model, block_tokens }, seed));
                 }
                 ConductorRecord::Placement(PlacementRecord { policy, ttft_ns, tbt_ns }) => {
-                    let Some(policy) = PolicyName::labelled(&policy) else {
+                    let Some(policy) = PlacementPolicy::labelled(&policy) else {
                         return Err(ConductorRestoreError::Policy { policy });
                     };
                     let slo = Slo { ttft_ns: promise_in(ttft_ns), tbt_ns: promise_in(tbt_ns) };
@@ -126,7 +126,7 @@ impl DecodedRecords {
         }
         let mut conductor = Conductor::new(config, first);
         for instance in self.instances {
-            let name = instance.spec.name.clone();
+            let name = instance.spec.instance.clone();
             conductor
                 .restore(instance, graced_ns)
                 .map_err(|source| ConductorRestoreError::Instance { name, source })?;
@@ -136,12 +136,10 @@ impl DecodedRecords {
 }
 
 /// Returns the event source of an instance, if it publishes events.
-pub(super) fn followed(spec: &InstanceSpec) -> Option<EventOrigin> {
-    let events = spec.events.as_ref()?;
-    let source =
-        EventSource { publisher: events.publisher.clone(), replay: events.replay.clone(), topic: events.topic.clone() };
-    let hashes = events.is_vllm.then(|| spec.pool());
-    let (instance, incarnation, block_tokens) = (spec.name.clone(), spec.incarnation, spec.block_tokens);
+pub(super) fn followed(spec: &RegisterInstance, is_vllm: bool) -> Option<EventOrigin> {
+    let source = spec.events.clone()?;
+    let hashes = is_vllm.then(|| spec.pool());
+    let (instance, incarnation, block_tokens) = (spec.instance.clone(), spec.incarnation, spec.block_tokens);
     Some(EventOrigin { source, feed: Feed::Engine { instance, incarnation, block_tokens, hashes } })
 }
 
@@ -172,13 +170,10 @@ pub(super) fn change_out(durable: Durable) -> Change {
 }
 
 fn instance_out(instance: DurableInstance) -> InstanceRecord {
-    let DurableInstance { spec, pool_token_bytes, held, reports_cache } = instance;
-    let events = |events: Publisher| {
-        let Publisher { publisher, replay, topic, is_vllm } = events;
-        EventsRecord { publisher, replay, topic, is_vllm }
-    };
+    let DurableInstance { spec, is_vllm, pool_token_bytes, held, reports_cache } = instance;
+    let events = |EventSource { publisher, replay, topic }| EventsRecord { publisher, replay, topic, is_vllm };
     InstanceRecord {
-        name: spec.name,
+        name: spec.instance,
         incarnation: spec.incarnation,
         tenant: spec.tenant,
         model: spec.model,
@@ -186,9 +181,9 @@ fn instance_out(instance: DurableInstance) -> InstanceRecord {
         token_bytes: spec.token_bytes,
         pool_token_bytes,
         duty: match spec.part {
-            Part::Prefill => InstanceDuty::Prefill,
-            Part::Decode => InstanceDuty::Decode,
-            Part::Mixed => InstanceDuty::Mixed,
+            InstancePart::Prefill => InstanceDuty::Prefill,
+            InstancePart::Decode => InstanceDuty::Decode,
+            InstancePart::Mixed => InstanceDuty::Mixed,
         },
         capacity_tokens: spec.capacity_tokens,
         report_ns: spec.report_ns,
@@ -200,21 +195,19 @@ fn instance_out(instance: DurableInstance) -> InstanceRecord {
 }
 
 fn instance_in(record: InstanceRecord) -> DurableInstance {
-    let events = |events: EventsRecord| {
-        let EventsRecord { publisher, replay, topic, is_vllm } = events;
-        Publisher { publisher, replay, topic, is_vllm }
-    };
-    let spec = InstanceSpec {
-        name: record.name,
+    let is_vllm = record.events.as_ref().is_some_and(|events| events.is_vllm);
+    let events = |EventsRecord { publisher, replay, topic, .. }| EventSource { publisher, replay, topic };
+    let spec = RegisterInstance {
+        instance: record.name,
         incarnation: record.incarnation,
         tenant: record.tenant,
         model: record.model,
         block_tokens: record.block_tokens,
         token_bytes: record.token_bytes,
         part: match record.duty {
-            InstanceDuty::Prefill => Part::Prefill,
-            InstanceDuty::Decode => Part::Decode,
-            InstanceDuty::Mixed => Part::Mixed,
+            InstanceDuty::Prefill => InstancePart::Prefill,
+            InstanceDuty::Decode => InstancePart::Decode,
+            InstanceDuty::Mixed => InstancePart::Mixed,
         },
         capacity_tokens: record.capacity_tokens,
         report_ns: record.report_ns,
@@ -222,7 +215,7 @@ fn instance_in(record: InstanceRecord) -> DurableInstance {
         events: record.events.map(events),
     };
     let (pool_token_bytes, held, reports_cache) = (record.pool_token_bytes, record.held, record.reports_cache);
-    DurableInstance { spec, pool_token_bytes, held, reports_cache }
+    DurableInstance { spec, is_vllm, pool_token_bytes, held, reports_cache }
 }
 
 #[cfg(test)]
@@ -231,33 +224,32 @@ mod tests {
 
     #[test]
     fn records_survive_the_round_trip() {
-        let spec = |events| InstanceSpec {
-            name: "e".to_owned(),
+        let spec = |events| RegisterInstance {
+            instance: "e".to_owned(),
             incarnation: 7,
             tenant: "t".to_owned(),
             model: "m".to_owned(),
             block_tokens: 16,
             token_bytes: 0,
-            part: Part::Prefill,
+            part: InstancePart::Prefill,
             capacity_tokens: 5,
             report_ns: 1_000_000_000,
             address: "h:1".to_owned(),
             events,
         };
-        let publisher = Publisher {
-            publisher: "tcp://h:2".to_owned(),
-            replay: "tcp://h:3".to_owned(),
-            topic: "kv".to_owned(),
-            is_vllm: true,
-        };
-        for (part, held, events) in
-            [(Part::Prefill, true, None), (Part::Decode, false, Some(publisher.clone())), (Part::Mixed, true, None)]
-        {
-            let spec = InstanceSpec { part, ..spec(events) };
-            let instance = DurableInstance { spec, pool_token_bytes: 9, held, reports_cache: !held };
+        let publisher =
+            EventSource { publisher: "tcp://h:2".to_owned(), replay: "tcp://h:3".to_owned(), topic: "kv".to_owned() };
+        for (part, held, events) in [
+            (InstancePart::Prefill, true, None),
+            (InstancePart::Decode, false, Some(publisher.clone())),
+            (InstancePart::Mixed, true, None),
+        ] {
+            let is_vllm = events.is_some();
+            let spec = RegisterInstance { part, ..spec(events) };
+            let instance = DurableInstance { spec, is_vllm, pool_token_bytes: 9, held, reports_cache: !held };
             assert_eq!(instance_in(instance_out(instance.clone())), instance);
         }
-        for policy in PolicyName::ALL {
+        for policy in PlacementPolicy::ALL {
             let slo = Slo { ttft_ns: 3, tbt_ns: u64::MAX };
             let Change::Put(record) = change_out(Durable::Placement(policy, slo)) else { panic!("a record") };
             assert_eq!(DecodedRecords::of(&[record]).expect("known").placement, Some((policy, slo)));

@@ -9,13 +9,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvplane_cluster::Change;
-use kvplane_conductor::conductor::{Conductor, ConductorError, InstanceSpec, PoolKey, Registration};
+use kvplane_conductor::conductor::{
+    Conductor, ConductorError, InstanceSpec, InstanceTable, PoolKey, RegisterInstance, Registration,
+};
 use kvplane_conductor::engine::keys::BlockKey;
 use kvplane_rpc::{ItemFrame, Refusal};
 use tokio::sync::{Notify, mpsc, watch};
 use tokio::time::sleep_until;
 
-use super::convert::{refusal, table_out};
 use super::durable::change_out;
 use super::seeds::Seeds;
 use super::streams::Streams;
@@ -111,7 +112,7 @@ impl ConductorHost {
         if core.conductor.soon_ns(now_ns).is_some_and(|soon_ns| soon_ns < core.armed_ns) {
             self.rearm.notify_one();
         }
-        result.map_err(|error| refusal(&error))
+        result.map_err(Refusal::from)
     }
 
     /// Refuses a change of durable state while it could not be written.
@@ -139,11 +140,16 @@ impl ConductorHost {
     }
 
     /// Registers an instance; `seed` becomes the hash seed of its model.
-    pub(super) fn register(&self, spec: InstanceSpec, seed: Option<String>) -> Result<Registration, Refusal> {
+    pub(super) fn register(
+        &self,
+        spec: RegisterInstance,
+        is_vllm: bool,
+        seed: Option<String>,
+    ) -> Result<Registration, Refusal> {
         self.check_durable()?;
         let (is_new_model, registered) = self.call(Keep::Now, |core, now_ns| {
             let (pool, models) = (spec.pool(), core.conductor.models());
-            let registered = core.conductor.register(spec, now_ns)?;
+            let registered = core.conductor.register(InstanceSpec { call: spec, is_vllm }, now_ns)?;
             if let Some(seed) = seed {
                 core.seeds.set(pool, seed);
             }
@@ -185,7 +191,7 @@ impl ConductorHost {
     pub(super) fn watch_instances(&self) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
         let now_ns = self.now_ns();
         let mut core = self.lock();
-        let table = table_out(&core.conductor.table(now_ns));
+        let table = InstanceTable::from(core.conductor.table(now_ns));
         let receiver = core.streams.watch_instances(&table)?;
         drop(core);
         self.rearm.notify_one();

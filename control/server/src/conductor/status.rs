@@ -3,8 +3,6 @@
 use kvplane_conductor::conductor::{Conductor, CopyState};
 use serde_json::{Value, json};
 
-use super::convert::part_name;
-
 /// Most hot prefixes shown.
 const HOT: usize = 20;
 
@@ -26,36 +24,36 @@ pub(super) fn as_json(conductor: &mut Conductor, now_ns: u64) -> Value {
     let (counts, copies) = (conductor.counts(), conductor.copies());
     let instances = table.instances.iter().map(|row| {
         json!({
-            "instance": &*row.name,
-            "tenant": row.pool.tenant,
-            "model": row.pool.model,
-            "block_tokens": row.pool.block_tokens,
-            "part": part_name(row.part),
-            "address": row.address,
+            "instance": &*row.status.instance,
+            "tenant": row.status.tenant,
+            "model": row.status.model,
+            "block_tokens": row.status.block_tokens,
+            "part": row.status.part.name(),
+            "address": row.status.address,
             "suspect": row.suspect,
             "held": row.held,
-            "degraded": row.degraded,
-            "prefills": row.prefills,
-            "wait_ns": row.wait_ns,
-            "decode_tokens": row.decode_tokens,
-            "decodes": row.decodes,
-            "silent_ns": row.silent_ns,
+            "degraded": row.status.degraded,
+            "prefills": row.status.prefills,
+            "wait_ns": row.status.wait_ns,
+            "decode_tokens": row.status.decode_tokens,
+            "decodes": row.status.decodes,
+            "silent_ns": row.status.silent_ns,
         })
     });
     let models = table.pools.iter().map(|row| {
         json!({
-            "tenant": row.key.tenant,
-            "model": row.key.model,
-            "block_tokens": row.key.block_tokens,
-            "instances": row.instances,
-            "waiting": row.waiting,
-            "requests": row.requests,
-            "blocks": row.blocks,
-            "forgotten_blocks": row.forgotten_blocks,
-            "tokens": row.hits.tokens,
-            "reused_tokens": row.hits.reused,
-            "error_permille": row.error_permille,
-            "mismatch": row.mismatch,
+            "tenant": row.status.tenant,
+            "model": row.status.model,
+            "block_tokens": row.status.block_tokens,
+            "instances": row.status.instances,
+            "waiting": row.status.waiting,
+            "requests": row.status.requests,
+            "blocks": row.status.blocks,
+            "forgotten_blocks": row.status.forgotten_blocks,
+            "tokens": row.status.tokens,
+            "reused_tokens": row.status.reused_tokens,
+            "error_permille": row.status.error_permille,
+            "mismatch": row.status.mismatch,
             "degraded": row.incomplete,
         })
     });

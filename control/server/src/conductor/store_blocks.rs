@@ -9,8 +9,9 @@ use std::time::Duration;
 
 use kvplane_conductor::engine::keys::{BlockKey, read_key};
 use kvplane_proto::Digest;
+use kvplane_proto::events::{ObjectChange, ObjectMedium};
 use kvplane_rpc::codec::decode;
-use kvplane_rpc::message::{EventReport, Events, NodeEvents, ObjectChange, ObjectMedium};
+use kvplane_rpc::message::{EventReport, Events, NodeEvents};
 use tokio::time::sleep;
 
 use super::host::ConductorHost;
@@ -129,7 +130,7 @@ impl StoreState {
                 ObjectMedium::Memory => MEMORY,
                 ObjectMedium::Ssd => SSD,
             };
-            let name = (shard, event.digest);
+            let name = (shard, event.digest.0);
             match event.change {
                 ObjectChange::Stored => changes.extend(self.stored(name, media, || names.remove(&(at as u32)))),
                 ObjectChange::Removed => changes.extend(self.removed(name, media)),
@@ -195,12 +196,13 @@ pub(crate) async fn follow(host: Arc<ConductorHost>, blocks: Arc<StoreBlocks>, c
 
 #[cfg(test)]
 mod tests {
-    use kvplane_rpc::message::{EventName, ObjectEvent};
+    use kvplane_proto::events::ObjectEvent;
+    use kvplane_rpc::message::EventName;
 
     use super::*;
 
     fn event(change: ObjectChange, medium: ObjectMedium, digest: u128) -> ObjectEvent {
-        ObjectEvent { change, medium, digest, bytes: 5 }
+        ObjectEvent { change, medium, digest: Digest(digest), bytes: 5 }
     }
 
     fn report(part: EventReport, events: Vec<ObjectEvent>, keys: &[&str]) -> NodeEvents {

@@ -6,12 +6,9 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use kvplane_conductor::conductor::{ClientNotice, Conductor};
-use kvplane_rpc::conductor::{InstanceTable, PlacementNotice};
+use kvplane_conductor::conductor::{ClientNotice, Conductor, InstanceTable};
 use kvplane_rpc::{ItemFrame, Refusal, RefusalCode, item_frame};
 use tokio::sync::mpsc;
-
-use super::convert::{answer_out, table_out};
 
 /// Most assignments queued for a client.
 const ASSIGNMENTS: usize = 1024;
@@ -87,7 +84,7 @@ impl Streams {
             return;
         }
         self.sent = (version, now_ns);
-        let Ok(frame) = table_frame(&table_out(&conductor.table(now_ns))) else { return };
+        let Ok(frame) = table_frame(&InstanceTable::from(conductor.table(now_ns))) else { return };
         // A slow watcher gets the next table.
         self.watchers
             .retain(|watcher| !matches!(watcher.try_send(frame.clone()), Err(mpsc::error::TrySendError::Closed(_))));
@@ -108,8 +105,7 @@ fn table_frame(table: &InstanceTable) -> Result<ItemFrame, Refusal> {
 }
 
 fn notice_frame(notice: &ClientNotice) -> Result<ItemFrame, Refusal> {
-    let assigned = PlacementNotice { request: notice.request.to_string(), answer: answer_out(&notice.answer) };
-    item_frame(&assigned).map_err(|error| Refusal::new(RefusalCode::TooLarge, error.to_string()))
+    item_frame(&notice.notice).map_err(|error| Refusal::new(RefusalCode::TooLarge, error.to_string()))
 }
 
 #[cfg(test)]
@@ -123,7 +119,7 @@ mod tests {
         let mut conductor = Conductor::new(ConductorConfig::default(), 1);
         let (mut streams, every_ns) = (Streams::default(), LOADS.as_nanos() as u64);
         assert_eq!(streams.due_ns(), u64::MAX);
-        let table = table_out(&conductor.table(5));
+        let table = InstanceTable::from(conductor.table(5));
         let mut watcher = streams.watch_instances(&table).expect("the first");
         watcher.try_recv().expect("the present table");
         streams.send(&mut conductor, 5);
@@ -143,7 +139,7 @@ mod tests {
     #[test]
     fn streams_are_limited_and_a_client_replaces_its_own() {
         let mut streams = Streams::default();
-        let table = table_out(&Conductor::new(ConductorConfig::default(), 1).table(0));
+        let table = InstanceTable::from(Conductor::new(ConductorConfig::default(), 1).table(0));
         let watchers: Vec<_> = (0..WATCHERS).map(|_| streams.watch_instances(&table).expect("room")).collect();
         let code = |refusal: Refusal| refusal.known_code();
         assert_eq!(streams.watch_instances(&table).map_err(code).err(), Some(Some(RefusalCode::LimitReached)));

@@ -12,9 +12,8 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvplane_conductor::conductor::{CacheBatch, CacheChange, ConductorError, PoolKey};
+use kvplane_conductor::conductor::{BlockChange, CacheBatch, CacheReport, ConductorError, EventSource, PoolKey};
 use kvplane_conductor::engine::{RootBlock, read_batch};
-use kvplane_rpc::conductor::EventSource;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -231,7 +230,7 @@ impl Follower {
         let replayed = self.replay(self.next.unwrap_or(0)).await?;
         if replayed && self.next.is_none() && matches!(self.followed.feed, Feed::Engine { .. }) {
             // It has published nothing yet, so its cache is empty; the next number is 0.
-            self.batch(u64::MAX, CacheChange::Snapshot, Vec::new())?;
+            self.batch(u64::MAX, CacheReport::Snapshot, Vec::new())?;
         }
         self.is_back();
         let mut models = self.host.models();
@@ -257,10 +256,10 @@ impl Follower {
                 Some(next) if seq > next => {
                     self.replay(next).await?;
                     let missing = self.next.is_none_or(|next| seq > next);
-                    let change = if missing { CacheChange::Lost } else { CacheChange::Goes };
+                    let change = if missing { CacheReport::Lost } else { CacheReport::Goes };
                     self.take(seq, change, payload)?;
                 }
-                _ => self.take(seq, CacheChange::Goes, payload)?,
+                _ => self.take(seq, CacheReport::Goes, payload)?,
             }
         }
     }
@@ -268,13 +267,13 @@ impl Follower {
     /// Handles an engine whose numbers start over: its former cache is gone.
     async fn began_anew(&mut self, seq: u64, payload: &[u8]) -> Result<(), FollowEnd> {
         if seq == 0 {
-            return self.take(0, CacheChange::Snapshot, payload);
+            return self.take(0, CacheReport::Snapshot, payload);
         }
         // The empty cache precedes number 0, so that batch 0 counts too if it is replayed.
-        self.batch(u64::MAX, CacheChange::Snapshot, Vec::new())?;
+        self.batch(u64::MAX, CacheReport::Snapshot, Vec::new())?;
         self.replay(0).await?;
         let missing = self.next.is_none_or(|next| seq > next);
-        self.take(seq, if missing { CacheChange::Lost } else { CacheChange::Goes }, payload)
+        self.take(seq, if missing { CacheReport::Lost } else { CacheReport::Goes }, payload)
     }
 
     /// Applies the batches from `from` on that the engine still holds. Returns true if the engine marked the end of the
@@ -297,23 +296,23 @@ impl Follower {
             }
             let change = match self.next {
                 Some(next) if seq < next => continue,
-                Some(next) if seq > next => CacheChange::Lost,
+                Some(next) if seq > next => CacheReport::Lost,
                 // The oldest batch that the engine keeps may not be the first one it sent.
-                None if seq > from => CacheChange::Lost,
-                _ => CacheChange::Goes,
+                None if seq > from => CacheReport::Lost,
+                _ => CacheReport::Goes,
             };
             self.take(seq, change, payload)?;
         }
         Ok(false)
     }
 
-    fn take(&mut self, seq: u64, change: CacheChange, payload: &[u8]) -> Result<(), FollowEnd> {
+    fn take(&mut self, seq: u64, change: CacheReport, payload: &[u8]) -> Result<(), FollowEnd> {
         let block_tokens = match &mut self.followed.feed {
             Feed::Engine { block_tokens, .. } => *block_tokens,
             Feed::Master(master) => {
                 // A master's messages are numbered from 1.
-                let missing = change == CacheChange::Lost || self.next.is_none();
-                if change == CacheChange::Snapshot || missing {
+                let missing = change == CacheReport::Lost || self.next.is_none();
+                if change == CacheReport::Snapshot || missing {
                     master.forget(missing && seq > 1);
                 }
                 let (unread, foreign) = master.take(payload);
@@ -340,17 +339,12 @@ impl Follower {
         let _ = self.host.with(|conductor, _| conductor.hashes_as_expected(instance, *incarnation, does));
     }
 
-    fn batch(
-        &mut self,
-        seq: u64,
-        change: CacheChange,
-        events: Vec<kvplane_conductor::conductor::CacheEvent>,
-    ) -> Result<(), FollowEnd> {
+    fn batch(&mut self, seq: u64, kind: CacheReport, changes: Vec<BlockChange>) -> Result<(), FollowEnd> {
         let Feed::Engine { instance, incarnation, .. } = &self.followed.feed else {
             self.next = Some(seq.wrapping_add(1));
             return Ok(());
         };
-        let batch = CacheBatch { seq, change, events };
+        let batch = CacheBatch { seq, kind, changes };
         let mut gone = false;
         // Any other error concerns this batch only.
         let _ = self.host.with(|conductor, now_ns| {

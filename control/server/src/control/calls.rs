@@ -11,10 +11,10 @@ use kvplane_rpc::message::{
     Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Drain, EmptyReply,
     GetIncarnation, GetMoves, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join, JoinReply,
     LastIncarnation, Leave, ListHot, ListSegments, ListShards, ListTasks, ListTiers, Moves, OfferMap, OrderTiers,
-    Owner, RegisterSegment, RemoveTenant, RenewReply, RenewSegments, ReportEvents, ReportHot, ReportShard,
-    ReportSilence, ReportTiers, Room, SHARDS_PER_REPORT, Segment, SegmentList, SegmentReply, SetTenant, SettleReport,
-    ShardList, StatusReply, SyncTenants, TaskCreated, TaskList, TenantLeases, TenantList, TicketKeys, TicketReply,
-    TierList, TierOrders, TiersOrdered, Undrain, UnregisterSegment, WatchOrders, Welcome,
+    RegisterSegment, RemoveTenant, RenewReply, RenewSegments, ReportEvents, ReportHot, ReportShard, ReportSilence,
+    ReportTiers, Room, SHARDS_PER_REPORT, SegmentList, SegmentReply, SetTenant, SettleReport, ShardList, StatusReply,
+    SyncTenants, TaskCreated, TaskList, TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders,
+    TiersOrdered, Undrain, UnregisterSegment, WatchOrders, Welcome,
 };
 use kvplane_rpc::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, ObjectFound, ObjectHeld,
@@ -32,13 +32,13 @@ use crate::tickets::{NO_KEYS, NO_TICKET};
 
 /// Checks that the caller may act for the owner: a client acts for itself, a node for itself and for clients in its
 /// process.
-fn check_owner(caller: Caller, owner: Owner) -> Result<SegmentOwner, Refusal> {
+fn check_owner(caller: Caller, owner: SegmentOwner) -> Result<(), Refusal> {
     match (caller.role, owner) {
-        (Role::Client, Owner::Node { node, .. }) => {
+        (Role::Client, SegmentOwner::Node { node, .. }) => {
             let reason = format!("a certificate of role client may not offer memory of node {node}");
             Err(Refusal::new(RefusalCode::NotPermitted, reason))
         }
-        _ => Ok(owner.into()),
+        _ => Ok(()),
     }
 }
 
@@ -96,7 +96,7 @@ impl Service for Control {
 
     fn heartbeat(&self, _: Caller, call: Heartbeat) -> Result<Alive, Refusal> {
         let (node, incarnation) = (NodeId(call.node), Incarnation(call.incarnation));
-        match self.cluster.handle(Input::Heartbeat { node, incarnation, load: call.load.into() })? {
+        match self.cluster.handle(Input::Heartbeat { node, incarnation, load: call.load })? {
             Reply::Alive { epoch, since } => Ok(Alive { epoch: epoch.0, since: since.0 }),
             reply => Err(unexpected(&reply)),
         }
@@ -109,20 +109,11 @@ impl Service for Control {
 
     fn get_moves(&self, _: Caller, call: GetMoves) -> Result<Moves, Refusal> {
         let node = NodeId(call.node);
-        let (unsettled, behind) = match call.ends {
-            None => {
-                let hosted = self.cluster.lock()?;
-                let others = hosted.cluster().unsettled().filter(|unsettled| *unsettled != node);
-                (others.count(), hosted.cluster().is_behind(node))
-            }
-            Some(incarnation) => {
-                match self.cluster.handle(Input::PrepareLeave { node, incarnation: Incarnation(incarnation) })? {
-                    Reply::Moves { unsettled, behind } => (unsettled, behind),
-                    reply => return Err(unexpected(&reply)),
-                }
-            }
-        };
-        Ok(Moves { unsettled: u32::try_from(unsettled).unwrap_or(u32::MAX), behind })
+        let Some(incarnation) = call.ends else { return Ok(self.cluster.lock()?.cluster().moves_of(node)) };
+        match self.cluster.handle(Input::PrepareLeave { node, incarnation: Incarnation(incarnation) })? {
+            Reply::Moves(moves) => Ok(moves),
+            reply => Err(unexpected(&reply)),
+        }
     }
 
     fn leave(&self, caller: Caller, call: Leave) -> Result<EmptyReply, Refusal> {
@@ -165,7 +156,7 @@ impl Service for Control {
 
     fn register_segment(&self, caller: Caller, call: RegisterSegment) -> Result<EmptyReply, Refusal> {
         check_owner(caller, call.segment.owner)?;
-        self.cluster.handle(Input::RegisterSegment { segment: call.segment.into() }).map(|_| EmptyReply)
+        self.cluster.handle(Input::RegisterSegment { segment: call.segment }).map(|_| EmptyReply)
     }
 
     fn renew_segments(&self, _: Caller, call: RenewSegments) -> Result<RenewReply, Refusal> {
@@ -177,13 +168,13 @@ impl Service for Control {
     }
 
     fn unregister_segment(&self, caller: Caller, call: UnregisterSegment) -> Result<EmptyReply, Refusal> {
-        let owner = check_owner(caller, call.owner)?;
-        self.cluster.handle(Input::UnregisterSegment { owner, name: call.name }).map(|_| EmptyReply)
+        check_owner(caller, call.owner)?;
+        self.cluster.handle(Input::UnregisterSegment { owner: call.owner, name: call.name }).map(|_| EmptyReply)
     }
 
     fn get_segment(&self, _: Caller, call: GetSegment) -> Result<SegmentReply, Refusal> {
         match self.cluster.lock()?.cluster().segment(&call.name) {
-            Some(segment) => Ok(SegmentReply { segment: segment.clone().into() }),
+            Some(segment) => Ok(SegmentReply { segment: segment.clone() }),
             None => {
                 let reason = format!("there is no segment {:?}", call.name);
                 Err(Refusal::new(RefusalCode::NotFound, reason))
@@ -194,9 +185,7 @@ impl Service for Control {
     fn list_segments(&self, _: Caller, call: ListSegments) -> Result<SegmentList, Refusal> {
         let limit = (call.limit as usize).clamp(1, PAGE_SEGMENTS);
         match self.cluster.handle(Input::ListSegments { after: call.after, limit })? {
-            Reply::Segments { segments, more } => {
-                Ok(SegmentList { segments: segments.into_iter().map(Segment::from).collect(), more })
-            }
+            Reply::Segments { segments, more } => Ok(SegmentList { segments, more }),
             reply => Err(unexpected(&reply)),
         }
     }
@@ -403,7 +392,7 @@ impl Service for Control {
     }
 
     fn schedule(&self, _: Caller, call: Schedule) -> Result<ScheduleReply, Refusal> {
-        self.conductor()?.schedule(call)
+        self.conductor()?.schedule(&call)
     }
 
     fn update_request(&self, _: Caller, call: UpdateRequest) -> Result<EmptyReply, Refusal> {
@@ -479,7 +468,7 @@ impl Service for Control {
     }
 
     fn join_ranks(&self, _: Caller, call: JoinRanks) -> Result<RanksJoined, Refusal> {
-        self.p2p.join_ranks(call)
+        self.p2p.join_ranks(&call)
     }
 
     fn want_shards(&self, _: Caller, call: WantShards) -> Result<EmptyReply, Refusal> {

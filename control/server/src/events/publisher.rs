@@ -16,8 +16,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use kvplane_conductor::engine::msgpack::Writer;
+use kvplane_proto::Digest;
+use kvplane_proto::events::{ObjectChange, ObjectEvent, ObjectMedium};
 use kvplane_rpc::codec::decode;
-use kvplane_rpc::message::{EventReport, Events, NodeEvents, ObjectChange, ObjectEvent, ObjectMedium};
+use kvplane_rpc::message::{EventReport, Events, NodeEvents};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::OwnedWriteHalf;
 use tokio::net::{TcpListener, TcpStream};
@@ -26,7 +29,6 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::cluster::ClusterHost;
-use crate::events::msgpack::Writer;
 use crate::events::zmtp::{Subscriber, SubscriberInput, hello, message};
 
 /// Most events in a message.
@@ -54,13 +56,13 @@ type Name = (String, String);
 /// Names of objects by their digests, the latest ones.
 #[derive(Default)]
 struct Names {
-    names: HashMap<u128, Name>,
-    order: VecDeque<u128>,
+    names: HashMap<Digest, Name>,
+    order: VecDeque<Digest>,
     bytes: usize,
 }
 
 impl Names {
-    fn note(&mut self, digest: u128, name: Name) {
+    fn note(&mut self, digest: Digest, name: Name) {
         let bytes = |name: &Name| NAME_BYTES + name.0.len() + name.1.len();
         self.bytes += bytes(&name);
         match self.names.insert(digest, name) {
@@ -105,7 +107,7 @@ impl Publisher {
                 self.names.note(event.digest, (tenant, as_text(&name.key)));
             }
         }
-        let cleared = |medium| ObjectEvent { change: ObjectChange::Cleared, medium, digest: 0, bytes: 0 };
+        let cleared = |medium| ObjectEvent { change: ObjectChange::Cleared, medium, digest: Digest(0), bytes: 0 };
         let mut events = Vec::new();
         if report.part == EventReport::SnapshotBegins {
             events.extend([cleared(ObjectMedium::Memory), cleared(ObjectMedium::Ssd)]);
@@ -119,7 +121,7 @@ impl Publisher {
         let mut out = Writer::default();
         out.array(3);
         out.uint(now_ms);
-        out.array(batch.len() as u16);
+        out.array(batch.len() as u32);
         for event in batch {
             self.event_id += 1;
             let name = self.names.names.get(&event.digest);
@@ -127,7 +129,7 @@ impl Publisher {
         }
         out.uint(0);
         self.sequence += 1;
-        message(&[TOPIC, &self.sequence.to_be_bytes(), &out.out]).into()
+        message(&[TOPIC, &self.sequence.to_be_bytes(), &out.finish()]).into()
     }
 }
 
@@ -168,7 +170,7 @@ fn write_event(out: &mut Writer, backend: &str, event: &ObjectEvent, name: Optio
         None => out.nil(),
     }
     out.text("object_digest");
-    out.text(&format!("{:032x}", event.digest));
+    out.text(&format!("{:032x}", event.digest.0));
     out.text("base_block_idx");
     if stored {
         out.uint(0);
@@ -337,12 +339,14 @@ async fn send(write: &mut OwnedWriteHalf, bytes: &[u8]) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use kvplane_conductor::engine::msgpack::Value;
     use kvplane_rpc::message::EventName;
 
     use super::*;
 
     fn report(part: EventReport, lost: u64, count: usize) -> NodeEvents {
-        let stored = |digest| ObjectEvent { change: ObjectChange::Stored, medium: ObjectMedium::Ssd, digest, bytes: 5 };
+        let (change, medium) = (ObjectChange::Stored, ObjectMedium::Ssd);
+        let stored = |digest| ObjectEvent { change, medium, digest: Digest(digest), bytes: 5 };
         let events = (0..count as u128).map(stored).collect();
         NodeEvents { node: 7, incarnation: 1, shard: 2, part, first: 1, lost, events, names: Vec::new() }
     }
@@ -381,7 +385,7 @@ mod tests {
         assert!(text(&publisher.messages(&removed, 1)).contains("model/0"));
         // The remembered names are limited.
         for at in 0..2000u128 {
-            publisher.names.note(at, ("t".to_owned(), "k".repeat(100_000)));
+            publisher.names.note(Digest(at), ("t".to_owned(), "k".repeat(100_000)));
         }
         assert!(publisher.names.bytes <= NAMES_BYTES && publisher.names.names.len() == publisher.names.order.len());
     }
@@ -392,27 +396,9 @@ mod tests {
         for (change, fields) in [(ObjectChange::Stored, 21), (ObjectChange::Removed, 18), (ObjectChange::Cleared, 18)] {
             let mut out = Writer::default();
             write_event(&mut out, "b", &ObjectEvent { change, ..event }, None, 3, 4);
-            assert_eq!(out.out[..3], [0xde, 0, fields]);
-            assert_eq!(values(&out.out[3..]), 2 * usize::from(fields), "{change:?}");
+            let bytes = out.finish();
+            let Some(Value::Map(entries)) = Value::read(&bytes) else { panic!("{change:?}: no map") };
+            assert_eq!(entries.len(), fields, "{change:?}");
         }
-    }
-
-    /// Counts the values in these bytes, of the types that the writer uses; an empty array counts as one.
-    fn values(mut bytes: &[u8]) -> usize {
-        let mut count = 0;
-        while let Some((tag, rest)) = bytes.split_first() {
-            let skip = match tag {
-                0xa0..=0xbf => usize::from(tag & 31),
-                0xd9 => 1 + usize::from(rest[0]),
-                0xcc => 1,
-                0xcd => 2,
-                0xce => 4,
-                0xcf => 8,
-                _ => 0,
-            };
-            bytes = &rest[skip..];
-            count += 1;
-        }
-        count
     }
 }

@@ -1,4 +1,5 @@
-//! Counters and the state of the cluster as Prometheus text.
+//! Metrics of the control plane as Prometheus text: its own, the cluster's, the Conductor's, and those under the names
+//! of Mooncake's master.
 //!
 //! A scrape copies all numbers into a fresh recorder and renders that, so nothing is global and a removed node leaves
 //! no series behind.
@@ -9,25 +10,45 @@ use metrics::{Unit, counter, describe_counter, describe_gauge, gauge, with_local
 use metrics_exporter_prometheus::PrometheusBuilder;
 
 use crate::cluster::view::View;
-use crate::counts::Numbers;
+use crate::conductor::ConductorService;
+use crate::counts::{MetricKind, Numbers};
 use crate::http::mooncake_metrics;
 
 /// States of a member in the order of the state table, so that an unused one shows as 0.
 const STATES: [&str; 6] = ["joining", "active", "suspect", "draining", "dead", "left"];
 
-/// Renders all numbers as Prometheus text.
-pub(crate) fn render(numbers: &Numbers, view: &View) -> String {
+/// Renders all numbers of a leader.
+pub(crate) fn render(numbers: &Numbers, view: &View, conductor: Option<&ConductorService>) -> String {
     let recorder = PrometheusBuilder::new().build_recorder();
-    with_local_recorder(&recorder, || {
-        describe();
-        fill_rim(numbers);
-        fill_cluster(view);
-    });
     let calls = |method: &str| {
         let (answered, refused) = numbers.calls_of(method);
         (answered + refused, refused)
     };
-    recorder.handle().render() + &mooncake_metrics::render(view, &calls)
+    let sums = mooncake_metrics::Sums::of(view, &calls);
+    with_local_recorder(&recorder, || {
+        describe();
+        record_leadership(true);
+        record_rim(numbers);
+        record_cluster(view);
+        mooncake_metrics::record(&sums);
+        if let Some(conductor) = conductor {
+            conductor.record_metrics();
+        }
+    });
+    recorder.handle().render() + &mooncake_metrics::sizes_text(&sums)
+}
+
+/// Renders all numbers of a standby.
+pub(crate) fn render_standby() -> String {
+    let recorder = PrometheusBuilder::new().build_recorder();
+    with_local_recorder(&recorder, || record_leadership(false));
+    recorder.handle().render()
+}
+
+fn record_leadership(leads: bool) {
+    let name = "kvplane_control_leads";
+    MetricKind::Gauge.describe(name, "1 if this control plane is the leader, 0 if it is a standby.");
+    MetricKind::Gauge.set(name, leads.into());
 }
 
 fn describe() {
@@ -61,7 +82,7 @@ fn describe() {
     }
 }
 
-fn fill_rim(numbers: &Numbers) {
+fn record_rim(numbers: &Numbers) {
     gauge!("kvplane_rpc_connections").set(numbers.connections as f64);
     counter!("kvplane_rpc_bad_frames_total").absolute(numbers.bad_frames);
     for reason in Rejection::ALL {
@@ -77,7 +98,7 @@ fn fill_rim(numbers: &Numbers) {
     }
 }
 
-fn fill_cluster(view: &View) {
+fn record_cluster(view: &View) {
     gauge!("kvplane_cluster_epoch").set(view.epoch as f64);
     gauge!("kvplane_cluster_segments").set(view.segments.len() as f64);
     gauge!("kvplane_uptime_seconds").set(view.uptime_ns as f64 / 1e9);
@@ -85,7 +106,7 @@ fn fill_cluster(view: &View) {
         let count = view.members.iter().filter(|member| member.state == state).count();
         gauge!("kvplane_members", "state" => state).set(count as f64);
     }
-    view.members.iter().filter(|member| is_live(member)).for_each(fill_node);
+    view.members.iter().filter(|member| is_live(member)).for_each(record_node);
     let counters = &view.counters;
     counter!("kvplane_cluster_joins_total").absolute(counters.joins);
     counter!("kvplane_cluster_expulsions_total").absolute(counters.losses);
@@ -99,7 +120,7 @@ pub(crate) fn is_live(member: &MemberStatus) -> bool {
     !matches!(member.state.as_str(), "dead" | "left")
 }
 
-fn fill_node(member: &MemberStatus) {
+fn record_node(member: &MemberStatus) {
     let node = member.node.to_string();
     let load = member.load.unwrap_or_default();
     // Before the first heartbeat, only the capacity reported at the join is known.

@@ -4,11 +4,14 @@
 //! has no master. Metrics without a counterpart are 0. docs/mooncake-parity.md lists both kinds, and a test compares
 //! that list with this one.
 
-use core::fmt::Write;
+use kvplane_rpc::message::{SegmentOwner, ShardFigures, SsdFigures, TenantList, TenantStatus};
 
-use kvplane_rpc::message::{Owner, ShardFigures, SsdFigures, TenantList, TenantStatus};
+use metrics::Key;
+use metrics_exporter_prometheus::LabelSet;
+use metrics_exporter_prometheus::formatting::{write_help_line, write_metric_line, write_type_line};
 
 use crate::cluster::view::View;
+use crate::counts::MetricKind;
 use crate::http::admin::effective_bytes;
 
 /// Sums over all shards, and counters of calls.
@@ -21,13 +24,13 @@ pub(crate) struct Sums<'a> {
 }
 
 /// A metric: name, type, help, and its value.
-type Number = (&'static str, &'static str, &'static str, fn(&Sums<'_>) -> u64);
+type Number = (&'static str, MetricKind, &'static str, fn(&Sums<'_>) -> u64);
 
-const COUNTER: &str = "counter";
-const GAUGE: &str = "gauge";
+const COUNTER: MetricKind = MetricKind::Counter;
+const GAUGE: MetricKind = MetricKind::Gauge;
 
 /// A metric of each tenant: name, type, help, and its value.
-type TenantNumber = (&'static str, &'static str, &'static str, fn(&TenantStatus, &TenantList) -> u64);
+type TenantNumber = (&'static str, MetricKind, &'static str, fn(&TenantStatus, &TenantList) -> u64);
 
 /// Metrics of every tenant, under the names of Mooncake's quotas.
 const OF_TENANTS: [TenantNumber; 8] = [
@@ -145,7 +148,7 @@ const NUMBERS: [Number; 61] = [
 ];
 
 /// Metrics without a counterpart: always 0, so that panels show 0 instead of no data.
-const ABSENT: [(&str, &str); 52] = [
+const ABSENT: [(&str, MetricKind); 52] = [
     ("master_soft_pin_key_count", GAUGE),
     ("master_nof_allocated_bytes", GAUGE),
     ("master_total_nof_capacity_bytes", GAUGE),
@@ -206,25 +209,34 @@ const SIZES: &str = "master_value_size_bytes";
 /// Bounds of the sizes, as powers of two: 4 KiB to 64 MiB.
 const SIZE_BOUNDS: core::ops::RangeInclusive<usize> = 12..=26;
 
-impl Sums<'_> {
+impl<'a> Sums<'a> {
+    /// Adds up the figures of all shards. `calls` returns the calls of a method, and how many of them were refused.
+    pub(crate) fn of(view: &'a View, calls: &'a dyn Fn(&str) -> (u64, u64)) -> Self {
+        let mut sums = Self { view, all: ShardFigures::default(), ssd: SsdFigures::default(), calls };
+        for shard in view.shards.iter().flat_map(|node| &node.shards) {
+            add(&mut sums.all, &mut sums.ssd, shard);
+        }
+        sums
+    }
+
     fn live_members(&self) -> u64 {
         self.view.members.iter().filter(|member| crate::http::metrics::is_live(member)).count() as u64
     }
 
-    fn of(&self, operation: &str, number: fn(&kvplane_rpc::message::OperationFigures) -> u64) -> u64 {
+    fn of_operation(&self, operation: &str, number: fn(&kvplane_rpc::message::OperationFigures) -> u64) -> u64 {
         self.all.operations.iter().filter(|one| one.operation == operation).map(number).sum()
     }
 
     fn count(&self, operation: &str) -> u64 {
-        self.of(operation, |one| one.count)
+        self.of_operation(operation, |one| one.count)
     }
 
     fn failed(&self, operation: &str) -> u64 {
-        self.of(operation, |one| one.failed)
+        self.of_operation(operation, |one| one.failed)
     }
 
     fn items(&self, operation: &str) -> u64 {
-        self.of(operation, |one| one.items)
+        self.of_operation(operation, |one| one.items)
     }
 }
 
@@ -258,75 +270,64 @@ fn add(all: &mut ShardFigures, ssd: &mut SsdFigures, shard: &ShardFigures) {
     }
 }
 
-/// Renders all of them as Prometheus text. `calls` returns the calls of a method, and how many of them were refused.
-pub(crate) fn render(view: &View, calls: &dyn Fn(&str) -> (u64, u64)) -> String {
-    let (mut all, mut ssd) = (ShardFigures::default(), SsdFigures::default());
-    view.shards.iter().flat_map(|node| &node.shards).for_each(|shard| add(&mut all, &mut ssd, shard));
-    let sums = Sums { view, all, ssd, calls };
-    let mut text = String::new();
+/// Records all of them but the sizes of objects.
+pub(crate) fn record(sums: &Sums<'_>) {
     for (name, kind, help, value) in NUMBERS {
-        family(&mut text, name, kind, help);
-        line(&mut text, name, value(&sums));
+        kind.describe(name, help);
+        kind.set(name, value(sums));
     }
     for (name, kind) in ABSENT {
-        family(&mut text, name, kind, "Always 0: kvplane has no counterpart.");
-        line(&mut text, name, 0);
+        kind.describe(name, "Always 0: kvplane has no counterpart.");
+        kind.set(name, 0);
     }
-    segments(&mut text, view);
-    tenants(&mut text, view);
-    sizes(&mut text, &sums.all);
-    text
+    record_segments(sums.view);
+    record_tenants(sums.view);
 }
 
-fn family(text: &mut String, name: &str, kind: &str, help: &str) {
-    text.extend(["# HELP ", name, " ", help, "\n# TYPE ", name, " ", kind, "\n"]);
-}
-
-fn line(text: &mut String, series: &str, value: u64) {
-    // Writing to a string does not fail.
-    let _ = writeln!(text, "{series} {value}");
-}
-
-fn escaped(name: &str) -> String {
-    name.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
-}
-
-fn tenants(text: &mut String, view: &View) {
+fn record_tenants(view: &View) {
     for (name, kind, help, value) in OF_TENANTS {
-        family(text, name, kind, help);
+        kind.describe(name, help);
         for tenant in &view.tenants.tenants {
             let called = if tenant.name.is_empty() { "default" } else { &tenant.name };
-            line(text, &format!("{name}{{tenant_id=\"{}\"}}", escaped(called)), value(tenant, &view.tenants));
+            kind.set_labelled(name, "tenant_id", called, value(tenant, &view.tenants));
         }
     }
 }
 
-fn segments(text: &mut String, view: &View) {
+fn record_segments(view: &View) {
     let used = |node| {
         let of = view.shards.iter().filter(|one| one.node == node).flat_map(|one| &one.shards);
         of.map(|shard| shard.pool.used_bytes).sum()
     };
-    family(text, SEGMENT_USED, GAUGE, "Bytes in use of a segment's memory; 0 for a client's, which reports none.");
+    GAUGE.describe(SEGMENT_USED, "Bytes in use of a segment's memory; 0 for a client's, which reports none.");
+    GAUGE.describe(SEGMENT_BYTES, "Bytes of a segment.");
     for segment in &view.segments {
-        let bytes = if let Owner::Node { node, .. } = segment.owner { used(node) } else { 0 };
-        line(text, &format!("{SEGMENT_USED}{{segment=\"{}\"}}", escaped(&segment.name)), bytes);
-    }
-    family(text, SEGMENT_BYTES, GAUGE, "Bytes of a segment.");
-    for segment in &view.segments {
-        line(text, &format!("{SEGMENT_BYTES}{{segment=\"{}\"}}", escaped(&segment.name)), segment.bytes);
+        let bytes = if let SegmentOwner::Node { node, .. } = segment.owner { used(node.0) } else { 0 };
+        GAUGE.set_labelled(SEGMENT_USED, "segment", &segment.name, bytes);
+        GAUGE.set_labelled(SEGMENT_BYTES, "segment", &segment.name, segment.bytes);
     }
 }
 
-fn sizes(text: &mut String, all: &ShardFigures) {
-    family(text, SIZES, "histogram", "Sizes of objects that became visible.");
+/// Formats the histogram of the sizes of objects. The shards count them in buckets, and a recorder takes histograms
+/// only as one sample for each object.
+pub(crate) fn sizes_text(sums: &Sums<'_>) -> String {
+    let mut text = String::new();
+    write_help_line(&mut text, SIZES, None, None, "Sizes of objects that became visible.");
+    write_type_line(&mut text, SIZES, None, None, "histogram");
+    let labels = LabelSet::from_key_and_global(&Key::from_static_name(SIZES), &Default::default());
+    let mut line = |suffix, bound: Option<String>, value: u64| {
+        let bound = bound.map(|bound| ("le", bound));
+        write_metric_line(&mut text, SIZES, Some(suffix), &labels, bound, value, None);
+    };
+    let sizes = &sums.all.sizes;
     for power in SIZE_BOUNDS {
-        let below = all.sizes.iter().take(power + 1).sum();
-        line(text, &format!("{SIZES}_bucket{{le=\"{}\"}}", 1u64 << power), below);
+        line("bucket", Some((1u64 << power).to_string()), sizes.iter().take(power + 1).sum());
     }
-    let count = all.sizes.iter().sum();
-    line(text, &format!("{SIZES}_bucket{{le=\"+Inf\"}}"), count);
-    line(text, &format!("{SIZES}_sum"), all.puts.bytes);
-    line(text, &format!("{SIZES}_count"), count);
+    let count = sizes.iter().sum();
+    line("bucket", Some("+Inf".to_owned()), count);
+    line("sum", None, sums.all.puts.bytes);
+    line("count", None, count);
+    text
 }
 
 #[cfg(test)]

@@ -19,6 +19,7 @@
 //! MessagePack, `token_ids` may be bytes: numbers of 32 bits, little-endian.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
@@ -36,7 +37,6 @@ use serde_json::{Map, Value, json};
 
 use crate::conductor::{ConductorService, MasterSpec};
 use crate::control::Control;
-use crate::events::msgpack::Writer;
 use crate::http::admin::answer_json;
 use crate::http::{Answer, MSGPACK};
 
@@ -63,13 +63,13 @@ pub(crate) fn known(path: &str) -> Option<&'static str> {
 }
 
 /// Error of a request.
-struct Wrong(StatusCode, String);
+struct RequestError(StatusCode, String);
 
-fn wrong(what: impl Into<String>) -> Wrong {
-    Wrong(StatusCode::BAD_REQUEST, what.into())
+fn wrong(what: impl Into<String>) -> RequestError {
+    RequestError(StatusCode::BAD_REQUEST, what.into())
 }
 
-impl From<kvplane_rpc::Refusal> for Wrong {
+impl From<kvplane_rpc::Refusal> for RequestError {
     fn from(refusal: kvplane_rpc::Refusal) -> Self {
         let status = match refusal.known_code() {
             Some(RefusalCode::NotFound) => StatusCode::NOT_FOUND,
@@ -92,14 +92,14 @@ pub(crate) async fn answer(control: &Control, path: &'static str, request: Reque
     };
     let (status, value) = match result {
         Ok(value) => (StatusCode::OK, value),
-        Err(Wrong(status, what)) => (status, json!({ "error": what })),
+        Err(RequestError(status, what)) => (status, json!({ "error": what })),
     };
     if !packed {
         return answer_json(status, &value);
     }
-    let mut out = Writer::default();
-    out.value(&value);
-    (status, MSGPACK, out.out.into())
+    let mut out = msgpack::Writer::default();
+    pack(&value, &mut out);
+    (status, MSGPACK, out.finish().into())
 }
 
 /// Returns true if a header names MessagePack, by any of its media types.
@@ -107,6 +107,31 @@ fn is_packed(headers: &HeaderMap, name: &HeaderName) -> bool {
     let said = headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let first = said.split([';', ',']).next().unwrap_or_default().trim().to_ascii_lowercase();
     [MSGPACK, "application/x-msgpack", "application/vnd.msgpack"].contains(&first.as_str())
+}
+
+/// Writes a JSON value as MessagePack. No answer has four billion values.
+fn pack(value: &Value, out: &mut msgpack::Writer) {
+    match value {
+        Value::Null => out.nil(),
+        Value::Bool(is) => out.bool(*is),
+        Value::Number(number) => match (number.as_u64(), number.as_i64()) {
+            (Some(number), _) => out.uint(number),
+            (None, Some(number)) => out.int(number),
+            (None, None) => out.float(number.as_f64().unwrap_or(f64::NAN)),
+        },
+        Value::String(text) => out.text(text),
+        Value::Array(values) => {
+            out.array(values.len() as u32);
+            values.iter().for_each(|value| pack(value, out));
+        }
+        Value::Object(fields) => {
+            out.map(fields.len() as u32);
+            for (name, value) in fields {
+                out.text(name);
+                pack(value, out);
+            }
+        }
+    }
 }
 
 /// Converts MessagePack to JSON. Bytes become numbers of 32 bits.
@@ -138,11 +163,11 @@ async fn serve(
     path: &str,
     request: Request<Incoming>,
     packed: bool,
-) -> Result<Value, Wrong> {
+) -> Result<Value, RequestError> {
     let reads = path == "/global_view" || path == "/services";
     let right = if reads { Method::GET } else { Method::POST };
     if *request.method() != right {
-        return Err(Wrong(StatusCode::METHOD_NOT_ALLOWED, format!("only {right} is served here")));
+        return Err(RequestError(StatusCode::METHOD_NOT_ALLOWED, format!("only {right} is served here")));
     }
     if reads {
         return Ok(if path == "/services" { services(conductor) } else { global_view(conductor) });
@@ -151,7 +176,7 @@ async fn serve(
     let body = match Limited::new(request.into_body(), most).collect().await {
         Ok(body) => body.to_bytes(),
         Err(error) if error.is::<LengthLimitError>() => {
-            return Err(Wrong(StatusCode::PAYLOAD_TOO_LARGE, format!("a body is at most {most} bytes")));
+            return Err(RequestError(StatusCode::PAYLOAD_TOO_LARGE, format!("a body is at most {most} bytes")));
         }
         Err(_) => return Err(wrong("the body is incomplete")),
     };
@@ -190,7 +215,7 @@ impl Fields<'_> {
         self.0.get(name).filter(|value| !value.is_null())
     }
 
-    fn text(&self, name: &str) -> Result<Option<String>, Wrong> {
+    fn text(&self, name: &str) -> Result<Option<String>, RequestError> {
         match self.get(name) {
             None => Ok(None),
             Some(Value::String(text)) => Ok(Some(text.clone())),
@@ -198,27 +223,27 @@ impl Fields<'_> {
         }
     }
 
-    fn required(&self, name: &str) -> Result<String, Wrong> {
+    fn required(&self, name: &str) -> Result<String, RequestError> {
         self.text(name)?.filter(|text| !text.is_empty()).ok_or_else(|| wrong(format!("{name} is missing")))
     }
 
-    fn number(&self, name: &str, most: u64) -> Result<Option<u64>, Wrong> {
+    fn number(&self, name: &str, most: u64) -> Result<Option<u64>, RequestError> {
         let Some(value) = self.get(name) else { return Ok(None) };
         let number = value.as_u64().filter(|number| *number <= most);
         number.map(Some).ok_or_else(|| wrong(format!("{name} must be a number from 0 to {most}")))
     }
 
     /// Returns the tenant; the default tenant has the empty name.
-    fn tenant(&self) -> Result<String, Wrong> {
+    fn tenant(&self) -> Result<String, RequestError> {
         Ok(self.text("tenant_id")?.filter(|tenant| tenant != "default").unwrap_or_default())
     }
 
-    fn block_tokens(&self) -> Result<u32, Wrong> {
+    fn block_tokens(&self) -> Result<u32, RequestError> {
         let size = self.number("block_size", 1 << 20)?.filter(|size| *size > 0);
         size.map(|size| size as u32).ok_or_else(|| wrong("block_size is missing, or 0"))
     }
 
-    fn context(&self) -> Result<PromptContext, Wrong> {
+    fn context(&self) -> Result<PromptContext, RequestError> {
         let model = match self.text("model")? {
             Some(model) => model,
             None => self.required("model_name")?,
@@ -228,7 +253,7 @@ impl Fields<'_> {
         Ok(PromptContext { tenant: self.tenant()?, model, lora, block_tokens: self.block_tokens()?, salt })
     }
 
-    fn tokens(&self) -> Result<Vec<u32>, Wrong> {
+    fn tokens(&self) -> Result<Vec<u32>, RequestError> {
         let tokens = self.get("token_ids").and_then(Value::as_array);
         let tokens = tokens.ok_or_else(|| wrong("token_ids must be an array of numbers"))?;
         if tokens.len() > MAX_TOKENS {
@@ -239,7 +264,7 @@ impl Fields<'_> {
     }
 
     /// Returns hashes as numbers, signed or not.
-    fn hashes(&self) -> Result<Vec<u64>, Wrong> {
+    fn hashes(&self) -> Result<Vec<u64>, RequestError> {
         let hashes = self.get("seq_hashes").or_else(|| self.get("block_hashes")).or_else(|| self.get("block_hash"));
         let hashes = hashes.and_then(Value::as_array).ok_or_else(|| wrong("seq_hashes must be an array of numbers"))?;
         let read = hashes.iter().map(|hash| hash.as_u64().or_else(|| hash.as_i64().map(|hash| hash as u64)));
@@ -247,7 +272,7 @@ impl Fields<'_> {
     }
 
     /// Returns the name of an instance, with its rank.
-    fn instance(&self) -> Result<String, Wrong> {
+    fn instance(&self) -> Result<String, RequestError> {
         let rank = self.number("dp_rank", RANKS)?.unwrap_or(0);
         Ok(format!("{}@{rank}", self.required("instance_id")?))
     }
@@ -259,7 +284,7 @@ fn pool_of(context: &PromptContext) -> PoolKey {
 }
 
 /// Registers a master of Mooncake, whose store counts for every instance.
-fn register_master(conductor: &ConductorService, fields: &Fields<'_>) -> Result<Value, Wrong> {
+fn register_master(conductor: &ConductorService, fields: &Fields<'_>) -> Result<Value, RequestError> {
     let spec = MasterSpec {
         name: fields.instance()?,
         tenant: fields.tenant()?,
@@ -275,14 +300,14 @@ fn register_master(conductor: &ConductorService, fields: &Fields<'_>) -> Result<
     Ok(json!({ "status": "registered successfully", "instance_id": instance, "fresh": fresh }))
 }
 
-fn register(conductor: &ConductorService, fields: &Fields<'_>) -> Result<Value, Wrong> {
+fn register(conductor: &ConductorService, fields: &Fields<'_>) -> Result<Value, RequestError> {
     let vllm = match fields.required("type")?.to_ascii_lowercase().as_str() {
         "vllm" => true,
         "sglang" => false,
         "mooncake" => return register_master(conductor, fields),
         other => {
             let what = format!("events of type {other:?} are not followed; those of vLLM, SGLang and Mooncake are");
-            return Err(Wrong(StatusCode::NOT_IMPLEMENTED, what));
+            return Err(RequestError(StatusCode::NOT_IMPLEMENTED, what));
         }
     };
     let instance = fields.instance()?;
@@ -335,14 +360,14 @@ fn register(conductor: &ConductorService, fields: &Fields<'_>) -> Result<Value, 
     Ok(answer)
 }
 
-fn unregister(conductor: &ConductorService, fields: &Fields<'_>) -> Result<Value, Wrong> {
+fn unregister(conductor: &ConductorService, fields: &Fields<'_>) -> Result<Value, RequestError> {
     let (tenant, instance) = (fields.tenant()?, fields.instance()?);
-    let known = conductor.table().instances.iter().any(|row| row.instance == instance && row.tenant == tenant);
+    let known = conductor.table().instances.iter().any(|row| *row.instance == *instance && row.tenant == tenant);
     if !known && conductor.feeds.unregister_master(&instance, &tenant)? {
         return Ok(json!({ "status": "unregistered successfully", "instance_id": instance }));
     }
     if !known {
-        return Err(Wrong(StatusCode::NOT_FOUND, format!("there is no instance {instance:?} of that tenant")));
+        return Err(RequestError(StatusCode::NOT_FOUND, format!("there is no instance {instance:?} of that tenant")));
     }
     conductor.deregister(&DeregisterInstance { tenant, instance: instance.clone(), incarnation: 0 })?;
     Ok(json!({ "status": "unregistered successfully", "instance_id": instance }))
@@ -360,7 +385,7 @@ fn with_store(conductor: &ConductorService, mut holders: Vec<PrefixHolder>, aske
         row.part != InstancePart::Decode
             && (&row.tenant, &row.model, row.block_tokens) == (tenant, model, *block_tokens)
     });
-    let known: BTreeSet<String> = holders.iter().map(|holder| holder.instance.clone()).collect();
+    let known: BTreeSet<Arc<str>> = holders.iter().map(|holder| Arc::clone(&holder.instance)).collect();
     let others = rows.filter(|row| !known.contains(&row.instance)).map(|row| PrefixHolder {
         instance: row.instance,
         gpu_tokens: 0,
@@ -381,7 +406,7 @@ fn query(
     fields: &Fields<'_>,
     context: PromptContext,
     hashes: Vec<u64>,
-) -> Result<Value, Wrong> {
+) -> Result<Value, RequestError> {
     let only = fields.text("instance_id")?;
     let tenant = external(&context.tenant).to_owned();
     let pool = pool_of(&context);
@@ -486,4 +511,18 @@ fn service(name: &str, tenant: &str, model: &str, block_tokens: u32) -> Value {
         "modelname": model,
         "block_size": block_tokens,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_survives_messagepack() {
+        let value = json!({ "a": [true, false, null, -2, 0.5, "x", u64::MAX, i64::MIN], "b": {}, "c": [] });
+        let mut out = msgpack::Writer::default();
+        pack(&value, &mut out);
+        let bytes = out.finish();
+        assert_eq!(msgpack::Value::read(&bytes).as_ref().and_then(unpacked), Some(value));
+    }
 }

@@ -14,7 +14,7 @@ use hyper::header::{
 };
 use hyper::{Method, Request, Response, StatusCode};
 use kvplane_http::{TEXT, response};
-use kvplane_rpc::message::{Kind, Owner, ShardFigures};
+use kvplane_rpc::message::{SegmentKind, SegmentOwner, ShardFigures};
 use serde_json::{Value, json};
 
 use crate::cluster::view::View;
@@ -138,8 +138,8 @@ fn shard(shard: &ShardFigures) -> Value {
 fn segments(view: &View) -> Vec<Value> {
     let of = |segment: &kvplane_rpc::message::Segment| {
         let (owner, node) = match segment.owner {
-            Owner::Node { node, .. } => ("node", node),
-            Owner::Client { client } => ("client", client),
+            SegmentOwner::Node { node, .. } => ("node", node.0),
+            SegmentOwner::Client { client } => ("client", client.0),
         };
         json!({
             "name": segment.name,
@@ -147,9 +147,9 @@ fn segments(view: &View) -> Vec<Value> {
             // Numbers of 64 bits are not exact in JavaScript.
             "of": node.to_string(),
             "kind": match segment.kind {
-                Kind::Dram => "memory",
-                Kind::Gpu => "gpu",
-                Kind::Nvme => "ssd",
+                SegmentKind::Dram => "memory",
+                SegmentKind::Gpu => "gpu",
+                SegmentKind::Nvme => "ssd",
             },
             "bytes": segment.bytes,
             "used_bytes": crate::http::admin::used_bytes(view, segment),

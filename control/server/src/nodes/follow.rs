@@ -6,9 +6,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use kvplane_proto::Digest;
+use kvplane_proto::events::{ObjectChange, ObjectEvent, ObjectMedium};
 use kvplane_rpc::message::{
-    AnswerCopies, AnswerOrder, CopyState, EventReport, Events, KeyFound, NodeEvents, NodeOrder, ObjectChange,
-    ObjectEvent, ObjectMedium, Order,
+    AnswerCopies, AnswerOrder, EventReport, Events, KeyFound, NodeEvents, NodeOrder, Order, ReplicaProgress,
 };
 use kvplane_rpc::{ItemFrame, Refusal, RefusalCode, item_frame};
 use tokio::sync::{mpsc, oneshot};
@@ -50,7 +51,7 @@ pub(crate) struct Follow {
     /// Lookups in flight, by number: the node, and the channel of the answer.
     questions: BTreeMap<u64, (u64, oneshot::Sender<Vec<KeyFound>>)>,
     /// Orders to replicate in flight, by number; at most one per node, as the driver of tasks waits for its answer.
-    copies: BTreeMap<u64, (u64, oneshot::Sender<Vec<CopyState>>)>,
+    copies: BTreeMap<u64, (u64, oneshot::Sender<Vec<ReplicaProgress>>)>,
     watchers: Vec<mpsc::Sender<ItemFrame>>,
     last_number: u64,
     /// Number of the last snapshot requested from nodes; 0 before the first.
@@ -115,7 +116,11 @@ impl Follow {
     }
 
     /// Orders a node to replicate objects; the receiver gets their states.
-    pub(crate) fn copy(&mut self, node: u64, digests: Vec<u128>) -> Result<oneshot::Receiver<Vec<CopyState>>, Refusal> {
+    pub(crate) fn copy(
+        &mut self,
+        node: u64,
+        digests: Vec<u128>,
+    ) -> Result<oneshot::Receiver<Vec<ReplicaProgress>>, Refusal> {
         self.copies.retain(|_, (_, question)| !question.is_closed());
         let number = self.send(node, &Order::Copy { digests })?;
         let (answer, receiver) = oneshot::channel();
@@ -219,7 +224,7 @@ impl Follow {
         let gone: Vec<_> =
             self.told.iter().filter(|(node, incarnation, _)| !keep(*node, *incarnation)).copied().collect();
         for (node, incarnation, shard) in gone {
-            let cleared = |medium| ObjectEvent { change: ObjectChange::Cleared, medium, digest: 0, bytes: 0 };
+            let cleared = |medium| ObjectEvent { change: ObjectChange::Cleared, medium, digest: Digest(0), bytes: 0 };
             let events = vec![cleared(ObjectMedium::Memory), cleared(ObjectMedium::Ssd)];
             let part = EventReport::Gone;
             // Two events are a small message.

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use kvplane_cluster::{Cluster, Quotas, ShardIncarnation, ShardUse, Tenant};
+use kvplane_cluster::{Cluster, Quotas, ShardIncarnation, Tenant};
 use kvplane_proto::digest::tenant_number;
-use kvplane_rpc::message::{LeaseOfTenant, SyncTenants, TenantLeases, TenantList, TenantStatus};
+use kvplane_rpc::message::{SyncTenants, TenantLeases, TenantList, TenantStatus};
 use kvplane_rpc::{Refusal, RefusalCode};
 
 /// Most tenants in a shard's report.
@@ -62,23 +62,10 @@ impl TenantQuotas {
             let reason = format!("node {node} has {shards} shards, and reports shard {shard}, or too many tenants");
             return Err(Refusal::new(RefusalCode::BadRequest, reason));
         }
-        let uses = uses.into_iter().map(|one| ShardUse {
-            number: one.number,
-            used_bytes: one.used_bytes,
-            lease_bytes: one.lease_bytes,
-            evicted_bytes: one.evicted_bytes,
-            refused: one.refused,
-        });
-        let uses = uses.collect();
         let who = ShardIncarnation { node, incarnation, shard };
         let all_known = all_known(cluster, &self.leases, who);
-        let leases = self.leases.sync(who, pool_bytes, uses, cluster.tenants(), all_known);
-        let of = |lease: kvplane_cluster::ShardLease| LeaseOfTenant {
-            number: lease.number,
-            dram_bytes: lease.dram_bytes,
-            weight: lease.weight,
-        };
-        Ok(TenantLeases { strict: self.strict, tenants: leases.into_iter().map(of).collect() })
+        let tenants = self.leases.sync(who, pool_bytes, uses, cluster.tenants(), all_known);
+        Ok(TenantLeases { strict: self.strict, tenants })
     }
 
     /// Keeps only the incarnations that `keep` accepts.

@@ -27,7 +27,7 @@ use crate::http::metadata::MetadataLimits;
 use crate::http::objects::ObjectsAccess;
 use crate::p2p::P2p;
 use crate::store::Store;
-use crate::store::etcd::{Etcd, Place, Takeover};
+use crate::store::etcd::{Etcd, Leadership, Takeover};
 use crate::tickets::{Keep, TicketConfig, Tickets};
 
 /// Time within a shutdown for close frames to reach the callers.
@@ -222,9 +222,9 @@ impl ControlProcess {
 
     /// Leads after each takeover and is a standby otherwise, until it cannot continue; returns the reason.
     async fn take_turns(&self, etcd: &Etcd) -> EndError {
-        let mut places = etcd.places();
+        let mut leadership = etcd.leadership_watch();
         loop {
-            let led = match self.stand_by(&mut places).await {
+            let led = match self.stand_by(&mut leadership).await {
                 Ok(led) => led,
                 Err(error) => return error,
             };
@@ -240,7 +240,7 @@ impl ControlProcess {
                     tracing::info!(turn = led.turn, records = led.records.len(), "became the leader");
                     tokio::select! {
                         reason = self.lead(&control) => tracing::warn!(turn = led.turn, "lost leadership: {reason}"),
-                        () = over(&mut places, led.turn) => tracing::warn!(turn = led.turn, "lost leadership"),
+                        () = over(&mut leadership, led.turn) => tracing::warn!(turn = led.turn, "lost leadership"),
                     }
                 }
                 // The turn ended at once.
@@ -248,22 +248,24 @@ impl ControlProcess {
                 Err(error) => return EndError::Failed(error.to_string()),
             }
             turn.abandon();
-            over(&mut places, led.turn).await;
+            over(&mut leadership, led.turn).await;
         }
     }
 
     /// Stays a standby until its takeover; returns an error if none can come.
-    async fn stand_by(&self, places: &mut watch::Receiver<Place>) -> Result<Arc<Takeover>, EndError> {
+    async fn stand_by(&self, leadership: &mut watch::Receiver<Leadership>) -> Result<Arc<Takeover>, EndError> {
         let mut tasks = JoinSet::new();
         if let Some((listener, _)) = &self.http {
             tasks.spawn(http::stand_by(listener.clone(), self.role.subscribe()));
         }
         loop {
-            let words = match &*places.borrow_and_update() {
-                Place::Leads(led) => return Ok(led.clone()),
-                Place::Failed(reason) => return Err(EndError::Failed(reason.clone())),
-                Place::Follows(address) => format!("this control plane is a standby; the leader is at {address}"),
-                Place::Asking(reason) => format!("this control plane is a standby, and no leader is known: {reason}"),
+            let words = match &*leadership.borrow_and_update() {
+                Leadership::Leads(led) => return Ok(led.clone()),
+                Leadership::Failed(reason) => return Err(EndError::Failed(reason.clone())),
+                Leadership::Follows(address) => format!("this control plane is a standby; the leader is at {address}"),
+                Leadership::Asking(reason) => {
+                    format!("this control plane is a standby, and no leader is known: {reason}")
+                }
             };
             let role = Role::StandsBy(words.clone());
             if *self.role.borrow() != role {
@@ -271,7 +273,7 @@ impl ControlProcess {
                 self.server.stand(ServiceState::StandingBy(words));
                 self.role.send_replace(role);
             }
-            if places.changed().await.is_err() {
+            if leadership.changed().await.is_err() {
                 return Err(EndError::Failed("the etcd thread has ended".to_owned()));
             }
         }
@@ -279,9 +281,9 @@ impl ControlProcess {
 }
 
 /// Waits until a turn has ended.
-async fn over(places: &mut watch::Receiver<Place>, turn: u64) {
-    while matches!(&*places.borrow_and_update(), Place::Leads(led) if led.turn == turn) {
-        if places.changed().await.is_err() {
+async fn over(leadership: &mut watch::Receiver<Leadership>, turn: u64) {
+    while matches!(&*leadership.borrow_and_update(), Leadership::Leads(led) if led.turn == turn) {
+        if leadership.changed().await.is_err() {
             return;
         }
     }

@@ -65,7 +65,7 @@ const ANSWER_BYTES: usize = 64 << 20;
 
 /// Role of this control plane.
 #[derive(Clone, Debug)]
-pub(crate) enum Place {
+pub(crate) enum Leadership {
     /// No leader is known, for this reason.
     Asking(String),
     /// The control plane at this address is the leader.
@@ -101,7 +101,7 @@ enum Command {
 /// Handle of the etcd thread, which ends with it.
 pub(crate) struct Etcd {
     commands: Sender<Command>,
-    places: watch::Receiver<Place>,
+    leadership_watch: watch::Receiver<Leadership>,
     /// True if etcd left the last rewrite of the key unanswered: no change is possible until it answers one.
     uncertain: Arc<AtomicBool>,
     name: String,
@@ -126,30 +126,33 @@ impl Etcd {
         let gateway = Gateway::new(urls, Http::kept(ANSWER_BYTES, certificates));
         let name = format!("etcd://{}", config.endpoints.join(","));
         let (commands, receiver) = channel();
-        let (place, mut places) = watch::channel(Place::Asking("the first request to etcd is in flight".to_owned()));
+        let (leadership, mut leadership_watch) =
+            watch::channel(Leadership::Asking("the first request to etcd is in flight".to_owned()));
         let uncertain = Arc::new(AtomicBool::new(false));
         let keys = Keys::new(&config.prefix, cluster);
-        let turns = Turns::new(gateway, keys, address, receiver, place, Arc::clone(&uncertain));
+        let turns = Turns::new(gateway, keys, address, receiver, leadership, Arc::clone(&uncertain));
         let thread = thread::Builder::new()
             .name("kvplane-etcd".to_owned())
             .spawn(move || turns.run())
             .map_err(|error| EtcdConfigError::Thread(error.to_string()))?;
-        let etcd = Self { commands, places: places.clone(), uncertain, name, thread: Some(thread) };
+        let etcd = Self { commands, leadership_watch: leadership_watch.clone(), uncertain, name, thread: Some(thread) };
         let by = Instant::now() + FIRST_ANSWER;
         loop {
-            match &*places.borrow_and_update() {
-                Place::Asking(reason) if Instant::now() > by => return Err(EtcdConfigError::Silent(reason.clone())),
-                Place::Failed(reason) => return Err(EtcdConfigError::Failed(reason.clone())),
-                Place::Asking(_) => {}
-                Place::Follows(_) | Place::Leads(_) => return Ok(etcd),
+            match &*leadership_watch.borrow_and_update() {
+                Leadership::Asking(reason) if Instant::now() > by => {
+                    return Err(EtcdConfigError::Silent(reason.clone()));
+                }
+                Leadership::Failed(reason) => return Err(EtcdConfigError::Failed(reason.clone())),
+                Leadership::Asking(_) => {}
+                Leadership::Follows(_) | Leadership::Leads(_) => return Ok(etcd),
             }
             thread::sleep(Duration::from_millis(5));
         }
     }
 
     /// Returns the watched role of this control plane.
-    pub(crate) fn places(&self) -> watch::Receiver<Place> {
-        self.places.clone()
+    pub(crate) fn leadership_watch(&self) -> watch::Receiver<Leadership> {
+        self.leadership_watch.clone()
     }
 
     /// Returns the turn that began with `led`.

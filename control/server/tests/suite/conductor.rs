@@ -60,12 +60,22 @@ fn cache(instance: &str, seq: u64, hashes: Vec<u64>) -> ReportCache {
     let (lora, salt) = (String::new(), String::new());
     let changes = vec![BlockChange::Stored { lora, salt, tier: BlockTier::Dram, parent: None, hashes }];
     let kind = CacheReport::Goes;
-    ReportCache { tenant: String::new(), instance: instance.to_owned(), incarnation: 1, seq, kind, changes }
+    ReportCache {
+        tenant: String::new(),
+        instance: instance.to_owned(),
+        incarnation: 1,
+        batch: CacheBatch { seq, kind, changes },
+    }
 }
 
 fn load(instance: &str, seq: u64) -> ReportLoad {
     let (tenant, instance) = (String::new(), instance.to_owned());
-    ReportLoad { tenant, instance, incarnation: 1, seq, queued_tokens: 0, decode_tokens: 0, decodes: 0 }
+    ReportLoad {
+        tenant,
+        instance,
+        incarnation: 1,
+        load: InstanceLoad { seq, queued_tokens: 0, decode_tokens: 0, decodes: 0 },
+    }
 }
 
 fn assigned(answer: ScheduleReply) -> Assignment {
@@ -102,10 +112,10 @@ fn a_request_is_placed_by_its_prefix_and_a_retry_is_idempotent() {
         let query = QueryPrefix { context: context(), hashes: long.clone(), most: 2, tier: BlockTier::Ssd };
         let holders = router.call(&query).await.expect("served");
         assert_eq!((holders.holders.len(), holders.pooled_tokens), (1, 1_000_000));
-        assert_eq!((holders.holders[0].instance.as_str(), holders.holders[0].dram_tokens), ("p1", 1_000_000));
+        assert_eq!((&*holders.holders[0].instance, holders.holders[0].dram_tokens), ("p1", 1_000_000));
         let first = router.call(&schedule("a", long.clone())).await.expect("served");
         let placed = assigned(first.clone());
-        assert_eq!((placed.prefill.as_str(), placed.decode.as_deref()), ("p1", Some("d0")));
+        assert_eq!((&*placed.prefill, placed.decode.as_deref()), ("p1", Some("d0")));
         assert_eq!(placed.reuse_tokens, 1_000_000);
         assert_eq!(router.call(&schedule("a", long)).await.expect("served"), first, "asked again");
         let error = router.call(&schedule("a", prompt(2, 9))).await.expect_err("another prompt");
@@ -140,11 +150,11 @@ fn operators_hold_instances_and_set_the_placement_policy() {
         assert_eq!(code(&error), RefusalCode::NotFound as u16);
         for at in 0..10 {
             let placed = assigned(router.call(&schedule(&format!("a{at}"), prompt(at, 4))).await.expect("served"));
-            assert_eq!(placed.prefill, "p1");
+            assert_eq!(&*placed.prefill, "p1");
             let end = UpdateRequest { reservation: placed.reservation, step: RequestStep::Ended };
             router.call(&end).await.expect("booked");
         }
-        let set = SetPlacement { policy: PlacementPolicy::Algorithm1, ttft_ns: 1, tbt_ns: 0 };
+        let set = SetPlacement { policy: PlacementPolicy::Kvplane, ttft_ns: 1, tbt_ns: 0 };
         admin.call(&set).await.expect("an operator");
         let shown = router.call(&ShowPlacement).await.expect("hosted");
         assert_eq!(shown, Placement { set, held: vec!["p0".to_owned()] });
@@ -178,7 +188,7 @@ fn assignment_of_a_queued_request_reaches_a_stream_that_opens_late() {
         router.call(&end(second.reservation)).await.expect("booked");
         let third = watch.next().await.expect("told");
         assert_ne!(third.request, told.request);
-        assert_eq!(assigned(third.answer).prefill, "p0");
+        assert_eq!(&*assigned(third.answer).prefill, "p0");
     });
 }
 
@@ -208,14 +218,14 @@ fn reports_travel_as_datagrams_and_silence_is_noticed() {
             let mut suspect = false;
             loop {
                 let table = watch.next().await.expect("a table");
-                suspect |= table.instances.iter().any(|row| row.instance == "mute" && row.suspect);
+                suspect |= table.instances.iter().any(|row| &*row.instance == "mute" && row.suspect);
                 if table.instances.len() == 1 {
-                    assert_eq!((suspect, table.instances[0].instance.as_str()), (true, "loud"));
+                    assert_eq!((suspect, &*table.instances[0].instance), (true, "loud"));
                     break;
                 }
             }
             let answer = router.call(&schedule("a", prompt(1, 10))).await.expect("served");
-            assert_eq!(assigned(answer).prefill, "loud");
+            assert_eq!(&*assigned(answer).prefill, "loud");
             drop(reports);
         };
         tokio::join!(telling, watching);
@@ -229,16 +239,16 @@ fn a_lost_instances_requests_go_elsewhere() {
         let router = client(control.local(), Role::Scheduler).await;
         instances(&router, &["p0", "p1"]).await;
         let placed = assigned(router.call(&schedule("a", prompt(1, 100))).await.expect("served"));
-        let (tenant, instance) = (String::new(), placed.prefill.clone());
+        let (tenant, instance) = (String::new(), placed.prefill.to_string());
         router.call(&DeregisterInstance { tenant, instance, incarnation: 1 }).await.expect("known");
         let step = RequestStep::Alive;
         let error = router.call(&UpdateRequest { reservation: placed.reservation, step }).await.expect_err("lost");
         assert!(error.to_string().contains("rescheduled"), "{error}");
-        let again = Reschedule { reservation: placed.reservation, failed: vec![placed.prefill.clone()] };
+        let again = Reschedule { reservation: placed.reservation, failed: vec![placed.prefill.to_string()] };
         let other = assigned(router.call(&again).await.expect("served"));
         assert_ne!(other.prefill, placed.prefill);
         // Without an instance left, requests are rejected with that reason.
-        let (tenant, instance) = (String::new(), other.prefill.clone());
+        let (tenant, instance) = (String::new(), other.prefill.to_string());
         router.call(&DeregisterInstance { tenant, instance, incarnation: 1 }).await.expect("known");
         let refused = router.call(&schedule("b", prompt(2, 100))).await.expect("served");
         assert!(matches!(refused, ScheduleReply::Refused { why: ScheduleRefusal::NoInstance, .. }), "{refused:?}");

@@ -235,7 +235,12 @@ fn instance(name: &str) -> RegisterInstance {
 fn report(seq: u64, kind: CacheReport, hashes: Vec<u64>) -> ReportCache {
     let (lora, salt) = (String::new(), String::new());
     let changes = vec![BlockChange::Stored { lora, salt, tier: BlockTier::Gpu, parent: None, hashes }];
-    ReportCache { tenant: String::new(), instance: "q0".to_owned(), incarnation: 3, seq, kind, changes }
+    ReportCache {
+        tenant: String::new(),
+        instance: "q0".to_owned(),
+        incarnation: 3,
+        batch: CacheBatch { seq, kind, changes },
+    }
 }
 
 #[test]
@@ -250,7 +255,7 @@ fn instances_holds_the_policy_and_masters_are_known_after_a_kill() {
         }
         engine.call(&report(1, CacheReport::Snapshot, vec![1, 2])).await.expect("taken");
         admin.call(&HoldInstance { instance: "q1".to_owned(), held: true }).await.expect("known");
-        let set = SetPlacement { policy: PlacementPolicy::Algorithm1, ttft_ns: 5_000_000_000, tbt_ns: 0 };
+        let set = SetPlacement { policy: PlacementPolicy::Kvplane, ttft_ns: 5_000_000_000, tbt_ns: 0 };
         admin.call(&set).await.expect("an operator");
         let master = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let endpoint = format!("tcp://{}", master.local_addr().expect("bound"));
@@ -271,7 +276,7 @@ fn instances_holds_the_policy_and_masters_are_known_after_a_kill() {
         let context = PromptContext { model: "q".to_owned(), block_tokens: 4, ..PromptContext::default() };
         let query = QueryPrefix { context, hashes: vec![1, 2, 3], most: 8, tier: BlockTier::Ssd };
         let nothing =
-            PrefixHolder { instance: "q0".to_owned(), gpu_tokens: 0, dram_tokens: 0, ssd_tokens: 0, degraded: true };
+            PrefixHolder { instance: "q0".into(), gpu_tokens: 0, dram_tokens: 0, ssd_tokens: 0, degraded: true };
         assert_eq!(router.call(&query).await.expect("served").holders, [nothing]);
         // The engine continues its reports, and a snapshot is requested.
         let taken = engine.call(&report(2, CacheReport::Goes, vec![3])).await.expect("taken");

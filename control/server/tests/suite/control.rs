@@ -6,7 +6,7 @@ use crate::support;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::time::Duration;
 
-use kvplane_proto::ids::{Epoch, NodeId};
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_rpc::message::*;
 use kvplane_rpc::{RefusalCode, Role, RuntimeDirectory};
 use kvplane_server::{ControlConfig, ControlHandle, ControlServer, MetadataLimits};
@@ -90,10 +90,10 @@ fn a_silent_node_is_lost() {
     });
 }
 
-fn segment(name: &str, owner: Owner) -> RegisterSegment {
+fn segment(name: &str, owner: SegmentOwner) -> RegisterSegment {
     let address = SocketAddr::from(([127, 0, 0, 1], 7001));
-    let ttl_ns = if matches!(owner, Owner::Client { .. }) { 60_000_000_000 } else { 0 };
-    let segment = Segment { name: name.to_owned(), owner, kind: Kind::Dram, bytes: 64, address, ttl_ns };
+    let ttl_ns = if matches!(owner, SegmentOwner::Client { .. }) { 60_000_000_000 } else { 0 };
+    let segment = Segment { name: name.to_owned(), owner, kind: SegmentKind::Dram, bytes: 64, address, ttl_ns };
     RegisterSegment { segment }
 }
 
@@ -104,7 +104,10 @@ fn segments_are_registered_found_and_withdrawn() {
         let node = client(control.local(), Role::Node).await;
         enter(&node, 1, 1).await;
         let client = client(control.local(), Role::Client).await;
-        let (of_node, of_client) = (Owner::Node { node: 1, incarnation: 1 }, Owner::Client { client: 77 });
+        let (of_node, of_client) = (
+            SegmentOwner::Node { node: NodeId(1), incarnation: Incarnation(1) },
+            SegmentOwner::Client { client: ClientId(77) },
+        );
         let error = client.call(&segment("b", of_node)).await.expect_err("not its memory");
         assert_eq!(error.refusal(), Some(RefusalCode::NotPermitted));
         node.call(&segment("b", of_node)).await.expect("its own memory");

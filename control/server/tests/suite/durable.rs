@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use kvplane_proto::ids::Epoch;
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_proto::map::ClusterMap;
 use kvplane_rpc::message::*;
 use kvplane_rpc::{Authority, ClientConfig, ClusterName, LocalCluster, RefusalCode, Role};
@@ -91,9 +91,9 @@ fn map_and_epoch_survive_a_kill() {
         enter(&node, 2, 5).await;
         node.call(&Leave { node: 2, incarnation: Some(5) }).await.expect("it leaves");
         enter(&node, 3, 1).await;
-        let owner = Owner::Node { node: 1, incarnation: 1 };
+        let owner = SegmentOwner::Node { node: NodeId(1), incarnation: Incarnation(1) };
         let address = local.control;
-        let segment = Segment { name: "s".to_owned(), owner, kind: Kind::Dram, bytes: 1, address, ttl_ns: 0 };
+        let segment = Segment { name: "s".to_owned(), owner, kind: SegmentKind::Dram, bytes: 1, address, ttl_ns: 0 };
         node.call(&RegisterSegment { segment: segment.clone() }).await.expect("registered");
         let (before, state_id) = map(&local).await;
         assert_eq!(before.members.len(), 2);

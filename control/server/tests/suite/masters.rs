@@ -193,7 +193,8 @@ fn messagepack_is_answered_with_messagepack() {
         let (lora, salt, hashes) = (String::new(), String::new(), vec![2_164_874_634_404_590_027]);
         let stored = BlockChange::Stored { lora, salt, tier: BlockTier::Gpu, parent: None, hashes };
         let (tenant, instance, kind) = (String::new(), "e0@0".to_owned(), CacheReport::Goes);
-        let report = ReportCache { tenant, instance, incarnation: 1, seq: 0, kind, changes: vec![stored] };
+        let report =
+            ReportCache { tenant, instance, incarnation: 1, batch: CacheBatch { seq: 0, kind, changes: vec![stored] } };
         router.call(&report).await.expect("taken");
     });
     let body = json!({ "model": "m", "block_size": 4, "token_ids": [1, 2, 3, 4, 5] });

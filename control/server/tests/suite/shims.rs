@@ -40,7 +40,12 @@ async fn hold(local: &LocalCluster, instance: &str, tier: BlockTier, blocks: usi
     let (lora, salt) = (String::new(), String::new());
     let changes = vec![BlockChange::Stored { lora, salt, tier, parent: None, hashes }];
     let (tenant, instance) = (String::new(), instance.to_owned());
-    let report = ReportCache { tenant, instance, incarnation: 0, seq: 0, kind: CacheReport::Goes, changes };
+    let report = ReportCache {
+        tenant,
+        instance,
+        incarnation: 0,
+        batch: CacheBatch { seq: 0, kind: CacheReport::Goes, changes },
+    };
     client(local, Role::Client).await.call(&report).await.expect("taken");
 }
 

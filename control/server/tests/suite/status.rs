@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use kvplane_proto::ids::{Incarnation, NodeId};
 use kvplane_rpc::conductor::*;
 use kvplane_rpc::message::*;
 use kvplane_rpc::{LocalCluster, Role};
@@ -46,9 +47,9 @@ async fn fill(local: &LocalCluster) {
         ..ShardFigures::default()
     };
     node.call(&ReportShard { node: 7, incarnation: 1, shard }).await.expect("taken");
-    let owner = Owner::Node { node: 7, incarnation: 1 };
+    let owner = SegmentOwner::Node { node: NodeId(7), incarnation: Incarnation(1) };
     let address = SocketAddr::from(([127, 0, 0, 1], 7007));
-    let segment = Segment { name: EVIL.to_owned(), owner, kind: Kind::Dram, bytes: 8192, address, ttl_ns: 0 };
+    let segment = Segment { name: EVIL.to_owned(), owner, kind: SegmentKind::Dram, bytes: 8192, address, ttl_ns: 0 };
     node.call(&RegisterSegment { segment }).await.expect("registered");
     let router = client(local, Role::Scheduler).await;
     let hashes = vec![5, u64::MAX - 1];
@@ -70,7 +71,8 @@ async fn fill(local: &LocalCluster) {
         let (lora, salt) = (String::new(), String::new());
         let stored = BlockChange::Stored { lora, salt, tier: BlockTier::Dram, parent: None, hashes: hashes.clone() };
         let (tenant, instance, kind) = (String::new(), instance.to_owned(), CacheReport::Goes);
-        let report = ReportCache { tenant, instance, incarnation: 1, seq: 0, kind, changes: vec![stored] };
+        let report =
+            ReportCache { tenant, instance, incarnation: 1, batch: CacheBatch { seq: 0, kind, changes: vec![stored] } };
         router.call(&report).await.expect("taken");
     }
     for at in 0..4 {

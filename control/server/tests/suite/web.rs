@@ -5,6 +5,7 @@ use crate::support;
 use std::io::{ErrorKind, Write};
 use std::net::{SocketAddr, TcpStream};
 
+use kvplane_proto::ids::{Incarnation, NodeId};
 use kvplane_rpc::message::*;
 use kvplane_rpc::{Authority, Client, ClientConfig, ClusterName, Role};
 use kvplane_server::{ControlConfig, ControlHandle, ControlServer, MetadataLimits};
@@ -25,9 +26,9 @@ fn health_metrics_and_segments_show_the_cluster() {
     run(async {
         let node = client(control.local(), Role::Node).await;
         enter(&node, 7, 1).await;
-        let owner = Owner::Node { node: 7, incarnation: 1 };
+        let owner = SegmentOwner::Node { node: NodeId(7), incarnation: Incarnation(1) };
         for name in ["pool-b", "pool-a"] {
-            let (name, kind, address) = (name.to_owned(), Kind::Dram, http);
+            let (name, kind, address) = (name.to_owned(), SegmentKind::Dram, http);
             let segment = Segment { name, owner, kind, bytes: 1, address, ttl_ns: 0 };
             node.call(&RegisterSegment { segment }).await.expect("registered");
         }

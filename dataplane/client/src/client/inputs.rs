@@ -132,13 +132,13 @@ impl Client {
 
     /// Reports that the host has finished a copy or a file transfer: `Ok` with the checksum of the bytes if the slice
     /// was a put, or the reason of the failure. `Unsupported` for a segment on the shared path reports that this way is
-    /// closed.
-    pub fn copied(&mut self, lane: LaneId, slice: SliceId, result: Result<u64, Status>, now_ns: u64) {
+    /// closed. Returns false if the slice does not wait for the copy any more.
+    pub fn copied(&mut self, lane: LaneId, slice: SliceId, result: Result<u64, Status>, now_ns: u64) -> bool {
         self.router.traffic.network.host.now_ns = now_ns;
         let live = self.router.traffic.network.lanes.current(lane).is_some();
-        let Some(entry) = self.router.traffic.slices.get_mut(slice.index, slice.generation) else { return };
+        let Some(entry) = self.router.traffic.slices.get_mut(slice.index, slice.generation) else { return false };
         if !live || entry.link.lane != lane.index || entry.state != SliceState::Copying {
-            return;
+            return false;
         }
         let (held, expected) = (entry.answer.held, entry.answer.expected_checksum);
         debug_assert!(expected.is_none(), "shared copies are checked by the host");
@@ -148,19 +148,24 @@ impl Client {
                 let entry = self.router.traffic.slices.at(slice.index);
                 entry.step(SliceEvent::Copied);
                 let commit = CommitItem { reservation, checksum };
-                self.router.traffic.network.lanes[lane.index].connection.owed.commits.push((slice.index, commit));
+                self.router.traffic.network.lanes[lane.index]
+                    .connection
+                    .settlements
+                    .commits
+                    .push((slice.index, commit));
             }
             (HeldHandle::Reservation(reservation), Err(status)) => {
-                self.router.traffic.network.lanes[lane.index].connection.owed.aborts.push(reservation);
+                self.router.traffic.network.lanes[lane.index].connection.settlements.aborts.push(reservation);
                 self.router.settle(slice.index, status);
             }
             (HeldHandle::Pin(pin), result) => {
-                self.router.traffic.network.lanes[lane.index].connection.owed.releases.push(pin);
+                self.router.traffic.network.lanes[lane.index].connection.settlements.releases.push(pin);
                 self.router.copy_outcome(slice.index, result.map(|_| ()));
             }
             (HeldHandle::Nothing, Err(Status::Unsupported)) => self.router.way_closed(lane.index, slice.index),
             (HeldHandle::Nothing, result) => self.router.copy_outcome(slice.index, result.map(|_| ())),
         }
+        true
     }
 
     /// Returns the copies behind an [`Output::CopySegment`](crate::Output::CopySegment) of an RDMA lane that may be
@@ -182,7 +187,11 @@ impl Client {
         let mut slices = slices.into_iter();
         match self.router.traffic.network.lanes.current(lane).map(|entry| entry.path) {
             Some(Path::Rdma) => {}
-            Some(_) => return slices.for_each(|slice| self.copied(lane, slice, Ok(0), now_ns)),
+            Some(_) => {
+                return slices.for_each(|slice| {
+                    self.copied(lane, slice, Ok(0), now_ns);
+                });
+            }
             None => return,
         }
         let mut next = slices.next();
@@ -238,9 +247,9 @@ impl Client {
 
     /// Reports that the host has polled nothing since then, so that nothing could progress: the peers are not blamed
     /// for the pause. To be called before the inputs that arrived meanwhile are handled.
-    pub fn was_away(&mut self, since_ns: u64, now_ns: u64) {
+    pub fn note_absence(&mut self, since_ns: u64, now_ns: u64) {
         self.router.traffic.network.host.now_ns = now_ns;
-        self.router.traffic.network.was_away(since_ns);
+        self.router.traffic.network.note_absence(since_ns);
     }
 
     /// Processes deadlines, reconnects and parked slices. To be called at the time that `poll_timeout` returns.

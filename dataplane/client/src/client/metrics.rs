@@ -7,7 +7,7 @@ use kvplane_proto::ids::{Incarnation, NodeId};
 use crate::counts::{Books, Counters, Failovers, RailCounts, SlowOperation};
 use crate::network::{Endpoint, Network};
 use crate::sched::Health;
-use crate::types::{Path, PeerId, RailDevices, Transport};
+use crate::types::{LaneId, Path, PeerId, RailDevices, Transport};
 
 /// State of a rail, and the counts of one transport on it.
 #[derive(Clone, Copy, Debug)]
@@ -100,6 +100,18 @@ impl<'a> ClientMetrics<'a> {
     #[must_use]
     pub const fn is_connecting(self) -> bool {
         self.network.lanes.are_coming()
+    }
+
+    /// Returns the lane over shared memory to a peer on this host, if it is in use, and memory may be mapped over it.
+    #[must_use]
+    pub fn shared_lane(self, peer: PeerId) -> Option<LaneId> {
+        if !self.network.host.config.shared {
+            return None;
+        }
+        let group = self.network.peers.get(peer.0)?.groups.iter().find(|group| group.path == Path::Shared)?;
+        let lanes = group.rails.iter().flat_map(|&rail| &self.network.rails[rail].lanes);
+        let ready = |&&lane: &&u32| self.network.lanes[lane].state == Endpoint::Ready;
+        lanes.copied().find(|lane| ready(&lane)).map(|lane| self.network.lanes[lane].id(lane))
     }
 
     /// Returns the nodes, with their incarnations, that owe replies and have been silent for this time on every

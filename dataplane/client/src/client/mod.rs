@@ -1,5 +1,6 @@
 //! Client: the interface to the host, which dispatches its inputs to the layers below.
 
+pub(crate) mod direct;
 mod inputs;
 mod metrics;
 
@@ -18,7 +19,7 @@ pub use metrics::{ClientMetrics, RailMetrics};
 
 use crate::counts::Counters;
 use crate::host::HostSide;
-use crate::intake::Intake;
+use crate::intake::{self, Intake};
 use crate::network::{Cause, Network};
 use crate::outbox::Outbox;
 use crate::router::Router;
@@ -78,6 +79,14 @@ impl SourcePeers {
 pub struct Client {
     pub(crate) router: Router,
     pub(crate) intake: Intake,
+}
+
+/// Validates requests that the caller submits in several batches, as [`Client::submit_puts`] validates those of one.
+///
+/// # Errors
+/// Returns an error if any request is invalid.
+pub fn check_requests(client: &Client, requests: &[Request], puts: &PutBook) -> Result<(), SubmitError> {
+    intake::check(requests, puts.len(), &client.router.traffic.network)
 }
 
 impl Client {
@@ -178,9 +187,13 @@ impl Client {
         true
     }
 
-    /// Sets the NUMA place of a host's buffer, by the host's number of the place.
-    pub fn set_buffer_place(&mut self, buffer: u32, place: Place) {
-        self.router.traffic.network.locality.set_place(buffer, place);
+    /// Sets the place of a host's buffer, by the host's number of the place, and whether it is memory of a device. Only
+    /// RDMA devices access that: its reads and writes take no other path, and end with [`Status::Unsupported`] where
+    /// there is none.
+    pub fn set_buffer(&mut self, buffer: u32, place: Place, is_device: bool) {
+        let network = &mut self.router.traffic.network;
+        network.locality.set_place(buffer, place);
+        network.device_buffers.set(buffer, is_device);
     }
 
     /// Sets the RDMA devices of this host (see [`Config::rdma`]) and their locality. Applies to peers opened from now

@@ -12,7 +12,7 @@ use super::group::{Ask, Group, QueueFor};
 use super::lane::Endpoint;
 use super::locality::Places;
 use crate::sched::{Candidate, Choice, Cuts, Rail, cut_bytes, pick, share_behind};
-use crate::types::{Path, PeerId, Request};
+use crate::types::{Path, PeerId, Request, SegmentTarget, Via};
 
 /// Window of small slices on a rail besides bulk, in bytes; doubled for those of the highest class.
 pub(crate) const SMALL_WINDOW_BYTES: u64 = 1 << 20;
@@ -113,6 +113,7 @@ impl Network {
     /// the request and is not paused; if all are paused, the one whose pause ends first. A slice that failed twice
     /// prefers another path to the one that failed it. Returns `None` if no path supports the request, or if only the
     /// shared lane would and no way over it is left.
+    #[inline]
     pub(crate) fn pick_group(&self, peer: PeerId, request: &Request, last: Option<u8>) -> Option<u8> {
         let groups = self.peers[peer.0].groups.iter().enumerate();
         let serving = groups.filter(|(_, group)| self.serves(peer, group, request));
@@ -130,6 +131,9 @@ impl Network {
         if group.is_unavailable(self.host.now_ns) {
             return false;
         }
+        if self.device_buffers.has(request) {
+            return matches!(request, Request::Read(..) | Request::Write(..)) && copies_directly(self, group);
+        }
         if group.path != Path::Shared {
             return group.serves(request);
         }
@@ -141,6 +145,17 @@ impl Network {
             Request::OpenSegment(_) => self.host.config.shared || self.peers[peer.0].groups.len() == 1,
             _ => self.host.config.shared,
         }
+    }
+
+    /// Returns true if RDMA devices of ours may copy from or to a segment: one of them is connected or may be, and the
+    /// segment is not known to be closed for it.
+    pub(crate) fn may_copy(&self, target: &SegmentTarget) -> bool {
+        let Some(peer) = self.peers.get(target.peer.0) else { return false };
+        let is_open = |rail: &u32| {
+            let mut lanes = self.rails[*rail].lanes.iter();
+            lanes.any(|&lane| !self.lanes[lane].is_closed(target.segment, Via::Rdma))
+        };
+        peer.groups.iter().any(|group| copies_directly(self, group) && group.rails.iter().any(is_open))
     }
 
     /// Estimates the time to get an object of so many bytes from a peer: at the measured rate of its best rail, behind
@@ -160,6 +175,7 @@ impl Network {
     }
 
     /// Returns the queue of a group for a request.
+    #[inline]
     pub(crate) fn queue_for(&mut self, request: &Request, peer: u32, number: u8) -> u8 {
         let group = &self.peers[peer].groups[usize::from(number)];
         let devices = group.rails.first().and_then(|&rail| self.rails[rail].address?.rdma);
@@ -193,4 +209,12 @@ impl Network {
         costs.iter_mut().for_each(|cost| *cost -= least);
         costs
     }
+}
+
+/// Returns true if RDMA devices make the copies of a path, and one of its rails may work.
+fn copies_directly(network: &Network, group: &Group) -> bool {
+    let is_hopeful = |rail: &u32| network.rails[*rail].rail.is_hopeful(network.host.now_ns);
+    matches!(group.path, Path::Rdma | Path::MooncakeRdma)
+        && !group.is_unavailable(network.host.now_ns)
+        && group.rails.iter().any(is_hopeful)
 }

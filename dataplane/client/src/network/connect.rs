@@ -110,7 +110,7 @@ impl Network {
     }
 
     /// Extends the timeouts by the time during which the host polled nothing: the peers are not blamed for it.
-    pub(crate) fn was_away(&mut self, since_ns: u64) {
+    pub(crate) fn note_absence(&mut self, since_ns: u64) {
         let now_ns = self.host.now_ns;
         let gap_ns = now_ns.saturating_sub(since_ns);
         for (at_ns, lane) in self.host.timers.alarms() {

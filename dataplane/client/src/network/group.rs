@@ -95,12 +95,14 @@ impl Group {
     }
 
     /// Returns true if a rail is not one of the nearest to the memory of a queue's slices.
+    #[inline]
     pub(crate) fn is_far(&self, queue: u8, rail: u32) -> bool {
         let mut costs = self.waiting[usize::from(queue)].costs.iter().zip(&self.rails);
         costs.any(|(cost, other)| *cost > 0 && *other == rail)
     }
 
     /// Returns the queue for memory at these places.
+    #[inline]
     pub(crate) fn queue_for(&self, places: Places) -> QueueFor {
         match self.waiting.iter().position(|waiting| waiting.places == places) {
             // The first queue was created before its costs could be computed.

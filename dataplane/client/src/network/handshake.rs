@@ -38,7 +38,7 @@ impl Refusal {
         Self { status, why: format!("the peer at this address refuses the connection: {status}") }
     }
 
-    fn stranger(what: &str) -> Self {
+    fn unauthenticated(what: &str) -> Self {
         Self {
             status: Status::Unauthorized,
             why: format!("the peer at this address is no shard of this cluster: {what}"),
@@ -124,15 +124,16 @@ impl Handshakes {
         match (operation, &self.credential, last) {
             (Operation::Hello, None, None) => Ok(body),
             (Operation::Prove, _, Some(LaneChallenge { challenge, own, credential })) => {
-                let (welcome, answer) =
-                    body.split_last_chunk::<PROOF_BYTES>().ok_or_else(|| Refusal::stranger("it sent no proof"))?;
+                let (welcome, answer) = body
+                    .split_last_chunk::<PROOF_BYTES>()
+                    .ok_or_else(|| Refusal::unauthenticated("it sent no proof"))?;
                 let said = HandshakeTranscript { challenge, hello };
                 match credential.is_answered(own, &said, welcome, answer) {
                     true => Ok(welcome),
-                    false => Err(Refusal::stranger("its proof is wrong")),
+                    false => Err(Refusal::unauthenticated("its proof is wrong")),
                 }
             }
-            _ => Err(Refusal::stranger("it requires no ticket")),
+            _ => Err(Refusal::unauthenticated("it requires no ticket")),
         }
     }
 }

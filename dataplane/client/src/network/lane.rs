@@ -132,7 +132,7 @@ pub(crate) struct Connection {
     pub(crate) refusal: Option<Status>,
     /// Cause of its reset, if it is being reset.
     pub(crate) cause: Option<Cause>,
-    pub(crate) owed: Owed,
+    pub(crate) settlements: Settlements,
     /// Requests that hedged gets have abandoned: see [`crate::replicas`].
     pub(crate) detached: Vec<RequestId>,
     /// Segments and ways found to be closed on this connection.
@@ -141,7 +141,7 @@ pub(crate) struct Connection {
 
 /// Releases, aborts and commits of pins and reservations that are to be sent to the peer.
 #[derive(Default)]
-pub(crate) struct Owed {
+pub(crate) struct Settlements {
     pub(crate) releases: Vec<PinId>,
     pub(crate) aborts: Vec<ReservationId>,
     pub(crate) commits: Vec<(u32, CommitItem)>,
@@ -155,16 +155,16 @@ impl Connection {
 
     /// Resets the state; the memory of its lists is kept.
     fn end(&mut self) {
-        self.owed.clear();
+        self.settlements.clear();
         self.detached.clear();
         self.closed.clear();
-        let (owed, detached) = (core::mem::take(&mut self.owed), core::mem::take(&mut self.detached));
+        let (settlements, detached) = (core::mem::take(&mut self.settlements), core::mem::take(&mut self.detached));
         let closed = core::mem::take(&mut self.closed);
-        *self = Self { owed, detached, closed, ..Self::default() };
+        *self = Self { settlements, detached, closed, ..Self::default() };
     }
 }
 
-impl Owed {
+impl Settlements {
     fn clear(&mut self) {
         self.releases.clear();
         self.aborts.clear();

@@ -1,5 +1,7 @@
 //! Locality: distance of our devices from our memory, and the place of each of the host's buffers.
 
+use std::collections::HashSet;
+
 use crate::types::{Near, Place, RailDevices, Request};
 
 /// Places of memory, at our end and at the peer's.
@@ -15,6 +17,27 @@ pub(crate) struct Places {
 pub(crate) struct SameNode {
     pub(crate) own: Option<bool>,
     pub(crate) peer: Option<bool>,
+}
+
+/// The host's buffers of device memory.
+#[derive(Default)]
+pub(crate) struct DeviceBuffers(HashSet<u32>);
+
+impl DeviceBuffers {
+    /// Adds or removes a buffer.
+    pub(crate) fn set(&mut self, buffer: u32, is_device: bool) {
+        if is_device {
+            self.0.insert(buffer);
+        } else {
+            self.0.remove(&buffer);
+        }
+    }
+
+    /// Returns true if the memory of a request is that of a device.
+    #[inline]
+    pub(crate) fn has(&self, request: &Request) -> bool {
+        !self.0.is_empty() && request.local().is_some_and(|local| self.0.contains(&local.buffer))
+    }
 }
 
 /// Locality of our memory and devices.
@@ -54,6 +77,7 @@ impl Locality {
     }
 
     /// Returns the places of a request's memory.
+    #[inline]
     pub(crate) fn places_of(&self, request: &Request) -> Places {
         let ours = request.local().map_or(Place::UNKNOWN, |local| self.place_of(local.buffer));
         let theirs = match request {
@@ -64,6 +88,7 @@ impl Locality {
     }
 
     /// Compares the NUMA nodes of memory at these places with those of a pair of devices; `peer` is the peer's table.
+    #[inline]
     pub(crate) fn nodes_of(&self, devices: RailDevices, peer: &Near, places: Places) -> SameNode {
         SameNode {
             own: self.near.of(devices.own, places.ours).same_node,

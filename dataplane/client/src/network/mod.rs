@@ -31,7 +31,7 @@ pub(crate) use rails::{RailEntry, Rails};
 
 use crate::counts::RailBooks;
 use handshake::hello;
-use locality::SameNode;
+use locality::{DeviceBuffers, SameNode};
 
 use crate::host::HostSide;
 use crate::sched::Rail;
@@ -49,6 +49,8 @@ pub(crate) struct Network {
     pub(crate) rails: Rails,
     pub(crate) lanes: Lanes,
     pub(crate) locality: Locality,
+    /// The host's buffers of device memory, which only RDMA devices access.
+    pub(crate) device_buffers: DeviceBuffers,
     /// Groups with queued slices that may have room now: peer, and number.
     dirty_groups: VecDeque<(u32, u8)>,
 }
@@ -62,6 +64,7 @@ impl Network {
             rails: Rails::new(),
             lanes: Lanes::new(),
             locality: Locality::default(),
+            device_buffers: DeviceBuffers::default(),
             dirty_groups: VecDeque::new(),
         }
     }
@@ -200,6 +203,7 @@ impl Network {
             self.dirty_groups.push_back((peer, number));
         }
     }
+    #[inline]
     pub(crate) fn mark_group_of(&mut self, lane: u32) {
         let rail = &self.rails[self.lanes[lane].rail];
         self.mark_group(rail.peer, rail.group);
@@ -231,6 +235,7 @@ impl Network {
 
     /// Compares the NUMA nodes of memory at these places with those of a rail's devices; `None` on a rail without
     /// devices.
+    #[inline]
     pub(crate) fn nodes_of(&self, rail: u32, peer: u32, places: Places) -> Option<SameNode> {
         let devices = self.rails[rail].address?.rdma?;
         Some(self.locality.nodes_of(devices, &self.peers[peer].near, places))

@@ -40,6 +40,7 @@ impl Rails {
     }
 
     /// Returns true if a group has large slices in flight.
+    #[inline]
     pub(crate) fn has_bulk(&self, group: &Group) -> bool {
         group.rails.iter().any(|&rail| self[rail].rail.inflight_bytes().0 > 0)
     }

@@ -73,6 +73,10 @@ impl Router {
                     self.traffic.leave_lane(id.index);
                     self.route(id);
                 }
+                FlushOutcome::Closed(id) => {
+                    self.traffic.leave_lane(id.index);
+                    self.complete(id.index, Status::Unsupported);
+                }
             }
         }
     }
@@ -141,7 +145,7 @@ impl Router {
         }
         let several = self.placement.has_replica_owner(digest.slot());
         if !several || readable(&request).is_none() || self.placement.is_of_sources() {
-            if matches!(replica, ReplicaUse::Chosen | ReplicaUse::Asked) {
+            if matches!(replica, ReplicaUse::Chosen | ReplicaUse::Requested) {
                 self.traffic.slices.at(id.index).tries.replica = ReplicaUse::Missed;
             }
             return self.placement.owner_peer(&mut self.traffic.network, digest);
@@ -157,11 +161,11 @@ impl Router {
                 self.traffic.books.counters.second_chosen += u64::from(chosen.is_some());
                 return chosen.or(Some(owner));
             }
-            ReplicaUse::No | ReplicaUse::Chosen | ReplicaUse::Asked => {}
+            ReplicaUse::No | ReplicaUse::Chosen | ReplicaUse::Requested => {}
         }
         let other = self.placement.replica_peer(&mut self.traffic.network, digest);
         self.traffic.slices.at(id.index).tries.replica =
-            if other.is_some() { ReplicaUse::Asked } else { ReplicaUse::Missed };
+            if other.is_some() { ReplicaUse::Requested } else { ReplicaUse::Missed };
         self.traffic.books.counters.second_asked += u64::from(other.is_some());
         other.or(Some(owner))
     }
@@ -223,13 +227,13 @@ impl Router {
             let Some(slice) = self.traffic.slices.get_mut(id.index, id.generation) else { continue };
             slice.hedge_ns = 0;
             let next = match slice.tries.replica {
-                ReplicaUse::No => ReplicaUse::Asked,
+                ReplicaUse::No => ReplicaUse::Requested,
                 // The get was spread: its hedge goes to the other one of both owners.
                 ReplicaUse::Chosen => ReplicaUse::Missed,
-                ReplicaUse::Asked | ReplicaUse::Missed => continue,
+                ReplicaUse::Requested | ReplicaUse::Missed => continue,
             };
             let (state, peer) = (slice.state, PeerId(slice.way.peer));
-            let waits = matches!(state, SliceState::Queued | SliceState::Asked);
+            let waits = matches!(state, SliceState::Queued | SliceState::Requested);
             let after_ns =
                 if waits && peer.0 < self.traffic.network.peers.len() { self.hedge_after_ns(peer) } else { 0 };
             // A peer that answers other requests is not silent; and without budget, no get is hedged.
@@ -251,8 +255,8 @@ impl Router {
                     self.traffic.leave_lane(id.index);
                     self.route(id);
                 }
-                SliceState::Asked if self.detach(id.index, next) => {}
-                SliceState::Asked
+                SliceState::Requested if self.detach(id.index, next) => {}
+                SliceState::Requested
                 | SliceState::Receiving
                 | SliceState::Copying
                 | SliceState::Committing

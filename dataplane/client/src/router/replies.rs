@@ -185,7 +185,8 @@ impl Router {
         }
     }
 
-    /// Closes the way that was tried for a segment, and retries the slice over the next way.
+    /// Closes the way that was tried for a segment, and sends the slice over the next way. That is no failed attempt:
+    /// on each connection a way of a segment is closed once, and there may be more connections than attempts.
     pub(crate) fn way_closed(&mut self, lane: u32, index: u32) {
         let slice = self.traffic.slices.at(index);
         let via = slice.way.via;
@@ -196,7 +197,7 @@ impl Router {
         let entry = &mut self.traffic.network.lanes[lane];
         if matches!(entry.path, Path::Shared | Path::Rdma) {
             entry.close_way(target.segment, via);
-            self.retry(index, Status::Unsupported);
+            self.send_again(index, None);
         } else {
             self.settle(index, Status::Unsupported);
         }
@@ -308,7 +309,7 @@ impl Router {
                 for (&slice, item) in slices.iter().zip(items) {
                     match slice {
                         NOWHERE if item.status == Status::Ok => {
-                            self.traffic.network.lanes[lane].connection.owed.releases.push(item.pin);
+                            self.traffic.network.lanes[lane].connection.settlements.releases.push(item.pin);
                         }
                         NOWHERE => {}
                         slice => self.on_lookup(slice, &item)?,
@@ -395,7 +396,7 @@ impl Router {
             _ => {
                 let range = matches!(request, Request::GetRange(..) | Request::PeekRange(..));
                 slice.answer.bytes = if range { 0 } else { item.bytes };
-                self.traffic.network.lanes[lane].connection.owed.releases.push(item.pin);
+                self.traffic.network.lanes[lane].connection.settlements.releases.push(item.pin);
                 self.traffic.network.lanes.mark_dirty(lane);
                 self.settle(index, if range { Status::OutOfRange } else { Status::BufferTooSmall });
                 return Ok(());

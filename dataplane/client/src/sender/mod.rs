@@ -37,6 +37,8 @@ pub(crate) enum FlushOutcome {
     Nothing,
     /// This slice cannot use this lane any more: it has to be rerouted.
     Unservable(SliceId),
+    /// The slice is of device memory, and its segment is closed for the RDMA devices of the lane.
+    Closed(SliceId),
 }
 
 impl Sender<'_> {
@@ -62,7 +64,7 @@ impl Sender<'_> {
         }
         let (count, answered) = (fences.count(), fences.answered());
         let (in_order, idle) =
-            (entry.path.writes_in_order(), entry.list.queued == 0 && entry.connection.owed.commits.is_empty());
+            (entry.path.writes_in_order(), entry.list.queued == 0 && entry.connection.settlements.commits.is_empty());
         let may_follow = in_order && fences.len() <= Limits::FENCED;
         let mut fenced = if idle { count } else { entry.connection.fenced };
         while fenced < count {
@@ -92,14 +94,14 @@ impl Sender<'_> {
     pub(crate) fn flush_held(&mut self, lane: u32) {
         let id = self.lane(lane).id(lane);
         loop {
-            let owed = &mut self.lane_mut(lane).connection.owed;
+            let settlements = &mut self.lane_mut(lane).connection.settlements;
             let take = |len: usize| len.saturating_sub(Limits::ITEMS_PER_FRAME);
-            let (operation, ids): (_, Vec<u64>) = if !owed.releases.is_empty() {
-                let from = take(owed.releases.len());
-                (Operation::Release, owed.releases.drain(from..).map(|id| id.to_bits()).collect())
-            } else if !owed.aborts.is_empty() {
-                let from = take(owed.aborts.len());
-                (Operation::Abort, owed.aborts.drain(from..).map(|id| id.to_bits()).collect())
+            let (operation, ids): (_, Vec<u64>) = if !settlements.releases.is_empty() {
+                let from = take(settlements.releases.len());
+                (Operation::Release, settlements.releases.drain(from..).map(|id| id.to_bits()).collect())
+            } else if !settlements.aborts.is_empty() {
+                let from = take(settlements.aborts.len());
+                (Operation::Abort, settlements.aborts.drain(from..).map(|id| id.to_bits()).collect())
             } else {
                 break;
             };
@@ -107,10 +109,10 @@ impl Sender<'_> {
             let body = self.outbox().append(|out| encode_items(ids.into_iter().map(|id| IdItem { id }), out));
             self.send(id, Header::request(Kind::Request(operation), RequestId::default()), body, count, &[]);
         }
-        while !self.lane(lane).connection.owed.commits.is_empty() {
-            let owed = &mut self.lane_mut(lane).connection.owed;
-            let from = owed.commits.len().saturating_sub(Limits::ITEMS_PER_FRAME);
-            let commits: Vec<(u32, CommitItem)> = owed.commits.drain(from..).collect();
+        while !self.lane(lane).connection.settlements.commits.is_empty() {
+            let settlements = &mut self.lane_mut(lane).connection.settlements;
+            let from = settlements.commits.len().saturating_sub(Limits::ITEMS_PER_FRAME);
+            let commits: Vec<(u32, CommitItem)> = settlements.commits.drain(from..).collect();
             let body = self.outbox().append(|out| encode_items(commits.iter().map(|commit| commit.1), out));
             let request = self.open_wire(id, Operation::Commit);
             for &(slice, _) in &commits {
@@ -138,6 +140,9 @@ impl Sender<'_> {
             return FlushOutcome::Nothing;
         }
         let request = self.traffic.slices.at(first.index).request;
+        if path == Path::Rdma && self.traffic.network.device_buffers.has(&request) {
+            return FlushOutcome::Closed(first);
+        }
         match (path, request) {
             (Path::Stream | Path::Rdma, Request::Read(..) | Request::Write(..)) if self.may_gather(first.index) => {
                 self.send_many(lane, matches!(request, Request::Write(..)));

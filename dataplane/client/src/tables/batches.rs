@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use kvplane_proto::ids::{BatchId, Epoch, Version};
+use kvplane_proto::ids::{BatchId, Epoch};
 use kvplane_proto::limits::Limits;
 use kvplane_proto::status::Status;
 
@@ -10,7 +10,7 @@ use super::existence::ExistenceBatch;
 use super::put_book::PutBook;
 use super::table::Table;
 use crate::sched::{Priority, Ticket};
-use crate::types::{Local, PeerIncarnation, SliceId, SubmitOptions, TaskResult};
+use crate::types::{Local, SliceId, SubmitOptions, TaskResult};
 
 /// A batch of tasks that complete together.
 pub(crate) struct Batch {
@@ -110,15 +110,7 @@ impl Batch {
         self.remaining = tasks as u32;
         (self.deadline_ns, self.epoch) = (options.deadline_ns, epoch);
         self.ended = None;
-        let pending = TaskResult {
-            status: Status::Ok,
-            bytes: 0,
-            version: Version(0),
-            replicas: 0,
-            from_replica: false,
-            incarnation: PeerIncarnation(0),
-        };
-        self.results.resize(tasks, pending);
+        self.results.resize(tasks, TaskResult::of(Status::Ok));
         self.open_slices.resize(tasks, 0);
     }
 }

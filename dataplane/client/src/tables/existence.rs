@@ -173,15 +173,7 @@ mod tests {
         let asked = [Request::Asks(Digest(2), 0, 3), Request::Asks(Digest(0), 3, 3), Request::Asks(Digest(1), 6, 3)];
         assert_eq!(requests, asked);
         assert_eq!(batch.part(3, 1), Digest(0).to_bytes());
-        let result = |status| TaskResult {
-            status,
-            bytes: 0,
-            version: kvplane_proto::ids::Version(0),
-            replicas: 0,
-            from_replica: false,
-            incarnation: crate::types::PeerIncarnation(0),
-        };
-        let results = [Status::Ok, Status::Ok, Status::NoOwner].map(result);
+        let results = [Status::Ok, Status::Ok, Status::NoOwner].map(TaskResult::of);
         let unanswered = [1, 4, 7].map(|at| (at, Status::NoOwner));
         assert_eq!(batch.unanswered(&results), unanswered);
     }

@@ -41,6 +41,18 @@ impl PutBook {
         self.puts.len() as u32 - 1
     }
 
+    /// Adds a copy of an entry of another book, and returns its number.
+    ///
+    /// # Panics
+    /// If the other book has no such entry, or if all names together exceed 4 GiB.
+    pub fn push_from(&mut self, other: &Self, number: u32) -> u32 {
+        let (item, names) = other.get(number);
+        let name_at = u32::try_from(self.names.len()).expect("names of less than 4 GiB in total");
+        self.names.extend_from_slice(names);
+        self.puts.push(Entry { item, name_at });
+        self.puts.len() as u32 - 1
+    }
+
     /// Removes all entries.
     pub fn clear(&mut self) {
         self.puts.clear();
@@ -74,5 +86,25 @@ impl PutBook {
         let entry = &self.puts[number as usize];
         let at = entry.name_at as usize;
         (entry.item, &self.names[at..at + entry.item.name_bytes()])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvplane_proto::message::PutOptions;
+
+    use super::*;
+
+    #[test]
+    fn a_copied_entry_has_its_name_and_options_under_its_new_number() {
+        let mut all = PutBook::new();
+        for key in [&b"first"[..], b"second", b"third"] {
+            let name = ObjectName { tenant: b"t", key };
+            all.push(PutItem::named(&name, 10, &PutOptions::default()), &name);
+        }
+        let mut some = PutBook::new();
+        assert_eq!([some.push_from(&all, 2), some.push_from(&all, 1)], [0, 1]);
+        assert_eq!((some.len(), some.get(0).1, some.get(1).1), (2, &b"tthird"[..], &b"tsecond"[..]));
+        assert_eq!(some.get(1).0, all.get(1).0);
     }
 }

@@ -14,7 +14,7 @@ kvplane_proto::state_machine! {
         /// Queued, to be sent.
         Queued,
         /// Sent; waits for the reply.
-        Asked,
+        Requested,
         /// Its payload is being received into the caller's memory.
         Receiving,
         /// The host copies between the caller's memory and shared memory or a segment.
@@ -41,12 +41,12 @@ kvplane_proto::state_machine! {
         Requeue,
     }
     transitions {
-        Queued, Send => Asked;
-        Asked, Payload => Receiving;
-        Queued | Asked, Place => Copying;
+        Queued, Send => Requested;
+        Requested, Payload => Receiving;
+        Queued | Requested, Place => Copying;
         Copying, Copied => Committing;
-        Queued | Asked | Receiving | Copying | Committing, Finish => Done;
-        Queued | Asked | Receiving | Copying | Committing, Requeue => Queued;
+        Queued | Requested | Receiving | Copying | Committing, Finish => Done;
+        Queued | Requested | Receiving | Copying | Committing, Requeue => Queued;
     }
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct Slice {
     pub(crate) tasks: u32,
     pub(crate) request: Request,
     pub(crate) state: SliceState,
-    pub(crate) way: Way,
+    pub(crate) way: Route,
     pub(crate) times: Times,
     /// Time at which it left its lane's queue; that of an earlier attempt if it is before the slice was bound.
     pub(crate) sent_ns: u64,
@@ -75,7 +75,7 @@ pub(crate) struct Slice {
 
 /// Present or last way of a slice: its peer, and how it is sent.
 #[derive(Clone, Copy)]
-pub(crate) struct Way {
+pub(crate) struct Route {
     /// Peer, and group of the peer's rails, that it is queued for or in flight to.
     pub(crate) peer: u32,
     pub(crate) group: u8,
@@ -142,7 +142,7 @@ impl Slice {
             tasks: 1,
             request,
             state: SliceState::Queued,
-            way: Way { peer: 0, group: 0, queue: 0, place: NOWHERE, via, alone: false },
+            way: Route { peer: 0, group: 0, queue: 0, place: NOWHERE, via, alone: false },
             times: Times { begun_ns: now_ns, queued_ns: now_ns, posted_ns: now_ns },
             sent_ns: 0,
             link: LaneLink { lane: NOWHERE, rail: NOWHERE, before: NOWHERE, after: NOWHERE, run: 0, sent_bytes: 0 },
@@ -228,7 +228,7 @@ pub(crate) enum ReplicaUse {
     /// Spread: the get was sent to the replica owner because both owners have the object.
     Chosen,
     /// The get was sent to the replica owner because the owner is unreachable (failover) or did not reply (hedge).
-    Asked,
+    Requested,
     /// The replica owner was tried without success.
     Missed,
 }
@@ -244,7 +244,7 @@ pub(crate) const fn readable(request: &Request) -> Option<Digest> {
 impl Slice {
     /// Returns true if the replica owner is used.
     pub(crate) const fn is_of_replica(&self) -> bool {
-        matches!(self.tries.replica, ReplicaUse::Chosen | ReplicaUse::Asked)
+        matches!(self.tries.replica, ReplicaUse::Chosen | ReplicaUse::Requested)
     }
 
     /// Returns true for a get that was sent to the owner only.
@@ -258,8 +258,8 @@ impl Slice {
             return;
         }
         self.tries.replica = match self.tries.replica {
-            ReplicaUse::No => ReplicaUse::Asked,
-            ReplicaUse::Chosen | ReplicaUse::Asked | ReplicaUse::Missed => ReplicaUse::Missed,
+            ReplicaUse::No => ReplicaUse::Requested,
+            ReplicaUse::Chosen | ReplicaUse::Requested | ReplicaUse::Missed => ReplicaUse::Missed,
         };
     }
 

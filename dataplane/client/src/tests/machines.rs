@@ -33,14 +33,14 @@ Resetting + Gone -> Idle
 ";
 
 const SLICE: &str = "\
-Queued + Send -> Asked
+Queued + Send -> Requested
 Queued + Place -> Copying
 Queued + Finish -> Done
 Queued + Requeue -> Queued
-Asked + Payload -> Receiving
-Asked + Place -> Copying
-Asked + Finish -> Done
-Asked + Requeue -> Queued
+Requested + Payload -> Receiving
+Requested + Place -> Copying
+Requested + Finish -> Done
+Requested + Requeue -> Queued
 Receiving + Finish -> Done
 Receiving + Requeue -> Queued
 Copying + Copied -> Committing

@@ -300,6 +300,27 @@ impl Rig {
         }
     }
 
+    /// Acts on the client's outputs until there are none, and ends every copy with an error. Returns the number of
+    /// copies.
+    pub(super) fn fail_copies(&mut self, status: Status) -> usize {
+        let mut count = 0;
+        loop {
+            let seen = self.drain();
+            if seen.is_empty() {
+                return count;
+            }
+            for seen in seen {
+                match seen {
+                    ClientOutput::Copy { lane, slice, .. } => {
+                        count += 1;
+                        self.client.copied(lane, slice, Err(status), self.now_ns);
+                    }
+                    other => self.act(other),
+                }
+            }
+        }
+    }
+
     pub(super) fn act(&mut self, seen: ClientOutput) {
         match seen {
             ClientOutput::Connect { lane, path } => {
@@ -313,7 +334,9 @@ impl Rig {
                     self.deliver(&reply);
                 }
             }
-            ClientOutput::Copy { lane, slice, sum, .. } => self.client.copied(lane, slice, Ok(sum), self.now_ns),
+            ClientOutput::Copy { lane, slice, sum, .. } => {
+                self.client.copied(lane, slice, Ok(sum), self.now_ns);
+            }
             ClientOutput::Reset(lane) => self.lose(lane),
             ClientOutput::Done(batch) => self.done.push(batch),
             ClientOutput::WantMap => self.maps_wanted += 1,
@@ -522,9 +545,9 @@ impl Rig {
             );
             assert!(lane.list.first == NOWHERE && lane.list.last == NOWHERE);
             assert!(
-                lane.connection.owed.releases.is_empty()
-                    && lane.connection.owed.aborts.is_empty()
-                    && lane.connection.owed.commits.is_empty()
+                lane.connection.settlements.releases.is_empty()
+                    && lane.connection.settlements.aborts.is_empty()
+                    && lane.connection.settlements.commits.is_empty()
             );
         }
         assert!(self.client.network().peers.iter().all(|(_, peer)| peer.groups.iter().all(|group| group.is_empty())));

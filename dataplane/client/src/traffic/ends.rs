@@ -59,7 +59,7 @@ impl Traffic {
             if entry.state == Endpoint::Ready && entry.is_awaited() && silent_ns >= limit_ns(self, other) / 2 {
                 self.reset_lane(other, Cause::Peer);
                 let transport = self.network.host.config.usual_transport(self.network.rails[rail].path);
-                self.network.rails[rail].books.of(transport).silences += 1;
+                self.network.rails[rail].books.of(transport).stalls += 1;
             }
         }
         // Only after the loop, as it extends the limit.
@@ -94,7 +94,7 @@ impl Traffic {
         let wire = self.wires.at(header.request.index);
         let slices = &mut self.slices;
         // A duplicate reply finds slices that are receiving already.
-        let asked = wire.slices.iter().all(|&index| slices.at(index).state == SliceState::Asked);
+        let asked = wire.slices.iter().all(|&index| slices.at(index).state == SliceState::Requested);
         let bytes: u64 = wire.slices.iter().map(|&index| slices.at(index).weight_bytes()).sum();
         if !asked || header.payload_bytes != bytes {
             return None;
@@ -275,7 +275,7 @@ impl Traffic {
     /// Returns the time of the last sign of life of the peer that a get waits for.
     pub(crate) fn heard_ns(&self, index: u32) -> u64 {
         let slice = self.slices.peek(index);
-        if slice.state == SliceState::Asked {
+        if slice.state == SliceState::Requested {
             return self.network.lanes[slice.link.lane].progress_ns;
         }
         // The get is queued for the peer: others are served before it.

@@ -179,6 +179,7 @@ impl Traffic {
     }
 
     /// Appends a slice to its lane's list, and books its load on the lane.
+    #[inline]
     fn enter_lane(&mut self, index: u32, lane: u32) {
         let entry = &mut self.network.lanes[lane];
         let before = core::mem::replace(&mut entry.list.last, index);

@@ -90,6 +90,58 @@ impl Request {
         }
     }
 
+    /// Returns the request with other memory of the caller; unchanged if it uses none.
+    #[must_use]
+    pub const fn with_local(self, local: Local) -> Self {
+        match self {
+            Self::Get(digest, _) => Self::Get(digest, local),
+            Self::GetRange(digest, offset, _) => Self::GetRange(digest, offset, local),
+            Self::PeekRange(digest, offset, _) => Self::PeekRange(digest, offset, local),
+            Self::GetHead(digest, _) => Self::GetHead(digest, local),
+            Self::Fill(digest, incarnation, session, offset, _) => {
+                Self::Fill(digest, incarnation, session, offset, local)
+            }
+            Self::Put(digest, _) => Self::Put(digest, local),
+            Self::PutAs(digest, _, entry) => Self::PutAs(digest, local, entry),
+            Self::PutCopy(digest, _, entry) => Self::PutCopy(digest, local, entry),
+            Self::Read(target, _) => Self::Read(target, local),
+            Self::Write(target, _) => Self::Write(target, local),
+            other => other,
+        }
+    }
+
+    /// Returns the entry of the batch's [`crate::PutBook`] that the request names.
+    #[must_use]
+    pub const fn entry(&self) -> Option<u32> {
+        match *self {
+            Self::PutAs(_, _, entry) | Self::PutCopy(_, _, entry) | Self::Begin(_, _, _, entry) => Some(entry),
+            _ => None,
+        }
+    }
+
+    /// Returns the request with another entry; unchanged if it names none.
+    #[must_use]
+    pub const fn with_entry(self, entry: u32) -> Self {
+        match self {
+            Self::PutAs(digest, local, _) => Self::PutAs(digest, local, entry),
+            Self::PutCopy(digest, local, _) => Self::PutCopy(digest, local, entry),
+            Self::Begin(digest, bytes, idle_ms, _) => Self::Begin(digest, bytes, idle_ms, entry),
+            other => other,
+        }
+    }
+
+    /// Returns true if the bytes of the caller's memory are sent; false if it is read into.
+    #[must_use]
+    pub const fn is_sent(&self) -> bool {
+        matches!(self, Self::Write(..)) || self.source().is_some()
+    }
+
+    /// Returns true if the request is for an object, not for a segment.
+    #[must_use]
+    pub const fn is_of_object(&self) -> bool {
+        !matches!(self, Self::Read(..) | Self::Write(..) | Self::OpenSegment(..))
+    }
+
     /// Returns true if the request reads an object, or a part of one.
     pub(crate) const fn is_get(&self) -> bool {
         matches!(self, Self::Get(..) | Self::GetRange(..) | Self::PeekRange(..) | Self::GetHead(..))
@@ -143,4 +195,19 @@ pub struct TaskResult {
     pub from_replica: bool,
     /// For a put session that was begun: incarnation of the owner that holds it.
     pub incarnation: PeerIncarnation,
+}
+
+impl TaskResult {
+    /// Result of a request that has moved nothing.
+    #[must_use]
+    pub const fn of(status: Status) -> Self {
+        Self {
+            status,
+            bytes: 0,
+            version: Version(0),
+            replicas: 0,
+            from_replica: false,
+            incarnation: PeerIncarnation(0),
+        }
+    }
 }

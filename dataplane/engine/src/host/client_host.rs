@@ -7,11 +7,14 @@ use std::time::Duration;
 
 use kvplane_client::{Client, Local};
 use kvplane_proto::{BatchId, SegmentId};
+use kvplane_sys::device::Backing;
 use kvplane_sys::{DirectFile, Doorbell, FileOptions, IoBuf, Region, cpu};
-use kvplane_transport::{CloseCause, ConnectionId, Event, FaultCounters, Input, RdmaCounters, Target};
+use kvplane_transport::shm::SegmentOffer;
+use kvplane_transport::{CloseCause, ConnectionId, Event, FaultCounters, Input, Rdma, Target};
 
 use super::client_side::ClientSide;
 use super::client_side::files::HostFiles;
+use super::client_side::same_host::SameHost;
 use super::config::HostConfig;
 use super::reactor::Reactor;
 use super::reactor::connections::{LentPayload, OfferAnswer};
@@ -52,7 +55,7 @@ impl ClientHost {
     pub fn poll(&mut self) -> io::Result<bool> {
         let something_came = self.reactor.look(|_| {})?;
         if let Some(absence) = self.reactor.begin_round(something_came) {
-            self.client.was_away(&absence);
+            self.client.note_absence(&absence);
         }
         // Arrivals come before sends, so that replies to them leave in this round.
         let mut progress = self.take_arrivals()?;
@@ -90,9 +93,9 @@ impl ClientHost {
         progress |= self.take_rdma_events();
         // Completed copies have advanced the clock.
         let now_ns = self.reactor.now_ns();
-        while let Some((id, segment)) = self.reactor.connections.shm.poll_wanted() {
+        while let Some((id, segment, _)) = self.reactor.connections.shm.poll_wanted() {
             // A host without a service has its segments to itself.
-            self.reactor.connections.offer_segment(id, segment, None, false);
+            self.reactor.connections.offer_segment(id, segment, &SegmentOffer::None);
         }
         progress |= self.client.take_mapped(&mut self.reactor, &mut self.reports, now_ns);
         progress | self.take_stock_events(now_ns)
@@ -114,6 +117,7 @@ impl ClientHost {
         progress
     }
 
+    #[inline]
     fn take_stock_events(&mut self, now_ns: u64) -> bool {
         let mut progress = false;
         while let Some(event) = self.reactor.connections.stock_lanes.poll_event() {
@@ -133,7 +137,7 @@ impl ClientHost {
             Event::Connected(id) => self.client.connected(&mut self.reactor.connections, link(id), now_ns),
             Event::Sent(hold) => match self.reactor.connections.take_back(hold) {
                 LentPayload::Upload(request) => self.client.upload_over(request),
-                LentPayload::Answer(..) => unreachable!("a client host sends no answers"),
+                LentPayload::Answer(..) | LentPayload::Staged(..) => unreachable!("a client host sends no answers"),
             },
             Event::Gone(id, why) => {
                 let link = link(id);
@@ -199,7 +203,7 @@ impl ClientHost {
 
     fn run_timers(&mut self) {
         let now_ns = self.reactor.now_ns();
-        self.client.sweep(&self.reactor.connections, now_ns);
+        self.client.sweep(&self.reactor.connections, &mut self.reports, now_ns);
         self.reactor.connections.expire(now_ns);
         self.client.run_timers(now_ns);
     }
@@ -226,7 +230,7 @@ impl ClientHost {
     /// # Errors
     /// If the poller fails.
     pub fn park(&mut self, longest: Duration, pending: impl FnOnce() -> bool) -> io::Result<()> {
-        if self.reactor.connections.have_work() {
+        if self.reactor.connections.have_work() || self.same_host().peer_memory().is_busy() {
             cpu::pause();
             return Ok(());
         }
@@ -250,6 +254,16 @@ impl ClientHost {
     /// Returns true once if a newer cluster map is needed.
     pub const fn take_map_wanted(&mut self) -> bool {
         self.reports.take_map_wanted()
+    }
+
+    /// Has the RDMA devices forget memory that no buffer has any more.
+    pub(crate) fn forget(&mut self, region: &Arc<Region>) {
+        self.reactor.connections.rdma.forget(region);
+    }
+
+    /// Records an error for [`Self::last_problem`].
+    pub(crate) fn note_problem(&mut self, problem: &str) {
+        self.reports.problem(problem.to_owned());
     }
 
     /// Returns the text of the last unexpected end of a connection.
@@ -276,16 +290,22 @@ impl ClientHost {
         self.reactor.connections.open()
     }
 
-    /// Registers the caller's memory as a buffer for requests, and returns its index. Its location comes from the
-    /// kernel.
-    pub fn add_buffer(&mut self, region: Arc<Region>) -> u32 {
-        self.client.add_buffer(&mut self.reactor.connections, region)
+    /// Returns the first free index for a buffer, which is not `taken` otherwise.
+    pub(crate) fn vacant(&self, taken: impl Fn(u32) -> bool) -> u32 {
+        self.client.buffers().vacant(taken)
+    }
+
+    /// Returns what copy engines reach on this host, for copies without staging.
+    pub(crate) const fn same_host(&mut self) -> SameHost<'_> {
+        SameHost::new(&mut self.client, &mut self.reactor)
     }
 
     /// Registers the caller's memory as the buffer of this index, replacing the former one, which no open batch may
     /// use. `location` is the memory's location (`cpu:0`); for `*` it comes from the kernel.
-    pub fn set_buffer(&mut self, buffer: u32, region: Arc<Region>, location: &str) {
-        self.client.set_buffer(&mut self.reactor.connections, buffer, region, location);
+    ///
+    /// Memory of a device is registered with the RDMA devices, and used by requests if all of them accept it.
+    pub fn set_buffer(&mut self, buffer: u32, memory: impl Into<Backing>, location: &str) {
+        self.client.set_buffer(&mut self.reactor.connections, buffer, memory.into(), location);
     }
 
     /// Unregisters the caller's memory. No open batch may use it.
@@ -360,9 +380,9 @@ impl ClientHost {
         self.reactor.connections.devices.problems()
     }
 
-    /// Returns the counters of the RDMA driver.
+    /// Returns the RDMA driver, for its counters and registrations.
     #[must_use]
-    pub const fn rdma_counters(&self) -> &RdmaCounters {
-        self.reactor.connections.rdma.counters()
+    pub const fn rdma(&self) -> &Rdma {
+        &self.reactor.connections.rdma
     }
 }

@@ -8,9 +8,10 @@ use kvplane_sys::Region;
 use kvplane_ticket::Challenges;
 use kvplane_tls::Keychain;
 use kvplane_transport::mooncake::ServerOptions;
-use kvplane_transport::{Fault, FaultPlan, StrangerLimits, ZeroCopyOptions};
+use kvplane_transport::{Fault, FaultPlan, UnauthenticatedLimits, ZeroCopyOptions};
 
 use super::client_side::foreign::StockEngines;
+use super::device_pool::DevicePoolConfig;
 use super::fetch::FetchConfig;
 use super::reactor::connections::Connections;
 use super::reactor::devices::RdmaDevices;
@@ -33,6 +34,8 @@ pub struct HostConfig {
     pub zero_copy: ZeroCopyOptions,
     /// SSD tier of the service's store.
     pub tier: Option<TierSetup>,
+    /// Device pool of the service's store.
+    pub device_pool: Option<DevicePoolConfig>,
     /// Settings for fetching objects from former owners of the service's slots; without them, none are fetched.
     pub fetch: Option<FetchConfig>,
     /// Challenges by which peers of the service must prove a ticket; without them, none needs one.
@@ -40,7 +43,7 @@ pub struct HostConfig {
     /// Certificates and policy of TLS on TCP connections; without them, connections are plain.
     pub tls: Option<Arc<Keychain>>,
     /// Limits of connections whose peers have not authenticated yet.
-    pub strangers: StrangerLimits,
+    pub unauthenticated: UnauthenticatedLimits,
     /// Least duration of a request, in nanoseconds, to be recorded as slow.
     pub slow_after_ns: u64,
 }
@@ -55,10 +58,11 @@ impl Default for HostConfig {
             stock: None,
             zero_copy: ZeroCopyOptions::default(),
             tier: None,
+            device_pool: None,
             fetch: None,
             tickets: None,
             tls: None,
-            strangers: StrangerLimits::default(),
+            unauthenticated: UnauthenticatedLimits::default(),
             slow_after_ns: SLOW_AFTER_NS,
         }
     }

@@ -153,9 +153,9 @@ impl Fetcher {
             }
             (Want::Drop(_), None) => FetchDone::Dropped,
             (Want::Describe(_) | Want::List(..), None) => page.map_or(FetchDone::Failed(first), FetchDone::Page),
-            (Want::Object(_, place), None) if first == Status::Ok => {
+            (Want::Object(_, extent), None) if first == Status::Ok => {
                 let bytes = results[0].bytes;
-                let checksum = serving.pool().map_or(0, |pool| checksum_of(pool, place.offset, bytes));
+                let checksum = serving.pool().map_or(0, |pool| checksum_of(pool, extent.offset, bytes));
                 FetchDone::Object(bytes, checksum)
             }
             (Want::Object(..), None) => FetchDone::Failed(first),
@@ -171,14 +171,14 @@ impl Fetcher {
             Want::Drop(digests) => digests.iter().map(|digest| Request::RemoveHead(*digest)).collect(),
             Want::Describe(digest) => vec![Request::List(*digest, one)],
             Want::List(digest, from) => vec![Request::List(*digest, *from)],
-            Want::Object(digest, place) => {
-                let local = Local { buffer: self.buffer, offset: place.offset, bytes: place.bytes };
+            Want::Object(digest, extent) => {
+                let local = Local { buffer: self.buffer, offset: extent.offset, bytes: extent.bytes };
                 // A stripe head is fetched too.
                 vec![Request::GetHead(*digest, local)]
             }
-            Want::Copy { digest, place, tail_at, is_head, .. } => {
-                let local = Local { buffer: self.buffer, offset: place.offset, bytes: place.bytes };
-                let (item, tenant, key) = copy_of(*digest, place.bytes, *is_head, *tail_at, &PoolView(pool));
+            Want::Copy { digest, extent, tail_at, is_head, .. } => {
+                let local = Local { buffer: self.buffer, offset: extent.offset, bytes: extent.bytes };
+                let (item, tenant, key) = copy_of(*digest, extent.bytes, *is_head, *tail_at, &PoolView(pool));
                 let number = book.push(item, &ObjectName { tenant: &tenant, key: &key });
                 vec![Request::PutCopy(*digest, local, number)]
             }
@@ -194,7 +194,8 @@ fn drops_done(results: &[TaskResult]) -> FetchDone {
     )
 }
 
-fn checksum_of(pool: &Arc<Region>, offset: u64, bytes: u64) -> u64 {
+/// Returns the checksum of a range of the pool.
+pub(super) fn checksum_of(pool: &Arc<Region>, offset: u64, bytes: u64) -> u64 {
     let (mut checksum, mut at, end) = (PayloadChecksum::new(), offset as usize, (offset + bytes) as usize);
     while at < end {
         let part = PART_BYTES.min(end - at);

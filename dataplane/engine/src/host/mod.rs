@@ -9,7 +9,8 @@
 //! * [`reactor`]: readiness, polling and parking; the connections with their drivers.
 //! * [`service_side`]: a service, and its resources in a host.
 //! * [`client_side`]: a client, and its resources in a host.
-//! * [`tier`], [`fetch`]: the SSD tier of a shard's store, and the client of a shard.
+//! * [`tier`], [`device_pool`], [`fetch`]: the SSD tier and the device pool of a shard's store, and the client of a
+//!   shard.
 //! * [`reports`]: counters, and notices for the thread that drives the host.
 //!
 //! One `poll` is a round: readiness, frames, outputs, timers, sends. Nothing in it blocks. `park` waits for the next
@@ -21,6 +22,7 @@
 mod client_host;
 mod client_side;
 mod config;
+mod device_pool;
 mod fetch;
 mod reactor;
 mod reports;
@@ -30,13 +32,17 @@ mod shard_host;
 mod tier;
 
 pub use client_host::ClientHost;
+pub(crate) use client_side::buffers::PartPlace;
 pub use client_side::files::HostFiles;
 pub use client_side::foreign::{Handshake, HandshakeError, StockAnswer, StockEngines};
+pub(crate) use client_side::peer_memory::{OwnSide, PeerCopies, PeerPath, PeerRange};
+pub(crate) use client_side::pool_reads::{PoolRead, PoolSource};
 pub use config::HostConfig;
+pub use device_pool::{DevicePool, DevicePoolConfig};
 pub use fetch::FetchConfig;
 pub use reactor::devices::RdmaDevices;
 pub use reactor::near::{NearDevices, PlaceName, node_of_region};
-pub use reports::HostCounters;
+pub use reports::{HostCounters, PeerMemoryCounters, PoolReadCounters};
 pub use service_side::served::DeviceSnapshot;
 pub use shard_host::{ServedSegments, ShardHost};
 pub use tier::{PART_LEAST_BYTES, TierDevice, TierNotice, TierOpenError, TierSetup};

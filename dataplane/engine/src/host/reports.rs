@@ -21,7 +21,7 @@ pub struct HostCounters {
     /// Connections accepted.
     pub accepted: u64,
     /// Accepted connections that were closed in favour of newer ones before they had authenticated.
-    pub crowded_out: u64,
+    pub replaced_unauthenticated: u64,
     /// Connections that ended because the TLS handshake failed, or a record was invalid.
     pub tls_failed: u64,
     /// Bytes of segments that this host copied through mappings of its peers' memory.
@@ -32,8 +32,63 @@ pub struct HostCounters {
     pub local_bytes: u64,
     /// Copies by RDMA devices between this host's memory and its peers' segments.
     pub rdma_copies: u64,
+    /// Copies from and to device memory of peers that is mapped here.
+    pub peer_memory: PeerMemoryCounters,
+    /// Gets into memory of devices that copy engines carry out from mapped pools.
+    pub pool_reads: PoolReadCounters,
     /// Payloads that were sent over TCP without a copy, or should have been.
     pub zero_copy: ZeroCopyCounters,
+}
+
+/// Counters of copies from and to mapped device memory of peers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PeerMemoryCounters {
+    /// Bytes copied to memory of peers.
+    pub written_bytes: u64,
+    /// Bytes copied from memory of peers.
+    pub read_bytes: u64,
+    /// Batches of these copies, each one call of the driver where it can.
+    pub batches: u64,
+    /// Segments that a peer did not share, or that could not be mapped: their requests are staged.
+    pub refused: u64,
+    /// Mappings at present.
+    pub mappings: u64,
+}
+
+impl PeerMemoryCounters {
+    /// Adds the counters of another host.
+    pub const fn add(&mut self, other: &Self) {
+        let Self { written_bytes, read_bytes, batches, refused, mappings } = *other;
+        self.written_bytes += written_bytes;
+        self.read_bytes += read_bytes;
+        self.batches += batches;
+        self.refused += refused;
+        self.mappings += mappings;
+    }
+}
+
+/// Counters of gets into memory of devices over shared memory: copy engines read the mapped pools of nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolReadCounters {
+    /// Bytes that copy engines have read, or are reading.
+    pub bytes: u64,
+    /// Gets whose bytes were copied into pinned memory first, because their part of the pool is not pinned.
+    pub copied_reads: u64,
+    /// Pools that a driver has refused to pin, counted once for each connection.
+    pub refused: u64,
+    /// Bytes of mapped pools that are pinned at present.
+    pub pinned_bytes: u64,
+}
+
+impl PoolReadCounters {
+    /// Adds the counters of another host.
+    pub const fn add(&mut self, other: &Self) {
+        let Self { bytes, copied_reads, refused, pinned_bytes } = *other;
+        self.bytes += bytes;
+        self.copied_reads += copied_reads;
+        self.refused += refused;
+        self.pinned_bytes += pinned_bytes;
+    }
 }
 
 /// Counters, and reports that were not taken yet.

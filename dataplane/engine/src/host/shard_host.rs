@@ -1,6 +1,7 @@
 //! Host with a service, for a shard: its connections, the memory and the SSD tier of its store, and a client that
 //! fetches for it.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::TcpListener;
 use std::os::unix::net::UnixListener;
@@ -12,11 +13,13 @@ use kvplane_client::Client;
 use kvplane_proto::map::SlotOwners;
 use kvplane_proto::{Digest, SegmentId};
 use kvplane_store::service::{Service, Tiering};
+use kvplane_sys::device::{Device, DeviceError, DeviceId, DeviceMemory};
 use kvplane_sys::{Doorbell, Region, cpu};
 use kvplane_transport::mooncake::ServerCounters;
 use kvplane_transport::{ConnectionId, Event, FaultCounters, Input, Rdma, Target};
 
 use super::config::HostConfig;
+use super::device_pool::DevicePool;
 use super::fetch::Fetcher;
 use super::reactor::Reactor;
 use super::reactor::connections::{Connections, LentPayload, OfferAnswer};
@@ -26,6 +29,7 @@ use super::reports::{HostCounters, Reports};
 use super::service_side::ServiceSide;
 use super::service_side::served::DeviceSnapshot;
 use super::tier::{STEP, TierDevice, TierOpenError};
+use crate::staging::StagingCounters;
 
 /// Host with a service.
 pub struct ShardHost {
@@ -34,24 +38,35 @@ pub struct ShardHost {
     service: ServiceSide,
     /// SSD tier of the service's store.
     tier: Option<TierDevice>,
+    /// Device pool of the service's store.
+    device_pool: Option<DevicePool>,
     /// Client that fetches objects from former owners of the shard's slots.
     fetcher: Option<Fetcher>,
 }
 
 impl ShardHost {
     /// Creates a host for this service, without connections. `pool` is the memory of the service's store: without it,
-    /// there is neither a tier nor a client that fetches.
+    /// there is neither a tier nor a client that fetches. `device_pool` is the device pool of the store, if it has one.
     ///
     /// # Errors
-    /// If the kernel refuses a poller, or the tier's device is unsuitable.
-    pub fn new(config: &HostConfig, mut service: Service, pool: Option<&Arc<Region>>) -> io::Result<Self> {
+    /// If the kernel refuses a poller, the tier's device is unsuitable, or no memory can be pinned for the device pool.
+    pub fn new(
+        config: &HostConfig,
+        mut service: Service,
+        pool: Option<&Arc<Region>>,
+        device_pool: Option<DevicePool>,
+    ) -> io::Result<Self> {
         service.control().set_slow_after(config.slow_after_ns);
         if let Some(challenges) = &config.tickets {
             service.control().want_tickets(challenges.clone());
         }
         let mut connections = config.connections(pool.cloned())?;
-        connections.tcp.limit_strangers(config.strangers);
+        connections.tcp.limit_unauthenticated(config.unauthenticated);
         let mut service = ServiceSide::new(service, &mut connections, pool.cloned(), config.mooncake);
+        if let Some(device_pool) = &device_pool {
+            let memory = device_pool.memory();
+            service.open_device(&mut connections, memory.device(), Some(memory)).map_err(io::Error::other)?;
+        }
         let (mut tier, mut fetcher) = (None, None);
         if let Some(pool) = pool {
             if let Some(setup) = &config.tier {
@@ -62,7 +77,8 @@ impl ShardHost {
                 fetcher = Some(Fetcher::new(fetch, &mut connections, service, pool, config.verify_shared)?);
             }
         }
-        Ok(Self { reactor: Reactor::new(connections), reports: Reports::default(), service, tier, fetcher })
+        let (reactor, reports) = (Reactor::new(connections), Reports::default());
+        Ok(Self { reactor, reports, service, tier, device_pool, fetcher })
     }
 
     /// Serves peers that connect to these listeners.
@@ -108,16 +124,17 @@ impl ShardHost {
     pub fn poll(&mut self) -> io::Result<bool> {
         let something_came = self.reactor.look(|token| self.service.stock_ready(token))?;
         if let (Some(absence), Some(fetcher)) = (self.reactor.begin_round(something_came), &mut self.fetcher) {
-            fetcher.side().was_away(&absence);
+            fetcher.side().note_absence(&absence);
         }
         // Arrivals come before answers, so that the answers to them leave in this round.
         let mut progress = self.take_arrivals();
+        progress |= self.serve_devices();
         // Requests are answered before this host fetches from others.
         progress |= self.serve_store()?;
         progress |= self.serve_fetches();
         // Timers come after everything that could have ended or begun a wait.
         self.run_timers();
-        self.service.see_off(&mut self.reactor.connections, &mut self.reports);
+        self.service.release_unused(&mut self.reactor.connections, &mut self.reports);
         // Sends come last, as all of the above fills queues: frames that were queued in this round leave together.
         progress |= self.send_all();
         Ok(self.reactor.end_round(progress, something_came, &mut self.reports.counters))
@@ -136,12 +153,23 @@ impl ShardHost {
         progress
     }
 
-    /// Drains the service's answers, then runs the tier, which works on their results, then one step of each list.
+    /// Drains the service's answers, then runs the tier and the device pool, which work on their results, then one step
+    /// of each list.
     fn serve_store(&mut self) -> io::Result<bool> {
         let mut progress = self.drain_service();
         progress |= self.drive_tier(self.reactor.now_ns())?;
+        if let Some(device_pool) = &mut self.device_pool {
+            progress |= device_pool.drive(self.service.service(), self.reactor.now_ns());
+        }
         progress |= self.service.drive_lists();
         Ok(progress)
+    }
+
+    /// Takes copies between devices and pinned memory that are done: answers with their payloads leave, and writes are
+    /// answered.
+    fn serve_devices(&mut self) -> bool {
+        let now_ns = self.reactor.now_ns();
+        self.service.serve_devices(&mut self.reactor.connections, &mut self.reports, now_ns)
     }
 
     /// Handles completed fetches and submits the next ones; then serves stock engines.
@@ -171,6 +199,8 @@ impl ShardHost {
         if let Some(fetcher) = &mut self.fetcher {
             progress |= fetcher.side().drain(&mut self.reactor, &mut self.reports, now_ns);
         }
+        // Copies of requests that came in this round, in one batch.
+        self.service.flush_devices(&mut self.reports, now_ns);
         self.reactor.connections.flush();
         self.service.round_over();
         progress
@@ -211,6 +241,9 @@ impl ShardHost {
             }
             Event::Sent(hold) => match (connections.take_back(hold), &mut self.fetcher) {
                 (LentPayload::Answer(hold, leaving), _) => self.service.payload_left(hold, &leaving, now_ns),
+                (LentPayload::Staged(hold, leaving, number), _) => {
+                    self.service.staged_left(hold, &leaving, number, now_ns);
+                }
                 (LentPayload::Upload(request), Some(fetcher)) => fetcher.side().upload_over(request),
                 (LentPayload::Upload(_), None) => {}
             },
@@ -261,12 +294,15 @@ impl ShardHost {
                         if let Some(fetcher) = fetcher {
                             fetcher.side().offer_answered(&answer, now_ns);
                         }
-                        Target::Discard
+                        Some(Target::Discard)
                     }
-                    (_, Some(fetcher)) => fetcher.side().take_frame(connections, reports, link, header, body, now_ns),
-                    (_, None) => Target::Discard,
+                    (_, Some(fetcher)) => {
+                        Some(fetcher.side().take_frame(connections, reports, link, header, body, now_ns))
+                    }
+                    (_, None) => Some(Target::Discard),
                 };
                 if header.payload_bytes > 0
+                    && let Some(target) = target
                     && let Some(Input::Payload(checksum)) = connections.receive_payload(link, target)
                 {
                     self.payload_done(link, checksum, now_ns);
@@ -308,7 +344,9 @@ impl ShardHost {
     /// # Errors
     /// If the poller fails.
     pub fn park(&mut self, longest: Duration, pending: impl FnOnce() -> bool) -> io::Result<()> {
-        let device_is_polled = self.tier.as_ref().is_some_and(TierDevice::must_be_polled);
+        let device_is_polled = self.tier.as_ref().is_some_and(TierDevice::must_be_polled)
+            || self.device_pool.as_ref().is_some_and(DevicePool::must_be_polled)
+            || self.service.must_be_polled();
         if device_is_polled || self.reactor.connections.have_work() || self.service.stock_server().has_work() {
             cpu::pause();
             return Ok(());
@@ -446,6 +484,12 @@ impl ShardHost {
         self.service.rdma_snapshot(&self.reactor.connections)
     }
 
+    /// Returns the counters of the copies from and to each device that had segments.
+    #[must_use]
+    pub fn staging(&self) -> BTreeMap<DeviceId, StagingCounters> {
+        self.service.staging()
+    }
+
     /// Returns the number of open connections of all drivers.
     #[must_use]
     pub const fn connections(&self) -> usize {
@@ -464,6 +508,19 @@ impl ServedSegments<'_> {
     /// Sets the memory of a registered segment, which peers may use under this id.
     pub fn add(&mut self, segment: SegmentId, region: Arc<Region>) {
         self.service.add_segment(self.connections, segment, region);
+    }
+
+    /// Prepares for segments of a device's memory: pins memory that their payloads pass through.
+    ///
+    /// # Errors
+    /// If the host has too little memory, or the device is lost.
+    pub fn open_device(&mut self, device: &Arc<Device>) -> Result<(), DeviceError> {
+        self.service.open_device(self.connections, device, None)
+    }
+
+    /// Sets the memory of a registered segment, which is a device's, prepared for by [`Self::open_device`].
+    pub fn add_device(&mut self, segment: SegmentId, memory: Arc<DeviceMemory>) {
+        self.service.add_device_segment(self.connections, segment, memory);
     }
 
     /// Unregisters a segment. [`Self::poll_unregistered`] returns it when it is no longer in use; if it is unregistered

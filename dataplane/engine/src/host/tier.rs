@@ -145,7 +145,7 @@ impl TierDevice {
             return Err(invalid(text));
         }
         let mut config = TierConfig::for_device(bytes, BLOCK_BYTES).with_object_bytes(setup.object_bytes);
-        config.hash_seed = service.store().map_or(0, |store| store.config().hash_seed);
+        config.hash_seed = service.store().config().hash_seed;
         config.durable_writes = setup.part.offers().durable_writes;
         if let Some(most) = setup.part.offers().command_bytes_most {
             config.max_op_bytes = config.max_op_bytes.min(most);

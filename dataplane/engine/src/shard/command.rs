@@ -8,8 +8,9 @@ use std::time::Duration;
 use kvplane_proto::SegmentId;
 use kvplane_proto::ids::Incarnation;
 use kvplane_proto::map::SlotOwners;
-use kvplane_store::service::{RegisterError, SegmentInfo};
+use kvplane_store::service::SegmentInfo;
 use kvplane_sys::Region;
+use kvplane_sys::device::DeviceMemory;
 
 use super::error::ShardError;
 use super::leaving::QuietWaiter;
@@ -17,7 +18,7 @@ use crate::host::ShardHost;
 
 /// Command to a shard's thread.
 pub(super) enum Command {
-    Register { info: SegmentInfo, region: Arc<Region>, answer: SyncSender<Result<SegmentId, RegisterError>> },
+    Register { info: SegmentInfo, memory: SegmentMemory, answer: SyncSender<Result<SegmentId, ShardError>> },
     Unregister { segment: SegmentId, within: Duration, answer: SyncSender<Result<(), ShardError>> },
     ListenShm { listener: UnixListener },
     BeginIncarnation { incarnation: Incarnation },
@@ -25,14 +26,29 @@ pub(super) enum Command {
     Ask(Box<dyn FnOnce(&mut ShardHost) + Send>),
 }
 
+/// Memory of a segment.
+pub(super) enum SegmentMemory {
+    Host(Arc<Region>),
+    Device(Arc<DeviceMemory>),
+}
+
+fn register(host: &mut ShardHost, info: SegmentInfo, memory: SegmentMemory) -> Result<SegmentId, ShardError> {
+    if let SegmentMemory::Device(memory) = &memory {
+        host.segments().open_device(memory.device()).map_err(ShardError::Device)?;
+    }
+    let segment = host.service().segments_mut().register(info).map_err(ShardError::Register)?;
+    match memory {
+        SegmentMemory::Host(region) => host.segments().add(segment, region),
+        SegmentMemory::Device(memory) => host.segments().add_device(segment, memory),
+    }
+    Ok(segment)
+}
+
 /// Executes a command.
 pub(super) fn obey(host: &mut ShardHost, command: Command, leaving: &mut Vec<QuietWaiter>) {
     match command {
-        Command::Register { info, region, answer } => {
-            let registered = host.service().segments_mut().register(info);
-            if let Ok(segment) = registered {
-                host.segments().add(segment, region);
-            }
+        Command::Register { info, memory, answer } => {
+            let registered = register(host, info, memory);
             // The caller may have given up; the segment is then simply unused.
             let _ = answer.send(registered);
         }

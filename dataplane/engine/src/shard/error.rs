@@ -6,9 +6,10 @@ use std::time::Duration;
 use kvplane_proto::ConfigError;
 use kvplane_store::service::RegisterError;
 use kvplane_sys::RegionError;
+use kvplane_sys::device::DeviceError;
 use kvplane_transport::RdmaError;
 
-use crate::host::TierOpenError;
+use crate::host::{DevicePoolConfig, TierOpenError};
 
 use super::limits::{ANSWER_DEADLINE, MAILBOX_ENTRIES};
 
@@ -23,6 +24,13 @@ pub enum ShardStartError {
     Store(ConfigError),
     /// The device of its tier was not opened.
     Tier(TierOpenError),
+    /// Its device pool could not be set up.
+    DevicePool {
+        /// Device, and the size of the pool.
+        config: DevicePoolConfig,
+        /// Error of the device.
+        source: DeviceError,
+    },
     /// Its thread ended before it listened.
     Ended,
 }
@@ -34,6 +42,9 @@ impl core::fmt::Display for ShardStartError {
             Self::Memory(error) => error.fmt(f),
             Self::Store(error) => error.fmt(f),
             Self::Tier(error) => error.fmt(f),
+            Self::DevicePool { config: DevicePoolConfig { device, bytes }, source } => {
+                write!(f, "a device pool of {bytes} bytes on {device}: {source}")
+            }
             Self::Ended => f.write_str("its thread ended before it listened"),
         }
     }
@@ -46,6 +57,7 @@ impl std::error::Error for ShardStartError {
             Self::Memory(error) => Some(error),
             Self::Store(error) => Some(error),
             Self::Tier(error) => Some(error),
+            Self::DevicePool { source, .. } => Some(source),
             Self::Ended => None,
         }
     }
@@ -111,6 +123,8 @@ pub enum ShardError {
     Register(RegisterError),
     /// An RDMA device refused a connection.
     Rdma(RdmaError),
+    /// A device refused to have its memory registered.
+    Device(DeviceError),
     /// Peers still use memory that was unregistered.
     Held {
         /// Processes on this host that are copying; 0 for one that is not visible from here.
@@ -129,6 +143,7 @@ impl core::fmt::Display for ShardError {
             Self::Ended(why) => write!(f, "the shard has ended: {why}"),
             Self::Register(error) => error.fmt(f),
             Self::Rdma(error) => error.fmt(f),
+            Self::Device(error) => error.fmt(f),
             Self::Held { pids, waited } => held(f, pids, *waited),
         }
     }
@@ -157,6 +172,7 @@ impl std::error::Error for ShardError {
             Self::Ended(ShardEnd::Failed(error)) => Some(error),
             Self::Register(error) => Some(error),
             Self::Rdma(error) => Some(error),
+            Self::Device(error) => Some(error),
             _ => None,
         }
     }

@@ -98,7 +98,7 @@ impl ShardHandle {
     /// If the shard does not answer.
     pub fn tenants(&self) -> Result<(u64, Vec<TenantUse>), ShardError> {
         self.ask_service(|service| {
-            let pool_bytes = service.store().map_or(0, |store| store.config().pool_bytes);
+            let pool_bytes = service.store().config().pool_bytes;
             (pool_bytes, service.inspect().tenants())
         })
     }
@@ -121,7 +121,7 @@ impl ShardHandle {
 }
 
 fn found(service: &Service, digest: Digest) -> ObjectPlaces {
-    let object = service.store().and_then(|store| store.peek(digest));
+    let object = service.store().peek(digest);
     ObjectPlaces {
         memory: object.map(|view| (view.extent.offset, view.extent.bytes)),
         ssd: service.inspect().ssd_bytes(digest),

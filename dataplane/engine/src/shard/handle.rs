@@ -12,10 +12,11 @@ use kvplane_proto::SegmentId;
 use kvplane_proto::ids::Incarnation;
 use kvplane_proto::map::SlotOwners;
 use kvplane_store::service::{SegmentInfo, TierOrder};
+use kvplane_sys::device::DeviceMemory;
 use kvplane_sys::{Doorbell, PageKind, Producer, Region};
 use kvplane_ticket::{Credential, TicketKey};
 
-use super::command::Command;
+use super::command::{Command, SegmentMemory};
 use super::error::{ShardEnd, ShardError, ShardStartError};
 use super::limits::ANSWER_DEADLINE;
 use super::listeners::{listen_unix, when_free};
@@ -76,9 +77,22 @@ impl ShardHandle {
     /// # Errors
     /// If the service refuses it, or the shard does not answer.
     pub fn register(&self, info: SegmentInfo, region: Arc<Region>) -> Result<SegmentId, ShardError> {
+        self.register_memory(info, SegmentMemory::Host(region))
+    }
+
+    /// Registers memory of a device, which peers may use from now on: its bytes pass through pinned memory of the host.
+    ///
+    /// # Errors
+    /// If the service refuses it, the host has too little memory to pin, the device is lost, or the shard does not
+    /// answer.
+    pub fn register_device(&self, info: SegmentInfo, memory: Arc<DeviceMemory>) -> Result<SegmentId, ShardError> {
+        self.register_memory(info, SegmentMemory::Device(memory))
+    }
+
+    fn register_memory(&self, info: SegmentInfo, memory: SegmentMemory) -> Result<SegmentId, ShardError> {
         let (answer, wait) = sync_channel(1);
-        self.send(Command::Register { info, region, answer })?;
-        self.wait_for(&wait, ANSWER_DEADLINE)?.map_err(ShardError::Register)
+        self.send(Command::Register { info, memory, answer })?;
+        self.wait_for(&wait, ANSWER_DEADLINE)?
     }
 
     /// Unregisters memory; returns when it is no longer in use. See [`Self::unregister_within`].

@@ -31,7 +31,7 @@ impl QuietWaiter {
 }
 
 /// Answers callers whose segments are no longer in use; closes the connections of users that take too long.
-pub(super) fn see_off(host: &mut ShardHost, leaving: &mut Vec<QuietWaiter>, now_ns: u64) {
+pub(super) fn answer_waiters(host: &mut ShardHost, leaving: &mut Vec<QuietWaiter>, now_ns: u64) {
     while let Some(segment) = host.segments().poll_unregistered() {
         leaving.retain(|one| {
             if one.segment == segment {

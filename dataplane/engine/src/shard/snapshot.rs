@@ -1,13 +1,17 @@
 //! Counters of a shard at one moment.
 
+use std::collections::BTreeMap;
+
 use kvplane_proto::Digest;
+use kvplane_store::StoreStats;
 use kvplane_store::service::{CopyCounters, MoveCounters, ServiceCounters, ServiceTimes, TierSnapshot, Tiering};
-use kvplane_store::{Store, StoreStats};
 use kvplane_sys::cpu;
+use kvplane_sys::device::DeviceId;
 use kvplane_transport::mooncake::ServerCounters;
 use kvplane_transport::{FaultCounters, NvmeCounters};
 
 use crate::host::{DeviceSnapshot, HostCounters, ShardHost};
+use crate::staging::StagingCounters;
 
 /// Snapshot of a shard.
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
@@ -29,6 +33,8 @@ pub struct ShardSnapshot {
     /// Rounds and connections of its host.
     pub host: HostCounters,
     pub rdma: Vec<DeviceSnapshot>,
+    /// Copies from and to each device of which memory was registered.
+    pub staging: BTreeMap<DeviceId, StagingCounters>,
     /// Requests of stock Mooncake engines.
     pub mooncake: ServerCounters,
     /// Faults that it injected.
@@ -45,9 +51,10 @@ pub(super) fn of(host: &mut ShardHost) -> ShardSnapshot {
     let (faults, connections) = (host.faults(), host.connections() as u64);
     let (mooncake, device, rdma) =
         (*host.stock_served(), host.tier().map(|tier| tier.counters()), host.rdma_snapshot());
+    let staging = host.staging();
     let service = host.service();
     let snapshot = ShardSnapshot {
-        store: service.store().map(Store::stats),
+        store: service.store().config().has_pool().then(|| service.store().stats()),
         tier: service.inspect().tier().map(Tiering::snapshot),
         device,
         service: service.inspect().counters(),
@@ -57,6 +64,7 @@ pub(super) fn of(host: &mut ShardHost) -> ShardSnapshot {
         names: Vec::new(),
         host: counters,
         rdma,
+        staging,
         mooncake,
         faults,
         connections,

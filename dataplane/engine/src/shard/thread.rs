@@ -5,16 +5,17 @@ use std::net::SocketAddr;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
+use kvplane_store::Store;
 use kvplane_store::service::Service;
 use kvplane_sys::{Consumer, Doorbell, PageKind, Region, cpu, net};
 
 use super::command::{Command, obey};
 use super::config::ShardConfig;
 use super::error::ShardStartError;
-use super::leaving::{QuietWaiter, see_off};
+use super::leaving::{QuietWaiter, answer_waiters};
 use super::listeners::{listen_unix, when_free};
 use super::tables;
-use crate::host::{ShardHost, TierDevice};
+use crate::host::{DevicePool, ShardHost, TierDevice};
 use crate::pacing::Pacer;
 
 /// Deadlines for opening the tier's device (formatting a blank one included), and for flushing pending writes.
@@ -73,7 +74,7 @@ pub(super) fn run(
         }
         let now_ns = host.now_ns();
         if !leaving.is_empty() {
-            see_off(&mut host, &mut leaving, now_ns);
+            answer_waiters(&mut host, &mut leaving, now_ns);
         }
         if progress {
             pacer.busy(now_ns);
@@ -95,13 +96,22 @@ fn set_up(config: ShardConfig, doorbell: Doorbell) -> Result<(ShardHost, StartFa
     let address = tcp.local_addr()?;
     let shm = config.listen.shm.as_deref().map(|path| when_free(|| listen_unix(path))).transpose()?;
     let pool = config.pool.map(|options| Region::allocate(&options)).transpose()?;
+    // Before the tables, which grow with it: a device refuses what it does not have.
+    let device_pool = match (config.host.device_pool, &pool) {
+        (Some(config), Some(pool)) => {
+            let opened = DevicePool::open(config, pool);
+            Some(opened.map_err(|source| ShardStartError::DevicePool { config, source })?)
+        }
+        _ => None,
+    };
     let store = pool
         .as_ref()
         .map(|pool| tables::store(config.store, config.host.tier.is_some(), pool.bytes() as u64, config.first_version))
-        .transpose()?;
+        .transpose()?
+        .unwrap_or_else(Store::empty);
     let page_kind = pool.as_ref().map(|pool| pool.page_kind());
     let service = Service::new(config.identity, store);
-    let mut host = ShardHost::new(&config.host, service, pool.as_ref())?;
+    let mut host = ShardHost::new(&config.host, service, pool.as_ref(), device_pool)?;
     host.open_tier(TIER_OPEN)?;
     host.listen(tcp, shm)?;
     let stock = config.listen.mooncake.map(|address| when_free(|| net::tcp_listener(address, 1024))).transpose()?;

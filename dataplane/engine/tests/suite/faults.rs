@@ -225,8 +225,8 @@ impl Bed {
     }
 
     /// Ends the initiator: then the shard holds no resource for it.
-    fn end(self, tally: &mut Tally) {
-        tally.initiator = sum(&tally.initiator, &self.initiator.faults());
+    fn end(mut self, tally: &mut Tally) {
+        tally.initiator = sum(&tally.initiator, &self.initiator.host().faults());
         drop(self.initiator);
         let limit = Instant::now() + HANG;
         let last = loop {

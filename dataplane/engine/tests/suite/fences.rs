@@ -19,6 +19,7 @@ use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
 use kvplane_proto::message::{Hello, IdItem, Item, Kind, Operation, RunItem, WriteItem};
 use kvplane_proto::rng::mix64;
 use kvplane_proto::{RequestId, SegmentId, Status};
+use kvplane_store::Store;
 use kvplane_store::service::{SegmentInfo, Service};
 use kvplane_sys::net;
 
@@ -67,8 +68,8 @@ fn bytes_of(number: u64) -> Vec<u8> {
 impl Bed {
     fn new() -> Self {
         let identity = support::identity();
-        let service = Service::new(identity, None);
-        let mut host = ShardHost::new(&HostConfig::default(), service, None).expect("a poller");
+        let service = Service::new(identity, Store::empty());
+        let mut host = ShardHost::new(&HostConfig::default(), service, None, None).expect("a poller");
         let listener = TcpListener::bind(("127.0.0.1", 0)).expect("a port");
         listener.set_nonblocking(true).expect("a listener");
         let address = listener.local_addr().expect("an address");

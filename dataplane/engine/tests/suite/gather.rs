@@ -290,7 +290,7 @@ fn transfers_completed_over_failing_connections_are_right() {
                 check(&bed.back, range.local, range.bytes, (SOURCE, range.local));
             }
         }
-        let made = bed.initiator.faults();
+        let made = bed.initiator.host().faults();
         faults += made.cut_arriving + made.cut_leaving + made.corrupted;
         bed.shard.unregister(bed.segment).expect("a segment that falls quiet");
     }

@@ -11,8 +11,8 @@ use kvplane_engine::{
 };
 use kvplane_proto::rng::mix64;
 use kvplane_proto::{BatchId, SegmentId, Status};
+use kvplane_soft_verbs::{Loopback, SoftPort};
 use kvplane_store::service::SegmentInfo;
-use kvplane_sys::verbs::{Loopback, SoftPort, Verbs};
 use kvplane_transport::RdmaOptions;
 
 const DEADLINE: Duration = Duration::from_secs(30);
@@ -37,7 +37,7 @@ fn region(name: &str) -> Arc<Region> {
 fn host(fabric: &Loopback, names: [&str; 2]) -> HostConfig {
     let names = names.into_iter().map(str::to_owned).collect();
     let devices = RdmaDevices {
-        verbs: Verbs::loopback(fabric),
+        verbs: fabric.verbs(),
         names,
         preferred: 0,
         near: Arc::default(),

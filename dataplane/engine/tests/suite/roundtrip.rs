@@ -16,8 +16,9 @@ use kvplane_proto::map::{ClusterMap, Member, ShardAddress, SlotOwners};
 use kvplane_proto::message::{ObjectName, PutItem, PutOptions, SegmentDescriptor};
 use kvplane_proto::rng::mix64;
 use kvplane_proto::{Digest, Epoch, Status, Version};
+use kvplane_soft_verbs::{Loopback, SoftPort};
 use kvplane_store::service::{Identity, SegmentInfo};
-use kvplane_sys::verbs::{Loopback, SoftPort, Verbs};
+use kvplane_sys::verbs::Verbs;
 use kvplane_transport::RdmaOptions;
 
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -61,7 +62,7 @@ fn devices(name: &str) -> RdmaDevices {
         let verbs = Verbs::open().expect("libibverbs");
         return RdmaDevices { verbs, names: vec![name.to_owned()], preferred: 0, near, options };
     }
-    RdmaDevices { verbs: Verbs::loopback(&FABRIC), names: Vec::new(), preferred: 0, near, options }
+    RdmaDevices { verbs: FABRIC.verbs(), names: Vec::new(), preferred: 0, near, options }
 }
 
 fn bed(name: &str, way: Way, pool_bytes: usize) -> Bed {

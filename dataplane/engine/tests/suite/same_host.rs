@@ -341,10 +341,10 @@ fn this_process_is_a_peer_too() {
     let mut asker = Asker::new(PeerAddress::local(), config(|_| ()));
     let own = memory(false, BYTES);
     let segment = SegmentId { index: 3, generation: 9 };
-    asker.initiator.add_segment(segment, Arc::clone(&own));
+    asker.initiator.host().add_segment(segment, Arc::clone(&own));
     assert_eq!(exchange(&mut asker, &own, segment, false), EXCHANGED);
     assert_eq!(asker.moved(), [0, 0, EXCHANGED]);
-    asker.initiator.remove_segment(segment);
+    asker.initiator.host().remove_segment(segment);
     let (at, local) = (asker.at(segment, 0, false), asker.local(0, 10));
     assert_eq!(asker.run(&[Request::Read(at, local)]), [Status::Stale]);
     let peer = asker.peer;

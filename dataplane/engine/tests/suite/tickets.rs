@@ -16,10 +16,10 @@ use kvplane_proto::frame::{HEADER_BYTES, Header, VERSION};
 use kvplane_proto::ids::{Incarnation, NodeId, RequestId, ShardId};
 use kvplane_proto::message::{DigestItem, Hello, Item, Kind, Operation};
 use kvplane_proto::{Digest, SegmentId, Status};
+use kvplane_soft_verbs::{Loopback, SoftPort};
 use kvplane_store::service::SegmentInfo;
-use kvplane_sys::verbs::{Loopback, SoftPort, Verbs};
 use kvplane_ticket::{Challenges, Credential, HandshakeTranscript, Mint, Proof, Rights, Role, Terms};
-use kvplane_transport::{RdmaOptions, StrangerLimits};
+use kvplane_transport::{RdmaOptions, UnauthenticatedLimits};
 
 const DEADLINE: Duration = Duration::from_secs(30);
 const BYTES: u64 = 64 << 10;
@@ -46,7 +46,7 @@ fn terms() -> Terms {
 
 fn devices(fabric: &Loopback, names: [&str; 2]) -> RdmaDevices {
     RdmaDevices {
-        verbs: Verbs::loopback(fabric),
+        verbs: fabric.verbs(),
         names: names.into_iter().map(str::to_owned).collect(),
         preferred: 0,
         near: Arc::default(),
@@ -62,12 +62,14 @@ struct Bed {
 }
 
 /// Creates a shard that requires tickets, with a segment; it has the keys.
-fn bed(strangers: StrangerLimits, shm: Option<std::path::PathBuf>) -> Bed {
+fn bed(unauthenticated: UnauthenticatedLimits, shm: Option<std::path::PathBuf>) -> Bed {
     let (fabric, mint) = (Loopback::new(&[SoftPort::default(); 4]), mint(1));
     let tickets = Some(Challenges::new([7; 32]));
     let rdma = Some(devices(&fabric, ["loop2", "loop3"]));
-    let mut config =
-        ShardConfig { host: HostConfig { tickets, strangers, rdma, ..HostConfig::default() }, ..support::config() };
+    let mut config = ShardConfig {
+        host: HostConfig { tickets, unauthenticated, rdma, ..HostConfig::default() },
+        ..support::config()
+    };
     config.listen.shm = shm;
     let shard = Shard::start(config).expect("a shard on loopback");
     let theirs = region("theirs");
@@ -197,18 +199,18 @@ fn prove(credential: &Credential, challenge: &[u8; 32]) -> Vec<u8> {
 #[test]
 fn holders_get_in_over_every_path() {
     let path = std::env::temp_dir().join(format!("kvplane-tickets-{}.shm", std::process::id()));
-    let bed = bed(StrangerLimits::default(), Some(path));
+    let bed = bed(UnauthenticatedLimits::default(), Some(path));
     let credential = bed.mint.issue(&terms(), NOW);
     for path in [Path::Stream, Path::Rdma, Path::Shared] {
         let mut asker = bed.asker(path, Some(&credential));
         assert_eq!(asker.write(DEADLINE), Status::Ok, "{path:?}: {:?}", asker.initiator.last_problem());
     }
-    assert_eq!(bed.shard.snapshot().expect("it answers").service.strangers, 0);
+    assert_eq!(bed.shard.snapshot().expect("it answers").service.unauthenticated, 0);
 }
 
 #[test]
 fn peers_without_a_valid_ticket_are_refused_over_every_path() {
-    let bed = bed(StrangerLimits::default(), None);
+    let bed = bed(UnauthenticatedLimits::default(), None);
     let foreign = mint(2).issue(&terms(), NOW);
     let seen = bed.mint.issue(&terms(), NOW);
     let made_up = Credential::from_parts(seen.parts().0, &[9; 32]).expect("the form is right");
@@ -223,13 +225,13 @@ fn peers_without_a_valid_ticket_are_refused_over_every_path() {
     }
     let counted = bed.shard.snapshot().expect("it answers");
     assert_eq!(counted.service.greeted, 0);
-    assert!(counted.service.strangers > 0);
+    assert!(counted.service.unauthenticated > 0);
     assert_eq!(counted.service.write_bytes, 0);
 }
 
 #[test]
 fn an_rdma_connection_is_not_made_for_a_stranger() {
-    let bed = bed(StrangerLimits::default(), None);
+    let bed = bed(UnauthenticatedLimits::default(), None);
     let mut raw = Raw::connect(bed.shard.address());
     raw.ask(Operation::Rdma, &[0; 64]);
     let (status, _) = raw.answer().expect("an answer");
@@ -244,7 +246,7 @@ fn an_rdma_connection_is_not_made_for_a_stranger() {
 
 #[test]
 fn replayed_changed_and_forged_proofs_are_refused() {
-    let bed = bed(StrangerLimits::default(), None);
+    let bed = bed(UnauthenticatedLimits::default(), None);
     let credential = bed.mint.issue(&terms(), NOW);
     let at = bed.shard.address();
     let mut honest = Raw::connect(at);
@@ -279,14 +281,14 @@ fn replayed_changed_and_forged_proofs_are_refused() {
 
 #[test]
 fn a_shard_that_knows_no_key_is_waited_for() {
-    let bed = bed(StrangerLimits::default(), None);
+    let bed = bed(UnauthenticatedLimits::default(), None);
     let late = mint(3);
     let mut asker = bed.asker(Path::Stream, Some(&late.issue(&terms(), NOW)));
     std::thread::scope(|scope| {
         let written = scope.spawn(|| asker.write(DEADLINE));
         // The client was refused at least once before the keys arrive.
         let until = Instant::now() + DEADLINE;
-        while bed.shard.snapshot().expect("it answers").service.strangers == 0 && Instant::now() < until {
+        while bed.shard.snapshot().expect("it answers").service.unauthenticated == 0 && Instant::now() < until {
             std::thread::sleep(Duration::from_millis(5));
         }
         bed.shard.learn_keys(late.keys().cloned().collect(), NOW).expect("room in its mailbox");
@@ -297,7 +299,7 @@ fn a_shard_that_knows_no_key_is_waited_for() {
 #[test]
 fn a_shard_that_requires_no_ticket_is_not_trusted() {
     let shard = Shard::start(support::config()).expect("a shard on loopback");
-    let bed = bed(StrangerLimits::default(), None);
+    let bed = bed(UnauthenticatedLimits::default(), None);
     let credential = bed.mint.issue(&terms(), NOW);
     let impostor = Bed { shard, segment: bed.segment, fabric: bed.fabric.clone(), mint: mint(1) };
     let mut asker = impostor.asker(Path::Stream, Some(&credential));
@@ -306,7 +308,7 @@ fn a_shard_that_requires_no_ticket_is_not_trusted() {
 
 #[test]
 fn a_newer_ticket_is_shown_on_the_connection_that_there_is() {
-    let mut bed = bed(StrangerLimits::default(), None);
+    let mut bed = bed(UnauthenticatedLimits::default(), None);
     let mut asker = bed.asker(Path::Stream, Some(&bed.mint.issue(&terms(), NOW)));
     assert_eq!(asker.write(DEADLINE), Status::Ok);
     for round in 1..=3 {
@@ -316,13 +318,13 @@ fn a_newer_ticket_is_shown_on_the_connection_that_there_is() {
         assert_eq!(asker.write(DEADLINE), Status::Ok);
     }
     let snapshot = bed.shard.snapshot().expect("it answers");
-    assert_eq!((snapshot.service.strangers, snapshot.service.closed), (0, 0));
+    assert_eq!((snapshot.service.unauthenticated, snapshot.service.closed), (0, 0));
     assert!(snapshot.host.accepted <= 2, "no connection was made anew");
 }
 
 #[test]
 fn a_flood_of_silent_connections_is_bounded_and_blocks_no_client() {
-    let limits = StrangerLimits { of_address: 24, total: 32, ..StrangerLimits::default() };
+    let limits = UnauthenticatedLimits { of_address: 24, total: 32, ..UnauthenticatedLimits::default() };
     let bed = bed(limits, None);
     let credential = bed.mint.issue(&terms(), NOW);
     let mut known = bed.asker(Path::Stream, Some(&credential));
@@ -348,7 +350,7 @@ fn a_flood_of_silent_connections_is_bounded_and_blocks_no_client() {
         std::thread::sleep(Duration::from_millis(5));
     }
     let snapshot = bed.shard.snapshot().expect("it answers");
-    assert!(snapshot.host.crowded_out > 0, "nobody had to go");
+    assert!(snapshot.host.replaced_unauthenticated > 0, "nobody had to go");
     // Open connections: unauthenticated ones up to the limit, and two lanes of the authenticated client.
     assert!(snapshot.connections <= 24 + 16, "{} connections are open", snapshot.connections);
     assert_eq!(known.write(DEADLINE), Status::Ok);

@@ -4,7 +4,7 @@ use kvplane_proto::ids::Version;
 
 use super::marks::{Mark, Replica};
 use super::{
-    ACCOUNT_AT, ACCOUNTS, BYTES_MOST, Entry, EntryId, Event, NONE, PINS_MOST, Place, Reserve, STATES, State,
+    ACCOUNT_AT, ACCOUNTS, BYTES_MOST, Entry, EntryId, Event, EvictionList, NONE, PINS_MOST, Reserve, STATES, State,
     TAIL_BYTES_MOST, UNIT_BITS, step,
 };
 use crate::allocator::{Block, granules_of};
@@ -18,6 +18,8 @@ pub struct LiveUse {
     pub replicas: u64,
     /// Entries whose replica owner may have a replica.
     pub copied: u64,
+    /// Entries in the device pool.
+    pub on_device: u64,
 }
 
 impl LiveUse {
@@ -25,12 +27,14 @@ impl LiveUse {
         self.payload_bytes += entry.bytes();
         self.replicas += entry.is(Mark::Copy) as u64;
         self.copied += entry.is(Mark::Copied) as u64;
+        self.on_device += entry.is_on_device() as u64;
     }
 
     const fn subtract(&mut self, entry: &Entry) {
         self.payload_bytes -= entry.bytes();
         self.replicas -= entry.is(Mark::Copy) as u64;
         self.copied -= entry.is(Mark::Copied) as u64;
+        self.on_device -= entry.is_on_device() as u64;
     }
 }
 
@@ -43,8 +47,8 @@ pub struct Entries {
     limit: u32,
     used: u32,
     unit_log2: u8,
-    /// Granules of the entries in each state.
-    granules: [u64; STATES],
+    /// Granules of the entries in each state, in the pool and in the device pool.
+    granules: [[u64; STATES]; 2],
     live: LiveUse,
 }
 
@@ -58,7 +62,7 @@ impl Entries {
             limit,
             used: 0,
             unit_log2: 0,
-            granules: [0; STATES],
+            granules: [[0; STATES]; 2],
             live: LiveUse::default(),
         }
     }
@@ -83,10 +87,10 @@ impl Entries {
         self.limit
     }
 
-    /// Returns the granules of the entries in a state.
+    /// Returns the granules of the pool that the entries in a state take; those in the device pool are not counted.
     #[must_use]
     pub const fn granules_in(&self, state: State) -> u64 {
-        self.granules[state as usize]
+        self.granules[0][state as usize]
     }
 
     /// Returns the gauges of the live entries.
@@ -124,7 +128,7 @@ impl Entries {
             pins: u32::from(keep.account) << ACCOUNT_AT,
             bytes_high: (bytes >> 32) as u8,
             incarnation: step(State::Vacant, Event::Reserve) as u8,
-            place: Place::Nowhere,
+            place: EvictionList::Nowhere,
             space: self.unit_log2 | (wanted.extra_granules() as u8) << UNIT_BITS,
         };
         let mut entry = entry;
@@ -135,7 +139,7 @@ impl Entries {
         entry.mark(Mark::Wanted, replica.is_owed_a_copy());
         entry.mark(Mark::Awaited, replica == Replica::Awaited);
         entry.mark(Mark::Copy, replica == Replica::Second);
-        self.granules[State::Reserved as usize] += entry.granules();
+        self.granules[usize::from(entry.is_on_device())][State::Reserved as usize] += entry.granules();
         if self.vacant == NONE {
             self.slots.push(entry);
             return EntryId(self.slots.len() as u32 - 1);
@@ -171,7 +175,7 @@ impl Entries {
     /// If it is pinned or still in the eviction order.
     pub fn release(&mut self, id: EntryId) {
         let entry = &self[id];
-        assert!(entry.pins() == 0 && entry.place == Place::Nowhere, "releasing {entry:?}");
+        assert!(entry.pins() == 0 && entry.place == EvictionList::Nowhere, "releasing {entry:?}");
         self.take_step(id, Event::Release);
         self[id].after = self.vacant;
         self.vacant = id.0;
@@ -212,7 +216,8 @@ impl Entries {
     fn take_step(&mut self, id: EntryId, event: Event) {
         let entry = &mut self.slots[id.0 as usize];
         let granules = entry.granules();
-        self.granules[entry.state() as usize] -= granules;
+        let by_state = &mut self.granules[usize::from(entry.is_on_device())];
+        by_state[entry.state() as usize] -= granules;
         if entry.is_live() {
             self.live.subtract(entry);
         }
@@ -221,7 +226,7 @@ impl Entries {
             self.live.add(entry);
         }
         if entry.state() != State::Vacant {
-            self.granules[entry.state() as usize] += granules;
+            by_state[entry.state() as usize] += granules;
         }
     }
 
@@ -249,16 +254,16 @@ impl Entries {
     /// # Panics
     /// If an assertion fails.
     pub fn check(&self) {
-        let (mut used, mut granules, mut live) = (0, [0; STATES], LiveUse::default());
+        let (mut used, mut granules, mut live) = (0, [[0; STATES]; 2], LiveUse::default());
         for (_, entry) in self.iter() {
             used += 1;
-            granules[entry.state() as usize] += entry.granules();
+            granules[usize::from(entry.is_on_device())][entry.state() as usize] += entry.granules();
             if entry.is_live() {
                 live.add(entry);
             }
         }
         assert_eq!(self.used, used, "entries in use");
-        assert_eq!(self.granules, granules, "granules by state");
+        assert_eq!(self.granules, granules, "granules by pool and state");
         assert_eq!(self.live, live, "bytes of live objects, replicas, and objects that have one");
     }
 }

@@ -74,11 +74,11 @@ fn gauges_follow_states_and_marks() {
     entries.commit(ids[0], Version(1), 0);
     entries.expire(ids[1]);
     assert_eq!(of(&entries), [0, 1, 2]);
-    assert_eq!(*entries.live(), LiveUse { payload_bytes: 300, replicas: 1, copied: 0 });
+    assert_eq!(*entries.live(), LiveUse { payload_bytes: 300, replicas: 1, copied: 0, on_device: 0 });
     entries.set(ids[0], Mark::Copy, false);
     entries.set(ids[0], Mark::Copied, true);
     entries.set(ids[0], Mark::Copied, true);
-    assert_eq!(*entries.live(), LiveUse { payload_bytes: 300, replicas: 0, copied: 1 });
+    assert_eq!(*entries.live(), LiveUse { payload_bytes: 300, replicas: 0, copied: 1, on_device: 0 });
     entries.check();
     entries.pin(ids[0]);
     entries.doom(ids[0]);

@@ -1,22 +1,22 @@
 //! Doubly linked list through the entries, least recent first.
 
-use crate::entry::{Entries, EntryId, NONE, Place};
+use crate::entry::{Entries, EntryId, EvictionList, NONE};
 
 #[derive(Debug)]
 pub(super) struct List {
     first: u32,
     last: u32,
-    place: Place,
+    place: EvictionList,
 }
 
 impl List {
     /// Creates an empty list whose members carry `place`.
-    pub(super) const fn new(place: Place) -> Self {
+    pub(super) const fn new(place: EvictionList) -> Self {
         Self { first: NONE, last: NONE, place }
     }
 
     /// Returns the mark that members carry.
-    pub(super) const fn place(&self) -> Place {
+    pub(super) const fn place(&self) -> EvictionList {
         self.place
     }
 
@@ -44,7 +44,7 @@ impl List {
         let entry = &mut entries[id];
         assert!(entry.place == self.place, "{entry:?} is not in the list of {:?}", self.place);
         let (before, after) = (entry.before, entry.after);
-        entry.place = Place::Nowhere;
+        entry.place = EvictionList::Nowhere;
         match before {
             NONE => self.first = after,
             before => entries[EntryId(before)].after = after,
@@ -74,7 +74,7 @@ impl List {
 
     fn insert_between(&mut self, entries: &mut Entries, before: u32, id: EntryId, after: u32) {
         let entry = &mut entries[id];
-        assert!(entry.place == Place::Nowhere, "{entry:?} is in a list already");
+        assert!(entry.place == EvictionList::Nowhere, "{entry:?} is in a list already");
         (entry.before, entry.after, entry.place) = (before, after, self.place);
         match before {
             NONE => self.first = id.0,

@@ -16,7 +16,7 @@ use kvplane_proto::rng::mix64;
 
 use super::EvictionPolicy;
 use super::segment::Segment;
-use crate::entry::{Entries, EntryId, Place};
+use crate::entry::{Entries, EntryId, EvictionList};
 
 /// Share of the small queue in what the policy holds, as a divisor.
 const SMALL_DIVISOR: u64 = 10;
@@ -50,8 +50,8 @@ impl S3Fifo {
     #[must_use]
     pub fn new(max_objects: u32) -> Self {
         Self {
-            small: Segment::new(Place::Probation, Place::ProbationParked),
-            main: Segment::new(Place::Protected, Place::ProtectedParked),
+            small: Segment::new(EvictionList::Probation, EvictionList::ProbationParked),
+            main: Segment::new(EvictionList::Protected, EvictionList::ProtectedParked),
             ghosts: Ghosts::new(max_objects),
             clock: 0,
         }
@@ -59,8 +59,8 @@ impl S3Fifo {
 
     fn segment(&mut self, entries: &Entries, id: EntryId) -> &mut Segment {
         match entries[id].place {
-            Place::Probation | Place::ProbationParked => &mut self.small,
-            Place::Protected | Place::ProtectedParked => &mut self.main,
+            EvictionList::Probation | EvictionList::ProbationParked => &mut self.small,
+            EvictionList::Protected | EvictionList::ProtectedParked => &mut self.main,
             _ => panic!("{id:?} is not in this eviction order"),
         }
     }
@@ -98,8 +98,8 @@ impl EvictionPolicy for S3Fifo {
     /// Uses a sixteenth of the ghosts: there may be many tenants.
     fn anew(&self) -> Self {
         Self {
-            small: Segment::new(Place::Probation, Place::ProbationParked),
-            main: Segment::new(Place::Protected, Place::ProtectedParked),
+            small: Segment::new(EvictionList::Probation, EvictionList::ProbationParked),
+            main: Segment::new(EvictionList::Protected, EvictionList::ProtectedParked),
             ghosts: Ghosts::of((self.ghosts.buckets.len() / 16).max(LEAST_BUCKETS)),
             clock: 0,
         }
@@ -126,7 +126,7 @@ impl EvictionPolicy for S3Fifo {
     }
 
     fn evict(&mut self, entries: &mut Entries, id: EntryId) {
-        if matches!(entries[id].place, Place::Probation | Place::ProbationParked) {
+        if matches!(entries[id].place, EvictionList::Probation | EvictionList::ProbationParked) {
             self.ghosts.remember(entries[id].digest());
         }
         self.remove(entries, id);

@@ -10,7 +10,7 @@
 //! so that the parked list is sorted too, and the segment's oldest is the older of the two heads.
 
 use super::list::List;
-use crate::entry::{Entries, EntryId, Place};
+use crate::entry::{Entries, EntryId, EvictionList};
 
 #[derive(Debug)]
 pub(crate) struct Segment {
@@ -22,7 +22,7 @@ pub(crate) struct Segment {
 
 impl Segment {
     /// Creates an empty segment, whose members carry one of the two places.
-    pub(crate) const fn new(listed: Place, parked: Place) -> Self {
+    pub(crate) const fn new(listed: EvictionList, parked: EvictionList) -> Self {
         Self { listed: List::new(listed), parked: List::new(parked), granules: 0, members: 0 }
     }
 

@@ -17,7 +17,7 @@
 
 use super::EvictionPolicy;
 use super::segment::Segment;
-use crate::entry::{Entries, EntryId, Place};
+use crate::entry::{Entries, EntryId, EvictionList};
 
 /// Most objects that a request for a victim sends back to probation: more than are evicted, so that a reduced share is
 /// reached after a while, and few enough that no put pays for all of them.
@@ -39,8 +39,8 @@ impl SegmentedLru {
     #[must_use]
     pub const fn new(pool_granules: u64, protected_percent: u8) -> Self {
         Self {
-            probation: Segment::new(Place::Probation, Place::ProbationParked),
-            protected: Segment::new(Place::Protected, Place::ProtectedParked),
+            probation: Segment::new(EvictionList::Probation, EvictionList::ProbationParked),
+            protected: Segment::new(EvictionList::Protected, EvictionList::ProtectedParked),
             pool_granules,
             protected_percent,
             clock: 0,
@@ -67,8 +67,8 @@ impl SegmentedLru {
 
     fn segment(&mut self, entries: &Entries, id: EntryId) -> &mut Segment {
         match entries[id].place {
-            Place::Probation | Place::ProbationParked => &mut self.probation,
-            Place::Protected | Place::ProtectedParked => &mut self.protected,
+            EvictionList::Probation | EvictionList::ProbationParked => &mut self.probation,
+            EvictionList::Protected | EvictionList::ProtectedParked => &mut self.protected,
             _ => panic!("{id:?} is not in this eviction order"),
         }
     }

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::Scarce;
 use crate::allocator::GRANULE_BYTES;
-use crate::entry::{ACCOUNTS, Entries, Entry, EntryId, Mark, Place};
+use crate::entry::{ACCOUNTS, Entries, Entry, EntryId, EvictionList, Mark};
 use crate::eviction::{EvictionPolicy, Segment};
 
 /// Number of accounts up to which tenants that are not configured get accounts of their own.
-const STRANGERS_UP_TO: usize = 256;
+const UNCONFIGURED_MOST: usize = 256;
 
 /// Configuration of a tenant at a shard.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -27,7 +27,7 @@ pub struct TenantLease {
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct TenantUse {
     pub number: u32,
-    /// Bytes of the pool that its objects take, in whole granules.
+    /// Bytes that its objects take, in whole granules, in the pool and in the device pool.
     pub used_bytes: u64,
     /// Bytes that it may take, if limited.
     pub lease_bytes: Option<u64>,
@@ -45,7 +45,10 @@ struct Account<P> {
     is_listed: bool,
     lease_granules: Option<u64>,
     weight: u32,
+    /// Granules of both pools.
     used_granules: u64,
+    /// Those of the device pool among them.
+    device_granules: u64,
     stuck_granules: u64,
     hard_granules: u64,
     /// Entries that are not vacant.
@@ -56,17 +59,20 @@ struct Account<P> {
     evicted_bytes: u64,
     refused: u64,
     policy: P,
+    /// Policy of its objects in the device pool, if there is one.
+    device_policy: Option<P>,
     soft: Segment,
 }
 
-impl<P> Account<P> {
-    const fn new(number: u32, policy: P) -> Self {
+impl<P: EvictionPolicy> Account<P> {
+    fn new(number: u32, policy: P, has_device_pool: bool) -> Self {
         Self {
             number,
             is_listed: true,
             lease_granules: None,
             weight: 1,
             used_granules: 0,
+            device_granules: 0,
             stuck_granules: 0,
             hard_granules: 0,
             entries: 0,
@@ -74,8 +80,9 @@ impl<P> Account<P> {
             asked: 0,
             evicted_bytes: 0,
             refused: 0,
+            device_policy: has_device_pool.then(|| policy.anew()),
             policy,
-            soft: Segment::new(Place::Kept, Place::KeptParked),
+            soft: Segment::new(EvictionList::SoftPinned, EvictionList::SoftPinnedParked),
         }
     }
 }
@@ -88,8 +95,10 @@ pub struct Tenants<P> {
     /// Accounts with entries, in order.
     active: BTreeSet<u16>,
     pool_granules: u64,
+    device_granules: u64,
     /// Part of the pool, and of a lease, that may be hard pinned.
     hard_pin_percent: u8,
+    /// Granules of the pool that no eviction would free.
     stuck_granules: u64,
     hard_granules: u64,
     shares_known: bool,
@@ -98,12 +107,13 @@ pub struct Tenants<P> {
 
 impl<P: EvictionPolicy> Tenants<P> {
     /// Creates the account of the default tenant.
-    pub(super) fn new(pool_granules: u64, hard_pin_percent: u8, policy: P) -> Self {
+    pub(super) fn new(pool_granules: u64, device_granules: u64, hard_pin_percent: u8, policy: P) -> Self {
         Self {
-            accounts: vec![Account::new(0, policy)],
+            accounts: vec![Account::new(0, policy, device_granules > 0)],
             numbers: BTreeMap::from([(0, 0)]),
             active: BTreeSet::new(),
             pool_granules,
+            device_granules,
             hard_pin_percent,
             stuck_granules: 0,
             hard_granules: 0,
@@ -142,7 +152,7 @@ impl<P: EvictionPolicy> Tenants<P> {
             None if self.accounts.len() < ACCOUNTS => self.accounts.len(),
             None => return None,
         };
-        let account = Account::new(number, self.accounts[0].policy.anew());
+        let account = Account::new(number, self.accounts[0].policy.anew(), self.device_granules > 0);
         if at == self.accounts.len() {
             self.accounts.push(account);
         } else {
@@ -161,11 +171,11 @@ impl<P: EvictionPolicy> Tenants<P> {
 
     /// Returns the account to charge for a tenant that is not configured: one of its own, without a lease, while there
     /// is room for such accounts; otherwise the default tenant's.
-    pub fn account_of_stranger(&mut self, number: u32) -> u16 {
+    pub fn account_of_unconfigured(&mut self, number: u32) -> u16 {
         if let Some(at) = self.numbers.get(&number) {
             return *at;
         }
-        let full = self.accounts.len() >= STRANGERS_UP_TO;
+        let full = self.accounts.len() >= UNCONFIGURED_MOST;
         let free = self.accounts.iter().any(|account| !account.is_listed && account.used_granules == 0);
         let Some(at) = (!full || free).then(|| self.place_for(number)).flatten() else { return 0 };
         self.accounts[at].is_listed = false;
@@ -225,10 +235,25 @@ impl<P: EvictionPolicy> Tenants<P> {
         self.accounts[entry.account()].number
     }
 
-    /// Returns the eviction policy of an account, for its objects without a soft or hard pin.
+    /// Returns the eviction policy of an account, for its objects in the pool without a soft or hard pin.
     #[inline]
     pub(super) fn policy(&mut self, account: usize) -> &mut P {
         &mut self.accounts[account].policy
+    }
+
+    /// Returns the eviction policy of an account for its objects in the device pool, if there is one.
+    pub(super) fn device_policy(&mut self, account: usize) -> Option<&mut P> {
+        self.accounts[account].device_policy.as_mut()
+    }
+
+    /// Returns the eviction policy of an entry without a soft or hard pin.
+    #[inline]
+    pub(super) fn policy_of(&mut self, entry: &Entry) -> &mut P {
+        let Account { policy, device_policy, .. } = &mut self.accounts[entry.account()];
+        match device_policy {
+            Some(device_policy) if entry.is_on_device() => device_policy,
+            _ => policy,
+        }
     }
 
     /// Returns the softly pinned objects of an account.
@@ -250,8 +275,12 @@ impl<P: EvictionPolicy> Tenants<P> {
         account.stuck_granules += stuck;
         account.hard_granules += hard;
         account.entries += 1;
-        self.stuck_granules += stuck;
         self.hard_granules += hard;
+        if entry.is_on_device() {
+            account.device_granules += granules;
+        } else {
+            self.stuck_granules += stuck;
+        }
     }
 
     /// Discharges an entry from its account.
@@ -263,8 +292,12 @@ impl<P: EvictionPolicy> Tenants<P> {
         account.stuck_granules -= stuck;
         account.hard_granules -= hard;
         account.entries -= 1;
-        self.stuck_granules -= stuck;
         self.hard_granules -= hard;
+        if entry.is_on_device() {
+            account.device_granules -= granules;
+        } else {
+            self.stuck_granules -= stuck;
+        }
         if account.used_granules == 0 {
             self.active.remove(&(at as u16));
             self.shares_known = false;
@@ -277,12 +310,13 @@ impl<P: EvictionPolicy> Tenants<P> {
         let done = step(entries);
         let (entry, after) = (&entries[id], entries[id].is_stuck());
         let account = &mut self.accounts[entry.account()];
+        let of_pool = if entry.is_on_device() { 0 } else { entry.granules() };
         if after && !before {
             account.stuck_granules += entry.granules();
-            self.stuck_granules += entry.granules();
+            self.stuck_granules += of_pool;
         } else if before && !after {
             account.stuck_granules -= entry.granules();
-            self.stuck_granules -= entry.granules();
+            self.stuck_granules -= of_pool;
         }
         done
     }
@@ -295,7 +329,7 @@ impl<P: EvictionPolicy> Tenants<P> {
     /// Returns true if the tenant of an entry exceeds its share.
     pub(super) fn is_above_share(&self, entry: &Entry) -> bool {
         let account = &self.accounts[entry.account()];
-        account.used_granules > account.share_granules
+        account.used_granules - account.device_granules > account.share_granules
     }
 
     /// Returns true if there are, or were, tenants besides the default one.
@@ -358,7 +392,14 @@ impl<P: EvictionPolicy> Tenants<P> {
         for at in self.active.iter().map(|at| usize::from(*at)) {
             let account = &self.accounts[at];
             let excess = match scarce {
-                Scarce::Room => i128::from(account.used_granules) - i128::from(account.share_granules),
+                Scarce::Room => {
+                    i128::from(account.used_granules - account.device_granules) - i128::from(account.share_granules)
+                }
+                // The same fraction of the device pool as of the pool.
+                Scarce::DeviceRoom => {
+                    let (all, share) = (i128::from(self.device_granules), i128::from(account.share_granules));
+                    i128::from(account.device_granules) - all * share / i128::from(self.pool_granules)
+                }
                 // The same fraction of all entries as of all memory, so that many tiny objects are no burden on other
                 // tenants.
                 Scarce::Entries(all) => {
@@ -380,8 +421,14 @@ impl<P: EvictionPolicy> Tenants<P> {
     pub(super) fn check(&self, entries: &Entries) -> usize {
         let (mut used, mut stuck) = (vec![0; self.accounts.len()], vec![0; self.accounts.len()]);
         let (mut hard, mut held) = (vec![0; self.accounts.len()], vec![0; self.accounts.len()]);
+        let (mut on_device, mut stuck_in_pool) = (vec![0; self.accounts.len()], 0);
         for (_, entry) in entries.iter() {
             let (stuck_part, hard_part) = parts_of(entry);
+            if entry.is_on_device() {
+                on_device[entry.account()] += entry.granules();
+            } else {
+                stuck_in_pool += stuck_part;
+            }
             used[entry.account()] += entry.granules();
             stuck[entry.account()] += stuck_part;
             hard[entry.account()] += hard_part;
@@ -391,10 +438,12 @@ impl<P: EvictionPolicy> Tenants<P> {
         for (at, account) in self.accounts.iter().enumerate() {
             assert_eq!((account.used_granules, account.stuck_granules), (used[at], stuck[at]), "account {at}");
             assert_eq!((account.hard_granules, account.entries), (hard[at], held[at]), "account {at}");
+            assert_eq!(account.device_granules, on_device[at], "account {at}");
             assert_eq!(self.active.contains(&(at as u16)), used[at] > 0, "account {at} is active");
-            in_order += account.policy.check(entries) + account.soft.check(entries, true);
+            let on_device = account.device_policy.as_ref().map_or(0, |policy| policy.check(entries));
+            in_order += account.policy.check(entries) + account.soft.check(entries, true) + on_device;
         }
-        assert_eq!(self.stuck_granules, stuck.iter().sum::<u64>(), "granules that no eviction frees");
+        assert_eq!(self.stuck_granules, stuck_in_pool, "granules of the pool that no eviction frees");
         assert_eq!(self.hard_granules, hard.iter().sum::<u64>(), "hard pinned granules");
         in_order
     }

@@ -40,9 +40,7 @@ impl<'a> Control<'a> {
     pub fn set_tenants(self, leases: &[TenantLease], strict: bool) {
         let shard = &mut self.objects.local.shard;
         shard.tenants.is_strict = strict;
-        if let Some(store) = &mut shard.store {
-            store.tenants_mut().set(leases);
-        }
+        shard.store.tenants_mut().set(leases);
     }
 
     /// Sets the latency from which a request is slow; above 0.
@@ -52,9 +50,7 @@ impl<'a> Control<'a> {
 
     /// Keeps the latest `capacity` events from now on; 0 keeps none. Does nothing if the capacity is the same.
     pub fn keep_events(self, capacity: usize) {
-        if let Some(store) = &mut self.objects.local.shard.store {
-            store.events_mut().keep(capacity);
-        }
+        self.objects.local.shard.store.objects_mut().events_mut().keep(capacity);
     }
 
     /// Sets the limits of background fetching.

@@ -5,7 +5,7 @@ use kvplane_proto::map::ShardKey;
 use kvplane_proto::message::PageQuery;
 use kvplane_proto::{Digest, Status};
 
-use super::types::Place;
+use super::types::MemoryExtent;
 
 /// Limits of background fetching.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,7 +47,7 @@ pub enum Want {
     /// Description of this object, by a list.
     Describe(Digest),
     /// Bytes of this object, into the pool.
-    Object(Digest, Place),
+    Object(Digest, MemoryExtent),
     /// Page of the objects of exported slots, or of the changes there. The digest names the shard by one of its slots.
     List(Digest, PageQuery),
     /// Drop of these objects.
@@ -56,7 +56,7 @@ pub enum Want {
     Copy {
         digest: Digest,
         /// Extent of its bytes.
-        place: Place,
+        extent: MemoryExtent,
         /// Offset of its tail, if it has one: see [`super::copy_of`].
         tail_at: Option<u64>,
         /// True if it is a stripe head.

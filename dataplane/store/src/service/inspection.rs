@@ -13,14 +13,15 @@ use super::shard::timing::ServiceTimes;
 use super::tiering::Tiering;
 use super::types::{PeerKey, PoolBytes, ServiceCounters};
 use crate::TenantUse;
-use crate::events::{EventPage, Medium};
+use crate::events::EventPage;
 use crate::store::Store;
+use kvplane_proto::events::ObjectMedium;
 
 /// Page of a snapshot: objects with their sizes and tiers.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct SnapshotPage {
     /// Objects. One that is in memory and on the SSD is listed twice.
-    pub objects: Vec<(Digest, Medium, u64)>,
+    pub objects: Vec<(Digest, ObjectMedium, u64)>,
     /// Cursor of the next page; `None` after the last.
     pub cursor: Option<u64>,
 }
@@ -40,8 +41,8 @@ impl<'a> Inspection<'a> {
         Self { objects, segments }
     }
 
-    const fn store(self) -> Option<&'a Store> {
-        self.objects.local.shard.store.as_ref()
+    const fn store(self) -> &'a Store {
+        &self.objects.local.shard.store
     }
 
     /// Returns the registered memory.
@@ -61,9 +62,11 @@ impl<'a> Inspection<'a> {
     pub const fn counters(self) -> ServiceCounters {
         let shard = &self.objects.local.shard;
         let (read_bytes, write_bytes) = self.segments.bytes();
-        let &SessionCounters { greeted, closed, strangers, tickets_ended, unauthorized } = shard.sessions.counters();
+        let &SessionCounters { greeted, closed, unauthenticated, tickets_ended, unauthorized } =
+            shard.sessions.counters();
         let unauthorized = shard.counters.unauthorized + unauthorized;
-        let connections = ServiceCounters { greeted, closed, strangers, tickets_ended, unauthorized, ..shard.counters };
+        let connections =
+            ServiceCounters { greeted, closed, unauthenticated, tickets_ended, unauthorized, ..shard.counters };
         ServiceCounters { read_bytes, write_bytes, ..connections }
     }
 
@@ -73,10 +76,16 @@ impl<'a> Inspection<'a> {
         self.objects.local.shard.answers.timed.snapshot(now_ns)
     }
 
+    /// Returns true if there was a device pool, and its device is lost.
+    #[must_use]
+    pub fn lost_device_pool(self) -> bool {
+        self.objects.local.device.as_ref().is_some_and(|device| device.is_lost())
+    }
+
     /// Returns the usage of each tenant.
     #[must_use]
     pub fn tenants(self) -> Vec<TenantUse> {
-        self.store().map_or_else(Vec::new, |store| store.tenants().uses())
+        self.store().tenants().uses()
     }
 
     /// Returns true if a connection was welcomed; the shard keeps no state for it before.
@@ -158,16 +167,16 @@ impl<'a> Inspection<'a> {
         self.objects.local.shard.names_of(digests, pool)
     }
 
-    /// Returns the number of the next event; 0 without a store.
+    /// Returns the number of the next event.
     #[must_use]
     pub fn next_event(self) -> u64 {
-        self.store().map_or(0, |store| store.events().next())
+        self.store().objects().events().next()
     }
 
     /// Returns at most `most` events from the number `from` on.
     #[must_use]
     pub fn read_events(self, from: u64, most: usize) -> EventPage {
-        self.store().map_or_else(EventPage::default, |store| store.events().read(from, most))
+        self.store().objects().events().read(from, most)
     }
 
     /// Returns a page of the objects from `cursor` on, 0 at first, looking at no more than `most`. Objects that are
@@ -175,16 +184,16 @@ impl<'a> Inspection<'a> {
     /// others are removed, and be missed.
     #[must_use]
     pub fn snapshot_objects(self, cursor: u64, most: usize) -> SnapshotPage {
-        let Some(store) = self.store() else { return SnapshotPage::default() };
         if cursor < SSD {
-            let (objects, next) = store.objects().walk(cursor as u32, most as u32);
-            let objects = objects.into_iter().map(|(digest, bytes)| (digest, Medium::Memory, bytes)).collect();
+            let (objects, next) = self.store().objects().walk(cursor as u32, most as u32);
+            let objects = objects.into_iter().map(|(digest, bytes)| (digest, ObjectMedium::Memory, bytes)).collect();
             let rest = self.tier().is_some().then_some(SSD);
             return SnapshotPage { objects, cursor: next.map(u64::from).or(rest) };
         }
         let Some(tiering) = self.tier() else { return SnapshotPage::default() };
         let (views, next) = tiering.ssd.walk((cursor - SSD) as usize, most);
-        let objects = views.into_iter().map(|view| (view.digest, Medium::Ssd, view.payload_bytes.into())).collect();
+        let objects =
+            views.into_iter().map(|view| (view.digest, ObjectMedium::Ssd, view.payload_bytes.into())).collect();
         SnapshotPage { objects, cursor: next.map(|at| SSD + at as u64) }
     }
 }

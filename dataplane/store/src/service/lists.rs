@@ -123,7 +123,7 @@ impl List {
 
     /// Scans the next range of the order.
     fn step(&mut self, local: &LocalStore, pool: &dyn PoolBytes) {
-        let Some(store) = &local.shard.store else { return };
+        let store = &local.shard.store;
         if self.one.is_some() {
             self.find_one(local, pool);
             return;
@@ -191,8 +191,8 @@ impl List {
     /// Finds one object.
     fn find_one(&mut self, local: &LocalStore, pool: &dyn PoolBytes) {
         (self.at, self.is_full) = (END, true);
-        let (Some(digest), Some(store)) = (self.one, &local.shard.store) else { return };
-        let (view, record) = (store.peek(digest), local.on_ssd(digest));
+        let Some(digest) = self.one else { return };
+        let (view, record) = (local.shard.peek(digest), local.on_ssd(digest));
         let of_another =
             self.tenant.is_some_and(|own| local.tenant_of(digest).known().is_some_and(|tenant| tenant != own));
         let copy = view.is_some_and(|view| view.replica == Replica::Second);

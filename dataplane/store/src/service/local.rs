@@ -13,6 +13,7 @@ use kvplane_proto::message::{ObjectName, PutAck, PutItem};
 use kvplane_proto::{Digest, Status};
 use kvplane_tier::{RecordView, SlotSet, Tier};
 
+use super::device_pool::DevicePool;
 use super::shard::Shard;
 use super::shard::context::RequestContext;
 use super::shard::deferrals::DeferredItem;
@@ -20,17 +21,18 @@ use super::shard::stream_read::Reader;
 use super::tiering::reconciliation::changes::Changes;
 use super::tiering::reconciliation::compare;
 use super::tiering::{
-    Demotion, MoveProgress, ObjectTenant, SlotSources, Ssd, Strike, TierPolicy, Tiering, may_put_without_ssd,
+    Demotion, MoveProgress, ObjectTenant, RemovalCause, SlotSources, Ssd, TierPolicy, Tiering, may_put_without_ssd,
     wanted_until_ns,
 };
 use super::types::{CommittedObject, Identity, MapStanding, reserve_status};
+use crate::ReserveError;
 use crate::store::Store;
-use crate::{ReserveError, StoreConfig};
 
 /// Shard and its tier.
 pub(super) struct LocalStore {
     pub(super) shard: Shard,
     pub(super) tiering: Option<Box<Tiering>>,
+    pub(super) device: Option<Box<DevicePool>>,
 }
 
 /// Conditions on the SSD that the reply of a put waits for.
@@ -39,21 +41,23 @@ pub(super) struct SsdWaits {
     /// The object is written.
     pub(super) write: bool,
     /// The tombstone of the replaced object is written.
-    pub(super) strike: bool,
+    pub(super) removal: bool,
 }
 
 impl LocalStore {
-    pub(super) fn new(identity: Identity, store: Option<Store>) -> Self {
-        Self { shard: Shard::new(identity, store), tiering: None }
+    pub(super) fn new(identity: Identity, store: Store) -> Self {
+        let has_device_pool = store.config().device_pool_bytes > 0;
+        let device = has_device_pool.then(Box::<DevicePool>::default);
+        Self { shard: Shard::new(identity, store), tiering: None, device }
     }
 
     /// Attaches a tier.
     ///
     /// # Panics
-    /// If there is no store, or one whose units do not suit direct I/O.
+    /// If the store has no pool, or units that do not suit direct I/O.
     pub(super) fn attach(&mut self, tier: Tier, policy: TierPolicy) {
-        let store: &StoreConfig = self.shard.store.as_ref().expect("a tier belongs to a store").config();
-        self.tiering = Some(Box::new(Tiering::new(tier, policy, store)));
+        assert!(self.shard.store.config().has_pool(), "a tier belongs to a store");
+        self.tiering = Some(Box::new(Tiering::new(tier, policy, self.shard.store.config())));
         self.shard.tenants.has_ssd = true;
     }
 
@@ -141,7 +145,7 @@ impl LocalStore {
 
     /// Answers a get that waited for an object with the object, if it is in memory now.
     pub(super) fn serve(&mut self, digest: Digest, reader: Reader) {
-        let Self { shard, tiering } = self;
+        let Self { shard, tiering, .. } = self;
         shard.serve(digest, reader, |shard| match tiering {
             Some(tiering) => tiering.promotion.tenant_of(&tiering.ssd, shard, digest).known(),
             None => shard.peek(digest).map(|object| object.tenant),
@@ -191,8 +195,8 @@ impl LocalStore {
         is_session: bool,
     ) -> Result<(), Status> {
         if let Some(ssd) = self.ssd() {
-            ssd.may_strike(digest, replace)?;
-            Demotion::may_be_so_long(ssd, bytes, asked, is_session)?;
+            ssd.may_replace(digest, replace)?;
+            Demotion::check_length(ssd, bytes, asked, is_session)?;
         }
         self.may_keep(bytes, asked)
     }
@@ -229,17 +233,17 @@ impl LocalStore {
     pub(super) fn waits_of(&mut self, made: &CommittedObject) -> SsdWaits {
         let Some(tiering) = &mut self.tiering else { return SsdWaits::default() };
         let ssd = &mut tiering.ssd;
-        SsdWaits { write: Demotion::awaits(ssd, made), strike: ssd.must_strike(made.digest, made.replaces) }
+        SsdWaits { write: Demotion::awaits(ssd, made), removal: ssd.must_remove(made.digest, made.replaces) }
     }
 
     /// Acts on a put: the records that it replaces get tombstones on the SSD, and then it is written there as the
     /// policy says. `told` is settled once for each condition that is waited for.
     pub(super) fn keep(&mut self, made: &CommittedObject, waits: SsdWaits, told: Option<DeferredItem>) {
         let Some(tiering) = &mut self.tiering else { return };
-        if waits.strike {
+        if waits.removal {
             tiering.promotion.forget_prefetched(made.digest);
-            let strike = Strike::Replaced { digest: made.digest, version: made.version, told };
-            tiering.ssd.queue_removal(made.digest, strike);
+            let cause = RemovalCause::Replaced { digest: made.digest, version: made.version, told };
+            tiering.ssd.queue_removal(made.digest, cause);
         }
         tiering.demotion.keep(&mut tiering.ssd, &mut self.shard, made, told.filter(|_| waits.write));
     }

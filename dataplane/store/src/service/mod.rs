@@ -19,6 +19,8 @@
 
 mod claims;
 mod control;
+mod device_moves;
+mod device_pool;
 mod fetches;
 mod inspection;
 mod lists;
@@ -32,6 +34,7 @@ mod segments;
 mod shard;
 mod tiering;
 mod types;
+mod writes;
 
 #[cfg(test)]
 mod tests;
@@ -46,6 +49,8 @@ use kvplane_tier::{BlockOp, Tier};
 
 use self::claims::{Claim, ClaimedRequest, Claims};
 pub use self::control::Control;
+pub use self::device_moves::DeviceMoves;
+pub use self::device_pool::{DEVICE_OBJECT_BYTES, MoveId, MoveOutcome};
 pub use self::fetches::{Fetch, FetchDone, FetchLimits, Want};
 pub use self::inspection::{Inspection, SnapshotPage};
 use self::lists::Lists;
@@ -61,15 +66,16 @@ use self::shard::sessions::PendingPayload;
 pub use self::shard::tail::{TAIL_HEAD_BYTES, TAIL_MOST, TailHead};
 pub use self::shard::timing::{
     HOT_KEPT, HotObject, HotObjects, LeavingPayload, OperationTimes, SLOW_AFTER_NS, SLOW_KEPT, ServiceTimes,
-    SlowOperation, TENANTS_TIMED, TenantOperation, TenantTimes, Timing, Whose,
+    SlowOperation, TENANTS_TIMED, TenantOperation, TenantTimes, TimedTenant, Timing,
 };
 pub use self::tiering::{
     Admission, TierCounters, TierOrder, TierPolicy, TierSnapshot, Tiering, VoidCause, WritePolicy,
 };
 pub use self::types::{
-    CloseReason, Hold, Identity, MapStanding, Memory, Output, Path, PayloadTo, PeerKey, Place, Places, PoolBytes,
-    RegisterError, SegmentInfo, ServiceCounters, TailWrite, TicketId,
+    CloseReason, Extents, Hold, Identity, MapStanding, Memory, MemoryExtent, Output, Path, PayloadTo, PeerKey,
+    PoolBytes, RegisterError, SegmentInfo, ServiceCounters, TailWrite, TicketId,
 };
+pub use self::writes::{DetachedWrite, Writes};
 use crate::entry::Entry;
 use crate::store::Store;
 
@@ -90,7 +96,7 @@ impl Service {
     /// # Panics
     /// If a name is over the limit: the mistake is reported at the start rather than at a peer's request.
     #[must_use]
-    pub fn new(mut identity: Identity, store: Option<Store>) -> Self {
+    pub fn new(mut identity: Identity, store: Store) -> Self {
         for name in [&identity.cluster, &identity.segment_name] {
             let (bytes, limit) = (name.len(), Limits::NAME_BYTES);
             assert!(bytes <= limit, "a name of {bytes} bytes is over the limit of {limit}: {name}");
@@ -131,7 +137,7 @@ impl Service {
         for ticket in departed.tickets {
             self.puts.end_ticket(&mut self.objects, ticket, None);
         }
-        let Some(store) = &mut self.objects.local.shard.store else { return };
+        let store = &mut self.objects.local.shard.store;
         for pin in departed.pins {
             store.unpin(pin).expect("a session's pin is held");
         }
@@ -140,7 +146,7 @@ impl Service {
         }
     }
 
-    /// Returns the next output for the host. Read a frame's [`Self::body`] and [`Self::places`] before the next poll.
+    /// Returns the next output for the host. Read a frame's [`Self::body`] and [`Self::extents`] before the next poll.
     pub fn poll_output(&mut self) -> Option<Output> {
         self.objects.shard().answers.assert_tails_written();
         self.act_on_effects();
@@ -159,8 +165,8 @@ impl Service {
 
     /// Returns the extents of a scattered payload; valid until `poll_output` has returned `None`.
     #[must_use]
-    pub fn places(&self, range: core::ops::Range<usize>) -> &[Place] {
-        self.objects.shard().answers.places(range)
+    pub fn extents(&self, range: core::ops::Range<usize>) -> &[MemoryExtent] {
+        self.objects.shard().answers.extents(range)
     }
 
     /// Returns the next tail to be written to the pool. Only tails of reservations that still hold their memory are
@@ -187,10 +193,10 @@ impl Service {
         &mut self.segments
     }
 
-    /// Returns the objects in memory, for their statistics.
+    /// Returns the objects in memory, for their statistics: without a pool where the shard has segments only.
     #[must_use]
-    pub const fn store(&self) -> Option<&Store> {
-        self.objects.shard().store.as_ref()
+    pub const fn store(&self) -> &Store {
+        &self.objects.shard().store
     }
 
     /// Returns a read-only view for metrics and diagnostics.
@@ -433,22 +439,17 @@ impl Service {
         users.into_iter().for_each(|peer| shard.close(peer, CloseReason::SegmentGone));
     }
 
-    /// Refuses the write whose payload this peer is sending because its memory is gone: the payload is discarded, and
-    /// the write answered with a failure when the payload was received.
-    pub fn refuse_payload(&mut self, peer: PeerKey) {
-        let Shard { sessions, answers, .. } = &mut self.objects.local.shard;
-        let Some(session) = sessions.get_mut(peer) else { return };
-        if let Some(pending) = session.pending.take() {
-            session.pending = Some(self.segments.refuse_write(answers, pending));
+    /// Refuses a read with this status, in place of the reply, whose payload is not sent.
+    pub fn refuse_read(&mut self, peer: PeerKey, answer: &Header, hold: Hold, status: Status) {
+        self.sent(hold);
+        if let Kind::Reply(operation) = answer.kind {
+            self.objects.shard_mut().answers.status(peer, operation, answer.request, status, 0);
         }
     }
 
-    /// Refuses a read in place of this reply because the memory that it was to carry is gone.
-    pub fn refuse_read(&mut self, peer: PeerKey, answer: &Header, hold: Hold) {
-        self.sent(hold);
-        if let Kind::Reply(operation) = answer.kind {
-            self.objects.shard_mut().answers.status(peer, operation, answer.request, Status::OutOfRange, 0);
-        }
+    /// Returns the writes to segments whose payloads arrive.
+    pub const fn writes(&mut self) -> Writes<'_> {
+        Writes { shard: &mut self.objects.local.shard, segments: &mut self.segments }
     }
 
     /// Handles expired deadlines of handshakes, reservations, put sessions, tickets, claims and waits for replicas.
@@ -487,8 +488,8 @@ impl Service {
     #[inline]
     pub fn left(&mut self, leaving: &LeavingPayload, hold: Hold, now_ns: u64) {
         let Shard { answers, store, .. } = self.objects.shard_mut();
-        answers.timed.left(leaving, now_ns, || match (hold, store) {
-            (Hold::Pin(pin), Some(store)) => store.pinned(pin).map(Entry::digest),
+        answers.timed.left(leaving, now_ns, || match hold {
+            Hold::Pin(pin) => store.pinned(pin).map(Entry::digest),
             _ => None,
         });
     }
@@ -553,7 +554,7 @@ impl Service {
     /// Attaches a tier to the shard. The store's objects must begin at multiples of the tier's alignment.
     ///
     /// # Panics
-    /// If the shard has no store, or one whose units do not suit direct I/O: a mistake of the host.
+    /// If the store has no pool, or units that do not suit direct I/O: a mistake of the host.
     pub fn attach_tier(&mut self, tier: Tier, policy: TierPolicy) {
         self.objects.local.attach(tier, policy);
     }
@@ -593,6 +594,11 @@ impl Service {
             migration.fetched(local, token, done);
         }
         self.act_on_effects();
+    }
+
+    /// Returns the moves between the pool and the device pool.
+    pub const fn device_moves(&mut self) -> DeviceMoves<'_> {
+        DeviceMoves { local: &mut self.objects.local }
     }
 
     /// Advances each list by one step. Returns true if there was anything to do. The host calls it in every round.

@@ -59,13 +59,15 @@ pub enum Path {
 pub enum Memory {
     /// The shard's pool.
     Pool,
+    /// The shard's device pool.
+    DevicePool,
     /// A registered segment.
     Segment(SegmentId),
 }
 
 /// Extent of the host's memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Place {
+pub struct MemoryExtent {
     /// Memory that the extent is in.
     pub memory: Memory,
     /// Offset in that memory.
@@ -76,10 +78,10 @@ pub struct Place {
 
 /// Extents of a reply's payload, in order.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Places {
+pub enum Extents {
     /// A single extent.
-    One(Place),
-    /// Several extents: see [`super::Service::places`].
+    One(MemoryExtent),
+    /// Several extents: see [`super::Service::extents`].
     Many(Range<usize>),
 }
 
@@ -135,9 +137,9 @@ pub enum PayloadTo {
     /// Read and discard it; also if there is none.
     Discard,
     /// Receive it into this extent.
-    Place(Place),
-    /// Receive it into these extents, in order: see [`super::Service::places`], at once.
-    Places(Range<usize>),
+    Extent(MemoryExtent),
+    /// Receive it into these extents, in order: see [`super::Service::extents`], at once.
+    Extents(Range<usize>),
 }
 
 /// Reason for which a connection is closed from this side.
@@ -188,7 +190,7 @@ pub enum Output {
         /// Body of the frame: see [`super::Service::body`].
         body: Range<usize>,
         /// Payload, and the hold to release once it was sent.
-        payload: Option<(Places, Hold)>,
+        payload: Option<(Extents, Hold)>,
     },
     /// End this connection's I/O, then call [`super::Service::peer_gone`]. Replies before it are sent if possible.
     Close {
@@ -267,7 +269,7 @@ pub struct ServiceCounters {
     /// Connections closed from this side.
     pub closed: u64,
     /// Connections refused for lack of a valid ticket.
-    pub strangers: u64,
+    pub unauthenticated: u64,
     /// Connections closed because their tickets expired.
     pub tickets_ended: u64,
     /// Requests that their peer's ticket does not allow.
@@ -284,6 +286,10 @@ pub struct ServiceCounters {
     pub get_bytes: u64,
     /// Bytes of objects received.
     pub put_bytes: u64,
+    /// Gets answered from the device pool.
+    pub device_gets: u64,
+    /// Objects that were requested back from the device pool, for peers that map memory or to be replicated.
+    pub recalls: u64,
     /// Bytes of segments sent: see [`super::Segments`].
     pub read_bytes: u64,
     /// Bytes of segments received.

@@ -8,9 +8,10 @@ use kvplane_proto::ids::Version;
 
 use crate::config::StoreConfig;
 use crate::entry::{Entries, Entry, EntryId, Mark, Replica, State};
-use crate::events::{Change, EventLog, Medium};
+use crate::events::EventLog;
 use crate::index::{Index, TOGETHER};
 use crate::store::Side;
+use kvplane_proto::events::{ObjectChange, ObjectMedium};
 
 /// Entries, index, event log and orphans.
 #[derive(Debug)]
@@ -237,7 +238,7 @@ impl ObjectTable {
     pub(super) fn show(&mut self, id: EntryId) {
         let entry = &self.entries[id];
         self.index.insert(entry.digest(), id);
-        self.events.push(Change::Stored, Medium::Memory, entry.digest(), entry.bytes());
+        self.events.push(ObjectChange::Stored, ObjectMedium::Memory, entry.digest(), entry.bytes());
     }
 
     /// Removes a live entry from the index. The caller removes it from the eviction order.
@@ -248,7 +249,16 @@ impl ObjectTable {
         if entry.is(Mark::Copied) {
             self.orphans.push(entry.digest());
         }
-        self.events.push(Change::Removed, Medium::Memory, entry.digest(), 0);
+        self.events.push(ObjectChange::Removed, ObjectMedium::Memory, entry.digest(), 0);
+    }
+
+    /// Makes one live entry take the place of another with the same object, which has moved: nothing changes for
+    /// readers and subscribers.
+    pub(super) fn supersede(&mut self, old: EntryId, new: EntryId) {
+        let digest = self.entries[new].digest();
+        let taken = self.index.remove(digest, old);
+        assert!(taken, "{old:?} is live but not in the index");
+        self.index.insert(digest, new);
     }
 
     /// Asserts that the index has the live entries only, and that the gauges agree with the entries.
@@ -318,8 +328,8 @@ mod tests {
         assert_eq!((table.len(), table.has_orphans()), (0, true));
         assert_eq!((table.take_orphans(), table.has_orphans()), (vec![Digest(1)], false));
         let events = table.events().read(0, 9).events;
-        let changes: Vec<Change> = events.iter().map(|event| event.change).collect();
-        assert_eq!(changes, [Change::Stored, Change::Stored, Change::Removed, Change::Removed]);
+        let changes: Vec<ObjectChange> = events.iter().map(|event| event.change).collect();
+        assert_eq!(changes, [ObjectChange::Stored, ObjectChange::Stored, ObjectChange::Removed, ObjectChange::Removed]);
         table.check();
     }
 }

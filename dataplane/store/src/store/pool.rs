@@ -2,6 +2,9 @@
 //!
 //! A tail is behind its object's bytes if it fits into their last unit, or else in a page of tails if there is a class
 //! of pages for it. The pool decides nothing about eviction: it names the blocks and pages whose objects have to go.
+//!
+//! A shard may have a *device pool* beside its pool in host memory. Its blocks hold the bytes of objects only; the tail
+//! of such an object has a block of the pool in host memory, which the note on the object's block names.
 
 use crate::allocator::{Allocator, Block, GRANULE_BYTES, granules_of};
 use crate::config::StoreConfig;
@@ -36,6 +39,10 @@ pub struct Pool {
     /// Tails that are not stored behind their objects.
     tails: TailPages,
     unit_bytes: u64,
+    /// Allocator of the device pool, if there is one.
+    device: Option<Allocator>,
+    /// True once the device is lost.
+    device_is_lost: bool,
 }
 
 impl Pool {
@@ -43,7 +50,9 @@ impl Pool {
     pub(super) fn new(config: &StoreConfig) -> Self {
         let tails = TailPages::new(config.unit_bytes, GRANULE_BYTES, config.max_objects);
         let allocator = Allocator::new(config.pool_bytes, config.max_objects + tails.max_pages());
-        Self { allocator, tails, unit_bytes: config.unit_bytes }
+        let device =
+            (config.device_pool_bytes > 0).then(|| Allocator::new(config.device_pool_bytes, config.max_objects));
+        Self { allocator, tails, unit_bytes: config.unit_bytes, device, device_is_lost: false }
     }
 
     /// Returns the granules that `bytes` take, in whole units.
@@ -52,15 +61,32 @@ impl Pool {
         granules_of(bytes.next_multiple_of(self.unit_bytes))
     }
 
-    /// Returns the extent of an object.
+    /// Returns the extent of an object, in its pool.
     #[must_use]
     pub fn extent(&self, entry: &Entry) -> Extent {
-        Extent { offset: self.allocator.offset_bytes(entry.block()), bytes: entry.bytes() }
+        let offset = self.allocator_of(entry.block()).offset_bytes(entry.block().in_its_pool());
+        Extent { offset, bytes: entry.bytes() }
+    }
+
+    /// Returns the allocator of the pool that a block is in.
+    fn allocator_of(&self, block: Block) -> &Allocator {
+        if block.is_of_device() { self.device.as_ref().expect("a block of a device pool") } else { &self.allocator }
+    }
+
+    /// Returns the block with the tail of an object in the device pool.
+    fn device_tail(&self, block: Block) -> Option<Block> {
+        if !block.is_of_device() {
+            return None;
+        }
+        self.allocator_of(block).note(block.in_its_pool()).map(Block::of_note)
     }
 
     /// Returns the offset of an object's tail, present or not.
     #[must_use]
     pub fn tail_at(&self, entry: &Entry) -> u64 {
+        if entry.is_on_device() {
+            return self.device_tail(entry.block()).map_or(0, |tail| self.allocator.offset_bytes(tail));
+        }
         match self.slot(entry) {
             Some(slot) => {
                 let (block, at) = self.tails.place(slot);
@@ -73,6 +99,10 @@ impl Pool {
     /// Returns the length that the tail of an object may have.
     #[must_use]
     pub fn tail_room(&self, entry: &Entry) -> u64 {
+        if entry.is_on_device() {
+            let tail = self.device_tail(entry.block());
+            return tail.and_then(|tail| self.allocator.note(tail)).unwrap_or(0).into();
+        }
         self.slot(entry).map_or(entry.granules() * GRANULE_BYTES - entry.bytes(), TailPages::room_bytes)
     }
 
@@ -89,6 +119,35 @@ impl Pool {
     /// Returns the length of the largest free block. Walks one bin of the allocator.
     pub(super) fn largest_free_bytes(&self) -> u64 {
         self.allocator.largest_free_bytes()
+    }
+
+    /// Gives the device pool up: nothing is allocated in it any more.
+    pub(super) const fn close_device(&mut self) {
+        self.device_is_lost = true;
+    }
+
+    /// Returns the size of the device pool in granules; 0 without one, or once its device is lost.
+    pub(super) fn device_granules(&self) -> u64 {
+        self.device.as_ref().filter(|_| !self.device_is_lost).map_or(0, Allocator::pool_granules)
+    }
+
+    /// Returns the number of free granules of the device pool, fragmented or not.
+    pub(super) fn free_device_granules(&self) -> u64 {
+        self.device.as_ref().filter(|_| !self.device_is_lost).map_or(0, Allocator::free_granules)
+    }
+
+    /// Allocates a block of the device pool for `bytes`; `None` if no free block was found that is large enough.
+    pub(super) fn allocate_on_device(&mut self, bytes: u64) -> Option<Block> {
+        self.device.as_mut().filter(|_| !self.device_is_lost)?.allocate(bytes).map(Block::of_device)
+    }
+
+    /// Gives a block of the pool to the tail of an object in the device pool; the block is freed with the object's.
+    pub(super) fn give_tail(&mut self, block: Block, tail: Block, tail_bytes: u64, id: EntryId) {
+        self.allocator.set_owner(tail, id.0);
+        // The exact length, which a block of whole granules would round up.
+        self.allocator.set_note(tail, tail_bytes as u32);
+        let device = self.device.as_mut().expect("a block of a device pool");
+        device.set_note(block.in_its_pool(), tail.as_note());
     }
 
     /// Returns the bytes that pages of tails take.
@@ -109,18 +168,27 @@ impl Pool {
 
     /// Gives a block to an entry.
     pub(super) fn set_owner(&mut self, block: Block, id: EntryId) {
-        self.allocator.set_owner(block, id.0);
+        match &mut self.device {
+            Some(device) if block.is_of_device() => device.set_owner(block.in_its_pool(), id.0),
+            _ => self.allocator.set_owner(block, id.0),
+        }
     }
 
-    /// Frees a block, and the slot of its owner's tail if it has one. Returns the free block that it is now part of.
-    pub(super) fn free(&mut self, block: Block) -> Block {
+    /// Frees a block, and the place of its owner's tail if it has one elsewhere. Returns the free block of the pool in
+    /// host memory that was freed with it, or that it is now part of; `None` if none of that pool was.
+    pub(super) fn free(&mut self, block: Block) -> Option<Block> {
+        if block.is_of_device() {
+            let tail = self.device_tail(block);
+            self.device.as_mut().expect("a block of a device pool").free(block.in_its_pool());
+            return tail.map(|tail| self.allocator.free(tail));
+        }
         // The slot first, so that the block that is returned is the one that all of it is part of.
         if let Some(slot) = self.allocator.note(block)
             && let Some(page) = self.tails.free(TailSlot(slot))
         {
             self.allocator.free(page);
         }
-        self.allocator.free(block)
+        Some(self.allocator.free(block))
     }
 
     /// Returns the length of a block in granules.
@@ -210,12 +278,21 @@ impl Pool {
     /// If an assertion fails.
     pub(super) fn check(&self, entries: &Entries) {
         self.allocator.check();
-        let mut owned = 0;
+        let (mut owned, mut on_device) = (0, 0);
         for (id, entry) in entries.iter() {
-            let owner = self.allocator.owner(entry.block());
-            assert_eq!(owner, Some(id.0), "the block of {entry:?} belongs to it");
-            assert_eq!(self.allocator.granules(entry.block()), entry.granules(), "{entry:?}");
-            owned += 1;
+            let (allocator, block) = (self.allocator_of(entry.block()), entry.block().in_its_pool());
+            assert_eq!(allocator.owner(block), Some(id.0), "the block of {entry:?} belongs to it");
+            assert_eq!(allocator.granules(block), entry.granules(), "{entry:?}");
+            let tail = self.device_tail(entry.block());
+            if let Some(tail) = tail {
+                assert_eq!(self.allocator.owner(tail), Some(id.0), "the tail of {entry:?} belongs to it");
+            }
+            on_device += u32::from(entry.is_on_device());
+            owned += u32::from(!entry.is_on_device()) + u32::from(tail.is_some());
+        }
+        if let Some(device) = &self.device {
+            device.check();
+            assert_eq!(on_device, device.held_blocks(), "each held block of the device pool belongs to an entry");
         }
         let mut pages = 0;
         for (page, block) in self.tails.iter() {

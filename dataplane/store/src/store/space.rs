@@ -20,7 +20,7 @@ use super::pool::{Owner, Pool};
 use super::watermarks::Watermarks;
 use crate::allocator::{Block, GRANULE_BYTES};
 use crate::config::StoreConfig;
-use crate::entry::{Entries, EntryId, Keep, Mark, Replica, Reserve, State};
+use crate::entry::{Entries, Entry, EntryId, Keep, Mark, Replica, Reserve, State};
 use crate::errors::ReserveError;
 use crate::eviction::EvictionPolicy;
 use crate::order::{Order, Reach, Scarce, Tenants};
@@ -65,7 +65,7 @@ impl<P: EvictionPolicy> Space<P> {
         let pool = Pool::new(config);
         Self {
             objects: ObjectTable::new(config),
-            order: Order::new(pool.granules(), config.hard_pin_percent, policy),
+            order: Order::new(pool.granules(), pool.device_granules(), config.hard_pin_percent, policy),
             pool,
             watermarks: Watermarks::new(config),
             evictions: Evictions::default(),
@@ -140,6 +140,7 @@ impl<P: EvictionPolicy> Space<P> {
             tenant: self.order.tenant_of(self.objects.entries(), id),
             has_tail: entry.is(Mark::Tail),
             tail_at: self.pool.tail_at(entry),
+            is_on_device: entry.is_on_device(),
             is_head: entry.is(Mark::Head),
             replica: entry.replica(),
             copied: entry.is(Mark::Copied),
@@ -224,8 +225,9 @@ impl<P: EvictionPolicy> Space<P> {
         }
     }
 
-    /// Frees an unused entry and its bytes; returns the free block that they are now part of.
-    pub(super) fn release(&mut self, id: EntryId) -> Block {
+    /// Frees an unused entry and its bytes; returns the free block of the pool that they are now part of, if any were
+    /// there.
+    pub(super) fn release(&mut self, id: EntryId) -> Option<Block> {
         let entries = self.objects.entries_mut();
         let block = entries[id].block();
         self.order.discharge(entries, id);
@@ -322,7 +324,9 @@ impl<P: EvictionPolicy> Space<P> {
         }
         if self.objects.entries().is_full() {
             let limit = self.objects.entries().limit();
-            let victim = self.order.victim(self.objects.entries_mut(), Reach::Soft, Scarce::Entries(limit));
+            let entries = self.objects.entries_mut();
+            let victim = self.order.victim(entries, Reach::Soft, Scarce::Entries(limit));
+            let victim = victim.or_else(|| self.order.device_victim(entries));
             self.evict(victim.ok_or(ReserveError::TooManyObjects { limit })?);
         }
         if let Some(block) = self.pool.allocate(bytes) {
@@ -366,7 +370,7 @@ impl<P: EvictionPolicy> Space<P> {
             let victim = self.order.victim(self.objects.entries_mut(), reach, Scarce::Room)?;
             evicted += self.objects.entries()[victim].granules();
             let free = self.evict(victim);
-            if self.pool.granules_in(free) >= granules {
+            if let Some(free) = free.filter(|free| self.pool.granules_in(*free) >= granules) {
                 return Some(free);
             }
         }
@@ -382,7 +386,7 @@ impl<P: EvictionPolicy> Space<P> {
         loop {
             // Groups are not evicted together here: members elsewhere would not help.
             block = match self.pool.owner(block) {
-                Some(Owner::Entry(id)) => self.evict_one(id),
+                Some(Owner::Entry(id)) => self.evict_one(id).expect("an owner of a block of the pool frees it"),
                 Some(Owner::Page(page)) => {
                     self.pool.close_page(page);
                     while let Some(id) = self.pool.owner_in(page) {
@@ -400,8 +404,9 @@ impl<P: EvictionPolicy> Space<P> {
         }
     }
 
-    /// Evicts an unused object, and its group with it; returns the free block that its bytes are now part of.
-    fn evict(&mut self, id: EntryId) -> Block {
+    /// Evicts an unused object, and its group with it; returns the free block of the pool that its bytes are now part
+    /// of, if any were there.
+    fn evict(&mut self, id: EntryId) -> Option<Block> {
         if self.objects.entries()[id].is(Mark::Grouped) {
             for mate in self.order.mates(self.objects.entries(), id) {
                 self.evict_one(mate);
@@ -411,7 +416,7 @@ impl<P: EvictionPolicy> Space<P> {
     }
 
     /// Evicts an unused object.
-    fn evict_one(&mut self, id: EntryId) -> Block {
+    fn evict_one(&mut self, id: EntryId) -> Option<Block> {
         let entry = &self.objects.entries()[id];
         assert!(entry.is_evictable(), "evicting {entry:?}");
         self.evictions.objects += 1;
@@ -419,6 +424,69 @@ impl<P: EvictionPolicy> Space<P> {
         self.objects.hide(id);
         self.order.remove(self.objects.entries_mut(), id, true);
         self.release(id)
+    }
+
+    /// Returns the next object to leave the device pool.
+    pub(super) fn device_victim(&mut self) -> Option<EntryId> {
+        self.order.device_victim(self.objects.entries_mut())
+    }
+
+    /// Gives the device pool up: nothing is allocated in it any more.
+    pub(super) const fn close_device(&mut self) {
+        self.pool.close_device();
+    }
+
+    /// Takes memory of the other pool for an object that is pinned; its tail stays in the pool, which others are
+    /// evicted from to make room. `None` if the device pool has no free block that is large enough, or the pool no
+    /// room.
+    pub(super) fn reserve_elsewhere(&mut self, of: EntryId) -> Option<EntryId> {
+        let entry = &self.objects.entries()[of];
+        let (is_promotion, tail_bytes) = (!entry.is_on_device(), self.pool.tail_room(entry));
+        let wanted = again(entry, if is_promotion { 0 } else { tail_bytes as u32 });
+        if !is_promotion {
+            let block = self.room(wanted.bytes + tail_bytes).ok()?;
+            return Some(self.take(&wanted, block));
+        }
+        if self.objects.entries().is_full() {
+            return None;
+        }
+        let block = self.pool.allocate_on_device(wanted.bytes)?;
+        if !wanted.has_tail {
+            return Some(self.take(&wanted, block));
+        }
+        let Ok(tail) = self.room(tail_bytes) else {
+            self.pool.free(block);
+            return None;
+        };
+        let id = self.take(&wanted, block);
+        self.pool.give_tail(block, tail, tail_bytes, id);
+        Some(id)
+    }
+
+    /// Reserves an entry for a block, and charges its tenant.
+    fn take(&mut self, wanted: &Reserve, block: Block) -> EntryId {
+        let entries = self.objects.entries_mut();
+        let id = entries.reserve(wanted, block);
+        self.pool.set_owner(block, id);
+        self.order.charge(entries, id, &wanted.keep);
+        id
+    }
+
+    /// Makes a reserved entry take the place of a live one of the same object, whose bytes were copied. The bytes of
+    /// the former one are freed, at once or with its last pin.
+    pub(super) fn supersede(&mut self, old: EntryId, new: EntryId) {
+        let entries = self.objects.entries_mut();
+        let (version, checksum) = (entries[old].version(), entries[old].checksum());
+        self.order.stick(entries, new, |entries| entries.commit(new, version, checksum));
+        for mark in [Mark::Tail, Mark::Copied, Mark::Copy, Mark::Wanted, Mark::Awaited] {
+            let is_set = entries[old].is(mark);
+            entries.set(new, mark, is_set);
+        }
+        entries.set(new, Mark::Replace, false);
+        self.objects.supersede(old, new);
+        self.order.remove(self.objects.entries_mut(), old, false);
+        self.step(old, Entries::doom);
+        self.order.insert(self.objects.entries_mut(), new);
     }
 
     /// Asserts that table, pool and eviction order agree. Walks all entries and blocks.
@@ -430,5 +498,19 @@ impl<P: EvictionPolicy> Space<P> {
         self.pool.check(self.objects.entries());
         let in_order = self.order.check(self.objects.entries());
         assert_eq!(in_order, self.objects.len() as usize, "the eviction order has the live entries only");
+    }
+}
+
+/// Returns the reservation for another place of an object that nothing but the eviction policy keeps.
+fn again(entry: &Entry, tail_bytes: u32) -> Reserve {
+    Reserve {
+        tail_bytes,
+        has_tail: entry.is(Mark::Tail),
+        replace: true,
+        keep: Keep { account: entry.account() as u16, ..Keep::default() },
+        head: entry.is(Mark::Head),
+        replica: entry.replica(),
+        moves: true,
+        ..Reserve::plain(entry.digest(), entry.bytes())
     }
 }

@@ -16,6 +16,10 @@ pub(super) struct Counters {
     pub(super) stale_ids: u64,
     /// Objects that were committed, by size class.
     pub(super) sizes: [u64; SIZE_CLASSES],
+    /// Objects that moved into the device pool, out of it, and that were lost with the device.
+    pub(super) promotions: u64,
+    pub(super) demotions: u64,
+    pub(super) lost_with_device: u64,
 }
 
 /// Size classes: class n has the objects of up to 2^n bytes that are larger than those of the class before. The last
@@ -61,6 +65,8 @@ pub struct StoreStats {
     pub quarantined_bytes: u64,
     /// Space of pages of tails.
     pub tail_page_bytes: u64,
+    /// Device pool. Its objects count among the visible ones; its space does not count in the gauges above.
+    pub device: DevicePoolStats,
     /// Pins held.
     pub pins: u64,
     /// Reservations held, expired ones included.
@@ -69,8 +75,6 @@ pub struct StoreStats {
     pub hits: u64,
     /// Gets that found no object.
     pub misses: u64,
-    /// Gets that found no free pin.
-    pub pin_refusals: u64,
     /// Commits of new objects or versions.
     pub puts: u64,
     /// Puts, at reserve or commit, that were refused because an object of the digest existed.
@@ -89,12 +93,38 @@ pub struct StoreStats {
     pub evictions: u64,
     /// Exact sizes of evicted objects, summed.
     pub evicted_bytes: u64,
-    /// Messages about pins and reservations that were not held.
-    pub stale_ids: u64,
+    /// Pins and reservations that peers did not get, or did not have.
+    pub handles: HandleStats,
     /// Objects that were committed, by size: see [`SIZE_CLASSES`].
     pub sizes: [u64; SIZE_CLASSES],
     /// Events of objects.
     pub events: EventStats,
+}
+
+/// Pins and reservations that peers did not get, or did not have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HandleStats {
+    /// Gets that found no free pin.
+    pub pin_refusals: u64,
+    /// Messages about pins and reservations that were not held.
+    pub stale_ids: u64,
+}
+
+/// Device pool: space, objects, and moves between it and the pool.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DevicePoolStats {
+    /// Size; 0 without a device pool.
+    pub pool_bytes: u64,
+    /// Space that is not free.
+    pub used_bytes: u64,
+    /// Visible objects in it.
+    pub objects: u64,
+    /// Objects that moved from the pool to the device pool.
+    pub promotions: u64,
+    /// Objects that moved from the device pool to the pool.
+    pub demotions: u64,
+    /// Objects that were lost with the device.
+    pub lost: u64,
 }
 
 /// Visible objects that are replicated.

@@ -2,8 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use kvplane_proto::events::{ObjectChange, ObjectMedium};
 use kvplane_proto::{Digest, Version};
-use kvplane_store::events::{Change, EventPage, Medium};
+use kvplane_store::events::EventPage;
 use kvplane_store::{Store, StoreConfig};
 use proptest::prelude::*;
 
@@ -19,11 +20,11 @@ impl Follower {
     fn apply(&mut self, page: &EventPage) {
         assert_eq!((page.lost, page.first), (0, self.from));
         for event in &page.events {
-            assert_eq!(event.medium, Medium::Memory);
+            assert_eq!(event.medium, ObjectMedium::Memory);
             match event.change {
-                Change::Stored => drop(self.objects.insert(event.digest, event.bytes)),
-                Change::Removed => drop(self.objects.remove(&event.digest)),
-                Change::Cleared => self.objects.clear(),
+                ObjectChange::Stored => drop(self.objects.insert(event.digest, event.bytes)),
+                ObjectChange::Removed => drop(self.objects.remove(&event.digest)),
+                ObjectChange::Cleared => self.objects.clear(),
             }
         }
         self.from = page.first + page.events.len() as u64;
@@ -59,8 +60,8 @@ proptest! {
     ) {
         let mut store = store();
         before.into_iter().for_each(|(what, name)| step(&mut store, what, name));
-        store.events_mut().keep(1000);
-        let mut follower = Follower { from: store.events().next(), ..Follower::default() };
+        store.objects_mut().events_mut().keep(1000);
+        let mut follower = Follower { from: store.objects().events().next(), ..Follower::default() };
         let (mut cursor, mut steps) = (Some(0), during.into_iter());
         while let Some(from) = cursor {
             let (objects, next) = store.objects().walk(from, page);
@@ -70,12 +71,12 @@ proptest! {
                 step(&mut store, what, name);
             }
         }
-        follower.apply(&store.events().read(follower.from, 1000));
+        follower.apply(&store.objects().events().read(follower.from, 1000));
         for (what, name) in steps {
             step(&mut store, what, name);
-            follower.apply(&store.events().read(follower.from, 3));
+            follower.apply(&store.objects().events().read(follower.from, 3));
         }
-        follower.apply(&store.events().read(follower.from, 1000));
+        follower.apply(&store.objects().events().read(follower.from, 1000));
         let there: BTreeMap<Digest, u64> = store.objects().walk(0, u32::MAX).0.into_iter().collect();
         prop_assert_eq!(follower.objects, there);
         store.check();

@@ -1,5 +1,6 @@
 //! Tests of the store's public interface, in one binary: a module for each subject.
 
+mod device_pool;
 mod eviction;
 mod followers;
 mod shadow;

@@ -40,6 +40,7 @@ fn config(eviction: Eviction) -> StoreConfig {
         low_watermark_percent: 100,
         pool_bytes: 20 * KIB,
         unit_bytes: 256,
+        device_pool_bytes: 0,
         max_objects: 12,
         max_object_bytes: 18 * KIB,
         protected_percent: 40,
@@ -140,7 +141,7 @@ fn a_removed_object_is_invisible_at_once_and_freed_with_its_last_pin() {
     store.unpin(two).unwrap();
     assert!(store.unpin(two).is_err());
     assert_eq!((store.stats().doomed_bytes, store.stats().used_bytes), (0, 4096));
-    assert_eq!(store.stats().stale_ids, 1);
+    assert_eq!(store.stats().handles.stale_ids, 1);
     store.check();
 }
 
@@ -283,5 +284,22 @@ fn a_replacement_takes_effect_at_its_commit_and_readers_of_the_former_finish() {
     // Without an existing object it is a plain put.
     let (first, _) = store.reserve_for(&Reserve { digest: Digest(2), ..wanted }).expect("there is room");
     store.commit(first, 7).expect("nobody else puts it");
+    store.check();
+}
+
+#[test]
+fn an_empty_store_holds_nothing_and_refuses_every_put() {
+    let mut store = Store::empty();
+    let digest = Digest::from_bytes([7; 16]);
+    assert!(!store.config().has_pool());
+    assert!(matches!(store.reserve(digest, 1), Err(ReserveError::TooLarge { bytes: 1, limit_bytes: 0 })));
+    assert_eq!(store.reserve(digest, 0), Err(ReserveError::Empty));
+    assert!(store.get(digest).is_err() && !store.exists(digest) && store.peek(digest).is_none());
+    assert_eq!((store.hold(digest), store.remove(digest), store.remove_all()), (None, false, 0));
+    assert_eq!(store.objects().walk(0, 10), (Vec::new(), None));
+    assert_eq!(store.between(0, u64::MAX).count(), 0);
+    store.tick(1 << 40);
+    let stats = store.stats();
+    assert_eq!((stats.objects, stats.pool_bytes, stats.free_bytes), (0, 0, 0));
     store.check();
 }

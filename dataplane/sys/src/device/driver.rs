@@ -3,7 +3,8 @@
 //! Calls that need a current context say so; [`Device`](super::Device) makes its context current around them. Handles
 //! are plain words, because a driver gives pointers and another one numbers.
 
-use super::{Allocation, DeviceError, DeviceInfo, Family};
+use super::captures::Captures;
+use super::{Allocation, DeviceError, DeviceId, DeviceInfo, Family};
 use std::os::fd::OwnedFd;
 
 /// Context of a device, as its driver names it.
@@ -13,7 +14,7 @@ pub(crate) struct RawContext(pub(crate) u64);
 /// Proof that this thread entered a context, which it is to leave, with what the driver needs for that.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct Previous(pub(crate) Option<i32>);
+pub(crate) struct Previous(pub(crate) Option<u64>);
 
 /// Stream of a driver: a queue whose operations are done in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +45,29 @@ pub(crate) struct RawCopy {
 }
 
 /// Length of a handle that lets another process map an allocation.
-pub(crate) const HANDLE_BYTES: usize = 64;
+pub const HANDLE_BYTES: usize = 64;
+
+/// Handle of an allocation, by which another process maps it.
+#[derive(Debug)]
+pub enum ShareHandle {
+    /// Bytes that the driver of another process takes.
+    Bytes([u8; HANDLE_BYTES]),
+    /// Descriptor of a physical allocation of the virtual-memory interface.
+    Descriptor(OwnedFd),
+    /// Fabric handle of a physical allocation of the virtual-memory interface, where that has no descriptor.
+    Fabric([u8; HANDLE_BYTES]),
+}
+
+/// Physical allocation for other processes.
+#[derive(Debug)]
+pub(crate) struct SharedPhysical {
+    /// Descriptor or fabric handle.
+    pub(crate) handle: ShareHandle,
+    /// First address of its mapping here.
+    pub(crate) base: u64,
+    /// Length of the mapping.
+    pub(crate) bytes: u64,
+}
 
 /// Driver library. Any thread may call it.
 pub(crate) trait Driver: Send + Sync {
@@ -69,6 +92,11 @@ pub(crate) trait Driver: Send + Sync {
     /// Makes the context current that was so before [`Self::enter`].
     fn leave(&self, previous: Previous);
 
+    /// Returns the functions for captures of streams into graphs; by default, none.
+    fn captures(&self) -> Captures {
+        Captures::default()
+    }
+
     /// Creates a stream that waits for no other. Needs the current context.
     fn create_stream(&self, ordinal: u16) -> Result<RawStream, DeviceError>;
 
@@ -77,6 +105,13 @@ pub(crate) trait Driver: Send + Sync {
 
     /// Waits until a stream is idle; for the end of a queue only. Needs the current context.
     fn synchronize(&self, ordinal: u16, stream: RawStream) -> Result<(), DeviceError>;
+
+    /// Returns the device of a caller's stream. Needs the current context, of any device. By default, the device of
+    /// that context.
+    fn device_of_stream(&self, ordinal: u16, stream: RawStream) -> Result<u16, DeviceError> {
+        let _ = stream;
+        Ok(ordinal)
+    }
 
     /// Makes a stream wait for an event, on the device. Needs the current context.
     fn wait(&self, ordinal: u16, stream: RawStream, event: RawEvent) -> Result<(), DeviceError>;
@@ -130,4 +165,25 @@ pub(crate) trait Driver: Send + Sync {
 
     /// Ends a mapping. Needs the current context.
     fn unmap(&self, address: u64);
+
+    /// Exports the physical allocation that is mapped at an address by the virtual-memory interface, as a descriptor
+    /// or fabric handle for other processes. Needs the current context.
+    fn share_physical(&self, ordinal: u16, _address: u64) -> Result<SharedPhysical, DeviceError> {
+        Err(self.without_virtual_memory(ordinal))
+    }
+
+    /// Maps the physical allocation behind a descriptor or fabric handle, with access for this device; returns its
+    /// address here. Needs the current context.
+    fn map_physical(&self, ordinal: u16, _handle: &ShareHandle, _bytes: u64) -> Result<u64, DeviceError> {
+        Err(self.without_virtual_memory(ordinal))
+    }
+
+    /// Ends what [`Self::map_physical`] mapped. Needs the current context.
+    fn unmap_physical(&self, _address: u64, _bytes: u64) {}
+
+    /// Returns the error of a driver that does not share allocations of virtual memory.
+    fn without_virtual_memory(&self, ordinal: u16) -> DeviceError {
+        let id = DeviceId { family: self.family(), ordinal };
+        DeviceError::Unsupported { id, what: "descriptors of allocations for other processes" }
+    }
 }

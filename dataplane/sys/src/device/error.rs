@@ -102,6 +102,22 @@ pub enum DeviceError {
 }
 
 impl DeviceError {
+    /// Returns true if no copy of this process on the device will be reported as done any more: the device is lost, or
+    /// this is a forked child.
+    #[must_use]
+    pub const fn is_lost(&self) -> bool {
+        matches!(self, Self::Lost { .. } | Self::Forked)
+    }
+
+    /// Returns the error of a device that answers nothing of its work any more.
+    pub(super) fn into_lost(self) -> Self {
+        match self {
+            Self::Call { id, call, code, .. } => Self::Lost { id, call, code },
+            Self::OutOfMemory { id, call } => Self::Lost { id, call, code: 0 },
+            other => other,
+        }
+    }
+
     /// Returns the error of a driver without this function, which it has since that version.
     pub(super) fn old(family: Family, function: &'static CStr, since: &'static str) -> Self {
         Self::OldDriver { family, function: function.to_str().unwrap_or_default(), since }

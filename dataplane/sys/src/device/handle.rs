@@ -1,13 +1,19 @@
 //! Devices in use: the retained primary context of each, and the guard that makes it current around driver calls.
 
-use super::driver::{Driver, RawContext};
-use super::{DeviceError, DeviceId, DeviceInfo, Family, cuda, hip};
+use super::driver::{Driver, Previous, RawContext};
+use super::{DeviceError, DeviceId, DeviceInfo, Family, ascend, cuda, hip};
+use std::cell::Cell;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Once, PoisonError, Weak};
 
 /// True in a forked child of a process that uses a driver.
 static FORKED: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// Device whose context this thread has made current, for the time of a call or of a [`Device::hold`].
+    static CURRENT: Cell<Option<DeviceId>> = const { Cell::new(None) };
+}
 
 /// Devices whose context is retained.
 static OPEN: Mutex<Vec<(DeviceId, Weak<Device>)>> = Mutex::new(Vec::new());
@@ -18,6 +24,7 @@ pub(super) fn driver(family: Family) -> Result<&'static dyn Driver, DeviceError>
     let driver: &'static dyn Driver = match family {
         Family::Cuda => cuda::library()?,
         Family::Hip => hip::library()?,
+        Family::Npu => ascend::library()?,
     };
     debug_assert_eq!(driver.family(), family, "each family has its own library");
     static WATCH: Once = Once::new();
@@ -95,17 +102,64 @@ impl Device {
         self.with(|driver, ordinal| driver.flush_writes(ordinal))
     }
 
+    /// Makes this device's context current for all calls of its memory and queues in `work`, instead of once for each.
+    /// If it cannot be made current, they return the error. To be called around the caller's own code only: other code
+    /// on the thread would see this context.
+    pub fn hold<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _context = self.enter();
+        work()
+    }
+
     /// Calls the driver with this device's context current on the thread, and restores the former one afterwards.
     pub(super) fn with<T>(
         &self,
         work: impl FnOnce(&'static dyn Driver, u16) -> Result<T, DeviceError>,
     ) -> Result<T, DeviceError> {
+        let _context = self.enter()?;
+        work(self.driver, self.info.id.ordinal)
+    }
+
+    /// Calls the driver for what needs no context.
+    pub(super) fn without_context<T>(
+        &self,
+        work: impl FnOnce(&'static dyn Driver) -> Result<T, DeviceError>,
+    ) -> Result<T, DeviceError> {
         check_process()?;
-        let ordinal = self.info.id.ordinal;
-        let previous = self.driver.enter(ordinal, self.context)?;
-        let result = work(self.driver, ordinal);
-        self.driver.leave(previous);
-        result
+        work(self.driver)
+    }
+
+    /// Makes the context current until the drop; `None` if it is so already.
+    fn enter(&self) -> Result<Option<CurrentContext>, DeviceError> {
+        check_process()?;
+        if CURRENT.get() == Some(self.info.id) {
+            return Ok(None);
+        }
+        let previous = self.driver.enter(self.info.id.ordinal, self.context)?;
+        let capture_mode = self.driver.captures().relax();
+        let outer = CURRENT.replace(Some(self.info.id));
+        Ok(Some(CurrentContext { driver: self.driver, previous: Some(previous), capture_mode, outer }))
+    }
+}
+
+/// Context that this thread has made current, until the drop.
+struct CurrentContext {
+    driver: &'static dyn Driver,
+    previous: Option<Previous>,
+    /// Former mode of this thread for captures of streams.
+    capture_mode: Option<i32>,
+    /// Device whose context was current before, if this thread's work had made it so.
+    outer: Option<DeviceId>,
+}
+
+impl Drop for CurrentContext {
+    fn drop(&mut self) {
+        CURRENT.set(self.outer);
+        if let Some(mode) = self.capture_mode {
+            self.driver.captures().restore(mode);
+        }
+        if let Some(previous) = self.previous.take() {
+            self.driver.leave(previous);
+        }
     }
 }
 

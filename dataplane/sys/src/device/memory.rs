@@ -1,9 +1,9 @@
 //! Memory that copies name: ranges of device allocations, and pinned memory of the host.
 
-use super::driver::HANDLE_BYTES;
+use super::driver::Driver;
 use super::handle::check_process;
 use super::{Allocation, Device, DeviceError, MemoryKind, locate};
-use crate::region::Region;
+use crate::region::{IoBuf, Region};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -20,13 +20,15 @@ pub struct DeviceMemory {
 
 /// Owner of a range's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Ownership {
+pub(super) enum Ownership {
     /// The caller that allocated it.
     Caller,
     /// This range: its memory is freed on drop.
     Range,
-    /// Another process, whose memory is mapped until the drop.
-    Process,
+    /// Another process, whose allocation is mapped by its handle until the drop.
+    Handle,
+    /// Another process, whose physical allocation is mapped until the drop.
+    Physical,
 }
 
 impl DeviceMemory {
@@ -57,18 +59,13 @@ impl DeviceMemory {
         Self::owned(device, address, bytes, Ownership::Range)
     }
 
-    /// Maps an allocation of another process by its handle. The mapping ends with the last clone.
-    ///
-    /// # Errors
-    /// When the driver rejects the handle: the allocation is gone, this process made the handle itself, or the devices
-    /// cannot access each other. When the allocation is shorter than `bytes`.
-    pub fn map(device: &Arc<Device>, handle: &[u8; HANDLE_BYTES], bytes: u64) -> Result<Arc<Self>, DeviceError> {
-        let base = device.with(|driver, ordinal| driver.map(ordinal, handle))?;
-        Self::owned(device, base, bytes, Ownership::Process)
-    }
-
     /// Describes the allocation at `base`, which the range owns; it is released if that fails.
-    fn owned(device: &Arc<Device>, base: u64, bytes: u64, ownership: Ownership) -> Result<Arc<Self>, DeviceError> {
+    pub(super) fn owned(
+        device: &Arc<Device>,
+        base: u64,
+        bytes: u64,
+        ownership: Ownership,
+    ) -> Result<Arc<Self>, DeviceError> {
         let kind = MemoryKind::Device(device.id());
         let allocation = Allocation { kind, base, bytes, buffer_id: 0, rdma: false, handle: false };
         let mut memory = Self { device: Arc::clone(device), allocation, address: base, bytes, ownership };
@@ -105,23 +102,22 @@ impl DeviceMemory {
         self.bytes
     }
 
-    /// Checks that the memory is still the allocation that was adopted.
+    /// Checks that the memory is still the allocation that was adopted or allocated. A mapping of another process's
+    /// memory always is.
     ///
     /// # Errors
     /// [`DeviceError::Stale`] if it was freed, whether or not the address is in use again; errors of the driver.
     pub fn check(&self) -> Result<(), DeviceError> {
         check_process()?;
-        if self.ownership != Ownership::Caller {
+        if matches!(self.ownership, Ownership::Handle | Ownership::Physical) {
             return Ok(());
         }
-        let is_same =
-            |found: &Allocation| found.buffer_id == self.allocation.buffer_id && found.covers(self.address, self.bytes);
-        match locate(self.address, self.bytes) {
-            Ok(there) if there.allocation.as_ref().is_some_and(is_same) => Ok(()),
-            Ok(_) | Err(DeviceError::UnknownAddress { .. } | DeviceError::BeyondAllocation { .. }) => {
-                Err(DeviceError::Stale { address: self.address, id: self.device.id() })
-            }
-            Err(error) => Err(error),
+        let (address, bytes) = (self.address, self.bytes);
+        let found = self.device.without_context(|driver| driver.describe(address))?;
+        let is_same = |found: &Allocation| found.buffer_id == self.allocation.buffer_id && found.covers(address, bytes);
+        match found {
+            Some(found) if is_same(&found) => Ok(()),
+            _ => Err(DeviceError::Stale { address, id: self.device.id() }),
         }
     }
 
@@ -141,33 +137,21 @@ impl DeviceMemory {
         let (fd, offset) = self.device.with(|driver, ordinal| driver.export_dma_buf(ordinal, base, bytes))?;
         Ok((fd, offset + (self.address - base)))
     }
-
-    /// Returns a handle by which another process of this host maps the allocation; the range begins at the returned
-    /// offset in it.
-    ///
-    /// # Errors
-    /// When the allocation cannot be shared in this way.
-    pub fn share(&self) -> Result<([u8; HANDLE_BYTES], u64), DeviceError> {
-        if !self.allocation.handle {
-            return Err(DeviceError::Unsupported { id: self.device.id(), what: "handles of this allocation" });
-        }
-        let base = self.allocation.base;
-        let handle = self.device.with(|driver, ordinal| driver.share(ordinal, base))?;
-        Ok((handle, self.address - base))
-    }
 }
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        let (base, ownership) = (self.allocation.base, self.ownership);
-        if ownership != Ownership::Caller {
+        let (address, bytes) = (self.address, self.bytes);
+        let release = |driver: &dyn Driver| match self.ownership {
+            Ownership::Caller => {}
+            Ownership::Range => driver.free(address),
+            Ownership::Handle => driver.unmap(address),
+            Ownership::Physical => driver.unmap_physical(address, bytes),
+        };
+        if self.ownership != Ownership::Caller {
             // A context that is gone has neither allocations nor mappings.
             let _ = self.device.with(|driver, _| {
-                if ownership == Ownership::Range {
-                    driver.free(base);
-                } else {
-                    driver.unmap(base);
-                }
+                release(driver);
                 Ok(())
             });
         }
@@ -178,7 +162,7 @@ impl Drop for DeviceMemory {
 #[derive(Debug)]
 pub struct PinnedRegion {
     device: Arc<Device>,
-    region: Arc<Region>,
+    memory: IoBuf,
 }
 
 impl PinnedRegion {
@@ -187,26 +171,45 @@ impl PinnedRegion {
     /// # Errors
     /// When the driver cannot pin it: out of memory, or pinned already.
     pub fn new(device: &Arc<Device>, region: Arc<Region>) -> Result<Self, DeviceError> {
-        let (address, bytes) = (region.address(), region.bytes());
-        // SAFETY: `region` is held until the pinning ends.
-        device.with(|driver, ordinal| unsafe { driver.pin(ordinal, address, bytes) })?;
-        Ok(Self { device: Arc::clone(device), region })
+        Self::of(device, IoBuf::whole(region))
+    }
+
+    /// Pins a range of a region, which begins and ends at pages, like [`Self::new`]. A copy must not cross the end of
+    /// a range that was pinned by itself.
+    ///
+    /// # Errors
+    /// When the driver cannot pin it: out of memory, or some of it is pinned already.
+    pub fn of(device: &Arc<Device>, memory: IoBuf) -> Result<Self, DeviceError> {
+        let address = address_of(&memory);
+        // SAFETY: the range's region is held until the pinning ends.
+        device.with(|driver, ordinal| unsafe { driver.pin(ordinal, address, memory.bytes()) })?;
+        Ok(Self { device: Arc::clone(device), memory })
     }
 
     /// Returns the region.
     #[must_use]
-    pub const fn region(&self) -> &Arc<Region> {
-        &self.region
+    pub fn region(&self) -> &Arc<Region> {
+        self.memory.region()
+    }
+
+    /// Returns the number of pinned bytes.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.memory.bytes()
     }
 }
 
 impl Drop for PinnedRegion {
     fn drop(&mut self) {
-        let address = self.region.address();
+        let address = address_of(&self.memory);
         // A context that is gone pins nothing.
         let _ = self.device.with(|driver, _| {
             driver.unpin(address);
             Ok(())
         });
     }
+}
+
+fn address_of(memory: &IoBuf) -> u64 {
+    memory.region().address() + memory.offset() as u64
 }

@@ -5,7 +5,9 @@
 //! library is behind one trait, [`driver::Driver`]; the types here are the same for all:
 //!
 //! * [`Device`]: the primary context of one device, retained while anything of it is in use. No context of our own is
-//!   created. A context is current on a thread only inside a call here, so threads of other owners are not disturbed.
+//!   created. A context is current on a thread only inside a call here, so threads of other owners are not disturbed;
+//!   with one exception of Ascend's, where a thread that had no context keeps that of the last call.
+//! * [`Backing`]: memory behind a buffer, the host's or a device's.
 //! * [`DeviceMemory`]: a range of one allocation, with the identity of the allocation. The CPU never touches it.
 //! * [`PinnedRegion`]: host memory that the copy engines of a device read and write directly.
 //! * [`CopyQueue`]: copies in order between the two, asynchronous; completions are polled and never waited for.
@@ -13,6 +15,9 @@
 //! After a fork the child must not call a driver: every function here returns [`DeviceError::Forked`] there. A context
 //! that is gone because the process ends is no error when something is released.
 
+mod ascend;
+mod backing;
+mod captures;
 mod classify;
 mod cuda;
 mod driver;
@@ -21,14 +26,18 @@ mod handle;
 mod hip;
 mod memory;
 mod queue;
+mod share;
 
+use std::ffi::CStr;
 use std::fmt;
 
-pub use classify::{Location, is_explained, locate};
+pub use backing::Backing;
+pub use classify::{Location, is_any_driver_loaded, locate};
 pub use error::DeviceError;
 pub use handle::{Device, open_families};
 pub use memory::{DeviceMemory, PinnedRegion};
 pub use queue::{CopyQueue, CopyTicket, DeviceCopy, DeviceRange, StreamHandle};
+pub use share::{HANDLE_BYTES, ShareHandle, SharedAllocation, process_number};
 
 /// Vendor interface that a device is reached through.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -37,11 +46,13 @@ pub enum Family {
     Cuda,
     /// AMD: `libamdhip64.so`.
     Hip,
+    /// Huawei's Ascend: `libascendcl.so`.
+    Npu,
 }
 
 impl Family {
     /// All families, in the order in which they are tried for an address.
-    pub const ALL: [Self; 2] = [Self::Cuda, Self::Hip];
+    pub const ALL: [Self; 3] = [Self::Cuda, Self::Hip, Self::Npu];
 
     /// Returns the prefix of its locations, as in Mooncake's descriptors.
     #[must_use]
@@ -49,6 +60,7 @@ impl Family {
         match self {
             Self::Cuda => "cuda",
             Self::Hip => "hip",
+            Self::Npu => "npu",
         }
     }
 
@@ -58,6 +70,17 @@ impl Family {
         match self {
             Self::Cuda => "libcuda.so.1",
             Self::Hip => "libamdhip64.so",
+            Self::Npu => "libascendcl.so",
+        }
+    }
+
+    /// Returns the file names that its driver library may have, for the loader. AMD's packages of Python have only the
+    /// one with their version.
+    const fn libraries(self) -> &'static [&'static CStr] {
+        match self {
+            Self::Cuda => &[c"libcuda.so.1"],
+            Self::Hip => &[c"libamdhip64.so", c"libamdhip64.so.7", c"libamdhip64.so.6", c"libamdhip64.so.5"],
+            Self::Npu => &[c"libascendcl.so"],
         }
     }
 }
@@ -118,7 +141,7 @@ pub struct DeviceInfo {
     pub id: DeviceId,
     /// Product name.
     pub name: String,
-    /// PCI address, `0000:01:00.0`, in lower case.
+    /// PCI address, `0000:01:00.0`, in lower case; empty if the driver does not say.
     pub pci_address: String,
     /// Number of copy engines that work concurrently with kernels.
     pub copy_engines: u32,
@@ -148,6 +171,20 @@ pub struct Allocation {
     pub handle: bool,
 }
 
+impl DeviceInfo {
+    /// Returns the PCI address as a number that all processes of this host have for the device; 0 if the driver gives
+    /// none.
+    #[must_use]
+    pub fn pci_number(&self) -> u64 {
+        let parts: Option<Vec<u64>> =
+            self.pci_address.split([':', '.']).map(|part| u64::from_str_radix(part, 16).ok()).collect();
+        match parts.as_deref() {
+            Some(&[domain, bus, device, function]) => domain << 24 | bus << 16 | device << 8 | function,
+            _ => 0,
+        }
+    }
+}
+
 impl Allocation {
     /// Returns true if `address .. address + bytes` is inside the allocation.
     #[must_use]
@@ -165,9 +202,30 @@ mod tests {
         let id = DeviceId { family: Family::Cuda, ordinal: 13 };
         assert_eq!(id.to_string(), "cuda:13");
         assert_eq!(DeviceId::parse("cuda:13"), Some(id));
+        for family in Family::ALL {
+            let id = DeviceId { family, ordinal: 1 };
+            assert_eq!(DeviceId::parse(&id.to_string()), Some(id));
+        }
+        assert_eq!(DeviceId::parse("npu:7"), Some(DeviceId { family: Family::Npu, ordinal: 7 }));
         for other in ["cpu:0", "cuda", "cuda:", "cuda:-1", "cuda:+1", "cuda:65536", "cuda:1:2", "CUDA:1", "*", ""] {
             assert_eq!(DeviceId::parse(other), None, "{other}");
         }
+    }
+
+    #[test]
+    fn a_device_has_one_number_in_all_processes() {
+        let info = |pci_address: &str| DeviceInfo {
+            id: DeviceId { family: Family::Cuda, ordinal: 0 },
+            name: String::new(),
+            pci_address: pci_address.to_owned(),
+            copy_engines: 1,
+            dma_buf: false,
+            host_node: None,
+            needs_flush: false,
+        };
+        assert_eq!(info("0000:a1:00.0").pci_number(), 0x00a1_0000);
+        assert_eq!(info("0001:02:1f.7").pci_number(), 0x0102_1f07);
+        assert!(["", "a1:00.0", "0000:a1:00.0.1", "0000:xx:00.0"].iter().all(|text| info(text).pci_number() == 0));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! device is lost, nobody can tell any more whether its copy engines still write, so that memory is never released.
 
 use super::driver::{Direction, Driver, RawCopy, RawEvent, RawStream};
-use super::{Device, DeviceError, DeviceMemory, Family};
+use super::{Device, DeviceError, DeviceId, DeviceMemory, Family};
 use crate::region::IoBuf;
 use std::collections::VecDeque;
 use std::fmt;
@@ -29,6 +29,22 @@ impl StreamHandle {
     /// CUDA's legacy default stream, which waits for all streams of its context that were not created otherwise: the
     /// stream of callers that name none.
     pub const CUDA_DEFAULT: Self = Self { family: Family::Cuda, raw: 1 };
+
+    /// Returns the stream of callers that name none. That of CUDA and HIP waits for all streams of its context that
+    /// were not created otherwise; that of Ascend does not wait for any other.
+    #[must_use]
+    pub const fn default_of(family: Family) -> Self {
+        match family {
+            Family::Cuda => Self::CUDA_DEFAULT,
+            Family::Hip | Family::Npu => Self { family, raw: 0 },
+        }
+    }
+
+    /// Returns the caller's stream if it is of this family, and the default one otherwise.
+    #[must_use]
+    pub fn or_default(stream: Option<Self>, family: Family) -> Self {
+        stream.filter(|stream| stream.family == family).unwrap_or(Self::default_of(family))
+    }
 }
 
 /// Range of a [`DeviceMemory`].
@@ -51,7 +67,32 @@ impl DeviceRange {
         Self { memory: Arc::clone(memory), offset, bytes }
     }
 
-    fn address(&self) -> u64 {
+    /// Returns the part of `bytes` bytes at offset `from`.
+    ///
+    /// # Panics
+    /// When it is not inside the range.
+    #[must_use]
+    pub fn slice(&self, from: u64, bytes: u64) -> Self {
+        let end = from.checked_add(bytes);
+        assert!(end.is_some_and(|end| end <= self.bytes), "{bytes} bytes at {from} of {}", self.bytes);
+        Self { memory: Arc::clone(&self.memory), offset: self.offset + from, bytes }
+    }
+
+    /// Returns the memory that the range is in.
+    #[must_use]
+    pub const fn memory(&self) -> &Arc<DeviceMemory> {
+        &self.memory
+    }
+
+    /// Returns the length in bytes.
+    #[must_use]
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Returns the first address.
+    #[must_use]
+    pub fn address(&self) -> u64 {
         self.memory.address() + self.offset
     }
 }
@@ -83,6 +124,15 @@ pub enum DeviceCopy {
 }
 
 impl DeviceCopy {
+    /// Returns the ranges of device memory that it reads or writes.
+    pub fn ranges(&self) -> impl Iterator<Item = &DeviceRange> {
+        let (first, second) = match self {
+            Self::ToHost { from: range, .. } | Self::ToDevice { to: range, .. } => (range, None),
+            Self::Between { from, to } => (from, Some(to)),
+        };
+        std::iter::once(first).chain(second)
+    }
+
     /// Returns the copy as the driver takes it.
     fn raw(&self) -> RawCopy {
         let (to, from, [bytes, other], direction) = match self {
@@ -154,27 +204,60 @@ impl CopyQueue {
         self.in_flight.len()
     }
 
-    /// Makes later copies wait, on the device, for everything that a caller has enqueued on its stream so far.
+    /// Makes later copies wait, on the device, for everything that a caller has enqueued on its stream so far. The
+    /// stream may be of another device of this one's family.
     ///
     /// # Errors
-    /// When the stream is not of this device's family, or the device is lost.
+    /// When the stream is not of this device's family, or its driver does not know it, or it is being captured into a
+    /// graph, or a device is lost.
     pub fn wait_for(&mut self, stream: StreamHandle) -> Result<(), DeviceError> {
         let id = self.device.id();
         if stream.family != id.family {
             return Err(DeviceError::Unsupported { id, what: "streams of another vendor" });
         }
+        let raw = RawStream(stream.raw);
+        let refused = match self.wait_on_own(raw) {
+            Err(refused @ DeviceError::Call { .. }) => refused,
+            result => return result,
+        };
+        // Events are recorded in the context of their stream.
+        let ordinal = self.device.with(|driver, ordinal| driver.device_of_stream(ordinal, raw))?;
+        if ordinal == id.ordinal {
+            return Err(refused);
+        }
+        let other = Device::open(DeviceId { ordinal, ..id })?;
+        self.wait_on_other(&other, raw)
+    }
+
+    /// Waits for a stream of this device.
+    fn wait_on_own(&mut self, stream: RawStream) -> Result<(), DeviceError> {
         let (device, ours, events) = (&self.device, self.stream, &mut self.events);
         device.with(|driver, ordinal| {
             let event = take_event(events, driver, ordinal)?;
-            let waits =
-                driver.record(ordinal, event, RawStream(stream.raw)).and_then(|()| driver.wait(ordinal, ours, event));
+            let waits = record_callers(driver, ordinal, event, stream).and_then(|()| driver.wait(ordinal, ours, event));
             // The wait holds on to the recorded point, so the event can be recorded again at once.
             events.push(event);
             waits
         })
     }
 
-    /// Enqueues a batch of copies, and retires those that are done.
+    /// Waits for a stream of another device.
+    fn wait_on_other(&self, other: &Device, stream: RawStream) -> Result<(), DeviceError> {
+        let event = other.with(|driver, ordinal| {
+            let event = driver.create_event(ordinal)?;
+            let recorded = record_callers(driver, ordinal, event, stream);
+            recorded.map(|()| event).inspect_err(|_| driver.destroy_event(event))
+        })?;
+        let waits = self.device.with(|driver, ordinal| driver.wait(ordinal, self.stream, event));
+        // The driver keeps what the wait needs.
+        other.with(|driver, _| {
+            driver.destroy_event(event);
+            Ok(())
+        })?;
+        waits
+    }
+
+    /// Enqueues a batch of copies.
     ///
     /// # Errors
     /// When the driver rejects the copies. Some of them may have been done; none is in flight any more, unless the
@@ -186,9 +269,8 @@ impl CopyQueue {
         self.raw.clear();
         self.raw.extend(copies.iter().map(DeviceCopy::raw));
         let ticket = CopyTicket(self.next);
-        let Self { device, stream, in_flight, events, raw, .. } = self;
+        let Self { device, stream, events, raw, .. } = self;
         let result = device.with(|driver, ordinal| {
-            retire(in_flight, events, driver, ordinal)?;
             let event = take_event(events, driver, ordinal)?;
             // SAFETY: the batch holds the memory until its event is done.
             let enqueued = unsafe { driver.copy(ordinal, *stream, raw) };
@@ -196,7 +278,7 @@ impl CopyQueue {
             if let Err(error) = recorded {
                 events.push(event);
                 // Some may be in flight.
-                return driver.synchronize(ordinal, *stream).and(Err(error));
+                return driver.synchronize(ordinal, *stream).map_err(DeviceError::into_lost).and(Err(error));
             }
             Ok(event)
         });
@@ -230,8 +312,17 @@ impl CopyQueue {
     }
 
     fn note(&mut self, error: &DeviceError) {
-        self.lost |= matches!(error, DeviceError::Lost { .. } | DeviceError::Forked);
+        self.lost |= error.is_lost();
     }
+}
+
+/// Records an event behind what a caller has enqueued on its stream.
+fn record_callers(driver: &dyn Driver, ordinal: u16, event: RawEvent, stream: RawStream) -> Result<(), DeviceError> {
+    if driver.captures().includes(stream) {
+        let id = DeviceId { family: driver.family(), ordinal };
+        return Err(DeviceError::Unsupported { id, what: "streams that are being captured into a graph" });
+    }
+    driver.record(ordinal, event, stream)
 }
 
 /// Returns an event that is in no batch.
@@ -247,7 +338,8 @@ fn retire(
     ordinal: u16,
 ) -> Result<(), DeviceError> {
     while let Some(batch) = in_flight.front() {
-        if !driver.is_done(ordinal, batch.event)? {
+        // A context whose events cannot be queried any more tells nothing of its copies, whatever the code.
+        if !driver.is_done(ordinal, batch.event).map_err(DeviceError::into_lost)? {
             break;
         }
         events.extend(in_flight.pop_front().map(|batch| batch.event));

@@ -61,13 +61,13 @@ impl std::error::Error for CorruptRing {}
 
 /// Location of a ring.
 #[derive(Debug)]
-struct Place {
+struct RingMemory {
     region: Arc<Region>,
     offset: usize,
     capacity: usize,
 }
 
-impl Place {
+impl RingMemory {
     fn new(region: Arc<Region>, offset: usize, capacity: usize) -> Self {
         let sound = capacity.is_power_of_two() && (ALIGNMENT..=MAX_CAPACITY).contains(&capacity);
         assert!(sound, "a ring's capacity is a power of two up to {MAX_CAPACITY}, not {capacity}");
@@ -105,7 +105,7 @@ const fn record_bytes(bytes: usize) -> usize {
 /// Producer of a ring. One thread at a time.
 #[derive(Debug)]
 pub struct ShmProducer {
-    place: Place,
+    place: RingMemory,
     tail: u64,
     seen_head: u64,
 }
@@ -114,7 +114,7 @@ impl ShmProducer {
     /// Creates the producer of a new ring. Panics if the ring does not fit into the writable region, the offset is not
     /// a multiple of 8, or the capacity is not a power of two.
     pub fn new(region: Arc<Region>, offset: usize, capacity: usize) -> Self {
-        Self { place: Place::new(region, offset, capacity), tail: 0, seen_head: 0 }
+        Self { place: RingMemory::new(region, offset, capacity), tail: 0, seen_head: 0 }
     }
 
     /// Returns the length of the longest record, in bytes.
@@ -162,7 +162,7 @@ impl ShmProducer {
 /// Consumer of a ring. One thread at a time.
 #[derive(Debug)]
 pub struct ShmConsumer {
-    place: Place,
+    place: RingMemory,
     head: u64,
     corrupt: Option<CorruptRing>,
 }
@@ -170,7 +170,7 @@ pub struct ShmConsumer {
 impl ShmConsumer {
     /// Creates the consumer of a new ring. Panics like [`ShmProducer::new`].
     pub fn new(region: Arc<Region>, offset: usize, capacity: usize) -> Self {
-        Self { place: Place::new(region, offset, capacity), head: 0, corrupt: None }
+        Self { place: RingMemory::new(region, offset, capacity), head: 0, corrupt: None }
     }
 
     /// Returns true if the ring is empty. Costs one load.

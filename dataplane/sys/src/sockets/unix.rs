@@ -130,6 +130,16 @@ pub fn recv_with_fds(stream: &UnixStream, bytes: &mut [u8], max_fds: usize) -> i
     Ok((received, fds))
 }
 
+/// Returns true if the peer has closed its end of the socket, or its direction of it, whether or not bytes that it sent
+/// before were received; also if the kernel does not say. Does not block.
+#[must_use]
+pub fn has_hung_up(stream: &UnixStream) -> bool {
+    let mut query = libc::pollfd { fd: stream.as_raw_fd(), events: libc::POLLRDHUP, revents: 0 };
+    // SAFETY: one entry, which outlives the call.
+    let ready = retry(|| unsafe { libc::poll(&raw mut query, 1, 0) } as isize);
+    !matches!(ready, Ok(0))
+}
+
 /// Takes ownership of every descriptor in a received message.
 ///
 /// # Safety
@@ -229,6 +239,22 @@ mod tests {
         let mut bytes = Vec::new();
         reader.read_to_end(&mut bytes).expect("the pipe ends");
         bytes
+    }
+
+    #[test]
+    fn the_end_of_a_peer_is_seen_behind_bytes_that_were_not_received() {
+        let (ours, theirs) = UnixStream::pair().expect("pair");
+        assert!(!has_hung_up(&ours));
+        (&theirs).write_all(b"bytes").expect("sent");
+        assert!(!has_hung_up(&ours));
+        let copy = theirs.try_clone().expect("a copy");
+        drop(theirs);
+        assert!(!has_hung_up(&ours), "the socket is open while a copy of it is");
+        copy.shutdown(std::net::Shutdown::Write).expect("half open");
+        assert!(has_hung_up(&ours));
+        let (ours, theirs) = UnixStream::pair().expect("pair");
+        drop(theirs);
+        assert!(has_hung_up(&ours));
     }
 
     #[test]

@@ -81,14 +81,14 @@ impl NvmeNamespace {
             return Ok(None);
         }
         let (major, minor) = claimed.device();
-        let Some(place) = Place::of(Path::new("/sys"), major, minor)? else { return Ok(None) };
+        let Some(place) = SysfsProperties::of(Path::new("/sys"), major, minor)? else { return Ok(None) };
         if !claimed.file().writable() {
             return Err(NamespaceError::ReadOnly);
         }
         Self::open(claimed, &place).map(Some)
     }
 
-    fn open(claimed: &ClaimedFile, place: &Place) -> Result<Self, NamespaceError> {
+    fn open(claimed: &ClaimedFile, place: &SysfsProperties) -> Result<Self, NamespaceError> {
         let path = Path::new("/dev").join(&place.generic);
         let failed = |action| {
             let path = path.clone();
@@ -161,7 +161,7 @@ impl AsFd for NvmeNamespace {
 
 /// Properties of the device in sysfs.
 #[derive(Debug)]
-struct Place {
+struct SysfsProperties {
     /// Name of the namespace's character device, and its device number.
     generic: String,
     number: String,
@@ -173,7 +173,7 @@ struct Place {
     pieces_most: u64,
 }
 
-impl Place {
+impl SysfsProperties {
     /// Reads the properties of the block device with this number; `None` if it is not an NVMe drive.
     fn of(sys: &Path, major: u64, minor: u64) -> Result<Option<Self>, NamespaceError> {
         let link = sys.join(format!("dev/block/{major}:{minor}"));
@@ -304,17 +304,17 @@ mod tests {
         answer
     }
 
-    fn place(start: u64, sectors: u64, block_bytes: u64) -> Place {
+    fn place(start: u64, sectors: u64, block_bytes: u64) -> SysfsProperties {
         let (request_bytes_most, pieces_most) = (512 << 10, 127);
         let (generic, number) = ("ng0n1".to_owned(), "240:0".to_owned());
-        Place { generic, number, start, sectors, block_bytes, request_bytes_most, pieces_most }
+        SysfsProperties { generic, number, start, sectors, block_bytes, request_bytes_most, pieces_most }
     }
 
     #[test]
     fn whole_namespaces_and_partitions_are_accepted() {
         let whole = describe(&answer(1 << 18, 4, 12, 0, 0));
         let bytes = 1 << 30;
-        let accepted = |place: Place, info, bytes| place.check(info, bytes).expect("accepted");
+        let accepted = |place: SysfsProperties, info, bytes| place.check(info, bytes).expect("accepted");
         assert_eq!(accepted(place(0, bytes / 512, 4096), &whole, bytes), (0, 1 << 18));
         assert_eq!(accepted(place(2048, bytes / 512, 4096), &whole, bytes - (1 << 20)), (256, (1 << 18) - 256));
         // Format numbers above 15 are split into two fields.
@@ -325,8 +325,9 @@ mod tests {
     #[test]
     fn unexpected_namespaces_are_rejected() {
         let bytes: u64 = 1 << 30;
-        let why =
-            |place: Place, answer: Vec<u8>| place.check(&describe(&answer), bytes).expect_err("refused").to_string();
+        let why = |place: SysfsProperties, answer: Vec<u8>| {
+            place.check(&describe(&answer), bytes).expect_err("refused").to_string()
+        };
         let sectors = bytes / 512;
         let metadata = why(place(0, sectors, 4096), answer(1 << 18, 0, 12, 8, 0));
         assert!(metadata.contains("8 bytes of metadata"), "{metadata}");
@@ -349,11 +350,11 @@ mod tests {
     #[test]
     fn a_command_moves_no_more_than_the_drive_takes() {
         assert_eq!(place(0, 1, 512).command_bytes_most(512), 126 * 4096);
-        let wide = Place { request_bytes_most: 128 << 10, pieces_most: 65_535, ..place(0, 1, 512) };
+        let wide = SysfsProperties { request_bytes_most: 128 << 10, pieces_most: 65_535, ..place(0, 1, 512) };
         assert_eq!(wide.command_bytes_most(512), 128 << 10);
-        let endless = Place { request_bytes_most: 1 << 40, pieces_most: u64::MAX >> 20, ..place(0, 1, 512) };
+        let endless = SysfsProperties { request_bytes_most: 1 << 40, pieces_most: u64::MAX >> 20, ..place(0, 1, 512) };
         assert_eq!(endless.command_bytes_most(512), 32 << 20);
-        assert_eq!(Place { request_bytes_most: 512, ..place(0, 1, 512) }.command_bytes_most(512), 0);
+        assert_eq!(SysfsProperties { request_bytes_most: 512, ..place(0, 1, 512) }.command_bytes_most(512), 0);
     }
 
     #[test]

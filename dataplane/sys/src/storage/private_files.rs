@@ -13,6 +13,10 @@ use std::path::{Path, PathBuf};
 
 use crate::cpu::effective_uid;
 
+/// Most readings of a file that is replaced each time: a file that is replaced that often has a living writer, but no
+/// reader waits for it for ever.
+const READ_ATTEMPTS: u32 = 100;
+
 /// Error of a private file or directory.
 #[derive(Debug)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
@@ -187,18 +191,31 @@ pub fn read_private(path: &Path, limit_bytes: u64) -> Result<String, FileError> 
 }
 
 /// Reads like [`read_private`]; also returns true if the writer of this text still holds its lock ([`write_locked`]).
-/// The lock of another writer that has replaced the file since does not count.
+/// A file that is replaced meanwhile is read anew: its writer has released the former one.
 ///
 /// # Errors
 /// See [`read_private`].
 pub fn read_locked(path: &Path, limit_bytes: u64) -> Result<(String, bool), FileError> {
-    let file = File::open(path).map_err(io_error("open", path))?;
-    let text = private_text_of(&file, path, limit_bytes)?;
-    match file.try_lock_shared() {
-        Ok(()) => Ok((text, false)),
-        Err(TryLockError::WouldBlock) => Ok((text, true)),
-        Err(TryLockError::Error(error)) => Err(io_error("lock", path)(error)),
+    let mut attempts = READ_ATTEMPTS;
+    loop {
+        attempts -= 1;
+        let file = File::open(path).map_err(io_error("open", path))?;
+        let text = private_text_of(&file, path, limit_bytes)?;
+        match file.try_lock_shared() {
+            Ok(()) if attempts == 0 || is_at(&file, path) => return Ok((text, false)),
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Ok((text, true)),
+            Err(TryLockError::Error(error)) => return Err(io_error("lock", path)(error)),
+        }
     }
+}
+
+/// Returns true if an open file is the one at `path`.
+#[must_use]
+pub fn is_at(file: &File, path: &Path) -> bool {
+    let identity = |found: fs::Metadata| (found.dev(), found.ino());
+    let (open, named) = (file.metadata().map(identity), fs::symlink_metadata(path).map(identity));
+    open.is_ok_and(|open| named.is_ok_and(|named| open == named))
 }
 
 /// Rejects an open file that users other than its owner may read or change; `path` is for the error.
@@ -217,4 +234,39 @@ pub fn check_private(file: &File, path: &Path) -> Result<(), FileError> {
 fn private_text_of(file: &File, path: &Path, limit_bytes: u64) -> Result<String, FileError> {
     check_private(file, path)?;
     text_of(file, path, limit_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn a_file_that_its_living_writer_replaces_is_never_read_as_one_that_nobody_holds() {
+        let directory = std::env::temp_dir().join(format!("kvplane-private-{}", std::process::id()));
+        private_or_new(&directory);
+        let path = directory.join("published");
+        let mut held = write_locked(&path, b"0").unwrap();
+        let ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for number in 1..500 {
+                    // The former lock is released after the new file is in place.
+                    held = write_locked(&path, number.to_string().as_bytes()).unwrap();
+                }
+                ended.store(true, Ordering::Release);
+            });
+            while !ended.load(Ordering::Acquire) {
+                let (text, is_held) = read_locked(&path, 100).unwrap();
+                assert!(is_held, "{text} was read as stale");
+            }
+        });
+        drop(held);
+        assert_eq!(read_locked(&path, 100).unwrap(), ("499".to_owned(), false));
+        fs::remove_dir_all(&directory).unwrap();
+    }
+
+    fn private_or_new(path: &Path) {
+        DirBuilder::new().recursive(true).mode(0o700).create(path).unwrap();
+    }
 }

@@ -5,14 +5,15 @@ pub(super) mod events;
 pub(super) mod gid;
 pub(super) mod library;
 pub(super) mod port;
+pub(super) mod provider;
 
 use super::error::VerbsError;
 use super::ffi::*;
-#[cfg(feature = "soft-verbs")]
-use super::soft::{self, Loopback};
 use context::Context;
-use libc::{c_char, c_int};
-use library::{Functions, Library, library};
+use libc::c_char;
+use library::library;
+use provider::{Functions, VerbsProvider};
+use std::any::Any;
 use std::ffi::CStr;
 use std::fmt;
 use std::fs::OpenOptions;
@@ -20,49 +21,10 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Implementation of verbs.
-#[derive(Clone)]
-pub(crate) enum Provider {
-    /// libibverbs, with the NICs of this machine.
-    Library(&'static Library),
-    /// Software devices inside this process.
-    #[cfg(feature = "soft-verbs")]
-    Soft(Loopback),
-}
-
-impl Provider {
-    pub(crate) fn functions(&self) -> &'static Functions {
-        match self {
-            Self::Library(library) => &library.functions,
-            #[cfg(feature = "soft-verbs")]
-            Self::Soft(_) => &soft::FUNCTIONS,
-        }
-    }
-
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Library(_) => "libibverbs",
-            #[cfg(feature = "soft-verbs")]
-            Self::Soft(fabric) if fabric.is_null() => "null",
-            #[cfg(feature = "soft-verbs")]
-            Self::Soft(_) => "loopback",
-        }
-    }
-
-    /// Returns true if the devices have files in `/dev`, whose permissions decide who may open them.
-    fn has_device_files(&self) -> bool {
-        match self {
-            Self::Library(_) => true,
-            #[cfg(feature = "soft-verbs")]
-            Self::Soft(_) => false,
-        }
-    }
-}
-
-/// Source of RDMA devices: the library of this machine, or software in tests. Clones refer to the same source.
+/// Source of RDMA devices: the library of this machine, or what a test provides. Clones refer to the same source.
 #[derive(Clone)]
 pub struct Verbs {
-    provider: Provider,
+    provider: Arc<dyn VerbsProvider>,
 }
 
 impl Verbs {
@@ -71,10 +33,17 @@ impl Verbs {
     /// # Errors
     /// When the library is not installed, or is too old.
     pub fn open() -> Result<Self, VerbsError> {
-        Ok(Self { provider: Provider::Library(library()?) })
+        Ok(Self { provider: Arc::new(library()?) })
     }
 
-    /// Returns the name of the source: `libibverbs`, `loopback` or `null`.
+    /// Creates a source of the devices of another implementation, for tests and benchmarks.
+    #[cfg(feature = "verbs-provider")]
+    #[must_use]
+    pub fn provided_by(provider: impl VerbsProvider + 'static) -> Self {
+        Self { provider: Arc::new(provider) }
+    }
+
+    /// Returns the name of the source: `libibverbs`, or that of another implementation.
     #[must_use]
     pub fn name(&self) -> &'static str {
         self.provider.name()
@@ -85,15 +54,10 @@ impl Verbs {
     /// # Errors
     /// When the kernel does not support verbs.
     pub fn devices(&self) -> Result<Vec<Device>, VerbsError> {
-        let device = |raw, list| Device { raw, provider: self.provider.clone(), _list: list };
-        match &self.provider {
-            #[cfg(feature = "soft-verbs")]
-            Provider::Soft(fabric) => Ok(fabric.raw_devices().map(|raw| device(raw, None)).collect()),
-            Provider::Library(library) => {
-                let list = Arc::new(DeviceList::get(library)?);
-                Ok(list.raws().map(|raw| device(raw, Some(Arc::clone(&list)))).collect())
-            }
-        }
+        let functions = self.provider.functions();
+        let provided = self.provider.devices()?;
+        let device = |raw| Device { raw, functions, _owner: Arc::clone(&provided.owner) };
+        Ok(provided.devices.into_iter().map(device).collect())
     }
 
     /// Returns the device with this name.
@@ -112,73 +76,20 @@ impl Verbs {
     }
 }
 
-#[cfg(feature = "soft-verbs")]
-impl Verbs {
-    /// Creates a source of software devices inside this process; see [`Loopback`].
-    #[must_use]
-    pub fn loopback(fabric: &Loopback) -> Self {
-        Self { provider: Provider::Soft(fabric.clone()) }
-    }
-
-    /// Creates a source with one device, `null0`, on which every request succeeds at once and only messages move bytes:
-    /// measures the cost of our own code.
-    #[must_use]
-    pub fn null() -> Self {
-        Self { provider: Provider::Soft(Loopback::null()) }
-    }
-}
-
 impl fmt::Debug for Verbs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Verbs").field(&self.name()).finish()
     }
 }
 
-/// Device list of the library, freed with the last of its devices.
-struct DeviceList {
-    library: &'static Library,
-    list: NonNull<*mut ibv_device>,
-    count: usize,
-}
-
-// SAFETY: the list is never written after its creation, and the library frees it on any thread.
-unsafe impl Send for DeviceList {}
-// SAFETY: as above.
-unsafe impl Sync for DeviceList {}
-
-impl DeviceList {
-    fn get(library: &'static Library) -> Result<Self, VerbsError> {
-        let mut count: c_int = 0;
-        // SAFETY: the library writes one number and returns a list that the caller frees, or null.
-        let list = unsafe { (library.get_device_list)(&raw mut count) };
-        match NonNull::new(list) {
-            Some(list) => Ok(Self { library, list, count: usize::try_from(count).unwrap_or(0) }),
-            None => Err(VerbsError::NoKernelSupport { source: io::Error::last_os_error() }),
-        }
-    }
-
-    fn raws(&self) -> impl Iterator<Item = NonNull<ibv_device>> {
-        // SAFETY: the list has `count` entries, which live as long as the list.
-        let list = unsafe { std::slice::from_raw_parts(self.list.as_ptr(), self.count) };
-        list.iter().filter_map(|device| NonNull::new(*device))
-    }
-}
-
-impl Drop for DeviceList {
-    fn drop(&mut self) {
-        // SAFETY: freed once, by its owner. Contexts opened from it hold their devices themselves.
-        unsafe { (self.library.free_device_list)(self.list.as_ptr()) };
-    }
-}
-
 /// A device that can be opened. Any thread may use it.
 pub struct Device {
     raw: NonNull<ibv_device>,
-    provider: Provider,
-    _list: Option<Arc<DeviceList>>,
+    functions: &'static Functions,
+    _owner: Arc<dyn Any + Send + Sync>,
 }
 
-// SAFETY: the device behind it is only read, and lives as long as its list or its fabric, which this struct holds.
+// SAFETY: the device behind it is only read, and lives as long as its owner, which this struct holds.
 unsafe impl Send for Device {}
 // SAFETY: as above.
 unsafe impl Sync for Device {}
@@ -191,7 +102,7 @@ impl Device {
         text(unsafe { &(*self.raw.as_ptr()).name })
     }
 
-    /// Returns the sysfs path, such as `/sys/class/infiniband/mlx5_0`; empty for software devices.
+    /// Returns the sysfs path, such as `/sys/class/infiniband/mlx5_0`; empty if the kernel does not know the device.
     #[must_use]
     pub fn sysfs_path(&self) -> &str {
         // SAFETY: as in `name`.
@@ -211,11 +122,11 @@ impl Device {
     /// When there is no permission for its file, or the device is gone or does not respond.
     pub fn open(&self) -> Result<Arc<Context>, VerbsError> {
         // SAFETY: the device is alive; the library returns a context that the caller closes, or null.
-        let raw = unsafe { (self.provider.functions().open_device)(self.raw.as_ptr()) };
+        let raw = unsafe { (self.functions.open_device)(self.raw.as_ptr()) };
         let Some(raw) = NonNull::new(raw) else {
             let source = io::Error::last_os_error();
             let (device, path) = (self.name().to_owned(), self.file_path());
-            if self.provider.has_device_files() {
+            if !self.sysfs_path().is_empty() {
                 // The library tries a second path if the first fails, and reports only the error of the second.
                 let tried = OpenOptions::new().read(true).write(true).open(&path);
                 match tried.map_err(|error| error.kind()) {
@@ -226,7 +137,7 @@ impl Device {
             }
             return Err(VerbsError::Refused { device, what: format!("open {path}"), source });
         };
-        Context::new(self.name(), self.sysfs_path(), raw, self.provider.clone())
+        Context::new(self.name(), self.sysfs_path(), raw, self.functions)
     }
 }
 

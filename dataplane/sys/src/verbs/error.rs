@@ -85,6 +85,15 @@ pub enum VerbsError {
     },
 }
 
+impl VerbsError {
+    /// Returns true if the kernel took a registration for invalid: a range of a dma-buf that crosses a boundary between
+    /// mappings of a device's memory is.
+    #[must_use]
+    pub fn is_invalid(&self) -> bool {
+        matches!(self, Self::Register { source, .. } if source.raw_os_error() == Some(libc::EINVAL))
+    }
+}
+
 impl fmt::Display for VerbsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

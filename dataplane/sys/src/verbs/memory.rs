@@ -10,12 +10,12 @@
 use super::context::Context;
 use super::error::VerbsError;
 use super::ffi::*;
+use crate::device::DeviceRange;
 use crate::region::IoBuf;
-use libc::c_int;
+use libc::{c_int, c_void};
 use std::fmt;
 use std::io;
 use std::mem;
-use std::os::fd::{AsRawFd, BorrowedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -127,22 +127,24 @@ impl ProtectionDomain {
             return Err(self.not_offered("on-demand paging"));
         }
         if memory.region().writable() || !(access.local_write || access.remote_write) {
-            let raw = self.register_raw(memory, access)?;
-            return Ok(MemoryRegion::new(self, raw, Some(memory.clone()), access.raw()));
+            let raw = self.register_raw(memory.pointer().cast(), bytes, access)?;
+            return Ok(MemoryRegion::new(self, raw, RegisteredMemory::Host(memory.clone()), access.raw()));
         }
         Err(self.not_offered("write access to memory that is mapped read-only"))
     }
 
-    fn register_raw(&self, memory: &IoBuf, access: Access) -> Result<NonNull<ibv_mr>, VerbsError> {
+    pub(super) fn register_raw(
+        &self,
+        place: *mut c_void,
+        bytes: usize,
+        access: Access,
+    ) -> Result<NonNull<ibv_mr>, VerbsError> {
         let functions = self.context().functions();
-        let (place, bytes) = (memory.pointer().cast(), memory.bytes());
-        // SAFETY: the range is mapped, and stays mapped as long as the registration, which holds the region. Rust code
-        // holds no references into regions, so the device may read and write it at any time.
+        // SAFETY: the caller holds the memory as long as the registration, and Rust code holds no references into it,
+        // so the device may read and write it at any time.
         let raw = unsafe {
             match functions.reg_mr_iova2 {
-                Some(register) => {
-                    register(self.inner.raw(), place, bytes, memory.pointer().addr() as u64, access.raw())
-                }
+                Some(register) => register(self.inner.raw(), place, bytes, place.addr() as u64, access.raw()),
                 None => {
                     let plain = access.raw() & !ACCESS_RELAXED_ORDERING;
                     (functions.reg_mr)(self.inner.raw(), place, bytes, plain as c_int)
@@ -197,42 +199,11 @@ impl ProtectionDomain {
         done.into_iter().map(|(_, result)| result).collect()
     }
 
-    /// Registers a dma-buf: memory of another device, such as a GPU. `address` is the address of its start for peers
-    /// and pieces. The kernel keeps the buffer alive as long as the registration.
-    ///
-    /// # Errors
-    /// When the library or the device does not support it, or the range is not inside the buffer.
-    pub fn register_dma_buf(
-        &self,
-        fd: BorrowedFd<'_>,
-        offset: u64,
-        bytes: usize,
-        address: u64,
-        access: Access,
-    ) -> Result<MemoryRegion, VerbsError> {
-        let Some(register) = self.context().functions().reg_dmabuf_mr else {
-            return Err(self.not_offered("dma-buf registration (rdma-core 34 or newer)"));
-        };
-        let flags = access.raw() & !ACCESS_ON_DEMAND;
-        // SAFETY: the kernel checks the descriptor and the range, and holds the buffer itself.
-        let raw = unsafe { register(self.inner.raw(), offset, bytes, address, fd.as_raw_fd(), flags as c_int) };
-        match NonNull::new(raw) {
-            Some(raw) => {
-                let mut region = MemoryRegion::new(self, raw, None, flags);
-                if let Some(shared) = Arc::get_mut(&mut region.shared) {
-                    (shared.address, shared.bytes) = (address, bytes);
-                }
-                Ok(region)
-            }
-            None => Err(self.register_failed(bytes as u64, io::Error::last_os_error())),
-        }
-    }
-
-    fn not_offered(&self, what: &'static str) -> VerbsError {
+    pub(super) fn not_offered(&self, what: &'static str) -> VerbsError {
         VerbsError::NotOffered { device: self.context().name().to_owned(), what }
     }
 
-    fn register_failed(&self, bytes: u64, source: io::Error) -> VerbsError {
+    pub(super) fn register_failed(&self, bytes: u64, source: io::Error) -> VerbsError {
         if source.raw_os_error() == Some(libc::ENOMEM) {
             return VerbsError::Memlock { bytes, limit_bytes: memlock_limit_bytes() };
         }
@@ -283,10 +254,16 @@ unsafe impl Send for HandleState {}
 // SAFETY: as above.
 unsafe impl Sync for HandleState {}
 
+/// Memory that a registration holds.
+pub(super) enum RegisteredMemory {
+    Host(IoBuf),
+    Device(DeviceRange),
+}
+
 struct Registration {
     raw: NonNull<ibv_mr>,
     remote_key: u32,
-    memory: Option<IoBuf>,
+    memory: RegisteredMemory,
     domain: Arc<Domain>,
 }
 
@@ -300,18 +277,22 @@ impl Drop for Registration {
         // SAFETY: no request on it is left, because requests hold it; deregistered once.
         if unsafe { (self.domain.context.functions().dereg_mr)(self.raw.as_ptr()) } != 0 {
             // The device may still write there: the memory must not be reused.
-            mem::forget((self.memory.take(), Arc::clone(&self.domain)));
+            match &self.memory {
+                RegisteredMemory::Host(memory) => mem::forget(memory.clone()),
+                RegisteredMemory::Device(range) => mem::forget(range.clone()),
+            }
+            mem::forget(Arc::clone(&self.domain));
         }
     }
 }
 
 impl MemoryRegion {
-    fn new(domain: &ProtectionDomain, raw: NonNull<ibv_mr>, memory: Option<IoBuf>, access: u32) -> Self {
+    pub(super) fn new(domain: &ProtectionDomain, raw: NonNull<ibv_mr>, memory: RegisteredMemory, access: u32) -> Self {
         // SAFETY: the registration was just created; its fields do not change.
         let (local_key, remote_key) = unsafe { (raw.as_ref().lkey, raw.as_ref().rkey) };
         let (address, bytes) = match &memory {
-            Some(memory) => (memory.pointer().addr() as u64, memory.bytes()),
-            None => (0, 0),
+            RegisteredMemory::Host(memory) => (memory.pointer().addr() as u64, memory.bytes()),
+            RegisteredMemory::Device(range) => (range.address(), range.bytes() as usize),
         };
         let domain = Arc::clone(&domain.inner);
         let shared = HandleState {
@@ -364,10 +345,13 @@ impl MemoryRegion {
         self.shared.local_key
     }
 
-    /// Returns the memory; `None` for a dma-buf.
+    /// Returns the memory; `None` for that of a device.
     #[must_use]
     pub fn memory(&self) -> Option<&IoBuf> {
-        self.shared.registration.memory.as_ref()
+        match &self.shared.registration.memory {
+            RegisteredMemory::Host(memory) => Some(memory),
+            RegisteredMemory::Device(_) => None,
+        }
     }
 
     /// Returns a part of the memory, for a request; `None` if it is out of bounds.

@@ -1,14 +1,14 @@
 //! Verbs: RDMA through libibverbs, which is loaded at run time.
 //!
-//! [`Verbs`] is the source of devices: the library of this machine. With the feature `soft-verbs`, which tests and
-//! benchmarks turn on and no shipped binary contains, it can also be software: `Loopback` devices inside this process,
-//! or a `null` device that completes requests at once and moves only messages. All of them provide the same table of C
-//! functions, so the code above is the same.
+//! [`Verbs`] is the source of devices: the library of this machine. With the feature `verbs-provider`, which tests and
+//! benchmarks turn on and no shipped binary does, another crate may provide devices by the same table of C functions
+//! (the module `provider`), so the code above is the same. Those of tests are `kvplane_soft_verbs`.
 //!
 //! A source provides [`Device`]s, an open [`Context`], a [`ProtectionDomain`], [`MemoryRegion`]s, [`CompletionQueue`]s
 //! and [`QueuePair`]s; each holds the objects that it was created from, so they may be dropped in any order.
 //!
 //! ```
+//! use kvplane_soft_verbs::{Loopback, SoftPort};
 //! use kvplane_sys::verbs::*;
 //! use kvplane_sys::{IoBuf, Region, RegionOptions};
 //!
@@ -53,7 +53,7 @@
 //! }
 //!
 //! let fabric = Loopback::new(&[SoftPort::default(); 2]);
-//! let devices = Verbs::loopback(&fabric).devices()?;
+//! let devices = fabric.verbs().devices()?;
 //! let (mut ours, mut theirs) = (end(&devices[0])?, end(&devices[1])?);
 //! connect(&mut ours, &theirs)?;
 //! connect(&mut theirs, &ours)?;
@@ -120,16 +120,15 @@ mod channel;
 mod completion;
 mod completion_queue;
 mod device;
+mod device_memory;
 mod error;
 mod ffi;
 mod memory;
 mod queue_pair;
-#[cfg(feature = "soft-verbs")]
-mod soft;
 #[cfg(test)]
 mod tests;
 
-use device::{context, events, gid, library, port};
+use device::{context, events, gid, port};
 use queue_pair::{connection, one_sided, receive_queue, send_queue, slots, states};
 
 pub use channel::CompletionChannel;
@@ -138,6 +137,7 @@ pub use completion_queue::CompletionQueue;
 pub use connection::{Connection, PeerAccess, QueuePairOptions, Route};
 pub use context::{Context, DeviceLimits};
 pub use device::{Device, Verbs};
+pub use device_memory::DmaBuf;
 pub use error::{PostError, Refusal, VerbsError};
 pub use events::AsyncEvent;
 pub use gid::{Gid, GidEntry, GidKind};
@@ -148,6 +148,13 @@ pub use queue_pair::QueuePair;
 pub use receive_queue::SharedReceiveQueue;
 pub use send_queue::{Operation, Payload, Remote, Request};
 pub use slots::RetiredRequest;
-#[cfg(feature = "soft-verbs")]
-pub use soft::{Loopback, SoftPort};
 pub use states::QueueState;
+
+/// Interface through which another crate provides verbs: the C structs, the function table, and copies as devices make
+/// them. For tests and benchmarks, behind the feature `verbs-provider`.
+#[cfg(feature = "verbs-provider")]
+pub mod provider {
+    pub use super::device::provider::{Functions, ProvidedDevices, VerbsProvider};
+    pub use super::ffi::*;
+    pub use crate::copy::copy_bytes;
+}

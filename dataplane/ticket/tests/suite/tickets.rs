@@ -1,7 +1,7 @@
 //! Verification of tickets: forged, changed, replayed and foreign ones, and rotation of keys.
 
 use kvplane_ticket::{
-    CHALLENGE_BYTES, Challenges, Credential, Disbelief, HandshakeTranscript, Keys, MOST_KEYS, Mint, Proof, Rights,
+    CHALLENGE_BYTES, Challenges, Credential, HandshakeTranscript, Keys, MOST_KEYS, Mint, Proof, ProofError, Rights,
     Role, TICKET_BYTES, Terms, Ticket, TicketError, TicketKey, TimeLine,
 };
 use proptest::prelude::*;
@@ -89,7 +89,7 @@ fn a_proof_is_valid_for_its_connection_only() {
     let keys = keys_of(&mint);
     let proof = mint.issue(&terms(), NOW).prove(OWN, &said(&CHALLENGE, b"hello"));
     for elsewhere in [said(&[4; CHALLENGE_BYTES], b"hello"), said(&CHALLENGE, b"hullo"), said(&CHALLENGE, b"hell")] {
-        assert_eq!(keys.check("a", &elsewhere, &proof).err(), Some(Disbelief::Wrong), "{elsewhere:?}");
+        assert_eq!(keys.check("a", &elsewhere, &proof).err(), Some(ProofError::Invalid), "{elsewhere:?}");
     }
 }
 
@@ -99,10 +99,10 @@ fn foreign_and_forged_tickets_are_rejected() {
     let said = said(&CHALLENGE, b"hello");
     let keys = keys_of(&ours);
     let foreign = theirs.issue(&terms(), NOW).prove(OWN, &said);
-    assert_eq!(keys.check("a", &said, &foreign).err(), Some(Disbelief::NoKey(theirs.present().id)));
+    assert_eq!(keys.check("a", &said, &foreign).err(), Some(ProofError::NoKey(theirs.present().id)));
     // Two clusters with the same key, as after copying a state: the secret depends on the cluster's name.
     let proof = ours.issue(&terms(), NOW).prove(OWN, &said);
-    assert_eq!(keys.check("b", &said, &proof).err(), Some(Disbelief::Wrong));
+    assert_eq!(keys.check("b", &said, &proof).err(), Some(ProofError::Invalid));
     // A forged ticket, under a key whose number is known.
     let ticket = Ticket {
         key: ours.present().id,
@@ -116,14 +116,14 @@ fn foreign_and_forged_tickets_are_rejected() {
     };
     for secret in [[0; 32], [7; 32]] {
         let own = Credential::from_parts(&ticket.encode(), &secret).expect("the form is right");
-        assert_eq!(keys.check("a", &said, &own.prove(OWN, &said)).err(), Some(Disbelief::Wrong));
+        assert_eq!(keys.check("a", &said, &own.prove(OWN, &said)).err(), Some(ProofError::Invalid));
     }
     // A ticket seen on the wire, without its secret.
     let seen = ours.issue(&terms(), NOW).parts().0.to_vec();
     let own = Credential::from_parts(&seen, &[1; 32]).expect("the form is right");
-    assert_eq!(keys.check("a", &said, &own.prove(OWN, &said)).err(), Some(Disbelief::Wrong));
+    assert_eq!(keys.check("a", &said, &own.prove(OWN, &said)).err(), Some(ProofError::Invalid));
     assert!(Keys::default().is_empty());
-    assert_eq!(Keys::default().check("a", &said, &proof).err(), Some(Disbelief::NoKey(ours.present().id)));
+    assert_eq!(Keys::default().check("a", &said, &proof).err(), Some(ProofError::NoKey(ours.present().id)));
 }
 
 #[test]
@@ -144,7 +144,7 @@ fn keys_are_published_before_their_first_ticket_and_until_their_last() {
     let after = then + LIFETIME + 1;
     assert_eq!(mint.rotate(after, false, &mut draw), Ok(false));
     keys.learn(mint.keys().cloned(), TimeLine::default(), after);
-    assert!(matches!(keys.check("a", &said, &early).err(), Some(Disbelief::NoKey(_))), "no ticket of it is good");
+    assert!(matches!(keys.check("a", &said, &early).err(), Some(ProofError::NoKey(_))), "no ticket of it is good");
     assert!(keys.check("a", &said, &late).is_ok());
     // Rotation at once, as after a leak.
     assert_eq!(mint.rotate(after, true, &mut draw), Ok(true));

@@ -44,7 +44,7 @@ pub struct Superblock {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SuperblockFound {
     /// A superblock of this format.
-    Ours(Superblock),
+    Kvplane(Superblock),
     /// Only zeros.
     Blank,
     /// A whole superblock of another format version.
@@ -90,7 +90,7 @@ impl Superblock {
         }
         match super::check_start(bytes, MAGIC) {
             Err(Flaw::Version(version)) => SuperblockFound::OtherVersion(version),
-            _ => SuperblockFound::Ours(Self {
+            _ => SuperblockFound::Kvplane(Self {
                 generation: word64(bytes, 8),
                 uuid: word128(bytes, 16),
                 cluster: word128(bytes, 32),

@@ -9,7 +9,7 @@ use super::groups::Waiter;
 use super::reads::{Purpose, ReadJob};
 use super::room::{Need, NoRoom, is_lent};
 use super::writer::Record;
-use crate::contents::{Entry, Phase, Struck};
+use crate::contents::{Entry, Phase, ReplacedRecord};
 use crate::format::Shape;
 use crate::memory::{Memory, Span};
 use crate::ops::Priority;
@@ -63,7 +63,7 @@ impl Log {
         let lent = is_lent(shape, device);
         let waiter = Waiter::Put { token: put.token, ack: put.ack, lent };
         let sequence = writer.append(&record, waiter, device, contents, memory);
-        contents.strikes.put(digest, replaced.is_some());
+        contents.replacements.put(digest, replaced.is_some());
         self.events.owe();
         self.counts.puts += 1;
         self.counts.put_bytes += u64::from(payload.bytes);
@@ -97,8 +97,8 @@ impl Log {
         Ok(shape)
     }
 
-    /// Removes an object that a newer version is to replace; see [`crate::Tier::strike`].
-    pub(crate) fn strike(
+    /// Removes an object that a newer version is to replace; see [`crate::Tier::remove_replaced`].
+    pub(crate) fn remove_replaced(
         &mut self,
         now_ns: u64,
         call: &RemoveCall,
@@ -110,11 +110,11 @@ impl Log {
         }
         let known = self.contents.index.find(digest).filter(|entry| !entry.is_removed()).copied();
         let removal = self.append_removal(now_ns, call, memory)?;
-        let may_return = known.is_some() || self.contents.strikes.may_return(digest);
+        let may_return = known.is_some() || self.contents.replacements.may_return(digest);
         if removal == Removal::Pending && may_return && self.contents.is_running() {
             let generation = |entry: &Entry| self.contents.generation_of(entry, &self.device);
-            let struck = known.map(|entry| Struck { entry, generation: generation(&entry) });
-            self.contents.strikes.begin(token, digest, struck);
+            let replaced = known.map(|entry| ReplacedRecord { entry, generation: generation(&entry) });
+            self.contents.replacements.begin(token, digest, replaced);
         }
         Ok(removal)
     }
@@ -129,7 +129,7 @@ impl Log {
         let removal = self.append_removal(now_ns, call, memory);
         if !matches!(removal, Err(RemoveError::Busy)) {
             // No replacement in flight restores the object.
-            self.contents.strikes.forget(call.digest);
+            self.contents.replacements.forget(call.digest);
         }
         removal
     }
@@ -151,7 +151,7 @@ impl Log {
         let known = self.contents.index.find(digest).copied();
         let durable_sequence = self.writer.flushes.durable_sequence();
         let may_be_there = self.contents.is_doubtful(is_reclaiming, durable_sequence);
-        if known.is_none() && !may_be_there && !self.contents.strikes.may_return(digest) {
+        if known.is_none() && !may_be_there && !self.contents.replacements.may_return(digest) {
             return Ok(Removal::Absent);
         }
         self.make_room(now_ns, Need::TOMBSTONE, true, memory).map_err(|_| RemoveError::Busy)?;

@@ -30,7 +30,7 @@ impl Tier {
     ///
     /// # Errors
     /// See [`RemoveError`]; after [`RemoveError::Unavailable`] the object is unchanged.
-    pub fn strike(
+    pub fn remove_replaced(
         &mut self,
         now_ns: u64,
         digest: Digest,
@@ -39,7 +39,7 @@ impl Tier {
         memory: &mut dyn Memory,
     ) -> Result<Removal, RemoveError> {
         let call = RemoveCall { digest, ack, token, is_reclaiming: self.reclaim.is_active() };
-        self.log.strike(now_ns, &call, memory)
+        self.log.remove_replaced(now_ns, &call, memory)
     }
 
     /// Removes an object: it is hidden at once, and never comes back after [`crate::Event::Removed`].

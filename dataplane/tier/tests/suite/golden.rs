@@ -54,7 +54,7 @@ fn record() -> RecordHeader {
 #[test]
 fn the_superblock_is_as_documented() {
     assert_eq!(hex(&superblock().encode()), include_str!("golden/superblock.hex").trim());
-    assert_eq!(Superblock::decode(&superblock().encode()), SuperblockFound::Ours(superblock()));
+    assert_eq!(Superblock::decode(&superblock().encode()), SuperblockFound::Kvplane(superblock()));
 }
 
 #[test]
@@ -111,7 +111,7 @@ proptest! {
         prop_assert!(SegmentHeader::decode(&bytes, UUID).is_err());
         let mut bytes = superblock().encode();
         bytes[bit / 8] ^= 1 << (bit % 8);
-        let is_ours = matches!(Superblock::decode(&bytes), SuperblockFound::Ours(_));
+        let is_ours = matches!(Superblock::decode(&bytes), SuperblockFound::Kvplane(_));
         prop_assert!(!is_ours);
     }
 

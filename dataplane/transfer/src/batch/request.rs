@@ -5,8 +5,9 @@ use std::time::Duration;
 use kvplane_client::Intent;
 use kvplane_client::sched::Priority;
 use kvplane_mooncake::Notice;
+use kvplane_sys::device::StreamHandle;
 
-use crate::error::Error;
+use crate::error::{ArgumentError, Error};
 use crate::segment::SegmentHandle;
 
 /// Direction of a transfer. The numbers are those of Mooncake's interface.
@@ -130,6 +131,9 @@ pub struct SubmitOptions {
     /// drives it, and the progress thread only after about a millisecond without one. A call of
     /// [`super::Batch::completion_fd`] or awaiting [`super::Batch::completed`] has the same effect.
     pub background: bool,
+    /// Stream of the caller, for memory of devices: what was enqueued on it before the submission is done before bytes
+    /// leave or arrive. `None` takes the stream of callers that name none, which waits for all others that block.
+    pub stream: Option<StreamHandle>,
     /// Notice to the owner of the first request's segment after success: sent by a thread of the engine soon after the
     /// batch is complete. Not sent when any request failed.
     pub notice: Option<Notice>,
@@ -145,6 +149,7 @@ impl Default for SubmitOptions {
             tenant: 0,
             weight: 1,
             background: false,
+            stream: None,
             notice: None,
         }
     }
@@ -184,7 +189,7 @@ pub(crate) fn check_overlap(requests: &[TransferRequest]) -> Result<(), Error> {
         let ((start, length, first), (next, _, second)) = (pair[0], pair[1]);
         if start + length > next {
             let (first, second) = (first.min(second), first.max(second));
-            return Err(Error::Argument(format!("requests {first} and {second} read into overlapping memory")));
+            return Err(ArgumentError::Overlap { first, second }.into());
         }
     }
     Ok(())

@@ -16,7 +16,7 @@ use kvplane_sys::doorbell::event_fd;
 
 use super::{BatchStatus, TaskState, TaskStatus};
 use crate::buffers::Buffer;
-use crate::directory::courier::{Courier, Letter};
+use crate::directory::notices::{NoticeSender, QueuedNotice};
 use crate::error::Error;
 use crate::lock;
 use crate::segment::Remote;
@@ -55,7 +55,7 @@ pub(crate) struct State {
     problem: OnceLock<String>,
     /// Buffers in use until the batch is complete.
     buffers: Mutex<Vec<Arc<Buffer>>>,
-    letter: Mutex<Option<(Arc<Courier>, Letter)>>,
+    notice: Mutex<Option<(Arc<NoticeSender>, QueuedNotice)>>,
     /// Peers, until the batch is complete; and the position of each part's peer in that list, where there are several.
     remotes: Mutex<Vec<Arc<Remote>>>,
     asked: Box<[u32]>,
@@ -96,7 +96,7 @@ pub(crate) struct Parts {
     pub(crate) background: bool,
     pub(crate) wants_description: bool,
     /// Notice to a peer after success.
-    pub(crate) letter: Option<(Arc<Courier>, Letter)>,
+    pub(crate) notice: Option<(Arc<NoticeSender>, QueuedNotice)>,
 }
 
 impl State {
@@ -124,7 +124,7 @@ impl State {
             description: OnceLock::new(),
             problem: OnceLock::new(),
             buffers: Mutex::new(parts.buffers),
-            letter: Mutex::new(parts.letter),
+            notice: Mutex::new(parts.notice),
             remotes: Mutex::new(parts.remotes),
             asked: parts.asked.into_boxed_slice(),
             done: AtomicBool::new(false),
@@ -227,8 +227,8 @@ impl State {
         if let (Some(problem), false) = (problem, good) {
             let _ = self.problem.set(problem.to_owned());
         }
-        if let (Some((courier, letter)), true) = (lock(&self.letter).take(), good) {
-            courier.send(letter);
+        if let (Some((notices, notice)), true) = (lock(&self.notice).take(), good) {
+            notices.send(notice);
         }
         let buffers = core::mem::take(&mut *lock(&self.buffers));
         buffers.iter().for_each(|buffer| buffer.leave());

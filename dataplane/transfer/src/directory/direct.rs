@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 
 use kvplane_mooncake::{Descriptor, Native};
 
-use crate::error::Error;
+use crate::error::{DirectNameError, Error, PublishedError};
 
 /// Prefix of direct names.
 pub(crate) const SCHEME: &str = "kvplane://";
@@ -30,15 +30,15 @@ pub(crate) fn name_of(native: &Native) -> String {
 /// # Errors
 /// When it is no direct name.
 pub(crate) fn descriptor_of(name: &str) -> Result<Descriptor, Error> {
-    let wrong = |what: &str| Error::Malformed(format!("the segment name {name:?}: {what}"));
-    let rest = name.strip_prefix(SCHEME).ok_or_else(|| wrong("it does not begin with kvplane://"))?;
+    let wrong = |why| Error::Malformed(PublishedError::DirectName { name: name.to_owned(), why });
+    let rest = name.strip_prefix(SCHEME).ok_or_else(|| wrong(DirectNameError::Scheme))?;
     let mut parts = rest.splitn(3, '/');
     let (address, incarnation, host) = (parts.next(), parts.next(), parts.next());
     let (Some(address), Some(incarnation), Some(host)) = (address, incarnation, host) else {
-        return Err(wrong("an address, an incarnation and a host are needed"));
+        return Err(wrong(DirectNameError::Parts));
     };
-    let address: SocketAddr = address.parse().map_err(|_| wrong("it does not begin with an address"))?;
-    let incarnation = u64::from_str_radix(incarnation, 16).map_err(|_| wrong("the incarnation is not hexadecimal"))?;
+    let address: SocketAddr = address.parse().map_err(|_| wrong(DirectNameError::Address))?;
+    let incarnation = u64::from_str_radix(incarnation, 16).map_err(|_| wrong(DirectNameError::Incarnation))?;
     let (host, shm) = host.find('/').map_or((host, ""), |slash| host.split_at(slash));
     let mut descriptor = Descriptor::tcp(name, &address.ip().to_string(), 0);
     descriptor.native = Some(Native {

@@ -6,7 +6,7 @@ use kvplane_mooncake::{Caller, Descriptor, Notice, RdmaHandshake};
 
 use super::direct;
 use super::registry::Registry;
-use crate::error::Error;
+use crate::error::{ArgumentError, Error};
 
 /// Lookup of peers: in the metadata store, or peer to peer, where a name is the address of the peer's daemon.
 pub(crate) struct Lookup {
@@ -30,10 +30,7 @@ impl Lookup {
             return direct::descriptor_of(name);
         }
         if self.is_guarded {
-            return Err(Error::Argument(format!(
-                "segment {name:?} needs a handshake, which has no authentication: use a name that begins with {:?}",
-                direct::SCHEME
-            )));
+            return Err(ArgumentError::NeedsHandshake { name: name.to_owned(), scheme: direct::SCHEME }.into());
         }
         let Some(registry) = &self.registry else { return self.ask(name, limit) };
         let text = registry.descriptor_of(name, limit)?;

@@ -13,7 +13,7 @@ use kvplane_proto::{NodeId, Status};
 
 use super::stock::Stock;
 use crate::config::TransferEngineConfig;
-use crate::error::Error;
+use crate::error::{Error, PublishedError};
 
 /// Paths that this engine may use to its peers.
 pub(crate) struct Paths {
@@ -83,7 +83,7 @@ pub(crate) fn is_here(native: &Native) -> bool {
 }
 
 fn resolve(host: &str, port: u16, limit: Duration) -> Result<SocketAddr, Error> {
-    let mut peer = names::Peer::parse(host, port).map_err(|error| Error::Malformed(error.to_string()))?;
+    let mut peer = names::Peer::parse(host, port).map_err(PublishedError::Address)?;
     // A port in the name is that of the handshake daemon.
     peer.port = port;
     let unknown =

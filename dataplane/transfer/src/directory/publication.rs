@@ -10,7 +10,7 @@ use kvplane_mooncake::{Buffer, Connector, Daemon, Descriptor, Local, Matrix, Not
 use super::announced::{self, BufferRecord, ToldKeys};
 use super::lookup::Lookup;
 use super::registry::Registry;
-use crate::error::Error;
+use crate::error::{ArgumentError, Error, LimitError};
 use crate::lock;
 
 /// Time for an engine to prove that it lives when another claims its name.
@@ -88,10 +88,7 @@ impl Publication {
         if let Some(holder) = registry.other_holder(&self.name, &meta)?
             && lookup.ask(&holder, LIVING).is_ok_and(|found| found.name == self.name)
         {
-            return Err(Error::Argument(format!(
-                "the name {} belongs to a living engine at {holder}: use another name, or stop that engine first",
-                self.name
-            )));
+            return Err(ArgumentError::NameTaken { name: self.name.clone(), holder }.into());
         }
         // Any other holder is dead, or another engine has its port by now.
         registry.put_daemon(&self.name, &meta)
@@ -142,7 +139,7 @@ impl Publication {
     /// # Errors
     /// When too many notices wait.
     pub(crate) fn accept(&self, notice: &Notice) -> Result<(), Error> {
-        self.published.notified(notice.clone()).map_err(|error| Error::TooManyRequests(error.to_string()))
+        Ok(self.published.notified(notice.clone()).map_err(LimitError::NoticesToTake)?)
     }
 
     pub(crate) fn take_notices(&self) -> Vec<Notice> {

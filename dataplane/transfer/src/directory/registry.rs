@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kvplane_mooncake::{MetadataStore, StoreError, keys};
 
-use crate::error::Error;
+use crate::error::{Error, PublishedError};
 
 /// Entries of engines in a metadata store, by the names of their segments.
 #[derive(Clone)]
@@ -26,7 +26,7 @@ impl Registry {
     /// When the store does not answer, has no entry, or has a malformed one.
     pub(crate) fn daemon_of(&self, name: &str) -> Result<String, Error> {
         let text = self.meta_of(name)?.ok_or_else(|| nobody(name))?;
-        let meta = keys::RpcMeta::decode(text.as_bytes()).map_err(|error| Error::Malformed(error.to_string()))?;
+        let meta = keys::RpcMeta::decode(text.as_bytes()).map_err(PublishedError::Daemon)?;
         Ok(daemon_at(&meta))
     }
 

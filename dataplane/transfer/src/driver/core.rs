@@ -1,13 +1,17 @@
 //! State behind a driver's lock: the initiator, and the batches in flight by their ids.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use kvplane_client::{ClientMetrics, PeerId, Request};
-use kvplane_engine::{DirectFile, Initiator, Region, ZeroCopyCounters};
-use kvplane_proto::{SegmentId, Status};
+use kvplane_engine::{
+    DeviceRegistration, DirectFile, Initiator, PeerMemoryCounters, Region, StagingCounters, ZeroCopyCounters,
+    device_memory,
+};
+use kvplane_proto::{BatchId, SegmentId, Status};
+use kvplane_sys::device::{DeviceError, DeviceId, DeviceMemory};
 use kvplane_ticket::Credential;
 
 use super::{Command, Driver, Work};
@@ -35,14 +39,54 @@ impl KnownPeer {
     }
 }
 
+/// Batches in flight by their ids.
+#[derive(Default)]
+struct InFlight {
+    /// By the index of their ids, which are dense.
+    by_index: Vec<Option<Arc<State>>>,
+    /// Those of device memory, whose ids are apart from the others'.
+    staged: HashMap<BatchId, Arc<State>>,
+}
+
+impl InFlight {
+    fn insert(&mut self, batch: BatchId, state: Arc<State>) {
+        if Initiator::is_staged(batch) {
+            self.staged.insert(batch, state);
+            return;
+        }
+        let index = batch.index as usize;
+        if self.by_index.len() <= index {
+            self.by_index.resize(index + 1, None);
+        }
+        self.by_index[index] = Some(state);
+    }
+
+    fn get(&self, batch: BatchId) -> Option<&Arc<State>> {
+        if Initiator::is_staged(batch) {
+            return self.staged.get(&batch);
+        }
+        self.by_index.get(batch.index as usize)?.as_ref()
+    }
+
+    fn take(&mut self, batch: BatchId) -> Option<Arc<State>> {
+        if Initiator::is_staged(batch) {
+            return self.staged.remove(&batch);
+        }
+        self.by_index.get_mut(batch.index as usize)?.take()
+    }
+
+    fn all(&self) -> Vec<Arc<State>> {
+        self.by_index.iter().flatten().chain(self.staged.values()).cloned().collect()
+    }
+}
+
 /// Initiator and its batches; the thread that holds the lock drives it.
 pub(crate) struct Core {
     /// `None` after a kernel failure: then no batch can be submitted any more.
     initiator: Option<Initiator>,
     /// Failed initiator, kept until the kernel has released the memory of its batches.
     ending: Option<Initiator>,
-    /// Batches in flight, by the index of their ids.
-    batches: Vec<Option<Arc<State>>>,
+    batches: InFlight,
     /// Commands taken from the inbox and not carried out yet.
     pub(super) todo: VecDeque<Command>,
     /// Batch that begins or completes at present, so that it is not lost in a panic.
@@ -62,7 +106,7 @@ impl Core {
         Self {
             initiator: Some(initiator),
             ending: None,
-            batches: Vec::new(),
+            batches: InFlight::default(),
             todo: VecDeque::new(),
             in_hand: None,
             peers: HashMap::new(),
@@ -108,14 +152,11 @@ impl Core {
             }
         }
         state.start();
-        match initiator.submit_with(&work.requests, &work.options) {
+        match initiator.submit_after(&work.requests, &work.options, work.stream) {
             Ok(batch) => {
-                let index = batch.index as usize;
-                if self.batches.len() <= index {
-                    self.batches.resize(index + 1, None);
-                }
                 let _ = state.place.set(batch);
-                self.batches[index] = self.in_hand.take();
+                self.in_hand = None;
+                self.batches.insert(batch, Arc::clone(state));
             }
             Err(error) => {
                 self.in_hand = None;
@@ -134,7 +175,7 @@ impl Core {
     }
 
     pub(super) fn cancel_all(&mut self) {
-        for state in self.batches.clone().into_iter().flatten() {
+        for state in self.batches.all() {
             self.cancel(&state);
         }
     }
@@ -160,6 +201,10 @@ impl Core {
             let connecting = self.initiator.as_mut().is_some_and(|initiator| initiator.books().is_connecting());
             if connecting != driver.connecting.load(Ordering::Relaxed) {
                 driver.connecting.store(connecting, Ordering::Relaxed);
+            }
+            let mapping = self.initiator.as_ref().is_some_and(|one| one.host_counters().peer_memory.mappings > 0);
+            if mapping != driver.mapping.load(Ordering::Relaxed) {
+                driver.mapping.store(mapping, Ordering::Relaxed);
             }
             // The completed batches may have held the last reference to a peer.
             if self.leave_departed() {
@@ -211,12 +256,12 @@ impl Core {
     fn reap(&mut self, driver: &Driver) {
         let Some(initiator) = &mut self.initiator else { return };
         while let Some((batch, task, result)) = initiator.poll_finished() {
-            if let Some(Some(state)) = self.batches.get(batch.index as usize) {
+            if let Some(state) = self.batches.get(batch) {
                 state.part_ended(task, result.status, result.bytes);
             }
         }
         while let Some(batch) = initiator.poll_done() {
-            let Some(state) = self.batches.get_mut(batch.index as usize).and_then(Option::take) else { continue };
+            let Some(state) = self.batches.take(batch) else { continue };
             self.in_hand = Some(Arc::clone(&state));
             if state.wants_description
                 && let Some(description) = initiator.take_description(batch)
@@ -237,6 +282,7 @@ impl Core {
             self.ending = Some(failed);
         }
         driver.connecting.store(false, Ordering::Relaxed);
+        driver.mapping.store(false, Ordering::Relaxed);
         self.bury(driver, Duration::ZERO);
     }
 
@@ -257,7 +303,7 @@ impl Core {
             Command::Submit(state, _) => Some(state),
             Command::Cancel(_) => None,
         });
-        for state in self.batches.drain(..).flatten().chain(self.in_hand.take()).chain(todo) {
+        for state in std::mem::take(&mut self.batches).all().into_iter().chain(self.in_hand.take()).chain(todo) {
             state.fail(Status::Unreachable);
             driver.done(&state, Some(&self.failure));
         }
@@ -274,6 +320,11 @@ impl Core {
         self.initiator.as_ref().map_or_else(Vec::new, Initiator::device_names)
     }
 
+    /// Returns the counters of copies from and to device memory of peers.
+    pub(crate) fn peer_memory(&self) -> PeerMemoryCounters {
+        self.initiator.as_ref().map_or_else(Default::default, |initiator| initiator.host_counters().peer_memory)
+    }
+
     /// Returns the counters of zero-copy sends.
     pub(crate) fn zero_copy(&self) -> ZeroCopyCounters {
         self.initiator.as_ref().map_or_else(Default::default, |initiator| initiator.host_counters().zero_copy)
@@ -283,6 +334,24 @@ impl Core {
         if let Some(initiator) = &mut self.initiator {
             initiator.set_buffer(index, Arc::clone(region), location);
         }
+    }
+
+    pub(super) fn set_device_buffer(&mut self, index: u32, memory: &Arc<DeviceMemory>) -> Result<(), DeviceError> {
+        match &mut self.initiator {
+            Some(initiator) => initiator.set_device_buffer(index, Arc::clone(memory)),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the counters of the copies from and to each device that was used.
+    pub(crate) fn staging(&self) -> BTreeMap<DeviceId, StagingCounters> {
+        self.initiator.as_ref().map_or_else(BTreeMap::new, Initiator::staging)
+    }
+
+    /// Returns the registrations of device memory with RDMA devices.
+    pub(crate) fn device_registrations(&mut self) -> Vec<DeviceRegistration> {
+        let host = self.initiator.as_mut().map(Initiator::host);
+        host.map_or_else(Vec::new, |host| device_memory::registrations(host.rdma()))
     }
 
     pub(super) fn set_credential(&mut self, credential: &Arc<Credential>) {

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use kvplane_engine::{HostConfig, Initiator, Region};
+use kvplane_engine::{DeviceRegistration, HostConfig, Initiator, Region};
+use kvplane_sys::device::{DeviceError, DeviceId, DeviceMemory};
 use kvplane_ticket::Credential;
 
 use super::Driver;
@@ -96,6 +97,23 @@ impl Initiators {
         self.drivers.iter().for_each(|driver| driver.set_buffer(index, region, location));
     }
 
+    /// Adds device memory under this index to all initiators, or to none if one refuses.
+    ///
+    /// # Errors
+    /// When the host has too little memory to pin, or the device is lost.
+    pub(crate) fn set_device_buffer(&self, index: u32, memory: &Arc<DeviceMemory>) -> Result<(), DeviceError> {
+        let result = self.drivers.iter().try_for_each(|driver| driver.set_device_buffer(index, memory));
+        if result.is_err() {
+            self.remove_buffer(index);
+        }
+        result
+    }
+
+    /// Ends the copies within this process from and to a device of which no buffer is left.
+    pub(crate) fn close_copies(&self, device: DeviceId) {
+        self.drivers.iter().for_each(|driver| driver.copies.close(device));
+    }
+
     /// Removes the buffer under this index, which no batch uses any more, from all initiators.
     pub(crate) fn remove_buffer(&self, index: u32) {
         self.drivers.iter().for_each(|driver| driver.remove_buffer(index));
@@ -106,6 +124,12 @@ impl Initiators {
         self.drivers.first().map_or_else(Vec::new, |driver| driver.with(|core| core.devices()))
     }
 
+    /// Returns the registrations of device memory with the RDMA devices of the first initiator; those of the others are
+    /// alike.
+    pub(crate) fn device_registrations(&self) -> Vec<DeviceRegistration> {
+        self.drivers.first().map_or_else(Vec::new, |driver| driver.with(|core| core.device_registrations()))
+    }
+
     /// Adds the counters of all initiators to the metrics of the engine with this name. Interrupts each for a moment.
     pub(crate) fn add_to(&self, metrics: &mut Metrics, engine: &str) {
         metrics.batches += self.batches.load(Ordering::Relaxed);
@@ -114,6 +138,11 @@ impl Initiators {
             driver.copies.add_to(metrics, number, engine);
             driver.with(|core| {
                 metrics.zero_copy.add(&core.zero_copy());
+                metrics.peer_memory.add(&core.peer_memory());
+                for (device, counters) in core.staging() {
+                    metrics.staging.entry(device).or_default().add(&counters);
+                }
+                metrics.registrations.extend(core.device_registrations());
                 let devices = core.devices();
                 let Some((client, names)) = core.books() else { return };
                 // A peer without a name is being closed.

@@ -20,6 +20,8 @@ const TICK: Duration = Duration::from_millis(1);
 const IDLE_TICKS: u32 = 20;
 /// Longest sleep; bounds the delay of a lost wake-up.
 const SLEEP: Duration = Duration::from_secs(10);
+/// Longest sleep while device memory of peers is mapped: their memory is not free before it is unmapped here.
+const SLEEP_MAPPING: Duration = Duration::from_secs(1);
 
 impl Driver {
     /// Starts the thread, which ends with [`Self::stop`].
@@ -85,7 +87,8 @@ impl Driver {
         while !self.stopping.load(Ordering::SeqCst) {
             // The last batch that referenced a peer may have been another driver's.
             let departures = self.departures.count();
-            if departures != departed {
+            let is_mapping = self.mapping.load(Ordering::Relaxed);
+            if departures != departed || is_mapping && idle == IDLE_TICKS {
                 departed = departures;
                 self.poll();
             }
@@ -110,7 +113,7 @@ impl Driver {
             self.asleep.store(true, Ordering::SeqCst);
             // Either this sees the batch, or the submitting thread sees `asleep`.
             if !self.is_busy() && !self.stopping.load(Ordering::SeqCst) {
-                std::thread::park_timeout(SLEEP);
+                std::thread::park_timeout(if is_mapping { SLEEP_MAPPING } else { SLEEP });
             }
             self.asleep.store(false, Ordering::SeqCst);
             idle = if self.is_busy() { 0 } else { IDLE_TICKS };

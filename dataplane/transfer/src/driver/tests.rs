@@ -41,7 +41,11 @@ impl Rig {
         let parts = Parts { tasks: 1, slices: 1, remotes: vec![Arc::clone(&self.remote)], ..Parts::default() };
         let state = Arc::new(State::new(1, parts));
         let deadline_ns = cpu::monotonic_ns() + 2 * PATIENCE.as_nanos() as u64;
-        let work = Work { requests: vec![Request::OpenSegment(PeerId(0))], options: SubmitOptions::until(deadline_ns) };
+        let work = Work {
+            requests: vec![Request::OpenSegment(PeerId(0))],
+            options: SubmitOptions::until(deadline_ns),
+            stream: None,
+        };
         self.driver.submit(&state, work);
         Ok(Batch::new(state, Arc::clone(&self.driver)))
     }

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvplane_client::Transport;
-use kvplane_engine::{CrossError, Probe, probe};
+use kvplane_engine::{CrossError, DeviceRegistration, Probe, probe};
 use kvplane_mooncake::descriptor::{RDMA, TCP};
 use kvplane_mooncake::{Descriptor, Native, Protocol};
 
@@ -89,6 +89,8 @@ pub struct Explanation {
     pub choices: Vec<TransportChoice>,
     /// Ranking of the rails for each pair of memory locations, where RDMA is usable.
     pub rails: Vec<MemoryRails>,
+    /// Registrations of this engine's device memory with its RDMA devices, where RDMA is usable.
+    pub registrations: Vec<DeviceRegistration>,
 }
 
 impl Explanation {
@@ -125,7 +127,7 @@ impl Explanation {
             let (mapped, pointers) = (used(&mut mapped, None), used(&mut pointers, unmapped));
             TransportChoice { transport: transport.name(), usable, reason, mapped, pointers }
         };
-        Self { choices: PREFERRED.into_iter().map(explain).collect(), rails: Vec::new() }
+        Self { choices: PREFERRED.into_iter().map(explain).collect(), rails: Vec::new(), registrations: Vec::new() }
     }
 }
 
@@ -191,8 +193,12 @@ impl Explainer<'_> {
             (Transport::MooncakeRdma, own()),
             (Transport::Mooncake, own()),
         ];
-        let rails = if ways[3].1.is_ok() { self.ranked_rails(&descriptor) } else { Vec::new() };
-        Ok(Explanation { rails, ..Explanation::new("it is an engine, not a file", &ways) })
+        let explanation = Explanation::new("it is an engine, not a file", &ways);
+        if ways[3].1.is_err() {
+            return Ok(explanation);
+        }
+        let (rails, registrations) = (self.ranked_rails(&descriptor), self.initiators.device_registrations());
+        Ok(Explanation { rails, registrations, ..explanation })
     }
 
     /// Returns the rails to the peer of this descriptor for every pair of locations.

@@ -9,7 +9,7 @@ use crate::batch::Parts;
 use crate::batch::request::{Opcode, TransferRequest};
 use crate::buffers::{Buffer, Map};
 use crate::driver::copies::Copy;
-use crate::error::Error;
+use crate::error::{ArgumentError, Error, LimitError, RangeError};
 use crate::segment::file::OpenFile;
 use crate::segment::{Remote, SegmentHandle, unknown};
 
@@ -65,9 +65,9 @@ impl Plan {
                 continue;
             }
             let found = map.find(request.source, request.length);
-            let (buffer, offset) = found.ok_or_else(|| outside(index, request.source, request.length, "ours"))?;
-            if request.opcode == Opcode::Read && !buffer.region.writable() {
-                return Err(Error::Argument(format!("request {index} reads into memory that is read-only")).into());
+            let (buffer, offset) = found.ok_or_else(|| not_ours(index, request.source, request.length))?;
+            if request.opcode == Opcode::Read && !buffer.backing.writable() {
+                return Err(Error::from(ArgumentError::ReadOnlyMemory { request: index }).into());
             }
             plan.use_buffer(buffer);
             if request.target == SegmentHandle::LOCAL {
@@ -97,8 +97,9 @@ impl Plan {
                 None if outdated.contains(&request.target) => {}
                 None if !refreshed.contains(&request.target) => outdated.push(request.target),
                 None => {
-                    let whose = format!("{}'s", remote.name);
-                    return Err(outside(index, request.target_offset, request.length, &whose).into());
+                    let (address, segment) = (request.target_offset, remote.name.clone());
+                    let why = RangeError::NotTheirs { request: index, address, bytes: request.length, segment };
+                    return Err(Error::from(why).into());
                 }
             }
         }
@@ -143,7 +144,7 @@ impl Plan {
         let known = &self.parts.buffers;
         if !known.iter().rev().take(8).any(|other| Arc::ptr_eq(other, buffer)) {
             // Checked as a whole, so that one check covers all of its ranges.
-            self.gone |= !buffer.region.is_mapped(0, buffer.region.bytes());
+            self.gone |= !buffer.is_mapped(0, buffer.bytes);
             self.parts.buffers.push(Arc::clone(buffer));
         }
     }
@@ -183,15 +184,21 @@ impl Plan {
         offset: u64,
     ) -> Result<(), Error> {
         let found = map.find(request.target_offset, request.length);
-        let (other, at) = found.ok_or_else(|| outside(index, request.target_offset, request.length, "ours"))?;
+        let (other, at) = found.ok_or_else(|| not_ours(index, request.target_offset, request.length))?;
         self.use_buffer(other);
         let (here, there) = ((Arc::clone(buffer), offset), (Arc::clone(other), at));
         let (to, from) = match request.opcode {
             Opcode::Read => (here, there),
             Opcode::Write => (there, here),
         };
-        if !to.0.region.writable() {
-            return Err(Error::Argument(format!("request {index} writes to memory that is read-only")));
+        if !to.0.backing.writable() {
+            return Err(ArgumentError::ReadOnlyMemory { request: index }.into());
+        }
+        let family = |buffer: &Buffer| buffer.backing.device().map(|memory| memory.device().id().family);
+        if let (Some(of), Some(from)) = (family(&to.0), family(&from.0))
+            && of != from
+        {
+            return Err(ArgumentError::TwoVendors { request: index, to: of.prefix(), from: from.prefix() }.into());
         }
         self.copies.push(Copy { to, from, bytes: request.length });
         Ok(())
@@ -204,15 +211,9 @@ fn refuse_freed(map: &Map, requests: &[TransferRequest]) -> Result<(), Error> {
         let local = (request.target == SegmentHandle::LOCAL).then_some(request.target_offset);
         for address in [Some(request.source), local].into_iter().flatten() {
             let found = map.find(address, request.length);
-            let gone = |(buffer, offset): &(&Arc<Buffer>, u64)| {
-                !buffer.region.is_mapped(*offset as usize, request.length as usize)
-            };
+            let gone = |(buffer, offset): &(&Arc<Buffer>, u64)| !buffer.is_mapped(*offset, request.length);
             if found.as_ref().is_some_and(gone) {
-                return Err(Error::Argument(format!(
-                    "request {index}: {} bytes at {address:#x} were freed while they were registered: unregister \
-                     memory before it is freed",
-                    request.length
-                )));
+                return Err(ArgumentError::FreedMemory { request: index, address, bytes: request.length }.into());
             }
         }
     }
@@ -223,12 +224,12 @@ fn refuse_freed(map: &Map, requests: &[TransferRequest]) -> Result<(), Error> {
 fn check_file(index: usize, request: &TransferRequest, name: &str, file: &OpenFile) -> Result<(), Error> {
     let bytes = file.file.bytes();
     if request.opcode == Opcode::Write && !file.file.writable() {
-        return Err(Error::Argument(format!("request {index} writes to {name}, which was opened to be read only")));
+        return Err(ArgumentError::ReadOnlyFile { request: index, name: name.to_owned() }.into());
     }
     if request.target_offset.checked_add(request.length).is_none_or(|end| end > bytes) {
-        let (length, offset) = (request.length, request.target_offset);
-        let range = format!("request {index}: {length} bytes at {offset}");
-        return Err(Error::AddressNotRegistered(format!("{range} are not within the {bytes} bytes of {name}")));
+        let (offset, name) = (request.target_offset, name.to_owned());
+        let why = RangeError::NotInFile { request: index, offset, bytes: request.length, name, file_bytes: bytes };
+        return Err(why.into());
     }
     Ok(())
 }
@@ -239,18 +240,13 @@ pub(crate) fn late(name: &str) -> Error {
     Error::Status { what, status: Status::DeadlineExceeded, cause: None }
 }
 
-fn outside(index: usize, address: u64, bytes: u64, whose: &str) -> Error {
-    Error::AddressNotRegistered(format!(
-        "request {index}: {bytes} bytes at {address:#x} are not within one of {whose} registered buffers"
-    ))
+fn not_ours(request: usize, address: u64, bytes: u64) -> Error {
+    RangeError::NotOurs { request, address, bytes }.into()
 }
 
 /// Returns the error for a batch of too many requests.
 pub(crate) fn too_many(requests: u64) -> Error {
-    Error::TooManyRequests(format!(
-        "a batch of {requests} requests is over the limit of {}: submit it in parts",
-        Limits::BATCH_REQUESTS
-    ))
+    LimitError::Requests { requests }.into()
 }
 
 #[cfg(test)]
@@ -277,7 +273,7 @@ mod tests {
             let region = Region::allocate(&RegionOptions::new("plan-test", BYTES as usize)).unwrap();
             let (mut map, ours) = (Map::default(), region.address());
             let index = map.reserve(ours, BYTES).unwrap();
-            map.insert(region, "*".to_owned(), index, None);
+            map.insert(region.into(), "*".to_owned(), index, None);
             let peer = Peers::default().at(&PeerAddress::mooncake(([127, 0, 0, 1], 1).into(), 1), "peer");
             let buffers = [kvplane_mooncake::Buffer::new("peer", THEIRS, BYTES)];
             Self { map, ours, remote: Arc::new(Remote::foreign("peer", peer, &buffers)) }
@@ -324,7 +320,7 @@ mod tests {
     #[test]
     fn an_address_outside_of_a_description_has_it_requested_once() {
         let rig = Rig::new();
-        assert!(error_of(rig.plan(&[rig.read(BYTES - 99, PEER, THEIRS)], &[])).contains("ours registered buffers"));
+        assert!(error_of(rig.plan(&[rig.read(BYTES - 99, PEER, THEIRS)], &[])).contains("our registered buffers"));
         let closed = rig.plan(&[rig.read(0, SegmentHandle::from_bits(9), THEIRS)], &[]);
         assert!(error_of(closed).contains("segment 9 is not open"));
         let beyond = rig.read(0, PEER, THEIRS + BYTES);

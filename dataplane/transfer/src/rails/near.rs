@@ -2,7 +2,7 @@
 //! announcement to peers.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use kvplane_client::{Near, Nearness, Place};
@@ -12,7 +12,7 @@ use kvplane_topology::plan::ShardSeat;
 use kvplane_topology::rails::{GivenMatrix, Location, MAX_MATRIX_BYTES};
 use kvplane_topology::{Machine, RailMatrix, rail_matrix};
 
-use crate::error::Error;
+use crate::error::{ArgumentError, Error};
 
 /// Minimum number of devices that a shard opens, if the machine has as many: a single device must not be a single point
 /// of failure.
@@ -26,23 +26,23 @@ pub(crate) fn matrix_of(machine: &Machine, given: Option<&str>) -> Result<RailMa
     let matrix = rail_matrix(machine);
     let Some(given) = given else { return Ok(matrix) };
     let inline = given.trim_start().starts_with('{');
-    let (source, text) = match inline {
-        true => ("the rail matrix".to_owned(), given.to_owned()),
-        false => (given.to_owned(), read(Path::new(given))?),
+    let (path, text) = match inline {
+        true => (None, given.to_owned()),
+        false => (Some(PathBuf::from(given)), read(Path::new(given))?),
     };
     let fitted = GivenMatrix::parse(&text).and_then(|given| matrix.with_given(&given));
-    let mut fitted = fitted.map_err(|error| Error::Argument(format!("{source}: {error}")))?;
+    let mut fitted = fitted.map_err(|why| ArgumentError::RailMatrix { path, why })?;
     fitted.notes.extend(matrix.differences(&fitted));
     Ok(fitted)
 }
 
 fn read(path: &Path) -> Result<String, Error> {
-    let failed = |why: String| Error::Argument(format!("cannot read the rail matrix {}: {why}", path.display()));
-    let bytes = std::fs::metadata(path).map_err(|error| failed(error.to_string()))?.len();
+    let failed = |why| ArgumentError::RailMatrixFile { path: path.to_owned(), why };
+    let bytes = std::fs::metadata(path).map_err(failed)?.len();
     if bytes > MAX_MATRIX_BYTES as u64 {
-        return Err(failed(format!("it has {bytes} bytes, and at most {MAX_MATRIX_BYTES} are read")));
+        return Err(ArgumentError::RailMatrixTooLong { path: path.to_owned(), bytes }.into());
     }
-    std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))
+    Ok(std::fs::read_to_string(path).map_err(failed)?)
 }
 
 /// Converts the matrix to places and devices. Devices that a row does not name rank after those that it names.
@@ -168,14 +168,14 @@ pub(crate) fn discover(machine: Option<&Machine>, given: Option<&str>) -> Result
         Ok(machine) => machine,
         // Without it all devices count as equally near.
         Err(_) if given.is_none() => return Ok(Arc::default()),
-        Err(error) => return Err(Error::Argument(error.to_string())),
+        Err(error) => return Err(ArgumentError::Machine(error).into()),
     };
     Ok(Arc::new(near_devices(&machine, &matrix_of(&machine, given)?)))
 }
 
 #[cfg(test)]
 mod tests {
-    use kvplane_sys::verbs::{Loopback, SoftPort, Verbs};
+    use kvplane_soft_verbs::{Loopback, SoftPort};
     use kvplane_topology::model::{LinkLayer, PortState, RdmaDevice, RdmaPort};
     use kvplane_topology::plan::QueueShare;
     use kvplane_topology::synthetic;
@@ -208,7 +208,7 @@ mod tests {
 
     fn devices(names: &[&str]) -> RdmaDevices {
         RdmaDevices {
-            verbs: Verbs::loopback(&Loopback::new(&[SoftPort::default(); 4])),
+            verbs: Loopback::new(&[SoftPort::default(); 4]).verbs(),
             names: names.iter().map(|name| (*name).to_owned()).collect(),
             preferred: 0,
             near: discover(Some(&machine()), None).unwrap(),

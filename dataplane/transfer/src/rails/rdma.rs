@@ -9,7 +9,7 @@ use kvplane_sys::verbs::{Device, Verbs, VerbsError};
 use kvplane_topology::Machine;
 use kvplane_transport::RdmaOptions;
 
-use crate::error::Error;
+use crate::error::{ArgumentError, Error};
 use crate::rails::near;
 
 /// Mode of RDMA.
@@ -172,14 +172,13 @@ impl RdmaConfig {
     fn chosen(&self) -> Result<Option<RdmaDevices>, Error> {
         let found = self.find();
         if self.mode == RdmaUse::Require {
-            let required = |why| Error::Argument(format!("RDMA is required: {why}"));
-            let devices = found.map_err(required)?;
-            usable(&devices).map_err(required)?;
+            let devices = found.map_err(ArgumentError::RdmaRequired)?;
+            usable(&devices).map_err(ArgumentError::RdmaRequired)?;
             return Ok(Some(devices));
         }
         if self.mode == RdmaUse::Auto && !self.devices.is_empty() {
-            let named = self.devices.join(", ");
-            return found.map(Some).map_err(|why| Error::Argument(format!("the RDMA devices {named}: {why}")));
+            let named = |why| ArgumentError::RdmaDevices { devices: self.devices.clone(), why };
+            return Ok(Some(found.map_err(named)?));
         }
         Ok(found.ok())
     }
@@ -210,13 +209,13 @@ fn usable(devices: &RdmaDevices) -> Result<String, DevicesError> {
 
 #[cfg(test)]
 mod tests {
-    use kvplane_sys::verbs::{Loopback, SoftPort};
+    use kvplane_soft_verbs::{Loopback, SoftPort};
 
     use super::*;
 
     fn config(mode: RdmaUse, devices: &[&str], filters: &[&str]) -> RdmaConfig {
         let owned = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        let verbs = Verbs::loopback(&Loopback::new(&[SoftPort::default(); 3]));
+        let verbs = Loopback::new(&[SoftPort::default(); 3]).verbs();
         RdmaConfig { mode, devices: owned(devices), filters: owned(filters), verbs: Some(verbs), ..Default::default() }
     }
 

@@ -1,6 +1,6 @@
 //! Handles of open segments.
 
-use crate::error::Error;
+use crate::error::{ArgumentError, Error};
 
 /// Handle of an open segment. Handles are never reused within an engine.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -25,5 +25,5 @@ impl SegmentHandle {
 
 /// Returns the error for a handle that is not open.
 pub(crate) fn unknown(handle: SegmentHandle) -> Error {
-    Error::Argument(format!("segment {} is not open", handle.to_bits()))
+    ArgumentError::SegmentNotOpen { handle: handle.to_bits() }.into()
 }

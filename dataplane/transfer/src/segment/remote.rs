@@ -12,7 +12,7 @@ use kvplane_proto::message::{RegionDescriptor, SegmentDescriptor};
 use super::file::OpenFile;
 use super::peers::Peer;
 use super::{BufferInfo, SegmentInfo};
-use crate::error::Error;
+use crate::error::{ArgumentError, Error};
 
 /// Segment of a peer, as the peer described it.
 pub(crate) struct Remote {
@@ -39,7 +39,7 @@ impl Remote {
         place: impl Fn(u64) -> Place,
     ) -> Result<Self, Error> {
         let mut regions = SegmentDescriptor::decode(description)
-            .map_err(|error| Error::Argument(format!("the description of segment {name} is malformed: {error}")))?
+            .map_err(|why| ArgumentError::Description { name: name.to_owned(), why })?
             .regions;
         regions.sort_unstable_by_key(|region| region.address);
         let places = regions.iter().map(|region| place(region.segment.to_bits())).collect();

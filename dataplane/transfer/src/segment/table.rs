@@ -6,7 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use super::handle::SegmentHandle;
 use super::peers::Peers;
 use super::remote::Remote;
-use crate::error::Error;
+use crate::error::{Error, LimitError};
 
 /// Limit of open segments of one engine.
 const OPEN_SEGMENTS: usize = 65_536;
@@ -54,10 +54,7 @@ impl Table {
             return Ok(handle);
         }
         if self.by_handle.len() >= OPEN_SEGMENTS || self.last == i32::MAX as u32 {
-            return Err(Error::TooManyRequests(format!(
-                "{} segments are open already: close some",
-                self.by_handle.len()
-            )));
+            return Err(LimitError::Segments { open: self.by_handle.len() }.into());
         }
         self.last += 1;
         let handle = SegmentHandle::from_bits(self.last);

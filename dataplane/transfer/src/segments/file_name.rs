@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use kvplane_engine::FileOptions;
 
-use crate::error::Error;
+use crate::error::{ArgumentError, Error, FileNameError};
 use crate::size::parse_bytes;
 
 /// Scheme of file names, which no name of an engine begins with.
@@ -34,46 +34,41 @@ impl FileName {
     /// # Errors
     /// When it is malformed; the error names the reason.
     pub(crate) fn parse(name: &str) -> Result<Self, Error> {
-        let wrong = |why: String| Error::Argument(format!("the name {name:?}: {why}"));
-        let rest = name.strip_prefix(SCHEME).ok_or_else(|| wrong("it does not begin with file:".to_owned()))?;
+        let wrong = |why| Error::Argument(ArgumentError::FileName { name: name.to_owned(), why });
+        let rest = name.strip_prefix(SCHEME).ok_or_else(|| wrong(FileNameError::Scheme))?;
         let (path, query) = rest.split_once('?').map_or((rest, ""), |(path, query)| (path, query));
         let path = match path.strip_prefix("//") {
             Some(after) if after.starts_with('/') => after,
             Some(after) => after
                 .strip_prefix("localhost")
                 .filter(|path| path.starts_with('/'))
-                .ok_or_else(|| wrong("it names a host; files of this host are named file:///path".to_owned()))?,
+                .ok_or_else(|| wrong(FileNameError::Host))?,
             None => path,
         };
-        let path = decode(path).ok_or_else(|| {
-            wrong("a % is not followed by two hexadecimal digits; a % itself is written %25".to_owned())
-        })?;
+        let path = decode(path).ok_or_else(|| wrong(FileNameError::Percent))?;
         if path.as_os_str().as_bytes().contains(&0) {
-            return Err(wrong("a path cannot contain %00".to_owned()));
+            return Err(wrong(FileNameError::Zero));
         }
         if !path.is_absolute() {
-            return Err(wrong("the path is not absolute: begin it with /".to_owned()));
+            return Err(wrong(FileNameError::Relative));
         }
         let mut found = Self { path, create_bytes: None, read_only: false, buffered: false };
         for option in query.split('&').filter(|option| !option.is_empty()) {
             match option.split_once('=') {
                 Some(("create", bytes)) => {
-                    let bytes = parse_bytes(bytes).map_err(|why| wrong(format!("create=: {why}")))?;
+                    let bytes = parse_bytes(bytes).map_err(|why| wrong(FileNameError::Size(why)))?;
                     if bytes == 0 {
-                        return Err(wrong("create= takes the length of a new file, at least 1 byte".to_owned()));
+                        return Err(wrong(FileNameError::Empty));
                     }
                     found.create_bytes = Some(bytes);
                 }
                 None if option == "readonly" => found.read_only = true,
                 None if option == "buffered" => found.buffered = true,
-                _ => {
-                    let known = "create=SIZE, readonly and buffered";
-                    return Err(wrong(format!("the option {option:?} is unknown; there are {known}")));
-                }
+                _ => return Err(wrong(FileNameError::Option { option: option.to_owned() })),
             }
         }
         if found.read_only && found.create_bytes.is_some() {
-            return Err(wrong("a new file that is read-only stays empty: leave out create or readonly".to_owned()));
+            return Err(wrong(FileNameError::ReadOnly));
         }
         Ok(found)
     }

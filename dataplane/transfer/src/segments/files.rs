@@ -13,7 +13,7 @@ use kvplane_engine::{DirectFile, FileOptions};
 
 use super::file_name::FileName;
 use crate::driver::initiators::Initiators;
-use crate::error::Error;
+use crate::error::{ArgumentError, Error};
 use crate::lock;
 use crate::segment::file::{FileInfo, OpenFile};
 use crate::segment::table::TableLock;
@@ -78,8 +78,8 @@ impl Files {
         if let Some(other) = others.iter().find(|other| of(other).is_some_and(|options| options.writable))
             && wanted.options().writable
         {
-            let why = "writes of two segments to one block could get lost; close that segment, or add ?readonly";
-            return Err(Error::Argument(format!("{} is open as {} already: {why}", path.display(), other.name)));
+            let (path, other) = (path.to_owned(), other.name.clone());
+            return Err(ArgumentError::FileOpenTwice { path, other }.into());
         }
         let peer = table.write().peers.of_file(&name);
         for driver in initiators.users_of_file(opened.alone) {
@@ -97,7 +97,7 @@ impl Files {
 
     fn file_name(&self, name: &str) -> Result<FileName, Error> {
         if !self.allowed {
-            return Err(Error::Argument(format!("{name:?}: file segments are switched off here")));
+            return Err(ArgumentError::FilesOff { name: name.to_owned() }.into());
         }
         FileName::parse(name)
     }

@@ -2,6 +2,8 @@
 
 mod completion;
 mod counted;
+mod device_memory;
+mod device_peers;
 mod files;
 mod memory;
 mod names;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use kvplane_sys::verbs::{Loopback, SoftPort, Verbs};
+use kvplane_soft_verbs::{Loopback, SoftPort};
 use kvplane_topology::{Machine, Sysfs};
 use kvplane_transfer::{
     NodeCounts, Opcode, RailSnapshot, RdmaConfig, RdmaUse, Region, RegisterOptions, SegmentHandle, SubmitOptions,
@@ -58,7 +58,7 @@ fn config(fabric: &Loopback, devices: [&str; 2], matrix: Option<&str>) -> Transf
     let rdma = RdmaConfig {
         devices: devices.map(str::to_owned).to_vec(),
         matrix: matrix.map(str::to_owned),
-        verbs: Some(Verbs::loopback(fabric)),
+        verbs: Some(fabric.verbs()),
         machine: Some(machine()),
         ..RdmaConfig::of(RdmaUse::Require)
     };

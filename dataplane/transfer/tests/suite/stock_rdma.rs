@@ -207,10 +207,10 @@ fn threads_with_connections_of_their_own_do_not_end_each_others() {
     let retries: u64 = rails.iter().map(|rail| rail.retries).sum();
     // An emulated machine that stalls looks like an unresponsive peer. A connection that another thread closed would be
     // neither silent nor closed by its device.
-    let silent = |rail: &RailSnapshot| network::on_emulated_devices() && rail.silences > 0;
+    let silent = |rail: &RailSnapshot| network::on_emulated_devices() && rail.stalls > 0;
     let unexplained: u64 = rails.iter().filter(|rail| !silent(rail)).map(|rail| rail.retries).sum();
-    let silences: u64 = rails.iter().map(|rail| rail.silences).sum();
-    println!("{retries} retries, {silences} silences, {given_up} connections given up by devices");
+    let stalls: u64 = rails.iter().map(|rail| rail.stalls).sum();
+    println!("{retries} retries, {stalls} stalls, {given_up} connections given up by devices");
     // A device closes a connection for other reasons, too: its counters show which.
     for (name, count) in network::device_counters() {
         let before = counted.get(&name).copied().unwrap_or(0);

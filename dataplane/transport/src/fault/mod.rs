@@ -27,7 +27,7 @@ use kvplane_tls::Keychain;
 pub use plan::FaultPlan;
 use plan::{Arrival, Departure, Injector};
 
-use crate::tcp::{StrangerLimits, Tcp, ZeroCopyCounters, ZeroCopyOptions};
+use crate::tcp::{Tcp, UnauthenticatedLimits, ZeroCopyCounters, ZeroCopyOptions};
 use crate::token::Token;
 use crate::types::{CloseCause, ConnectionId, Event, Input, OutgoingPayload, Pieces, Target};
 
@@ -107,9 +107,9 @@ impl Fault {
         self.tcp.set_tls(keychain);
     }
 
-    /// See [`Tcp::limit_strangers`].
-    pub fn limit_strangers(&mut self, limits: StrangerLimits) {
-        self.tcp.limit_strangers(limits);
+    /// See [`Tcp::limit_unauthenticated`].
+    pub fn limit_unauthenticated(&mut self, limits: UnauthenticatedLimits) {
+        self.tcp.limit_unauthenticated(limits);
     }
 
     /// See [`Tcp::trust`].
@@ -117,10 +117,10 @@ impl Fault {
         self.tcp.trust(id);
     }
 
-    /// See [`Tcp::strangers`].
+    /// See [`Tcp::unauthenticated`].
     #[must_use]
-    pub fn strangers(&self) -> (usize, u64) {
-        self.tcp.strangers()
+    pub fn unauthenticated(&self) -> (usize, u64) {
+        self.tcp.unauthenticated()
     }
 
     /// See [`Tcp::connect`].

@@ -34,9 +34,9 @@ use std::time::Duration;
 use kvplane_sys::{Completion, IoBuf, cpu};
 use kvplane_tier::{Action, BlockOp, Fault, OpId, Priority};
 use operations::{Operations, RunningCall};
-use rings::{Rings, Way};
+use rings::{RingKind, Rings};
 
-pub use counters::{BUCKETS, Latency, NvmeCounters, PriorityCounters};
+pub use counters::{NvmeCounters, PriorityCounters};
 pub use device::{IoChoice, Offers, Part, Ssd};
 pub use memory::TierMemory;
 pub use operations::DEPTHS;
@@ -56,7 +56,7 @@ pub struct Nvme {
     operations: Operations,
     done: VecDeque<(OpId, Result<u32, Fault>)>,
     /// Completions that are not handled yet, each with the path that its operation took.
-    ended: VecDeque<(Completion, Way)>,
+    ended: VecDeque<(Completion, RingKind)>,
     counters: NvmeCounters,
     remarks: Vec<String>,
     last_problem: Option<String>,
@@ -113,7 +113,7 @@ impl Nvme {
     /// Returns the counters, with the current numbers in flight and queued.
     #[must_use]
     pub fn counters(&self) -> NvmeCounters {
-        let mut counters = self.counters;
+        let mut counters = self.counters.clone();
         for (at, priority) in counters.priorities.iter_mut().enumerate() {
             self.operations.count(at, priority);
         }
@@ -187,16 +187,16 @@ impl Nvme {
         Ok(some > 0)
     }
 
-    fn completed(&mut self, completion: Completion, way: Way) {
+    fn completed(&mut self, completion: Completion, way: RingKind) {
         let index = completion.token as usize;
         let Some(RunningCall { op, since_ns, attempts, .. }) = self.operations.returned(index) else { return };
-        if way == Way::Commands && completion.result < 0 {
+        if way == RingKind::Commands && completion.result < 0 {
             self.operations.repeat(index, |running| running.plain = true);
             self.counters.commands_failed += 1;
             self.remarks.extend(self.rings.command_failed(&op, completion.result));
             return;
         }
-        if way == Way::Polled && completion.result == -kvplane_sys::errno::EOPNOTSUPP {
+        if way == RingKind::Polled && completion.result == -kvplane_sys::errno::EOPNOTSUPP {
             self.remarks.extend(self.rings.stop_polling());
             self.operations.repeat(index, |_| {});
             return;
@@ -210,7 +210,7 @@ impl Nvme {
         let took_ns = cpu::monotonic_ns().saturating_sub(since_ns);
         self.operations.remove(index);
         self.counters.polled += u64::from(self.rings.polls(way));
-        self.counters.commands += u64::from(way == Way::Commands);
+        self.counters.commands += u64::from(way == RingKind::Commands);
         let result = self.outcome(&op, completion.result);
         self.count(&op, result, took_ns);
         self.done.push_back((op.id, result));
@@ -264,7 +264,10 @@ impl Nvme {
                 counters.writes += 1;
                 counters.written_bytes += moved;
             }
-            Action::Flush => counters.flush_latency.add(took_ns),
+            Action::Flush => {
+                counters.flush_latency.add(took_ns);
+                counters.flush_most_ns = counters.flush_most_ns.max(took_ns);
+            }
         }
     }
 

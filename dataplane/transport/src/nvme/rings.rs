@@ -16,7 +16,7 @@ use super::passthrough::Commands;
 
 /// Ring that an operation is submitted to, and that its completion comes from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Way {
+pub(super) enum RingKind {
     Commands,
     Polled,
     Plain,
@@ -118,12 +118,12 @@ impl Rings {
     }
 
     /// Takes all completions.
-    pub(super) fn poll(&mut self, ended: &mut VecDeque<(Completion, Way)>) -> io::Result<()> {
-        for way in [Way::Commands, Way::Polled, Way::Plain] {
+    pub(super) fn poll(&mut self, ended: &mut VecDeque<(Completion, RingKind)>) -> io::Result<()> {
+        for way in [RingKind::Commands, RingKind::Polled, RingKind::Plain] {
             match (way, &mut self.commands, &mut self.polled) {
-                (Way::Commands, Some(commands), _) => commands.ring.poll(&mut self.completions)?,
-                (Way::Polled, _, Some((ring, _))) => ring.poll(&mut self.completions)?,
-                (Way::Plain, ..) => self.plain.poll(&mut self.completions)?,
+                (RingKind::Commands, Some(commands), _) => commands.ring.poll(&mut self.completions)?,
+                (RingKind::Polled, _, Some((ring, _))) => ring.poll(&mut self.completions)?,
+                (RingKind::Plain, ..) => self.plain.poll(&mut self.completions)?,
                 _ => 0,
             };
             ended.extend(self.completions.drain(..).map(|completion| (completion, way)));
@@ -132,11 +132,11 @@ impl Rings {
     }
 
     /// Returns true if completions of this ring are polled.
-    pub(super) fn polls(&self, way: Way) -> bool {
+    pub(super) fn polls(&self, way: RingKind) -> bool {
         match way {
-            Way::Polled => true,
-            Way::Commands => self.commands.as_ref().is_some_and(|commands| commands.polled),
-            Way::Plain => false,
+            RingKind::Polled => true,
+            RingKind::Commands => self.commands.as_ref().is_some_and(|commands| commands.polled),
+            RingKind::Plain => false,
         }
     }
 

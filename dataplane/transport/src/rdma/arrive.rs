@@ -3,11 +3,11 @@
 use kvplane_proto::{SegmentId, Status as Outcome};
 use kvplane_sys::verbs::{AsyncEvent, Mtu, RetiredRequest, Status};
 
-use super::link::State;
+use super::link::{State, flushes};
 use super::links::Links;
 use super::nic::POLLED;
 use super::segments::Segments;
-use super::wire::{ENVELOPE_BYTES, Envelope, MessageKind, Place, SegmentKey};
+use super::wire::{ENVELOPE_BYTES, Envelope, MessageKind, RemoteRange, SegmentKey};
 use super::work::Work;
 use crate::types::{CloseCause, ConnectionId};
 
@@ -144,16 +144,25 @@ impl Links {
         let segment = SegmentId::from_bits(envelope.token);
         let result = match envelope.kind {
             MessageKind::Pulled => link.outbox.pulled(envelope.token, nic, books),
-            MessageKind::Part => Place::decode_all(content)
+            MessageKind::Part => RemoteRange::decode_all(content)
                 .map_err(|error| CloseCause::Rdma(error.to_string()))
                 .and_then(|places| link.intake.next_part(envelope.token, places, envelope.parts)),
             MessageKind::AskKey => {
-                let key = segments.key_on(segment, link.nic as usize, nic);
+                let offset = content.first_chunk().map(|offset| u64::from_le_bytes(*offset));
+                let key = segments.key_on(segment, offset, link.nic as usize, nic);
                 link.answer_key(segment, key)
             }
             MessageKind::Key => SegmentKey::decode(content)
                 .map(|key| link.copies.keys.learn(segment, key))
                 .map_err(|error| CloseCause::Rdma(error.to_string())),
+            MessageKind::Flush => link.answer_flush(segment, segments.flush(segment)),
+            MessageKind::Flushed => match flushes::decode(content) {
+                Some(outcome) => {
+                    link.take_flushed(id, segment, outcome, &mut books.copied);
+                    Ok(())
+                }
+                None => Err(CloseCause::Rdma("the peer's reply to a flush has no meaning".to_owned())),
+            },
             MessageKind::SegmentGone => {
                 link.copies.keys.learn(segment, SegmentKey::refused(Outcome::Stale));
                 Ok(())
@@ -189,7 +198,7 @@ impl Links {
                 }
                 AsyncEvent::LastReceive { qp_num } => {
                     if let Some((link, _, _)) = self.link_of(nic, qp_num).and_then(|id| self.parts(id)) {
-                        link.ending.last_receive = true;
+                        link.shutdown.last_receive = true;
                     }
                 }
                 AsyncEvent::Other(_) => {}

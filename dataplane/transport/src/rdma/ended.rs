@@ -74,6 +74,7 @@ impl CopyCompletions {
     }
 
     /// Appends the copies of another list.
+    #[inline]
     pub(super) fn append(&mut self, other: &mut Self) {
         if self.is_empty() {
             mem::swap(self, other);

@@ -159,7 +159,7 @@ impl Rdma {
     /// Returns the local and the remote key of a published segment on each device, by position; `None` for a device
     /// that refused the registration. The keys are valid until the segment is retracted.
     pub fn foreign_keys(&mut self, segment: SegmentId) -> Vec<Option<(u32, u32)>> {
-        let nics = self.links.nics.iter().enumerate();
+        let nics = self.links.nics.iter_mut().enumerate();
         nics.map(|(index, nic)| self.segments.keys_on(segment, index, nic)).collect()
     }
 }

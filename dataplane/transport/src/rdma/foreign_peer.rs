@@ -77,7 +77,7 @@ impl ForeignPeer {
         match buffer.keys.get(device) {
             Some(&key) => {
                 let (address, bytes) = (buffer.address, buffer.bytes);
-                SegmentKey { status: Status::Ok, writable: true, key, address, bytes }
+                SegmentKey { writable: true, ..SegmentKey::whole(Status::Ok, key, address, bytes) }
             }
             None => SegmentKey::refused(Status::Unsupported),
         }

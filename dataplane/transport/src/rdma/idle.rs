@@ -29,6 +29,7 @@ impl IdleWatch {
     }
 
     /// Checks idle connections if it is time. The first `preferred` devices are preferred.
+    #[inline]
     pub(super) fn look(&mut self, links: &mut Links, preferred: usize, now_ns: u64) {
         if now_ns < self.look_ns {
             return;

@@ -217,19 +217,19 @@ impl Links {
     }
 
     /// Finishes closing links whose requests have all been flushed. Returns true if any was finished.
-    pub(super) fn see_off(&mut self, now_ns: u64) -> bool {
+    pub(super) fn finish_closing(&mut self, now_ns: u64) -> bool {
         let closing = core::mem::take(&mut self.closing);
         let before = closing.len();
         for index in closing {
             let Some(link) = self.table.at_mut(index) else { continue };
-            let since_ns = *link.ending.since_ns.get_or_insert(now_ns);
+            let since_ns = *link.shutdown.since_ns.get_or_insert(now_ns);
             let nic = &self.nics[link.nic as usize];
             let waited_ns = now_ns.saturating_sub(since_ns);
             let given_back = link.sends.queue_pair.outstanding() == 0;
             // Destroying the queue pair discards its completions, including those of receives that other links need.
             let drained = given_back
                 && nic.completions.is_emptied()
-                && (link.ending.last_receive || waited_ns >= LAST_RECEIVE_NS);
+                && (link.shutdown.last_receive || waited_ns >= LAST_RECEIVE_NS);
             if drained || waited_ns >= DRAIN_NS || nic.failed.is_some() && given_back {
                 self.finish(index);
             } else {
@@ -263,7 +263,7 @@ impl Links {
             match link.transmit(id, nic, books) {
                 Ok(starved) => {
                     let ready = link.has_input();
-                    let over = if link.is_sent() { link.ending.after_send.take() } else { None };
+                    let over = if link.is_sent() { link.shutdown.after_send.take() } else { None };
                     if starved {
                         self.starved.push(index);
                     }

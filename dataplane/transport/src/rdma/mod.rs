@@ -23,6 +23,7 @@
 
 mod arrive;
 mod books;
+pub mod device_memory;
 mod ended;
 mod foreign;
 mod foreign_peer;
@@ -44,12 +45,14 @@ use std::sync::Arc;
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::{RequestId, SegmentId, Status};
+use kvplane_sys::device::Backing;
 use kvplane_sys::verbs::Device;
 use kvplane_sys::{Poller, Region};
 
 use crate::token::{Source, Token};
 use crate::types::{CloseCause, ConnectionId, Event, Input, OutgoingPayload, Pieces, Target};
 pub use books::RdmaCounters;
+pub use device_memory::DeviceRegistration;
 pub use ended::{CopyCompletion, CopyCompletions};
 pub use foreign::{FOREIGN_QUEUE_PAIRS, ForeignDevice, ForeignHalf};
 pub use foreign_peer::{ForeignBuffer, ForeignPeer};
@@ -59,6 +62,7 @@ use link::{Frame, GRANT_LEAST, Next, State};
 use links::Links;
 pub use links::RdmaError;
 use nic::Nic;
+pub use nic::{ObstacleKind, RegistrationObstacle, RegistrationPath};
 pub use options::RdmaOptions;
 use segments::Segments;
 use setup::MESSAGE_BYTES_LEAST;
@@ -154,7 +158,7 @@ impl Rdma {
             }
             progress |= self.links.take_completions(nic, &mut self.segments);
         }
-        progress |= self.links.see_off(now_ns);
+        progress |= self.links.finish_closing(now_ns);
         self.idle.look(&mut self.links, self.preferred, now_ns);
         progress
     }
@@ -183,6 +187,7 @@ impl Rdma {
     }
 
     /// Returns a connection that may have input; each is returned once until new input arrives.
+    #[inline]
     pub fn next_ready(&mut self) -> Option<ConnectionId> {
         while let Some(index) = self.links.rounds.ready.pop() {
             if self.links.table.at(index).is_some() {
@@ -201,7 +206,7 @@ impl Rdma {
     /// the host calls [`Self::receive_payload`] before it calls this again.
     pub fn input(&mut self, id: ConnectionId, scratch: &mut Vec<u8>) -> Input {
         let Some((link, nic, books)) = self.links.open_parts(id) else { return Input::Wait };
-        if link.ending.after_send.is_some() {
+        if link.shutdown.after_send.is_some() {
             return Input::Wait;
         }
         match link.next_input() {
@@ -307,8 +312,8 @@ impl Rdma {
 
     /// Publishes memory for one-sided access by peers. Registers it with each device now, which takes as long as
     /// pinning; over a device that refuses, peers use frames.
-    pub fn publish(&mut self, segment: SegmentId, region: &Arc<Region>, bytes: u64, writable: bool) {
-        self.segments.publish(segment, region, bytes, writable, &self.links.nics);
+    pub fn publish(&mut self, segment: SegmentId, memory: &Backing, bytes: u64, writable: bool) {
+        self.segments.publish(segment, memory, bytes, writable, &mut self.links.nics);
     }
 
     /// Revokes peers' access to a segment: when this returns, no device grants access any more. Peers that have its key
@@ -381,8 +386,8 @@ impl Rdma {
         let Some((link, _, _)) = self.links.parts(id) else { return };
         if link.state != State::Open || link.is_sent() {
             self.close(id, why);
-        } else if link.ending.after_send.is_none() {
-            link.ending.after_send = Some(why);
+        } else if link.shutdown.after_send.is_none() {
+            link.shutdown.after_send = Some(why);
             self.links.rounds.dirty.mark(id.index);
         }
     }

@@ -22,6 +22,8 @@ pub(super) const ENVELOPE_BYTES: usize = 32;
 pub(super) const PLACE_BYTES: usize = 32;
 /// Size of the reply about a segment's key, in bytes.
 pub(super) const KEY_BYTES: usize = 32;
+/// Size of the reply about the key of a part of a segment, in bytes.
+pub(super) const PART_KEY_BYTES: usize = KEY_BYTES + 16;
 /// First bytes of every message.
 const MAGIC: u32 = u32::from_le_bytes(*b"KVPR");
 /// Version of this layout.
@@ -54,12 +56,16 @@ pub(super) enum MessageKind {
     Pulled = 4,
     /// Announces the next part of the payload with this token.
     Part = 5,
-    /// Requests the key of this segment.
+    /// Requests the key of this segment; with an offset of eight bytes, that of the part around it.
     AskKey = 6,
     /// Reply to `AskKey`.
     Key = 7,
     /// Notifies the peer that this segment is gone.
     SegmentGone = 8,
+    /// Requests that the writes into this segment become visible on the device whose memory it is.
+    Flush = 9,
+    /// Reply to `Flush`.
+    Flushed = 10,
 }
 
 /// Transfer method of a frame's payload.
@@ -97,7 +103,7 @@ pub(super) struct Envelope {
 
 /// A range of memory that its owner opens to the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) struct Place {
+pub(super) struct RemoteRange {
     /// Request whose answer goes there; zero for sources.
     pub(super) request: RequestId,
     pub(super) address: u64,
@@ -110,9 +116,17 @@ pub(super) struct Place {
 pub(super) struct SegmentKey {
     pub(super) status: Status,
     pub(super) writable: bool,
+    /// Writes are complete only when the owner has flushed the device whose memory it is.
+    pub(super) flush: bool,
     pub(super) key: u32,
+    /// Address of the segment's first byte.
     pub(super) address: u64,
+    /// Length of the segment.
     pub(super) bytes: u64,
+    /// Offset of the first byte that the key is for.
+    pub(super) start: u64,
+    /// Offset behind the last byte that the key is for.
+    pub(super) end: u64,
 }
 
 /// Decoding error of a message. The link that received it cannot be used any further.
@@ -138,8 +152,18 @@ impl fmt::Display for WireError {
 }
 
 impl MessageKind {
-    const ALL: [Self; 8] =
-        [Self::Frame, Self::More, Self::Credit, Self::Pulled, Self::Part, Self::AskKey, Self::Key, Self::SegmentGone];
+    const ALL: [Self; 10] = [
+        Self::Frame,
+        Self::More,
+        Self::Credit,
+        Self::Pulled,
+        Self::Part,
+        Self::AskKey,
+        Self::Key,
+        Self::SegmentGone,
+        Self::Flush,
+        Self::Flushed,
+    ];
 }
 
 impl Envelope {
@@ -227,7 +251,7 @@ impl Envelope {
     }
 }
 
-impl Place {
+impl RemoteRange {
     pub(super) fn encode(&self, out: &mut Vec<u8>) {
         for word in [self.request.to_bits(), self.address, self.bytes, u64::from(self.key)] {
             out.extend_from_slice(&word.to_le_bytes());
@@ -255,33 +279,64 @@ impl Place {
 
 impl SegmentKey {
     pub(super) const fn refused(status: Status) -> Self {
-        Self { status, writable: false, key: 0, address: 0, bytes: 0 }
+        Self::whole(status, 0, 0, 0)
     }
 
-    pub(super) fn encode(&self) -> [u8; KEY_BYTES] {
-        let mut out = [0; KEY_BYTES];
+    /// Returns a key that is for a whole segment, and permits to read it.
+    pub(super) const fn whole(status: Status, key: u32, address: u64, bytes: u64) -> Self {
+        Self { status, writable: false, flush: false, key, address, bytes, start: 0, end: bytes }
+    }
+
+    /// Returns true if the key is for the byte at this offset, or none of its segment can be.
+    #[inline]
+    pub(super) const fn is_of(&self, offset: u64) -> bool {
+        !self.is_part() || offset >= self.bytes || (offset >= self.start && offset < self.end)
+    }
+
+    /// Returns true if the key is for a part of its segment only.
+    pub(super) const fn is_part(&self) -> bool {
+        self.start > 0 || self.end < self.bytes
+    }
+
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut out = vec![0; if self.is_part() { PART_KEY_BYTES } else { KEY_BYTES }];
         out[0..2].copy_from_slice(&(self.status as u16).to_le_bytes());
         out[2] = self.writable.into();
+        out[3] = self.flush.into();
         out[4..8].copy_from_slice(&self.key.to_le_bytes());
         out[8..16].copy_from_slice(&self.address.to_le_bytes());
         out[16..24].copy_from_slice(&self.bytes.to_le_bytes());
+        if self.is_part() {
+            out[32..40].copy_from_slice(&self.start.to_le_bytes());
+            out[40..48].copy_from_slice(&self.end.to_le_bytes());
+        }
         out
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, WireError> {
-        let Ok(bytes) = <&[u8; KEY_BYTES]>::try_from(bytes) else { return Err(WireError::Short(bytes.len())) };
-        let code = word16(bytes, 0);
+        if !matches!(bytes.len(), KEY_BYTES | PART_KEY_BYTES) {
+            return Err(WireError::Short(bytes.len()));
+        }
+        let (code, length) = (word16(bytes, 0), word64(bytes, 16));
+        let is_part = bytes.len() == PART_KEY_BYTES;
+        let (start, end) = if is_part { (word64(bytes, 32), word64(bytes, 40)) } else { (0, length) };
         let key = Self {
             status: Status::from_code(code).ok_or(WireError::Field("the status", code.into()))?,
             writable: bytes[2] != 0,
+            flush: bytes[3] != 0,
             key: word32(bytes, 4),
             address: word64(bytes, 8),
-            bytes: word64(bytes, 16),
+            bytes: length,
+            start,
+            end,
         };
-        match key.address.checked_add(key.bytes) {
-            Some(_) => Ok(key),
-            None => Err(WireError::Field("the segment's address", key.address)),
+        if key.address.checked_add(key.bytes).is_none() {
+            return Err(WireError::Field("the segment's address", key.address));
         }
+        if is_part && (start >= end || end > length) {
+            return Err(WireError::Field("the part of the segment", start));
+        }
+        Ok(key)
     }
 }
 
@@ -327,16 +382,23 @@ mod tests {
         assert_eq!(Envelope::decode(&golden, ENVELOPE_BYTES), Ok(envelope));
         let mut out = Vec::new();
         let request = RequestId { index: 1, generation: 2 };
-        Place { request, address: 0x10_0000, bytes: 0x2000, key: 0x0304_0506 }.encode(&mut out);
+        RemoteRange { request, address: 0x10_0000, bytes: 0x2000, key: 0x0304_0506 }.encode(&mut out);
         let golden: [u8; PLACE_BYTES] =
             [1, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 0, 0, 0x20, 0, 0, 0, 0, 0, 0, 6, 5, 4, 3, 0, 0, 0, 0];
         assert_eq!(out, golden);
-        let key = SegmentKey { status: Status::Ok, writable: true, key: 0x0a0b_0c0d, address: 0x5000, bytes: 0x600 };
+        let key = SegmentKey { writable: true, ..SegmentKey::whole(Status::Ok, 0x0a0b_0c0d, 0x5000, 0x600) };
         let golden: [u8; KEY_BYTES] = [
             0, 0, 1, 0, 0x0d, 0x0c, 0x0b, 0x0a, 0, 0x50, 0, 0, 0, 0, 0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,
             0,
         ];
-        assert_eq!((key.encode(), SegmentKey::decode(&golden)), (golden, Ok(key)));
+        assert_eq!((key.encode(), SegmentKey::decode(&golden)), (golden.to_vec(), Ok(key)));
+        let part = SegmentKey { flush: true, start: 0x200, end: 0x400, ..key };
+        let mut golden = golden.to_vec();
+        golden[3] = 1;
+        golden.extend_from_slice(&[0, 2, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0]);
+        assert_eq!((part.encode(), SegmentKey::decode(&golden)), (golden, Ok(part)));
+        let beyond = SegmentKey { end: 0x601, ..part };
+        assert!(SegmentKey::decode(&beyond.encode()).is_err());
     }
 
     proptest! {
@@ -356,7 +418,7 @@ mod tests {
         fn any_bytes_are_decoded_or_refused(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
             let _ = Envelope::decode(&bytes, bytes.len());
             let _ = SegmentKey::decode(&bytes);
-            let _ = Place::decode_all(&bytes[..bytes.len() / PLACE_BYTES * PLACE_BYTES]);
+            let _ = RemoteRange::decode_all(&bytes[..bytes.len() / PLACE_BYTES * PLACE_BYTES]);
         }
     }
 }

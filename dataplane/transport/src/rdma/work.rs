@@ -15,6 +15,8 @@ pub(super) enum Work {
     CopyPart,
     /// Last part of the copy with this token, or the whole copy.
     Copy(u64),
+    /// Like [`Self::Copy`], of a copy that is complete only when the peer has flushed its device.
+    FlushedCopy(u64),
 }
 
 /// Shift of the kind in a token.
@@ -30,6 +32,7 @@ impl Work {
             Self::Pull => 3 << KIND_SHIFT,
             Self::CopyPart => 4 << KIND_SHIFT,
             Self::Copy(token) => COPY << KIND_SHIFT | token,
+            Self::FlushedCopy(token) => 6 << KIND_SHIFT | token,
         }
     }
 
@@ -40,6 +43,7 @@ impl Work {
             3 => Self::Pull,
             4 => Self::CopyPart,
             COPY => Self::Copy(bits & Self::MOST_TOKEN),
+            6 => Self::FlushedCopy(bits & Self::MOST_TOKEN),
             _ => Self::Nothing,
         }
     }
@@ -67,6 +71,7 @@ mod tests {
             Work::Pull,
             Work::CopyPart,
             Work::Copy(Work::MOST_TOKEN),
+            Work::FlushedCopy(Work::MOST_TOKEN),
         ];
         for work in all {
             assert_eq!(Work::from_bits(work.to_bits()), work);

@@ -5,11 +5,11 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::sync::Arc;
 
 use kvplane_proto::SegmentId;
-use kvplane_sys::{Interest, Poller, Region};
+use kvplane_sys::{Interest, Poller};
 
+use super::answer::{MemoryRequest, SegmentMemory};
 use super::channel::Channel;
 use super::{SETUP_DEADLINE, ShareError, Shm, setup};
 use crate::token::{Source, Token};
@@ -29,18 +29,29 @@ struct CallInFlight {
 struct SegmentRequest {
     id: ConnectionId,
     segment: SegmentId,
+    wanted: MemoryRequest,
     until_ns: u64,
 }
 
-/// Reply to a request for a segment: its memory, or why there is none.
-type SegmentAnswer = (ConnectionId, SegmentId, Result<Arc<Region>, ShareError>);
+/// Outcome of a request for a segment.
+#[derive(Debug)]
+pub struct SegmentOutcome {
+    /// Connection.
+    pub id: ConnectionId,
+    /// Segment.
+    pub segment: SegmentId,
+    /// Kind of memory that was requested.
+    pub wanted: MemoryRequest,
+    /// Memory, or why there is none.
+    pub memory: Result<SegmentMemory, ShareError>,
+}
 
 /// A client's outstanding requests, and replies that were not taken yet.
 pub(super) struct Questions {
     /// Connection attempts at shards that have offered nothing yet.
     calls: Vec<CallInFlight>,
     segments: Vec<SegmentRequest>,
-    answers: VecDeque<SegmentAnswer>,
+    answers: VecDeque<SegmentOutcome>,
 }
 
 impl Questions {
@@ -76,8 +87,8 @@ impl Questions {
         let Some((segment, shared)) = setup::take_answer(socket)? else { return Ok(()) };
         // A late reply is dropped: the client has used another path.
         if let Some(at) = self.segments.iter().position(|asked| (asked.id, asked.segment) == (id, segment)) {
-            self.segments.swap_remove(at);
-            self.answers.push_back((id, segment, shared.map()));
+            let wanted = self.segments.swap_remove(at).wanted;
+            self.answers.push_back(SegmentOutcome { id, segment, wanted, memory: shared.memory() });
         }
         Ok(())
     }
@@ -96,8 +107,8 @@ impl Questions {
     /// Answers the segment requests that have timed out.
     fn expire_segments(&mut self, now_ns: u64) {
         while let Some(at) = self.segments.iter().position(|asked| asked.until_ns <= now_ns) {
-            let asked = self.segments.swap_remove(at);
-            self.answers.push_back((asked.id, asked.segment, Err(ShareError::Late)));
+            let SegmentRequest { id, segment, wanted, .. } = self.segments.swap_remove(at);
+            self.answers.push_back(SegmentOutcome { id, segment, wanted, memory: Err(ShareError::Late) });
         }
     }
 
@@ -144,20 +155,26 @@ impl Shm {
         }
     }
 
-    /// Requests a segment of the peer, to be mapped; [`Self::poll_mapped`] returns the outcome.
+    /// Requests the memory of a segment of the peer; [`Self::poll_mapped`] returns the outcome.
     ///
     /// # Errors
     /// When the peer has not read earlier requests, or is gone.
-    pub fn ask_segment(&mut self, id: ConnectionId, segment: SegmentId, now_ns: u64) -> io::Result<()> {
+    pub fn ask_segment(
+        &mut self,
+        id: ConnectionId,
+        segment: SegmentId,
+        wanted: MemoryRequest,
+        now_ns: u64,
+    ) -> io::Result<()> {
         let Some(channel) = self.channels.get(id) else { return Err(io::ErrorKind::NotConnected.into()) };
-        setup::ask_segment(&channel.socket, segment)?;
+        setup::ask_segment(&channel.socket, segment, wanted)?;
         let until_ns = now_ns.saturating_add(SETUP_NS);
-        self.questions.segments.push(SegmentRequest { id, segment, until_ns });
+        self.questions.segments.push(SegmentRequest { id, segment, wanted, until_ns });
         Ok(())
     }
 
-    /// Returns the next outcome of a segment request: its memory, or why there is none.
-    pub fn poll_mapped(&mut self) -> Option<(ConnectionId, SegmentId, Result<Arc<Region>, ShareError>)> {
+    /// Returns the next outcome of a segment request.
+    pub fn poll_mapped(&mut self) -> Option<SegmentOutcome> {
         self.questions.answers.pop_front()
     }
 

@@ -51,6 +51,8 @@ pub(super) struct Channel {
     /// Length of the payload at the end of the record that was not taken yet.
     along_bytes: usize,
     pub(super) socket: UnixStream,
+    /// Shared with the holds of segments, whose copies are in flight.
+    pub(super) holds: Arc<()>,
 }
 
 impl Channel {
@@ -87,6 +89,7 @@ impl Channel {
             record: Vec::new(),
             along_bytes: 0,
             socket,
+            holds: Arc::new(()),
         }
     }
 
@@ -149,13 +152,16 @@ impl Channel {
         ClosingChannel::new(self.socket, self.region, self.pid)
     }
 
-    /// Unmaps first and hangs up last: the peer takes the end of the socket as proof that nothing is mapped any more.
+    /// Unmaps first and hangs up last: the peer takes the end of the socket as proof that nothing is mapped or copied
+    /// any more. While segments are held, their holds keep the socket open.
     pub(super) fn close(self) {
         drop(self.pool);
         drop(self.view);
         drop(self.region);
         drop(self.producer);
         drop(self.consumer);
-        let _ = self.socket.shutdown(std::net::Shutdown::Both);
+        if Arc::strong_count(&self.holds) == 1 {
+            let _ = self.socket.shutdown(std::net::Shutdown::Both);
+        }
     }
 }

@@ -20,16 +20,20 @@ use std::sync::atomic::{Ordering, fence};
 use kvplane_proto::{Limits, SegmentId};
 use kvplane_sys::{CrossError, HugePages, Region, RegionOptions, process_memory};
 
-/// Limit of segments that one client may name at once.
+/// Slots for copies within one call: the limit of segments that one call may name.
 pub const SLOTS: usize = 16;
+/// Slots for copies that last longer: the limit of segments with such copies in flight on one connection.
+pub(super) const HELD_SLOTS: usize = 112;
 /// Bytes that a client copies between two checks of the table.
 pub const CHUNK_BYTES: usize = 1 << 20;
 /// Offset of the slots in a channel.
 const SLOTS_AT: usize = 1024;
+const _: () = assert!(SLOTS_AT + (SLOTS + HELD_SLOTS) * 8 <= 4096, "the rings begin there");
 /// Size of a table entry: claim word, address, bytes, rights.
 const ENTRY_BYTES: usize = 32;
 pub(super) const TABLE_BYTES: usize = Limits::SEGMENTS * ENTRY_BYTES;
 const WRITABLE: u64 = 1;
+const INDIRECT: u64 = 2;
 /// Validity of the check that a process id denotes our peer, in nanoseconds. The kernel reuses an id only after all
 /// others had their turn, which takes longer.
 const PROCESS_KNOWN_NS: u64 = 10_000_000;
@@ -43,6 +47,8 @@ pub struct Extent {
     pub bytes: u64,
     /// True if peers may write it.
     pub writable: bool,
+    /// True if peers may access it without its owner; false for memory of a device, which requests go to.
+    pub direct: bool,
 }
 
 /// Encodes a segment as a word that is never 0.
@@ -92,7 +98,8 @@ impl Fence {
         word(0).store(0, Ordering::SeqCst);
         word(1).store(extent.address, Ordering::Release);
         word(2).store(extent.bytes, Ordering::Release);
-        word(3).store(u64::from(extent.writable) * WRITABLE, Ordering::Release);
+        let rights = (u64::from(extent.writable) * WRITABLE) | (u64::from(!extent.direct) * INDIRECT);
+        word(3).store(rights, Ordering::Release);
         word(0).store(named(segment), Ordering::SeqCst);
     }
 
@@ -108,7 +115,21 @@ impl Fence {
 
 /// Returns true if the client of this channel is using a segment.
 pub(super) fn is_named(channel: &Region, segment: SegmentId) -> bool {
-    (0..SLOTS).any(|slot| channel.atomic_u64(SLOTS_AT + slot * 8).load(Ordering::SeqCst) == named(segment))
+    (0..SLOTS + HELD_SLOTS).any(|slot| channel.atomic_u64(SLOTS_AT + slot * 8).load(Ordering::SeqCst) == named(segment))
+}
+
+/// Reason why a segment cannot be held.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum HoldError {
+    /// It is not live any more.
+    Gone,
+    /// All slots are taken at present.
+    Busy,
+}
+
+/// Clears a slot of [`View::hold`].
+pub(super) fn release(channel: &Region, slot: usize) {
+    channel.atomic_u64(SLOTS_AT + slot * 8).store(0, Ordering::Release);
 }
 
 /// Client's side of the fence, for one connection.
@@ -164,17 +185,41 @@ impl View {
 
     /// Names a segment in a slot. Returns `None` if it is not live; the slot is clear then.
     pub(super) fn claim(&self, slot: usize, segment: SegmentId) -> Option<Extent> {
-        let at = entry_at(segment)?;
+        entry_at(segment)?;
         self.slot(slot).store(named(segment), Ordering::SeqCst);
         fence(Ordering::SeqCst);
+        let extent = self.extent(segment);
+        if extent.is_none() {
+            self.clear(slot);
+        }
+        extent
+    }
+
+    /// Names a segment in a slot for copies that last longer than a call, until [`release`]. Returns the slot.
+    pub(super) fn hold(&self, segment: SegmentId) -> Result<usize, HoldError> {
+        entry_at(segment).ok_or(HoldError::Gone)?;
+        let take = |slot: &usize| {
+            let word = self.channel.atomic_u64(SLOTS_AT + slot * 8);
+            word.compare_exchange(0, named(segment), Ordering::SeqCst, Ordering::Relaxed).is_ok()
+        };
+        let slot = (SLOTS..SLOTS + HELD_SLOTS).find(take).ok_or(HoldError::Busy)?;
+        fence(Ordering::SeqCst);
+        if self.is_live(segment) {
+            return Ok(slot);
+        }
+        release(&self.channel, slot);
+        Err(HoldError::Gone)
+    }
+
+    /// Returns the extent of a live segment.
+    pub(super) fn extent(&self, segment: SegmentId) -> Option<Extent> {
+        let at = entry_at(segment)?;
         let word = |index: usize| self.table.load_u64(at + index * 8);
         let live = self.is_live(segment);
-        let extent = Extent { address: word(1), bytes: word(2), writable: word(3) & WRITABLE != 0 };
-        if live && self.is_live(segment) {
-            return Some(extent);
-        }
-        self.clear(slot);
-        None
+        let rights = word(3);
+        let (writable, direct) = (rights & WRITABLE != 0, rights & INDIRECT == 0);
+        let extent = Extent { address: word(1), bytes: word(2), writable, direct };
+        (live && self.is_live(segment)).then_some(extent)
     }
 
     pub(super) fn is_live(&self, segment: SegmentId) -> bool {

@@ -17,6 +17,7 @@
 //! time.
 
 mod acceptor;
+mod answer;
 mod asking;
 mod channel;
 mod fence;
@@ -31,14 +32,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use acceptor::Acceptor;
+pub use answer::{MemoryRequest, SegmentMemory, SegmentOffer};
 use asking::Questions;
+pub use asking::SegmentOutcome;
 use channel::{Channel, Side};
-pub use fence::{CHUNK_BYTES, Extent, SLOTS};
+pub use fence::{CHUNK_BYTES, Extent, HoldError, SLOTS};
 use kvplane_proto::checksum::payload_checksum;
 use kvplane_proto::frame::Header;
 use kvplane_proto::{Limits, SegmentId};
 use kvplane_sys::{CrossError, Interest, IoBuf, Poller, Readiness, Region, unix};
 use one_sided::Owner;
+pub use one_sided::{ConnectionHold, SegmentHold};
 pub use setup::{SETUP_DEADLINE, ShareError};
 
 use crate::table::Table;
@@ -105,8 +109,8 @@ pub struct Shm {
     questions: Questions,
     owner: Owner,
     events: VecDeque<Event>,
-    /// Segments that clients have requested to map.
-    wanted: VecDeque<(ConnectionId, SegmentId)>,
+    /// Segments whose memory clients have requested.
+    wanted: VecDeque<(ConnectionId, SegmentId, MemoryRequest)>,
     /// Connections whose peers have to be woken.
     dirty: Turns,
     /// Scratch buffer for a payload on its way into a ring.
@@ -192,7 +196,7 @@ impl Shm {
         let Some(channel) = self.channels.get_mut(id) else { return };
         match channel.side {
             Side::Server => match setup::take_request(&channel.socket) {
-                Ok(segment) => self.wanted.extend(segment.map(|segment| (id, segment))),
+                Ok(request) => self.wanted.extend(request.map(|(segment, wanted)| (id, segment, wanted))),
                 Err(_) => self.close(poller, id, CloseCause::Peer),
             },
             Side::Client => match self.questions.take_answer(id, &channel.socket) {
@@ -208,23 +212,15 @@ impl Shm {
         }
     }
 
-    /// Returns a client's request to map a segment; [`Self::offer_segment`] answers it.
-    pub fn poll_wanted(&mut self) -> Option<(ConnectionId, SegmentId)> {
+    /// Returns a client's request for the memory of a segment; [`Self::offer_segment`] answers it.
+    pub fn poll_wanted(&mut self) -> Option<(ConnectionId, SegmentId, MemoryRequest)> {
         self.wanted.pop_front()
     }
 
-    /// Answers a client: with the segment's region, to be mapped `writable` or not, or with a refusal if there is none
-    /// to share.
-    pub fn offer_segment(
-        &mut self,
-        poller: &Poller,
-        id: ConnectionId,
-        segment: SegmentId,
-        region: Option<&Arc<Region>>,
-        writable: bool,
-    ) {
+    /// Answers a client: with the segment's memory, or with a refusal if there is none to share.
+    pub fn offer_segment(&mut self, poller: &Poller, id: ConnectionId, segment: SegmentId, offer: &SegmentOffer<'_>) {
         let Some(channel) = self.channels.get_mut(id) else { return };
-        if setup::offer_segment(&channel.socket, segment, region, writable).is_err() {
+        if setup::offer_segment(&channel.socket, segment, offer).is_err() {
             self.close(poller, id, CloseCause::Peer);
         }
     }
@@ -254,6 +250,7 @@ impl Shm {
 
     /// Returns a connection with input, at or after position `from`. Costs one load per connection.
     #[must_use]
+    #[inline]
     pub fn next_ready(&self, from: u32) -> Option<ConnectionId> {
         (from..self.channels.positions()).find_map(|index| {
             let channel = self.channels.at(index)?;

@@ -8,11 +8,11 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use kvplane_proto::SegmentId;
-use kvplane_sys::Region;
+use kvplane_sys::{Region, unix};
 
 use super::Shm;
 use super::channel::Channel;
-use super::fence::{self, Extent, Fence, View};
+use super::fence::{self, Extent, Fence, HoldError, View};
 use crate::table::Table;
 use crate::types::ConnectionId;
 
@@ -116,25 +116,39 @@ impl Shm {
     /// Returns true if a connection is up; a connection that has ended gives no information about its peer's segments.
     #[must_use]
     pub fn is_up(&self, id: ConnectionId) -> bool {
-        self.view(id).is_some()
+        view(&self.channels, id).is_some()
     }
 
     /// Names a segment of the peer in one of our slots, so that it stays while we copy; [`Self::clear`] ends that.
     /// Returns `None` if the segment is gone.
     #[must_use]
     pub fn claim(&self, id: ConnectionId, slot: usize, segment: SegmentId) -> Option<Extent> {
-        self.view(id)?.claim(slot, segment)
+        view(&self.channels, id)?.claim(slot, segment)
     }
 
-    /// Returns true if a segment is still live; checked between the parts of a long copy.
+    /// Returns the extent of a segment while it is live; checked between the parts of a long copy.
     #[must_use]
-    pub fn is_live(&self, id: ConnectionId, segment: SegmentId) -> bool {
-        self.view(id).is_some_and(|view| view.is_live(segment))
+    pub fn extent(&self, id: ConnectionId, segment: SegmentId) -> Option<Extent> {
+        view(&self.channels, id)?.extent(segment)
+    }
+
+    /// Names a segment of the peer for copies that last longer than a call.
+    ///
+    /// # Errors
+    /// When the segment or the connection is gone, or all slots for holds are taken.
+    pub fn hold(&self, id: ConnectionId, segment: SegmentId) -> Result<SegmentHold, HoldError> {
+        let channel = self.channels.get(id).ok_or(HoldError::Gone)?;
+        let view = channel.view.as_ref().ok_or(HoldError::Gone)?;
+        // Without a free descriptor the copies take another way.
+        let socket = channel.socket.try_clone().map_err(|_| HoldError::Gone)?;
+        let slot = view.hold(segment)?;
+        let (region, alive) = (Arc::clone(&channel.region), Arc::clone(&channel.holds));
+        Ok(SegmentHold { channel: region, slot, _socket: SocketHold { alive, socket } })
     }
 
     /// Clears the first `slots` slots.
     pub fn clear(&self, id: ConnectionId, slots: usize) {
-        if let Some(view) = self.view(id) {
+        if let Some(view) = view(&self.channels, id) {
             (0..slots).for_each(|slot| view.clear(slot));
         }
     }
@@ -142,18 +156,77 @@ impl Shm {
     /// Returns the process id of the peer, if the kernel copies between it and us.
     #[must_use]
     pub fn process(&self, id: ConnectionId) -> Option<i32> {
-        self.view(id)?.pid()
+        view(&self.channels, id)?.pid()
     }
 
     /// Returns true if that process is still the one that we connected to, rechecked periodically, because the kernel
     /// reuses process ids.
     #[must_use]
     pub fn is_same_process(&self, id: ConnectionId, now_ns: u64) -> bool {
-        self.view(id).is_some_and(|view| view.is_same_process(now_ns))
+        view(&self.channels, id).is_some_and(|view| view.is_same_process(now_ns))
+    }
+}
+
+fn view(channels: &Table<Channel>, id: ConnectionId) -> Option<&View> {
+    channels.get(id)?.view.as_ref()
+}
+
+/// Descriptor that keeps the socket of a connection open. The last one of a connection that was closed meanwhile ends
+/// the stream itself: a forked child may have the socket too, and would keep it open for as long as it lives.
+#[derive(Debug)]
+struct SocketHold {
+    /// Shared with the channel, while that is open, and with the other holds of the connection.
+    alive: Arc<()>,
+    socket: UnixStream,
+}
+
+impl Drop for SocketHold {
+    fn drop(&mut self) {
+        if Arc::strong_count(&self.alive) == 1 {
+            let _ = self.socket.shutdown(std::net::Shutdown::Both);
+        }
+    }
+}
+
+/// Segment of a peer that copies of ours are using: its owner does not free it before the hold is dropped. The socket
+/// of the connection stays open as long, even if the connection is closed meanwhile, as its end would tell the owner
+/// that we copy nothing any more.
+#[derive(Debug)]
+pub struct SegmentHold {
+    channel: Arc<Region>,
+    slot: usize,
+    _socket: SocketHold,
+}
+
+impl Drop for SegmentHold {
+    fn drop(&mut self) {
+        fence::release(&self.channel, self.slot);
+    }
+}
+
+/// Connection that copies of ours from the peer's pool rely on: its socket stays open until the hold is dropped, even
+/// if the connection is closed meanwhile. The peer takes the end of the socket as proof that we read its pool no more.
+#[derive(Debug)]
+pub struct ConnectionHold {
+    socket: SocketHold,
+}
+
+impl ConnectionHold {
+    /// Keeps a connection for copies that last longer than a call: what the peer has pinned for it stays.
+    ///
+    /// Returns `None` if it is gone, or if there is no free descriptor.
+    #[must_use]
+    pub fn new(shm: &Shm, id: ConnectionId) -> Option<Self> {
+        let channel = shm.channels.get(id)?;
+        let socket = channel.socket.try_clone().ok()?;
+        Some(Self { socket: SocketHold { alive: Arc::clone(&channel.holds), socket } })
     }
 
-    fn view(&self, id: ConnectionId) -> Option<&View> {
-        self.channels.get(id)?.view.as_ref()
+    /// Returns true if the peer has not closed the connection so far: it closes it before it releases anything that it
+    /// has pinned. Asks the kernel.
+    #[must_use]
+    pub fn is_kept(&self) -> bool {
+        !unix::has_hung_up(&self.socket.socket)
     }
 }
 
@@ -161,6 +234,25 @@ impl Shm {
 mod tests {
     use super::*;
     use kvplane_sys::{HugePages, RegionOptions};
+
+    #[test]
+    fn a_connection_is_kept_until_its_hold_is_dropped_and_the_hold_sees_the_peer_leave() {
+        let options = RegionOptions { huge: HugePages::Never, ..RegionOptions::new("channel", 4096) };
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        let held = |socket| ConnectionHold { socket: SocketHold { alive: Arc::new(()), socket } };
+        let hold = held(ours.try_clone().expect("a descriptor"));
+        // As a forked child has it.
+        let _inherited = ours;
+        let lingering = ClosingChannel::new(theirs, Region::allocate(&options).expect("memory"), 1);
+        assert!(!lingering.is_over() && !hold.is_kept(), "the peer has left, and waits for us");
+        drop(hold);
+        assert!(lingering.is_over());
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        let hold = held(ours);
+        assert!(hold.is_kept());
+        drop(theirs);
+        assert!(!hold.is_kept());
+    }
 
     #[test]
     fn a_connection_lingers_until_its_client_has_hung_up() {

@@ -12,6 +12,7 @@ use std::time::Duration;
 use kvplane_proto::SegmentId;
 use kvplane_sys::{Region, RegionError, RegionOptions, cpu, doorbell, unix};
 
+use super::answer::{self, MemoryRequest, SegmentAnswer, SegmentOffer};
 use super::channel::{CHANNEL_BYTES, Channel, Side};
 use super::fence::{Fence, TABLE_BYTES, View};
 use crate::types::CloseCause;
@@ -20,8 +21,8 @@ use crate::types::CloseCause;
 pub const SETUP_DEADLINE: Duration = Duration::from_secs(2);
 
 /// First word of every message; the last byte is the version.
-const MAGIC: u64 = u64::from_le_bytes(*b"KVPSHM\0\x02");
-const WORDS: usize = 5;
+const MAGIC: u64 = u64::from_le_bytes(*b"KVPSHM\0\x03");
+pub(super) const WORDS: usize = 16;
 const MESSAGE_BYTES: usize = 8 + WORDS * 8;
 /// `EMFILE`: this process has no free descriptor at the moment.
 const OUT_OF_DESCRIPTORS: i32 = 24;
@@ -63,10 +64,10 @@ impl Error for ShareError {
     }
 }
 
-/// Encodes a message: magic, then five words.
-fn message(words: [u64; WORDS]) -> [u8; MESSAGE_BYTES] {
+/// Encodes a message: magic, then these words, then zeros.
+fn message(words: &[u64]) -> [u8; MESSAGE_BYTES] {
     let mut out = [0; MESSAGE_BYTES];
-    for (at, word) in core::iter::once(MAGIC).chain(words).enumerate() {
+    for (at, &word) in core::iter::once(&MAGIC).chain(words).enumerate() {
         out[at * 8..at * 8 + 8].copy_from_slice(&word.to_le_bytes());
     }
     out
@@ -106,7 +107,7 @@ pub(super) fn accept(socket: UnixStream, pool: Option<&Arc<Region>>, fence: &Fen
     let pool_bytes = pool.map_or(0, |pool| pool.bytes() as u64);
     unix::send_with_fds(
         &socket,
-        &message([CHANNEL_BYTES as u64, pool_bytes, TABLE_BYTES as u64, cookie.0, cookie.1]),
+        &message(&[CHANNEL_BYTES as u64, pool_bytes, TABLE_BYTES as u64, cookie.0, cookie.1]),
         &fds,
     )?;
     let mut made = Channel::new(Side::Server, socket, &region, client_event, server_event, None);
@@ -161,7 +162,7 @@ impl Offer {
 /// Client's side, second half: takes the offer; `None` if it has not arrived yet.
 pub(super) fn take_offer(socket: &UnixStream) -> io::Result<Option<Offer>> {
     let Some((words, fds)) = receive(socket, 5)? else { return Ok(None) };
-    let [channel_bytes, pool_bytes, table_bytes, cookie_address, cookie] = words;
+    let [channel_bytes, pool_bytes, table_bytes, cookie_address, cookie, ..] = words;
     if channel_bytes != CHANNEL_BYTES as u64 {
         return Err(io::Error::other(format!("a channel of {channel_bytes} bytes was offered, not {CHANNEL_BYTES}")));
     }
@@ -200,73 +201,69 @@ fn receive(socket: &UnixStream, max_fds: usize) -> io::Result<Option<([u64; WORD
 
 /// Takes a request that has arrived at the shard; `None` if there is none, an error if the client is gone or
 /// malfunctions.
-pub(super) fn take_request(socket: &UnixStream) -> io::Result<Option<SegmentId>> {
-    Ok(receive(socket, 0)?.map(|(words, _)| SegmentId::from_bits(words[0])))
+pub(super) fn take_request(socket: &UnixStream) -> io::Result<Option<(SegmentId, MemoryRequest)>> {
+    let Some((words, _)) = receive(socket, 0)? else { return Ok(None) };
+    let wanted = match words[1] {
+        0 => MemoryRequest::Region,
+        1 => MemoryRequest::Device { known: words[2] },
+        other => return Err(io::Error::other(format!("a request for memory of kind {other}"))),
+    };
+    Ok(Some((SegmentId::from_bits(words[0]), wanted)))
 }
 
-/// Answers a request for this segment: with its region, or that there is none to share. The reply names the segment. A
+/// Answers a request for this segment: with its memory, or that there is none to share. The reply names the segment. A
 /// read-only region is sent as a descriptor that cannot be mapped writable. A region for which there is no such
 /// descriptor, or that cannot be written through a new mapping any more, is not shared: the client then uses another
 /// path.
-pub(super) fn offer_segment(
-    socket: &UnixStream,
-    segment: SegmentId,
-    region: Option<&Arc<Region>>,
-    writable: bool,
-) -> io::Result<()> {
-    let offer = |region: &Region, writable, fd: BorrowedFd<'_>| {
-        let words = [1, region.bytes() as u64, u64::from(writable), segment.to_bits(), 0];
-        unix::send_with_fds(socket, &message(words), &[fd])
+pub(super) fn offer_segment(socket: &UnixStream, segment: SegmentId, offer: &SegmentOffer<'_>) -> io::Result<()> {
+    let send = |region: &Region, writable, fd: BorrowedFd<'_>| {
+        let words = [answer::REGION, region.bytes() as u64, u64::from(writable), segment.to_bits()];
+        unix::send_with_fds(socket, &message(&words), &[fd])
     };
-    if let Some(region) = region {
-        if writable && region.writable() {
+    match *offer {
+        SegmentOffer::Region { region, writable: true } if region.writable() => {
             if let Some(fd) = region.fd().filter(|_| !region.is_sealed()) {
-                return offer(region, true, fd);
+                return send(region, true, fd);
             }
-        } else if let Ok(fd) = region.read_only_fd() {
-            return offer(region, false, fd.as_fd());
         }
+        SegmentOffer::Region { region, .. } => {
+            if let Ok(fd) = region.read_only_fd() {
+                return send(region, false, fd.as_fd());
+            }
+        }
+        SegmentOffer::Device(shared) => {
+            let (words, fd) = answer::of_device(segment, shared);
+            return unix::send_with_fds(socket, &message(&words), fd.as_slice());
+        }
+        SegmentOffer::Known => {
+            return unix::send_with_fds(socket, &message(&[answer::KNOWN, 0, 0, segment.to_bits()]), &[]);
+        }
+        SegmentOffer::None => {}
     }
-    unix::send_with_fds(socket, &message([0, 0, 0, segment.to_bits(), 0]), &[])
+    unix::send_with_fds(socket, &message(&[answer::NONE, 0, 0, segment.to_bits()]), &[])
 }
 
 /// Requests a segment's memory.
 ///
 /// # Errors
 /// When the peer has not read earlier requests, or is gone.
-pub(super) fn ask_segment(socket: &UnixStream, segment: SegmentId) -> io::Result<()> {
-    unix::send_with_fds(socket, &message([segment.to_bits(), 0, 0, 0, 0]), &[])
+pub(super) fn ask_segment(socket: &UnixStream, segment: SegmentId, wanted: MemoryRequest) -> io::Result<()> {
+    let (kind, known) = match wanted {
+        MemoryRequest::Region => (0, 0),
+        MemoryRequest::Device { known } => (1, known),
+    };
+    unix::send_with_fds(socket, &message(&[segment.to_bits(), kind, known]), &[])
 }
 
-/// Takes a reply that has arrived: its segment, and its memory, to be mapped by [`SharedSegment::map`]; `None` if there
-/// is none yet. Replies name their segments, so a late one is not mistaken for another.
-pub(super) fn take_answer(socket: &UnixStream) -> io::Result<Option<(SegmentId, SharedSegment)>> {
-    let Some(([shared, bytes, writable, named, _], fds)) = receive(socket, 1)? else { return Ok(None) };
-    let memory = fds.into_iter().next().filter(|_| shared == 1);
-    Ok(Some((SegmentId::from_bits(named), SharedSegment { memory, bytes, writable: writable != 0 })))
-}
-
-/// Reply of a peer to a segment request.
-pub(super) struct SharedSegment {
-    memory: Option<OwnedFd>,
-    bytes: u64,
-    writable: bool,
-}
-
-impl SharedSegment {
-    /// Maps the segment.
-    ///
-    /// # Errors
-    /// When the peer does not share it, or it cannot be mapped.
-    pub(super) fn map(self) -> Result<Arc<Region>, ShareError> {
-        let memory = self.memory.ok_or(ShareError::NotShared)?;
-        let bytes = usize::try_from(self.bytes).map_err(|_| ShareError::TooLarge { bytes: self.bytes })?;
-        Region::map_shared(memory, bytes, self.writable).map_err(ShareError::Map)
-    }
+/// Takes a reply that has arrived: its segment, and its memory; `None` if there is none yet. Replies name their
+/// segments, so a late one is not mistaken for another.
+pub(super) fn take_answer(socket: &UnixStream) -> io::Result<Option<(SegmentId, SegmentAnswer)>> {
+    Ok(receive(socket, 1)?.map(|(words, fds)| answer::decode(&words, fds.into_iter().next())))
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::answer::SegmentMemory;
     use super::*;
 
     /// Creates memory whose first word identifies it.
@@ -287,18 +284,20 @@ mod tests {
     fn replies_name_their_segments_and_never_block() {
         let (asking, answering) = pair();
         let [first, second] = [1, 2].map(|index| SegmentId { index, generation: 7 });
-        ask_segment(&asking, first).expect("sent");
-        ask_segment(&asking, second).expect("sent");
+        ask_segment(&asking, first, MemoryRequest::Region).expect("sent");
+        ask_segment(&asking, second, MemoryRequest::Device { known: 7 }).expect("sent");
         assert!(take_answer(&asking).expect("a living peer").is_none(), "nothing yet, and no wait");
-        assert_eq!(take_request(&answering).expect("asked"), Some(first));
-        offer_segment(&answering, second, Some(&memory(2)), false).expect("sent");
-        offer_segment(&answering, first, None, true).expect("sent");
+        assert_eq!(take_request(&answering).expect("asked"), Some((first, MemoryRequest::Region)));
+        assert_eq!(take_request(&answering).expect("asked"), Some((second, MemoryRequest::Device { known: 7 })));
+        let shared = SegmentOffer::Region { region: &memory(2), writable: false };
+        offer_segment(&answering, second, &shared).expect("sent");
+        offer_segment(&answering, first, &SegmentOffer::None).expect("sent");
         let (named, shared) = take_answer(&asking).expect("answered").expect("there");
-        let region = shared.map().expect("shared");
+        let Ok(SegmentMemory::Region(region)) = shared.memory() else { panic!("it is shared") };
         assert_eq!((named, region.load_u64(0), region.writable()), (second, 2, false));
         let (named, shared) = take_answer(&asking).expect("answered").expect("there");
         assert_eq!(named, first);
-        assert!(shared.map().is_err());
+        assert!(shared.memory().is_err());
         drop(answering);
         assert!(take_answer(&asking).is_err(), "the end");
     }
@@ -307,7 +306,7 @@ mod tests {
     fn requests_to_a_peer_that_does_not_read_are_bounded() {
         let (asking, _answering) = pair();
         let mut index = 0;
-        while ask_segment(&asking, SegmentId { index, generation: 1 }).is_ok() {
+        while ask_segment(&asking, SegmentId { index, generation: 1 }, MemoryRequest::Region).is_ok() {
             index += 1;
             assert!(index < 1 << 20, "an unbounded socket");
         }
@@ -320,9 +319,10 @@ mod tests {
         let (asking, answering) = pair();
         let segment = SegmentId { index: 1, generation: 1 };
         let region = memory(42);
-        offer_segment(&answering, segment, Some(&region), false).expect("sent");
+        let shared = SegmentOffer::Region { region: &region, writable: false };
+        offer_segment(&answering, segment, &shared).expect("sent");
         let (words, mut fds) = receive(&asking, 1).expect("answered").expect("there");
-        assert_eq!(words, [1, 4096, 0, segment.to_bits(), 0]);
+        assert_eq!(words[..5], [1, 4096, 0, segment.to_bits(), 0]);
         let fd = fds.pop().expect("a descriptor");
         let again = fd.try_clone().expect("a descriptor");
         let Err(kvplane_sys::RegionError::Map { source, .. }) = Region::map_shared(again, 4096, true) else {
@@ -333,7 +333,8 @@ mod tests {
         region.copy_in(0, &43u64.to_le_bytes());
         assert_eq!(view.load_u64(0), 43);
         // Registered again, as writable: memory that no new mapping can write is not shared.
-        offer_segment(&answering, segment, Some(&region), true).expect("sent");
-        assert!(take_answer(&asking).expect("answered").expect("there").1.map().is_err());
+        let shared = SegmentOffer::Region { region: &region, writable: true };
+        offer_segment(&answering, segment, &shared).expect("sent");
+        assert!(take_answer(&asking).expect("answered").expect("there").1.memory().is_err());
     }
 }

@@ -56,8 +56,10 @@ impl Tcp {
                     return Input::Wait;
                 }
                 Expect::Frame => {
-                    let strangers = self.strangers.as_ref();
-                    let check = |header: &Header| strangers.map_or(Ok(()), |strangers| strangers.check(id, header));
+                    let unauthenticated = self.unauthenticated.as_ref();
+                    let check = |header: &Header| {
+                        unauthenticated.map_or(Ok(()), |unauthenticated| unauthenticated.check(id, header))
+                    };
                     match self.connections.take_frame(id.index, &mut self.staging, scratch, check) {
                         Ok(Some(header)) if self.ends_for_want_of_tls(id, &header) => return Input::Wait,
                         Ok(Some(header)) if self.keep_back(id, &header, scratch) => continue,

@@ -26,10 +26,10 @@ mod output_staging;
 mod reader;
 mod sealed;
 mod staging;
-mod strangers;
 #[cfg(test)]
 mod tests;
 mod tls;
+mod unauthenticated;
 mod writer;
 
 use std::collections::VecDeque;
@@ -50,9 +50,9 @@ use output_staging::{Frame, OutputStaging};
 use reader::STAGING_BYTES;
 use sealed::Wire;
 use staging::Staging;
-pub use strangers::StrangerLimits;
-use strangers::Strangers;
 use tls::Tls;
+use unauthenticated::UnauthenticatedConnections;
+pub use unauthenticated::UnauthenticatedLimits;
 use writer::ZeroCopyBooks;
 
 use crate::token::{Source, Token};
@@ -65,7 +65,7 @@ const LAST_WORDS: Duration = Duration::from_secs(2);
 pub struct Tcp {
     acceptor: Acceptor,
     /// Limits on accepted connections whose peers are not authenticated yet, if set.
-    strangers: Option<Strangers>,
+    unauthenticated: Option<UnauthenticatedConnections>,
     connections: Connections,
     events: VecDeque<Event>,
     rounds: Rounds,
@@ -90,7 +90,7 @@ impl Tcp {
     pub fn new(zero_copy: ZeroCopyOptions) -> Self {
         Self {
             acceptor: Acceptor::new(),
-            strangers: None,
+            unauthenticated: None,
             connections: Connections::new(),
             events: VecDeque::new(),
             rounds: Rounds::new(),
@@ -106,21 +106,23 @@ impl Tcp {
     }
 
     /// Limits accepted connections that are not authenticated yet; [`Self::trust`] exempts a connection.
-    pub fn limit_strangers(&mut self, limits: StrangerLimits) {
-        self.strangers = Some(Strangers::new(limits));
+    pub fn limit_unauthenticated(&mut self, limits: UnauthenticatedLimits) {
+        self.unauthenticated = Some(UnauthenticatedConnections::new(limits));
     }
 
     /// Exempts a connection from the limits: its peer is authenticated.
     pub fn trust(&mut self, id: ConnectionId) {
-        if let Some(strangers) = &mut self.strangers {
-            strangers.remove(id);
+        if let Some(unauthenticated) = &mut self.unauthenticated {
+            unauthenticated.remove(id);
         }
     }
 
     /// Returns the number of unauthenticated connections, and how many were closed so far to make room for others.
     #[must_use]
-    pub fn strangers(&self) -> (usize, u64) {
-        self.strangers.as_ref().map_or((0, 0), |strangers| (strangers.len(), strangers.crowded_out()))
+    pub fn unauthenticated(&self) -> (usize, u64) {
+        self.unauthenticated
+            .as_ref()
+            .map_or((0, 0), |unauthenticated| (unauthenticated.len(), unauthenticated.replaced()))
     }
 
     /// Starts to accept connections of this listener, which is nonblocking.
@@ -202,7 +204,9 @@ impl Tcp {
                     self.tls.await_handshake(id, &self.connections);
                 }
                 self.events.push_back(Event::Accepted(id));
-                if let Some(gone) = self.strangers.as_mut().and_then(|strangers| strangers.add(id, address)) {
+                if let Some(gone) =
+                    self.unauthenticated.as_mut().and_then(|unauthenticated| unauthenticated.add(id, address))
+                {
                     self.close(gone, CloseCause::Closed);
                 }
             }

@@ -48,19 +48,19 @@ pub(super) enum Expect {
 }
 
 /// Remaining destination of a payload.
-pub(super) enum Place {
+pub(super) enum Destination {
     Nowhere,
     One(IoBuf),
     Many { buffers: Vec<IoBuf>, next: usize },
 }
 
 pub(super) struct Payload {
-    pub(super) place: Place,
+    pub(super) destination: Destination,
     pub(super) left_bytes: u64,
     pub(super) checksum: Option<PayloadChecksum>,
 }
 
-impl Place {
+impl Destination {
     /// Returns the remaining pieces.
     pub(super) fn rest(&self) -> &[IoBuf] {
         match self {
@@ -100,7 +100,7 @@ impl Payload {
     pub(super) fn took(&mut self, bytes: usize) {
         self.left_bytes -= bytes as u64;
         let checksum = &mut self.checksum;
-        self.place.advance(bytes, |buffer, part| {
+        self.destination.advance(bytes, |buffer, part| {
             if let Some(checksum) = checksum {
                 buffer.region().read_with(buffer.offset(), part, &mut |_, bytes| checksum.update(bytes));
             }
@@ -115,7 +115,7 @@ impl Payload {
             checksum.update(bytes);
         }
         let mut at = 0;
-        self.place.advance(bytes.len(), |buffer, part| {
+        self.destination.advance(bytes.len(), |buffer, part| {
             buffer.copy_in(&bytes[at..at + part]);
             at += part;
         });
@@ -124,13 +124,13 @@ impl Payload {
 
 impl Payload {
     fn is_received_in_place(&self) -> bool {
-        let first = self.place.rest().first().map_or(0, IoBuf::bytes);
+        let first = self.destination.rest().first().map_or(0, IoBuf::bytes);
         first >= IN_PLACE_BYTES && self.left_bytes >= IN_PLACE_BYTES as u64
     }
 
     /// Adds the memory to fill next; returns its length.
     fn push_to<'a>(&'a self, scatter: &mut Scatter<'a>) -> usize {
-        for buffer in self.place.rest() {
+        for buffer in self.destination.rest() {
             let wanted = PAYLOAD_ASK_BYTES - scatter.bytes();
             if wanted == 0 || scatter.is_full() {
                 break;
@@ -323,17 +323,17 @@ impl Reader {
         let Expect::Decision { payload_bytes } = self.expect else {
             panic!("a payload destination was set although no payload is expected");
         };
-        let (place, checksum) = match target {
-            Target::Discard => (Place::Nowhere, false),
-            Target::Memory { buffer, checksum } => (Place::One(buffer), checksum),
-            Target::Scatter { buffers, checksum } => (Place::Many { buffers, next: 0 }, checksum),
+        let (destination, checksum) = match target {
+            Target::Discard => (Destination::Nowhere, false),
+            Target::Memory { buffer, checksum } => (Destination::One(buffer), checksum),
+            Target::Scatter { buffers, checksum } => (Destination::Many { buffers, next: 0 }, checksum),
         };
-        if !matches!(place, Place::Nowhere) {
-            let bytes: usize = place.rest().iter().map(IoBuf::bytes).sum();
+        if !matches!(destination, Destination::Nowhere) {
+            let bytes: usize = destination.rest().iter().map(IoBuf::bytes).sum();
             assert_eq!(bytes as u64, payload_bytes, "memory of another length than the payload's");
         }
         let checksum = checksum.then(PayloadChecksum::new);
-        let mut payload = Payload { place, left_bytes: payload_bytes, checksum };
+        let mut payload = Payload { destination, left_bytes: payload_bytes, checksum };
         // The part that arrived with the header is copied; of the rest, long pieces are received in place.
         payload.take_from(staging);
         if payload.left_bytes >= IN_PLACE_BYTES as u64 {

@@ -7,14 +7,19 @@
 //! * [`memory`]: the callers' buffers: lent or free, and untouched while free.
 //! * [`epochs`]: epochs never go back, and one epoch has one map.
 //!
+//! [`observe`] feeds them from the frames of each shard, [`puts`] from its commits, [`results`] from completed batches.
 //! Single and timely completion of batches, and recovery after the faults have stopped, are checked where batches are
 //! submitted and where a run ends.
 
+mod device;
 pub(crate) mod epochs;
 pub(crate) mod handles;
 pub(crate) mod ledger;
 pub(crate) mod memory;
+pub(crate) mod observe;
+pub(crate) mod puts;
 pub(crate) mod removal;
+pub(crate) mod results;
 pub(crate) mod segments;
 pub(crate) mod shadow;
 

@@ -9,14 +9,14 @@ use clap::Args;
 use kvplane::rpc::RuntimeDirectory;
 use kvplane_conductor::cost::DecodeModel;
 use kvplane_conductor::index::MAX_BLOCKS;
-use kvplane_conductor::policy::PolicyName;
+use kvplane_conductor::policy::PlacementPolicy;
 use kvplane_server::{
     ConductorConfig, ControlConfig, ControlHandle, ControlServer, EtcdConfig, HttpToken, MetadataLimits, Objects,
     ObjectsAccess, TicketConfig,
 };
 
 use crate::command::Failure;
-use crate::command::ctl::conductor::PolicyChoice;
+use crate::command::ctl::conductor::policies;
 use crate::command::objects::ClusterArguments;
 use crate::command::process::log::{Level, Log};
 use crate::command::process::stop;
@@ -36,8 +36,8 @@ struct Conductor {
         value_parser = clap::value_parser!(u64).range(1..=MAX_BLOCKS as u64))]
     blocks: u64,
     /// Placement policy of a new Conductor; `kvplane ctl conductor policy` changes it at run time.
-    #[arg(long = "conductor-policy", value_enum, default_value = "kvplane", requires = "hosted")]
-    policy: PolicyChoice,
+    #[arg(long = "conductor-policy", value_parser = policies(), default_value = "kvplane", requires = "hosted")]
+    policy: PlacementPolicy,
     /// Memory budget for replicas of hot prefixes, in bytes: the Conductor replicates a prefix to a second node when
     /// requests wait for the first. 0: no prefix is replicated.
     #[arg(long = "conductor-replicas", default_value = "16G", value_parser = kvplane::parse_bytes, value_name = "BYTES",
@@ -72,12 +72,9 @@ impl Conductor {
             return Ok(None);
         }
         let promises = self.promise_ttft_ms.is_some() || self.promise_tbt_ms.is_some();
-        if promises && !PolicyName::from(self.policy).heeds_promises() {
+        if promises && !self.policy.heeds_promises() {
             let policy = self.policy.label();
-            let what = format!(
-                "--conductor-policy {policy} rejects no requests: objectives need kvplane, local or algorithm-1"
-            );
-            return Err(what.into());
+            return Err(format!("--conductor-policy {policy} rejects no requests: objectives need kvplane").into());
         }
         let mut config = ConductorConfig::default();
         // The argument's range is checked, and `usize` has 64 bits on supported machines.
@@ -88,7 +85,7 @@ impl Conductor {
             (ns(self.promise_ttft_ms), ns(self.promise_tbt_ms));
         (config.copies.most_bytes, config.scheduler.nic_bytes_s) = (self.copies, self.nic);
         config.scheduler.decode_model = self.decode;
-        config.policy = self.policy.into();
+        config.policy = self.policy;
         config.refuses = promises;
         Ok(Some(config))
     }
@@ -324,9 +321,9 @@ mod tests {
             promise_tbt_ms: None,
             decode: DecodeModel::default(),
         };
-        let heedless = conductor(PolicyChoice::Random, Some(1)).config();
+        let heedless = conductor(PlacementPolicy::Random, Some(1)).config();
         assert!(heedless.is_err_and(|error| error.to_string().contains("random rejects no requests")));
-        assert!(conductor(PolicyChoice::Random, None).config().is_ok_and(|config| config.is_some()));
-        assert!(conductor(PolicyChoice::Local, Some(1)).config().is_ok_and(|config| config.is_some()));
+        assert!(conductor(PlacementPolicy::Random, None).config().is_ok_and(|config| config.is_some()));
+        assert!(conductor(PlacementPolicy::Kvplane, Some(1)).config().is_ok_and(|config| config.is_some()));
     }
 }

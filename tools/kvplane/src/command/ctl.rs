@@ -17,7 +17,7 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use kvplane::rpc::Role;
 use kvplane::rpc::message::{
-    Drain, GetIncarnation, Leave, ListSegments, MemberStatus, Owner, RotateTickets, Segment, Status, Undrain,
+    Drain, GetIncarnation, Leave, ListSegments, MemberStatus, RotateTickets, Segment, SegmentOwner, Status, Undrain,
 };
 use kvplane::{Client, ClientConfig, Control, ControlLink, DataTls, Put, PutOptions};
 use serde_json::{Value, json};
@@ -465,8 +465,8 @@ fn member_json(member: &MemberStatus) -> Value {
 
 fn segment_json(segment: &Segment) -> Value {
     let owner = match segment.owner {
-        Owner::Node { node, incarnation } => json!({ "node": node, "incarnation": incarnation }),
-        Owner::Client { client } => json!({ "client": client }),
+        SegmentOwner::Node { node, incarnation } => json!({ "node": node.0, "incarnation": incarnation.0 }),
+        SegmentOwner::Client { client } => json!({ "client": client.0 }),
     };
     json!({
         "name": segment.name,

@@ -62,7 +62,7 @@ pub(crate) enum Command {
     Replay(replay::Replay),
     #[command(name = "replay-engine", hide = true)]
     ReplayEngine(replay::live::engine::Engine),
-    /// Simulate without a cluster: hit rates of caches, or placement in a whole cluster.
+    /// Simulate caches without a cluster: hit rates by policy and size.
     Sim(sim::Sim),
     /// Distribute large files between machines over P2P.
     P2p(Box<p2p::P2p>),

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use kvplane::{
-    DataTls, Eviction, HugePages, IoChoice, MetricsServer, NodeConfig, NodeId, PutAck, RdmaConfig, RdmaUse, SsdConfig,
-    TierPolicy, WritePolicy,
+    DataTls, DevicePool, Eviction, HugePages, IoChoice, MetricsServer, NodeConfig, NodeId, PutAck, RdmaConfig, RdmaUse,
+    SsdConfig, TierPolicy, WritePolicy,
 };
 
 use crate::command::Failure;
@@ -148,6 +148,11 @@ struct ObjectArguments {
     /// of memory more.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     max_objects: Option<u64>,
+    /// Memory of an accelerator that objects which are read often move into, which leaves more of the pool for others:
+    /// DEVICE=SIZE, such as cuda:0=8G. Several are distributed over the shards. Not with --ssd, nor with --eviction
+    /// lru.
+    #[arg(long = "device-pool", value_name = "DEVICE=SIZE")]
+    device_pools: Vec<DevicePool>,
     /// Eviction policy: slru (segmented LRU: objects that were accessed twice outlive those that were accessed once),
     /// s3fifo, or lru.
     #[arg(long, default_value = "slru")]
@@ -348,10 +353,12 @@ impl Shape {
     /// Drains the node before it ends, if `--drain` is set; otherwise waits only for slots that migrate already.
     fn give_away(&self, node: &kvplane::Node) {
         if self.drain > 0 {
+            let begin = std::time::Instant::now();
             match node.drain(Duration::from_secs(self.drain)) {
                 Ok(0) => return announce!("drained: other nodes hold all objects"),
                 Ok(left) => {
-                    announce!("drain incomplete: other nodes did not fetch {left} objects within {} s", self.drain);
+                    let waited = begin.elapsed().as_secs();
+                    announce!("drain incomplete: other nodes did not fetch {left} objects within {waited} s");
                 }
                 Err(error) => eprintln!("kvplane: drain failed: {error}"),
             }
@@ -388,6 +395,7 @@ impl Shape {
             soft_pin_max: Duration::from_millis(self.objects.soft_pin_max_ms),
             huge: HugePages::Try,
             rdma: self.rdma.config()?,
+            device_pools: self.objects.device_pools.clone(),
             ssds: self.ssd.paths.clone(),
             ssd_object_bytes: self.ssd.object_bytes,
             ssd_io: match self.ssd.io {

@@ -1,17 +1,13 @@
 //! `kvplane sim`: simulations without a cluster.
 
-mod cluster;
-
-use std::fmt;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use kvplane_tools::sim::published::SIZES;
 use kvplane_tools::sim::report::{self, CacheReport};
-use kvplane_tools::sim::{Cell, Keeper, MAX_TOKENS, Row};
+use kvplane_tools::sim::{Cell, Keeper, Row, tokens};
 use kvplane_tools::trace::{self, Shape, Trace};
 
-use self::cluster::{Figures, Policies};
 use crate::command::Failure;
 use crate::command::replay::GeneratedTrace;
 
@@ -27,10 +23,6 @@ enum What {
     /// Simulate a cache on a trace: hit rates by eviction policy and size, beside Belady's bound and the paper's
     /// figures.
     Cache(Cache),
-    /// Simulate a cluster on a trace: the Conductor's placement policies, beside bounds that no scheduler beats.
-    Policies(Policies),
-    /// Reproduce figures of Mooncake's papers with the simulator.
-    Figures(Figures),
 }
 
 #[derive(Args)]
@@ -62,41 +54,10 @@ struct Cache {
     markdown: Option<PathBuf>,
 }
 
-/// Error of a text that is no number of tokens within [`MAX_TOKENS`].
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct TokensError {
-    text: String,
-}
-
-impl fmt::Display for TokensError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = &self.text;
-        write!(f, "{text:?} is not a cache size: give tokens, from 1 to {MAX_TOKENS}, such as 100k or 3M")
-    }
-}
-
-impl std::error::Error for TokensError {}
-
-/// Parses a number of tokens: `10000`, `100k`, `3M`.
-fn tokens(text: &str) -> Result<u64, TokensError> {
-    let (digits, factor) = match text.as_bytes().last() {
-        Some(b'k' | b'K') => (&text[..text.len() - 1], 1_000),
-        Some(b'm' | b'M') => (&text[..text.len() - 1], 1_000_000),
-        _ => (text, 1),
-    };
-    let tokens = digits.parse::<u64>().ok().and_then(|number| number.checked_mul(factor));
-    match tokens {
-        Some(tokens @ 1..=MAX_TOKENS) => Ok(tokens),
-        _ => Err(TokensError { text: text.to_owned() }),
-    }
-}
-
 impl Sim {
     pub(crate) fn run(self) -> Result<(), Failure> {
         match self.what {
             What::Cache(cache) => cache.run(),
-            What::Policies(policies) => policies.run(),
-            What::Figures(figures) => figures.run(),
         }
     }
 }

@@ -3,9 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
+use kvplane::device::{Device, DeviceError, DeviceId, DeviceInfo, DeviceMemory, Family, open_families};
 use kvplane::{
-    Environment, Explanation, MemoryRails, RankedRail, RdmaConfig, TransferEngine, TransferEngineConfig,
-    discover_machine, scheduler_affinity,
+    DeviceRegistration, Environment, Explanation, MemoryRails, RankedRail, RdmaConfig, RegisterOptions, TransferEngine,
+    TransferEngineConfig, discover_machine, scheduler_affinity,
 };
 use kvplane_topology::rails::{GivenMatrix, MAX_MATRIX_BYTES};
 use kvplane_topology::{
@@ -13,6 +14,9 @@ use kvplane_topology::{
 };
 
 use crate::command::Failure;
+
+/// Length of the memory of a device that is registered to explain how RDMA devices access it.
+const SAMPLE_BYTES: u64 = 2 << 20;
 
 /// Show the machine's topology, the placement of shards, and the affinity of NICs to memory.
 #[derive(Args)]
@@ -45,6 +49,10 @@ pub(crate) struct Topology {
     #[arg(long, value_name = "PEER",
         conflicts_with_all = ["shards", "cpus", "sysfs", "hwloc_xml", "synthetic", "why"])]
     explain: Option<String>,
+    /// Load the drivers of accelerators, and show the devices that they report to a process of this user.
+    #[arg(long, conflicts_with_all =
+        ["shards", "cpus", "sysfs", "hwloc_xml", "synthetic", "why", "explain", "matrix", "format"])]
+    devices: bool,
     /// Print as JSON, like --format json.
     #[arg(long, conflicts_with = "format")]
     json: bool,
@@ -61,6 +69,9 @@ enum Format {
 impl Topology {
     pub(crate) fn run(self) -> Result<(), Failure> {
         let format = if self.json { Format::Json } else { self.format };
+        if self.devices {
+            return devices(format == Format::Json);
+        }
         if let Some(peer) = &self.explain {
             return explain(peer, self.matrix.as_deref(), format == Format::Json);
         }
@@ -110,6 +121,54 @@ impl Topology {
     }
 }
 
+/// Prints the devices of all drivers.
+fn devices(json: bool) -> Result<(), Failure> {
+    let families = open_families();
+    if json {
+        println!("{}", serde_json::to_string_pretty(&devices_json(&families))?);
+        return Ok(());
+    }
+    for (family, devices) in &families {
+        let (family, library) = (family.prefix(), family.library());
+        match devices {
+            Ok(devices) => println!("{family}: {} devices by {library}", devices.len()),
+            Err(error) => println!("{family}: no devices: {error}"),
+        }
+        for info in devices.iter().flatten() {
+            let address = if info.pci_address.is_empty() { "unknown" } else { info.pci_address.as_str() };
+            println!("  {}: {}, PCI {address}", info.id, info.name);
+            let node = info.host_node.map_or_else(|| "unknown".to_owned(), |node| node.to_string());
+            let exports = if info.dma_buf { "exports dma-buf descriptors" } else { "exports no dma-buf descriptors" };
+            println!("    NUMA node {node}, {} copy engines, {exports}", info.copy_engines);
+        }
+    }
+    Ok(())
+}
+
+fn devices_json(families: &[(Family, Result<Vec<DeviceInfo>, DeviceError>)]) -> serde_json::Value {
+    let device = |info: &DeviceInfo| {
+        serde_json::json!({
+            "location": info.id.to_string(),
+            "name": info.name,
+            "pci_address": info.pci_address,
+            "numa_node": info.host_node,
+            "copy_engines": info.copy_engines,
+            "dma_buf": info.dma_buf,
+        })
+    };
+    let family = |(family, devices): &(Family, Result<Vec<DeviceInfo>, DeviceError>)| {
+        let error = devices.as_ref().err().map(ToString::to_string);
+        let devices: Vec<_> = devices.iter().flatten().map(device).collect();
+        serde_json::json!({
+            "family": family.prefix(),
+            "library": family.library(),
+            "devices": devices,
+            "error": error,
+        })
+    };
+    families.iter().map(family).collect()
+}
+
 /// Returns the directory of the process description that a saved tree may have beside it.
 fn process_beside(root: &Path) -> PathBuf {
     let root = root.canonicalize().unwrap_or_else(|_| root.to_owned());
@@ -141,17 +200,33 @@ fn read_file(path: &Path, limit: usize) -> Result<String, Failure> {
     Ok(std::fs::read_to_string(path).map_err(describe)?)
 }
 
-/// Resolves the paths to a peer as an engine of the same machine and user would.
+/// Resolves the paths to a peer as an engine of the same machine and user would. Where there are RDMA devices, some
+/// memory of each device is registered with them, to explain how they access it.
 fn explain(peer: &str, matrix: Option<&Path>, json: bool) -> Result<(), Failure> {
     let environment = Environment::of_process()?;
     let rdma = RdmaConfig { matrix: matrix.map(|path| path.display().to_string()), ..RdmaConfig::default() };
+    let has_rdma = rdma.usable().is_ok();
     let engine = TransferEngine::start(TransferEngineConfig { environment, rdma, ..TransferEngineConfig::default() })?;
+    if has_rdma {
+        for info in open_families().into_iter().filter_map(|(_, devices)| devices.ok()).flatten() {
+            if let Err(why) = register_sample(&engine, info.id) {
+                eprintln!("memory of {} cannot be registered: {why}", info.id);
+            }
+        }
+    }
     let found = engine.explain(peer)?;
     if json {
         println!("{:#}", as_json(peer, &found));
     } else {
         print!("{}", as_text(peer, &found));
     }
+    Ok(())
+}
+
+/// Registers a little memory of a device, for transfers of this engine only.
+fn register_sample(engine: &TransferEngine, id: DeviceId) -> Result<(), Failure> {
+    let memory = DeviceMemory::allocate(&Device::open(id)?, SAMPLE_BYTES)?;
+    engine.register(memory, &RegisterOptions { remote_accessible: false, ..RegisterOptions::default() })?;
     Ok(())
 }
 
@@ -179,7 +254,24 @@ fn as_json(peer: &str, found: &Explanation) -> serde_json::Value {
         serde_json::json!({ "own": one.own, "peer": one.peer, "rails": rails })
     };
     let rails: Vec<_> = found.rails.iter().map(memory).collect();
-    serde_json::json!({ "peer": peer, "chosen": chosen, "transports": choices, "rails": rails })
+    let registration = |one: &DeviceRegistration| {
+        let path = one.path.name();
+        serde_json::json!({
+            "device": one.device.to_string(),
+            "nic": one.nic,
+            "bytes": one.bytes,
+            "path": path,
+            "reason": one.path.to_string(),
+        })
+    };
+    let registrations: Vec<_> = found.registrations.iter().map(registration).collect();
+    serde_json::json!({
+        "peer": peer,
+        "chosen": chosen,
+        "transports": choices,
+        "rails": rails,
+        "device_memory": registrations,
+    })
 }
 
 fn as_text(peer: &str, found: &Explanation) -> String {
@@ -195,6 +287,12 @@ fn as_text(peer: &str, found: &Explanation) -> String {
         if one.usable {
             text.push_str(&format!("{:17}mapped memory: {}; any other: {}\n", "", one.mapped, one.pointers));
         }
+    }
+    if !found.registrations.is_empty() {
+        text.push_str("\nmemory of devices, as RDMA devices access it:\n");
+    }
+    for one in &found.registrations {
+        text.push_str(&format!("  {one}\n"));
     }
     for one in &found.rails {
         text.push('\n');

@@ -21,7 +21,8 @@ use kvplane_tools::pattern;
 use crate::command::Failure;
 use crate::command::process::stop;
 use crate::command::size;
-use crate::command::tebench::engine::{Backend, allocate};
+use crate::command::tebench::engine::Backend;
+use crate::command::tebench::memory::allocate;
 use crate::command::tebench::thread_error::ThreadError;
 use crate::command::tebench::values::{self, ListenAddress, Transport, ValueError};
 use crate::command::tebench::{PacingChoice, TARGET_SEED};
@@ -139,7 +140,7 @@ pub(crate) struct TransferEngineBench {
     /// Protocol of data connections to targets. The names classic and tent mean kvplane.
     #[arg(long = "backend", value_enum, default_value = "kvplane")]
     backend: Backend,
-    /// Use GPU memory: not available, because this build has no driver of it.
+    /// Use GPU memory: not with this tool; `kvplane tebench` does by --seg_type VRAM.
     #[arg(long = "use_vram", num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", value_parser = BoolishValueParser::new(), action = clap::ArgAction::Set)]
     use_vram: bool,
@@ -147,8 +148,8 @@ pub(crate) struct TransferEngineBench {
     #[arg(long = "init_mem", num_args = 0..=1, require_equals = true, default_value = "true",
           default_missing_value = "true", value_parser = BoolishValueParser::new(), action = clap::ArgAction::Set)]
     init_mem: bool,
-    /// Number of the GPU: 0 or -1, because this build has no driver of GPU memory.
-    #[arg(long = "gpu_id", default_value = "0", allow_negative_numbers = true, value_parser = values::gpu)]
+    /// Number of the GPU: 0 or -1, because this tool uses none.
+    #[arg(long = "gpu_id", default_value = "0", allow_negative_numbers = true, value_parser = values::no_gpu)]
     _gpu_id: i32,
     /// Allow a target's --local_server_name to be an address beyond loopback. There is no authentication: every host
     /// that reaches the address can read and write all of the registered memory. Initiators register no memory for
@@ -164,7 +165,8 @@ pub(crate) struct TransferEngineBench {
 impl TransferEngineBench {
     pub(crate) fn run(self) -> Result<(), Failure> {
         if self.use_vram {
-            return Err("--use_vram: this build has no driver of GPU memory; omit it".into());
+            let instead = "use kvplane tebench --seg_type VRAM";
+            return Err(format!("--use_vram: this tool moves memory of the host, not GPU memory; {instead}").into());
         }
         if matches!(self.protocol, Transport::Uring | Transport::Local) {
             return Err(format!("--protocol {}: use tebench, with --xport_type", self.protocol.name()).into());

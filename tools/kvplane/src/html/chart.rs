@@ -6,7 +6,8 @@
 
 use std::fmt::Write as _;
 
-use super::escape;
+use kvplane_topology::draw::escape;
+
 use super::scale::{Axis, Scale, show};
 
 const WIDTH: f64 = 480.0;

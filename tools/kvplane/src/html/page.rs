@@ -2,8 +2,9 @@
 
 use std::fmt::Write as _;
 
+use kvplane_topology::draw::escape;
+
 use super::chart::Chart;
-use super::escape;
 
 /// HTML page under construction.
 #[derive(Clone, Debug)]

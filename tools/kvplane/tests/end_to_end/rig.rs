@@ -5,8 +5,8 @@ use std::fs;
 
 use kvplane::Client;
 
-use crate::disks::wipe;
-use crate::ssd::{Bed, counted, is_there, name, recovered, value};
+use crate::ssd::disks::wipe;
+use crate::ssd::objects::{Bed, counted, is_there, name, recovered, value};
 use crate::support::{Process, Way, Workplace};
 
 /// Returns true if the machine has several NUMA nodes.

@@ -223,6 +223,13 @@ impl Outcome {
     }
 }
 
+/// Returns the full name of a test in the module at this path (`module_path!()`), by which another process of this
+/// program runs it.
+pub(crate) fn test_of(module: &str, test: &str) -> String {
+    let inside = module.split_once("::").map_or("", |(_, inside)| inside);
+    format!("{inside}::{test}")
+}
+
 /// Runs a process to its end with this input, and kills it when it takes too long.
 pub(crate) fn finish(mut command: Command, input: &[u8]) -> Outcome {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());

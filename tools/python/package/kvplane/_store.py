@@ -1,10 +1,10 @@
 """Client of the store: `Store`, for any number of threads."""
 
 from types import TracebackType
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Type, Union
 
 from kvplane import _native
-from kvplane._buffers import exporter
+from kvplane._buffers import DeviceMemory, Stream, device_memory, exporter
 from kvplane._errors import Closed, InvalidArgument, Unreachable, error
 
 Key = Union[str, bytes]
@@ -34,20 +34,33 @@ def _places(pieces: Sequence[Piece]) -> Tuple[List[int], List[int]]:
     return [piece.address for piece in pieces], [piece.size for piece in pieces]
 
 
+def _streams_of(pieces: Sequence[Piece]) -> Set[Stream]:
+    """Returns the streams that device memory of these parts is used on, but the default ones."""
+    owners = {id(piece._memory): piece._memory for piece in pieces if piece._memory is not None}
+    return {stream for memory in owners.values() for stream in [memory._stream()] if stream is not None}
+
+
 class Registration:
     """Memory that is registered with a store until this is closed. Slices name parts of it: `memory[4096:8192]`."""
 
     def __init__(self, store: "_native.Store", owner: Any):
-        self._buffer = exporter(owner)
-        # A view keeps a bytearray from being resized, and so keeps its memory in place.
-        view = memoryview(self._buffer)
         self._store = store
-        self.address, self.size = _native.buffer_address(self._buffer, False)
+        #: Device memory; None for that of the host.
+        self._device = device_memory(owner)
+        self._view: Optional[memoryview] = None
+        if self._device is not None:
+            self.address, self.size = self._device.address, self._device.size
+        else:
+            self._buffer = exporter(owner)
+            # A view keeps a bytearray from being resized, and so keeps its memory in place.
+            self._view = memoryview(self._buffer)
+            self.address, self.size = _native.buffer_address(self._buffer, False)
+        self._is_open = False
         code = store.register(self.address, self.size)
         if code < 0:
-            view.release()
+            self._release()
             raise error(code)
-        self._view: Optional[memoryview] = view
+        self._is_open = True
 
     def __getitem__(self, part: slice) -> Piece:
         start, stop, step = part.indices(self.size)
@@ -63,16 +76,24 @@ class Registration:
     @property
     def closed(self) -> bool:
         """True if the memory was unregistered."""
-        return self._view is None
+        return not self._is_open
+
+    def _stream(self) -> Optional[Stream]:
+        return None if self._device is None else self._device.stream()
+
+    def _release(self) -> None:
+        if self._view is not None:
+            self._view.release()
+        self._view = self._device = None
 
     def close(self) -> None:
         """Unregisters the memory. When this returns, no call uses it any more."""
-        if self._view is not None:
+        if self._is_open:
             code = self._store.unregister(self.address)
             if code < 0 and code != -1:
                 raise error(code)
-            self._view.release()
-            self._view = None
+            self._is_open = False
+            self._release()
 
     def __enter__(self) -> "Registration":
         return self
@@ -82,7 +103,7 @@ class Registration:
 
     def __del__(self) -> None:
         # The memory may be freed with this object.
-        if getattr(self, "_view", None) is not None:
+        if getattr(self, "_is_open", False):
             self._store.unregister(self.address)
 
 
@@ -114,6 +135,10 @@ class Store:
     "off", "offer" (with nodes that require it) or "require" (with no other nodes); the default is `KVPLANE_DATA_TLS`,
     else "offer". `hedge` is the upper bound of the delay, in seconds, after which a get that the owner has not answered
     is also sent to the replica owner; with 0, only when the owner is unreachable.
+
+    Values and buffers are objects with the buffer protocol, and tensors and objects with `__cuda_array_interface__` or
+    DLPack, whose memory may be a device's. What was enqueued there on the object's stream (torch's current one, for its
+    tensors; the default one otherwise) is done before bytes are moved. Memory that is used often is faster registered.
     """
 
     def __init__(
@@ -175,7 +200,12 @@ class Store:
         `replicas`: 2 keeps a replica on another node, as far as slots have two owners (`kvplane control --replicas 2`)
         and there is space; the call waits for it.
         """
-        self._check(self._native().put(key, exporter(value), _kept(replace, pin, keep, group, kind, replicas)))
+        kept = _kept(replace, pin, keep, group, kind, replicas)
+        memory = device_memory(value)
+        if memory is None:
+            self._check(self._native().put(key, exporter(value), kept))
+        else:
+            self._check(self._with_device(memory, lambda *place: self._native().put_from([key], *place, kept)))
 
     def put_many(
         self,
@@ -188,7 +218,12 @@ class Store:
     ) -> None:
         """Stores many objects in one batch. All that can be stored are; the first error is raised afterwards."""
         kept = _kept(replace, pin, keep, None, 0, replicas)
-        self._all(self._native().put_many(list(items), [exporter(value) for value in items.values()], kept))
+        memories = {key: memory for key, memory in ((key, device_memory(items[key])) for key in items) if memory}
+        here = {key: exporter(value) for key, value in items.items() if key not in memories}
+        codes = self._native().put_many(list(here), list(here.values()), kept)
+        for key, memory in memories.items():
+            codes.append(self._with_device(memory, lambda *place: self._native().put_from([key], *place, kept)))
+        self._all(codes)
 
     def put_from(
         self, items: Iterable[Tuple[Key, Piece]], *, replace: bool = False, pin: bool = False, replicas: int = 1
@@ -196,8 +231,9 @@ class Store:
         """Stores parts of registered memory, without an additional copy."""
         keys, pieces = zip(*items) if items else ((), ())
         kept = _kept(replace, pin, 0.0, None, 0, replicas)
-        codes = self._native().put_from(keys, *_places(pieces), kept)
-        self._all(codes)
+        places = _places(pieces)
+        self._await(_streams_of(pieces))
+        self._all(self._native().put_from(keys, *places, kept))
 
     def get(self, key: Key) -> Optional[bytes]:
         """Returns the bytes under a key; None when there are none."""
@@ -210,13 +246,20 @@ class Store:
 
     def get_into(self, key: Key, buffer: Any) -> Optional[int]:
         """Reads an object into a writable buffer. Returns its length; None when there is none."""
-        return self._found(self._native().receive(key, exporter(buffer)))
+        memory = device_memory(buffer)
+        if memory is None:
+            return self._found(self._native().receive(key, exporter(buffer)))
+        if not memory.writable:
+            raise BufferError("the memory of the device is read-only")
+        return self._found(self._with_device(memory, lambda *place: self._native().get_into([key], *place)))
 
     def get_many_into(self, items: Iterable[Tuple[Key, Piece]]) -> List[Optional[int]]:
         """Reads many objects into parts of registered memory, without an additional copy. Returns the length of
         each."""
         keys, pieces = zip(*items) if items else ((), ())
-        codes = self._native().get_into(keys, *_places(pieces))
+        places = _places(pieces)
+        self._await(_streams_of(pieces))
+        codes = self._native().get_into(keys, *places)
         return [self._found(code) for code in codes]
 
     def get_many(self, keys: Sequence[Key]) -> List[Optional[bytes]]:
@@ -261,6 +304,22 @@ class Store:
     def register(self, buffer: Any) -> Registration:
         """Registers memory, for `put_from` and `get_many_into`."""
         return Registration(self._native(), buffer)
+
+    def _await(self, streams: Iterable[Stream]) -> None:
+        """Waits until what is enqueued on the caller's streams is done."""
+        for stream in streams:
+            self._check(self._native().await_stream(*stream))
+
+    def _with_device(self, memory: DeviceMemory, work: Callable[[List[int], List[int]], List[int]]) -> int:
+        """Makes one put or get with memory of a device, which is registered for that unless it is already."""
+        native = self._native()
+        self._await(filter(None, [memory.stream()]))
+        is_lent = native.register(memory.address, memory.size) == 0
+        try:
+            return work([memory.address], [memory.size])[0]
+        finally:
+            if is_lent:
+                native.unregister(memory.address)
 
     def close(self) -> None:
         """Closes the client; memory that was provided to the cluster is taken back."""

@@ -9,7 +9,8 @@ from mooncake._types import kept, refused, several
 
 INVALID_PARAMS = -600
 FILE_NOT_FOUND = -1100
-NO_CUDA = "this needs a CUDA device's memory, and this build knows no CUDA; get into host memory and copy"
+#: An invalid key has no object.
+_OBJECT_CODES = {-400: -704}
 
 
 def _part_key(key, rank):
@@ -84,8 +85,9 @@ class TensorCalls:
         return _view(_memory(buffer_ptr, got), torch)
 
     def get_tensor_into_cuda(self, key, tensor):
-        """Not supported without CUDA."""
-        raise NotImplementedError(NO_CUDA)
+        """Reads the bytes of a tensor into another of the same type and length, whose memory is registered: of a device or
+        of the host. Returns their number."""
+        return self.batch_get_tensor_into_cuda([key], [tensor])[0]
 
     # --- many ------------------------------------------------------------------------------------------------------
 
@@ -132,8 +134,36 @@ class TensorCalls:
         return [None if got < 0 else _view(some, torch) for got, some in zip(codes, memory)]
 
     def batch_get_tensor_into_cuda(self, keys, tensors_list):
-        """Not supported without CUDA."""
-        raise NotImplementedError(NO_CUDA)
+        """Reads many tensors; -600 for each whose destination does not match it."""
+        native, keys = self._native, several(keys, "batch_get_tensor_into_cuda")
+        if len(keys) != len(tensors_list):
+            return _invalid(keys)
+        if native is None:
+            return [-1] * len(keys)
+        # Header and bytes are of one version.
+        opened = native.open_ranges(keys)
+        codes, versions = [_OBJECT_CODES.get(code, code) for code, _ in opened], [version for _, version in opened]
+        some = [number for number, code in enumerate(codes) if code == 0]
+        heads = bytearray(max(len(some), 1) * _tensors.HEADER_BYTES)
+        at = _native().buffer_address(heads, True)[0]
+        native.register(at, len(heads))
+        try:
+            places = [at + index * _tensors.HEADER_BYTES for index in range(len(some))]
+            sizes = [_tensors.HEADER_BYTES] * len(some)
+            read = _ranges_of(native, keys, versions, some, [0] * len(some), places, sizes)
+        finally:
+            native.unregister(at)
+        wanted = []
+        for index, (number, code) in enumerate(zip(some, read)):
+            head = bytes(heads[index * _tensors.HEADER_BYTES :][: _tensors.HEADER_BYTES])
+            place = _place_for(head, tensors_list[number]) if code > 0 else None
+            codes[number] = INVALID_PARAMS if place is None else 0
+            if place is not None:
+                wanted.append((number, *place))
+        numbers, *columns = zip(*wanted) if wanted else ((), (), (), ())
+        for number, code in zip(numbers, _ranges_of(native, keys, versions, numbers, *columns)):
+            codes[number] = code
+        return codes
 
     # --- parts of tensors, along one axis --------------------------------------------------------------------------
 
@@ -510,6 +540,25 @@ def _native():
     from kvplane import _native as native
 
     return native
+
+
+def _ranges_of(native, keys, versions, numbers, offsets, places, sizes):
+    """Reads a range of each of these objects, of its version. Returns their lengths or error codes."""
+    if not numbers:
+        return []
+    some, these = [keys[number] for number in numbers], [versions[number] for number in numbers]
+    which = list(range(len(some)))
+    return native.get_ranges(some, which, list(offsets), list(places), list(sizes), these)
+
+
+def _place_for(head, tensor):
+    """Returns offset, destination and number of the bytes of the tensor with this header; None if they do not match."""
+    try:
+        name, shape, offset, count = _tensors.parse_head(head)
+    except ValueError:
+        return None
+    matches = str(tensor.dtype).rsplit(".", 1)[-1] == name and tensor.numel() * tensor.element_size() == count
+    return (offset, tensor.data_ptr(), count) if matches and count and tensor.is_contiguous() else None
 
 
 def _invalid(keys):

@@ -115,7 +115,7 @@ def serialize(arg0, /):
 
 def parse(buffer):
     """Parses a header: type, shape, offset and number of the bytes; ValueError when it is malformed."""
-    kind, shape, offset, count = _parse(buffer)
+    kind, shape, offset, count = parse_head(buffer)
     if offset + count > len(buffer):
         raise ValueError(f"an object of {len(buffer)} bytes is no tensor of {offset + count}")
     return kind, shape, offset, count
@@ -123,11 +123,12 @@ def parse(buffer):
 
 def whole_size(buffer):
     """Returns the length of header and bytes together, by the header alone; ValueError when it is malformed."""
-    _, _, offset, count = _parse(buffer)
+    _, _, offset, count = parse_head(buffer)
     return offset + count
 
 
-def _parse(buffer):
+def parse_head(buffer):
+    """Parses a header like `parse`, without the bytes behind it."""
     if len(buffer) < HEADER_BYTES:
         raise ValueError(f"an object of {len(buffer)} bytes is no tensor")
     magic, version, size, kind, dims, _, _, offset, count = _HEAD.unpack_from(buffer)

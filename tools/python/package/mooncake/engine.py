@@ -9,17 +9,29 @@ import sys
 import threading
 
 from kvplane import _native
-from mooncake import _protocols, _signatures
+from mooncake import _devices, _protocols, _signatures
 from mooncake._rpc import CoroRPCInterface, ReceivedData, ReceivedTensor, RpcInterface
 from mooncake._rpc import create_rpc_client, create_rpc_server
 from mooncake.shared_segment import SharedSegment
 
-SUPPORT_CUDA = False
 SUPPORT_EFA = False
-SUPPORT_HIP = False
 SUPPORT_INTRA_NVLINK = False
 SUPPORT_MNNVL = False
 SUPPORT_MUSA = False
+
+
+# Names whose values a driver answers, at their first use.
+_FAMILIES = {"SUPPORT_CUDA": "cuda", "SUPPORT_HIP": "hip"}
+
+
+def __getattr__(name):
+    if name not in _FAMILIES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _devices.is_available(_FAMILIES[name])
+
+
+def __dir__():
+    return sorted({*globals(), *_FAMILIES})
 
 
 class TransferOpcode(enum.Enum):

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use kvplane::Decision;
 use kvplane::rpc::conductor::{
-    Assignment, BlockChange, BlockTier, CacheWanted, CandidateStatus, InstancePart, InstanceStatus, InstanceTable,
-    ModelStatus, PrefixHolders, PromptContext, RequestExplained, RequestStep, ScheduleRefusal, ScheduleReply,
+    Assignment, BlockChange, BlockTier, CacheWanted, CandidateStatus, FetchSource, InstancePart, InstanceStatus,
+    InstanceTable, ModelStatus, PrefixHolders, PromptContext, RequestExplained, RequestStep, ScheduleRefusal,
+    ScheduleReply,
 };
 use pyo3::prelude::*;
 
@@ -69,14 +70,6 @@ pub(crate) fn part_of(name: &str) -> Option<InstancePart> {
     }
 }
 
-const fn part_name(part: InstancePart) -> &'static str {
-    match part {
-        InstancePart::Prefill => "prefill",
-        InstancePart::Decode => "decode",
-        InstancePart::Mixed => "mixed",
-    }
-}
-
 pub(crate) fn step_of(name: &str, reused_tokens: u32, took: f64) -> Option<RequestStep> {
     match name {
         "prefill_started" => Some(RequestStep::PrefillStarted),
@@ -123,12 +116,13 @@ pub(crate) struct BookedPlacement {
 
 impl BookedPlacement {
     fn of(assignment: Assignment) -> Self {
+        let source = |source: FetchSource| (source.instance.map(|name| name.to_string()), source.tokens);
         Self {
             reservation: assignment.reservation,
-            prefill: assignment.prefill,
-            decode: assignment.decode,
+            prefill: assignment.prefill.to_string(),
+            decode: assignment.decode.map(|name| name.to_string()),
             reuse_tokens: assignment.reuse_tokens,
-            sources: assignment.sources.into_iter().map(|source| (source.instance, source.tokens)).collect(),
+            sources: assignment.sources.into_iter().map(source).collect(),
             keep: assignment.keep,
             wait: seconds(assignment.wait_ns),
             prefill_time: seconds(assignment.prefill_ns),
@@ -179,7 +173,8 @@ pub(crate) struct Holders {
 impl Holders {
     pub(crate) fn of(found: PrefixHolders) -> Self {
         let holders = found.holders.into_iter();
-        let holders = holders.map(|one| (one.instance, one.gpu_tokens, one.dram_tokens, one.ssd_tokens, one.degraded));
+        let holders = holders
+            .map(|one| (one.instance.to_string(), one.gpu_tokens, one.dram_tokens, one.ssd_tokens, one.degraded));
         Self { holders: holders.collect(), pooled_tokens: found.pooled_tokens }
     }
 }
@@ -207,7 +202,7 @@ pub(crate) struct ExplanationDict {
 impl ExplanationDict {
     pub(crate) fn of(found: RequestExplained) -> Self {
         let candidate = |one: CandidateStatus| Candidate {
-            instance: one.instance,
+            instance: one.instance.to_string(),
             takes: one.takes,
             held_tokens: one.held_tokens,
             wait: seconds(one.wait_ns),
@@ -245,12 +240,12 @@ pub(crate) struct Row {
 impl Row {
     fn of(row: InstanceStatus) -> Self {
         Self {
-            instance: row.instance,
+            instance: row.instance.to_string(),
             incarnation: row.incarnation,
             tenant: row.tenant,
             model: row.model,
             block_tokens: row.block_tokens,
-            part: part_name(row.part),
+            part: row.part.name(),
             address: row.address,
             suspect: row.suspect,
             degraded: row.degraded,

@@ -112,7 +112,7 @@ fn slices(
     for &(address, bytes) in pieces.iter().filter(|(_, bytes)| *bytes > 0) {
         match (prepared.lookup.find(address, bytes), work) {
             (Some(entry), _) if matches!(work, Work::Put(_)) || entry.writable => {
-                slices.push(member.slice(&entry, address, bytes));
+                slices.push(member.slice(&entry, address, bytes)?);
                 if prepared.entries.last().is_none_or(|last| last.id != entry.id) {
                     prepared.entries.push(entry);
                 }

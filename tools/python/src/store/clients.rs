@@ -9,7 +9,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvplane::rpc::message::GetMap;
-use kvplane::{Client, ClientConfig, ControlLink, interrupt};
+use kvplane::{Client, ClientConfig, ControlLink, PoolReadCounters, interrupt};
 
 use crate::memory::Memory;
 use crate::outcome::{INTERNAL, NO_ROOM, failed, store_code};
@@ -30,6 +30,8 @@ struct Members {
     idle: Vec<Member>,
     /// Number of clients that are idle, in use, or being created.
     all: usize,
+    /// Gets into memory of devices of all clients, as far as they were idle when they were counted.
+    reads: PoolReadCounters,
 }
 
 /// Clients of one store object, and the memory that they share.
@@ -157,7 +159,7 @@ impl Clients {
         Self {
             config,
             link,
-            members: Mutex::new(Members { idle: vec![member], all: 1 }),
+            members: Mutex::new(Members { idle: vec![member], all: 1, reads: PoolReadCounters::default() }),
             returned: Condvar::new(),
             memory: Memory::default(),
             process: std::process::id(),
@@ -186,11 +188,30 @@ impl Clients {
 
     /// Returns the counters of the calls, as Prometheus text.
     pub(crate) fn metrics_text(&self) -> String {
+        let (all, reads) = {
+            let members = &mut *self.lock();
+            members.idle.iter_mut().for_each(|member| member.count_reads(&mut members.reads, false));
+            (members.all as u64, members.reads)
+        };
         let numbers = [
             ("calls_total", "counter", "Calls of the store.", self.begun.load(Ordering::Relaxed)),
             ("calls_in_progress", "gauge", "Calls in progress.", self.calls.load(Ordering::Relaxed) as u64),
-            ("connections", "gauge", "Clients that serve calls, one at a time each.", self.lock().all as u64),
+            ("connections", "gauge", "Clients that serve calls, one at a time each.", all),
             ("registered_bytes", "gauge", "Bytes of registered memory.", self.memory.bytes()),
+            ("pool_read_bytes_total", "counter", "Bytes that copy engines read from the pools of nodes.", reads.bytes),
+            (
+                "pool_reads_staged_total",
+                "counter",
+                "Gets into memory of devices that were staged, as their part of the pool is not pinned.",
+                reads.copied_reads,
+            ),
+            (
+                "pool_pin_refusals_total",
+                "counter",
+                "Connections whose pool a driver has refused to pin.",
+                reads.refused,
+            ),
+            ("pool_pinned_bytes", "gauge", "Bytes of the pools of nodes that are pinned.", reads.pinned_bytes),
         ];
         let family = |(name, kind, help, value): (&str, &str, &str, u64)| {
             let name = format!("kvplane_client_{name}");
@@ -318,9 +339,13 @@ struct Lease<'a> {
 
 impl Drop for Lease<'_> {
     fn drop(&mut self) {
-        let member = self.member.take();
-        let usable = !std::thread::panicking() && !self.clients.closed.load(Ordering::SeqCst);
+        let mut member = self.member.take();
+        let is_whole = !std::thread::panicking();
+        let usable = is_whole && !self.clients.closed.load(Ordering::SeqCst);
         let mut members = self.clients.lock();
+        if let Some(member) = member.as_mut().filter(|_| is_whole && !usable) {
+            member.count_reads(&mut members.reads, true);
+        }
         match member {
             Some(member) if usable => members.idle.push(member),
             _ => members.all -= 1,

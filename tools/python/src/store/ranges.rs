@@ -87,13 +87,15 @@ pub(crate) fn get(clients: &Clients, keys: &Keys, parts: &[Part], versions: Opti
                     let Part { address, bytes, .. } = part;
                     failed(INVALID, format!("{bytes} bytes at {address:#x} are not in a registered, writable buffer"))
                 }
-                (Ok(()), Some(entry)) => {
-                    let into = member.slice(&entry, part.address, part.bytes);
-                    ranges.push(ObjectRange { key, offset: part.offset, into });
-                    which.push(index);
-                    held.push(entry);
-                    0
-                }
+                (Ok(()), Some(entry)) => match member.slice(&entry, part.address, part.bytes) {
+                    Ok(into) => {
+                        ranges.push(ObjectRange { key, offset: part.offset, into });
+                        which.push(index);
+                        held.push(entry);
+                        0
+                    }
+                    Err(code) => code,
+                },
             };
         }
         let mut put_down = |index: usize, outcome: Result<Option<kvplane::Version>, Error>| {
@@ -167,12 +169,14 @@ impl Sessions {
                 codes[index] = match (session, lookup.find(part.address, part.bytes)) {
                     (None, _) => failed(NOT_FOUND, "no session of this key is open"),
                     (_, None) => failed(INVALID, format!("{:#x} is not in a registered buffer", part.address)),
-                    (Some(session), Some(entry)) => {
-                        let from = member.slice(&entry, part.address, part.bytes);
-                        ready.push((session, part.offset, from, entry));
-                        which.push(index);
-                        part.bytes as i64
-                    }
+                    (Some(session), Some(entry)) => match member.slice(&entry, part.address, part.bytes) {
+                        Ok(from) => {
+                            ready.push((session, part.offset, from, entry));
+                            which.push(index);
+                            part.bytes as i64
+                        }
+                        Err(code) => code,
+                    },
                 };
             }
             let fill = |(session, offset, from, _): &(Arc<PutSession>, u64, _, _)| -> (Arc<PutSession>, u64, _) {

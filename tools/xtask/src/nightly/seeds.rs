@@ -38,8 +38,8 @@ impl Kind {
 }
 
 /// All kinds of simulation.
-const KINDS: [Kind; 17] = [
-    Kind::new("world", "seeds", "KVPLANE_SEEDS", 400),
+const KINDS: [Kind; 20] = [
+    Kind::new("world", "seeds", "KVPLANE_SEEDS", 330),
     Kind::new("world", "clocks", "KVPLANE_SEEDS", 20),
     Kind::new("world", "missed_epochs", "KVPLANE_SEEDS", 20),
     Kind::new("tiers", "seeds", "KVPLANE_TIER_SEEDS", 190),
@@ -61,6 +61,9 @@ const KINDS: [Kind; 17] = [
     Kind::new("replicas", "hot_objects", "KVPLANE_SEEDS", 30),
     Kind::new("replicas", "losses", "KVPLANE_LOSS_SEEDS", 70),
     Kind::new("replicas", "a_control_plane_that_loses_its_state_loses_no_object", "KVPLANE_LOSS_SEEDS", 20),
+    Kind::new("devices", "seeds", "KVPLANE_DEVICE_POOL_SEEDS", 40),
+    Kind::new("devices", "losses", "KVPLANE_DEVICE_POOL_SEEDS", 20),
+    Kind::new("device_objects", "seeds", "KVPLANE_DEVICE_SEEDS", 10),
 ];
 
 /// Parsed arguments.
@@ -148,9 +151,9 @@ pub fn kills(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure>
     let mut counts = arguments.iter().filter(|word| !["--ssd", "--power", "--full"].contains(&word.as_str()));
     let count = counts.next().map_or(Ok(KILLS.to_string()), |word| number(word))?;
     let (test, name) = match (has("--power"), has("--full")) {
-        (true, false) => ("ssd_kills::power_failures", "KVPLANE_POWER_FAILURES"),
-        (false, true) => ("ssd_kills::full_devices", "KVPLANE_FULL_KILLS"),
-        (false, false) => ("ssd_kills::kills", "KVPLANE_KILLS"),
+        (true, false) => ("ssd::kills::power_failures", "KVPLANE_POWER_FAILURES"),
+        (false, true) => ("ssd::kills::full_devices", "KVPLANE_FULL_KILLS"),
+        (false, false) => ("ssd::kills::kills", "KVPLANE_KILLS"),
         (true, true) => return Err(Failure::new("--power and --full are two different runs: name one")),
     };
     let words = end_to_end(test);
@@ -193,13 +196,13 @@ mod tests {
     #[test]
     fn every_test_that_takes_a_number_of_seeds_is_a_kind() {
         let tests = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/tests");
-        for test in ["world", "tiers", "replicas"] {
+        for test in ["world", "tiers", "replicas", "devices"] {
             let source = std::fs::read_to_string(format!("{tests}/{test}.rs")).expect("a test of the simulation");
             for function in source.split("#[test]").skip(1) {
                 let name = function.split_once("fn ").and_then(|(_, rest)| rest.split_once('('));
                 let name = name.expect("a test has a name").0;
                 let body = function.split_once("\n}").map_or(function, |(body, _)| body);
-                let counts = body.contains("_SEEDS\"") || body.contains("run_all(");
+                let counts = ["_SEEDS\"", "run_all(", "run_some("].iter().any(|sign| body.contains(sign));
                 let known = KINDS.iter().any(|kind| (kind.test, kind.name) == (test, name));
                 assert_eq!(counts, known, "{test}::{name}");
             }

@@ -75,7 +75,7 @@ pub const ALL: [Machine; 8] = [
         jobs: &[
             job("kvplane-transport", Some("lib"), Some("nvme")),
             job("kvplane-tools", Some("end_to_end"), Some("rig::objects_on_a_drive")),
-            job("kvplane-tools", Some("end_to_end"), Some("ssd_faults::a_mapped_device")),
+            job("kvplane-tools", Some("end_to_end"), Some("ssd::faults::a_mapped_device")),
         ],
         limit_s: 600,
         short: true,
@@ -126,7 +126,7 @@ pub const ALL: [Machine; 8] = [
             over_rdma("kvplane-tools", "end_to_end", Some("replays::")),
             over_rdma("kvplane-tools", "end_to_end", Some("restarts::")),
             over_rdma("kvplane-tools", "end_to_end", Some("kills::")),
-            over_rdma("kvplane-tools", "end_to_end", Some("ssd::")),
+            over_rdma("kvplane-tools", "end_to_end", Some("ssd::objects::")),
             over_rdma("kvplane-tools", "end_to_end", Some("shards_export_metrics")),
         ],
         limit_s: 1800,

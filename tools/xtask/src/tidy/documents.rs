@@ -3,6 +3,7 @@
 pub mod adr;
 pub mod code_map;
 pub mod links;
+pub mod messages;
 pub mod parity;
 pub mod references;
 pub mod walks;

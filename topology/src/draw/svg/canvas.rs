@@ -1,5 +1,7 @@
 //! Shapes and text of an SVG, escaped; sizes in pixels.
 
+use crate::draw::escape;
+
 /// Width of the drawing.
 pub(super) const WIDTH: u32 = 1_280;
 
@@ -106,23 +108,6 @@ impl Canvas {
             self.body
         )
     }
-}
-
-/// Escapes markup for XML, and replaces control characters.
-fn escape(text: &str) -> String {
-    let mut out = String::new();
-    for character in text.chars() {
-        match character {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            // XML 1.0 cannot represent these characters at all.
-            control if control.is_control() || matches!(control, '\u{fffe}' | '\u{ffff}') => out.push('\u{fffd}'),
-            other => out.push(other),
-        }
-    }
-    out
 }
 
 /// Truncates a text to `letters` characters, with a mark.

@@ -1,7 +1,7 @@
 //! Tests of the devices found: ports, queues, drives over a network, GPUs, CXL, and unknown values.
 
 use super::{CXL, HGX, HOLES, SMALL, machine};
-use kvplane_topology::model::{LinkLayer, NodeKind, PortState};
+use kvplane_topology::model::{Gpu, LinkLayer, NodeKind, PortState};
 use kvplane_topology::{PlanRequest, plan, rail_matrix};
 
 #[test]
@@ -66,6 +66,8 @@ fn gpus_but_not_boot_screens() {
     assert_eq!((gpu.numa_node, gpu.vendor(), gpu.device_id), (Some(1), "NVIDIA", Some(0x2330)));
     assert_eq!((gpu.prefix(), gpu.driver.as_deref()), ("cuda", Some("nvidia")));
     assert_eq!(gpu.pci.bridges.len(), 3);
+    let ascend = Gpu { vendor_id: 0x19e5, ..gpu.clone() };
+    assert_eq!((ascend.prefix(), ascend.vendor()), ("npu", "Huawei"));
 }
 
 #[test]

@@ -9,9 +9,9 @@ use kvplane_proto::rng::Rng;
 use kvplane_proto::{Digest, Status};
 use kvplane_sys::random::random_u64;
 
+use super::WholePuts;
 use super::capacity::Capacity;
 use super::striping::{Striping, half};
-use super::whole::WholePuts;
 use crate::client::namespace::Namespace;
 use crate::client::objects::{Head, Objects, STRIPE_LEAST_BYTES, STRIPES_MOST};
 use crate::client::outcome::Put;

@@ -4,6 +4,7 @@
 //! Each rank has a board in its memory. Its followers read the board with one-sided reads, about when the next shard is
 //! due; the control plane is not involved. One thread follows the parent of each half of the shards.
 
+use std::fmt;
 use std::time::{Duration, Instant};
 
 use kvplane_rpc::p2p::RankParent;
@@ -33,6 +34,29 @@ pub(super) fn follow(catalog: &Catalog, replica: &Replica, sources: &Sources<'_>
     }
     following.ask_elsewhere();
 }
+
+/// Reason why a parent's board cannot be read.
+#[derive(Debug)]
+enum BoardError {
+    /// The parent cannot be opened, or the read cannot be submitted.
+    Submit(Error),
+    /// The connection failed, with the transfer engine's explanation.
+    Connection { problem: String },
+    /// The read ended in this state.
+    Ended { state: TaskState },
+}
+
+impl fmt::Display for BoardError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Submit(error) => write!(f, "{error}"),
+            Self::Connection { problem } => f.write_str(problem),
+            Self::Ended { state } => write!(f, "{state:?}"),
+        }
+    }
+}
+
+impl std::error::Error for BoardError {}
 
 struct SourceFollower<'a> {
     catalog: &'a Catalog,
@@ -98,15 +122,15 @@ impl SourceFollower<'_> {
         }
     }
 
-    fn read(&self, parent: &RankParent, board: u64) -> Result<(), Error> {
+    fn read(&self, parent: &RankParent, board: u64) -> Result<(), BoardError> {
         let request = TransferRequest {
             opcode: Opcode::Read,
             source: self.seat.copy_address(self.half),
-            target: self.sources.handle(&parent.segment)?,
+            target: self.sources.handle(&parent.segment).map_err(BoardError::Submit)?,
             target_offset: board,
             length: (self.seat.words() * size_of::<u64>()) as u64,
         };
-        let batch = self.sources.submit(&[request], &SubmitOptions::default())?;
+        let batch = self.sources.submit(&[request], &SubmitOptions::default()).map_err(BoardError::Submit)?;
         let status = loop {
             if let Some(status) = batch.wait_for(WAIT) {
                 break status;
@@ -119,7 +143,10 @@ impl SourceFollower<'_> {
         if status.state == TaskState::Completed {
             return Ok(());
         }
-        Err(Error::Argument(batch.problem().map_or_else(|| format!("{:?}", status.state), str::to_owned)))
+        Err(match batch.problem() {
+            Some(problem) => BoardError::Connection { problem: problem.to_owned() },
+            None => BoardError::Ended { state: status.state },
+        })
     }
 
     /// Requests the shards from the control plane that the schedule does not deliver.

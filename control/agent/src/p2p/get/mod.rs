@@ -15,6 +15,7 @@ use kvplane_engine::Region;
 use kvplane_transfer::TransferEngine;
 
 use super::catalog::{Catalog, Object, is_away, is_forgotten};
+use super::error::P2pError;
 use super::replica::{Replica, Seat, hashes};
 use super::replicas::Replicas;
 use crate::error::Error;
@@ -97,19 +98,21 @@ impl<'a> Get<'a> {
 }
 
 /// Checks that the memory matches the object's buffers in length, and is writable.
-fn check_fit(object: &Object, regions: &[Arc<Region>]) -> Result<(), Error> {
+fn check_fit(object: &Object, regions: &[Arc<Region>]) -> Result<(), P2pError> {
     let layout = &object.spec.layout;
     let sizes: Vec<u64> = regions.iter().map(|region| region.bytes() as u64).collect();
     if sizes != layout.sizes() {
+        let name = object.name.clone();
         let differs = sizes.iter().zip(layout.sizes()).position(|(ours, theirs)| ours != theirs);
-        let what = match differs {
-            Some(at) => format!("buffer {at} has {} bytes, but {} are given", layout.sizes()[at], sizes[at]),
-            None => format!("it has {} buffers, but {} are given", layout.sizes().len(), sizes.len()),
-        };
-        return Err(Error::Argument(format!("object {:?} does not fit: {what}", object.name)));
+        return Err(match differs {
+            Some(buffer) => {
+                P2pError::BufferBytes { name, buffer, bytes: layout.sizes()[buffer], given_bytes: sizes[buffer] }
+            }
+            None => P2pError::BufferCount { name, buffers: layout.sizes().len(), given: sizes.len() },
+        });
     }
     if let Some(region) = regions.iter().find(|region| !region.writable()) {
-        return Err(Error::Argument(format!("the memory at {:#x} cannot be written", region.address())));
+        return Err(P2pError::ReadOnlyMemory { address: region.address() });
     }
     Ok(())
 }
@@ -129,7 +132,7 @@ fn prepare(object: &Object, regions: &[Arc<Region>], options: &GetOptions<'_>) -
     }
     let seat = match &options.ranks {
         Some(_) if options.shards.is_some() => {
-            return Err(Error::Argument("ranks fetch all of an object: name no shards, or no rank".to_owned()));
+            return Err(P2pError::ShardsOfRank.into());
         }
         Some(ranks) => Some((ranks.follow(&missing, options.limit())?, Seat::new(ranks, &have)?)),
         None => None,

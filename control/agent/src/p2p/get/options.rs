@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use kvplane_cluster::p2p::{Interval, ShardSet};
 
-use crate::error::Error;
 use crate::p2p::config::USUAL;
+use crate::p2p::error::P2pError;
 use crate::p2p::replica::Ranks;
 
 /// Progress of a get.
@@ -53,10 +53,9 @@ impl GetOptions<'_> {
     ///
     /// # Errors
     /// When the object has not all of them.
-    pub(super) fn wanted(&self, shards: u32) -> Result<ShardSet, Error> {
+    pub(super) fn wanted(&self, shards: u32) -> Result<ShardSet, P2pError> {
         let all = vec![(0, shards)];
-        ShardSet::of(shards, self.shards.as_ref().unwrap_or(&all)).map_err(|(first, count)| {
-            Error::Argument(format!("{count} shards from {first} on are not within the object's {shards}"))
-        })
+        let found = ShardSet::of(shards, self.shards.as_ref().unwrap_or(&all));
+        found.map_err(|(first, count)| P2pError::Shards { first, count, shards })
     }
 }

@@ -13,6 +13,7 @@ use super::reports::Reports;
 use super::worker::work;
 use crate::error::Error;
 use crate::p2p::catalog::Catalog;
+use crate::p2p::error::P2pError;
 use crate::p2p::replica::Replica;
 use crate::p2p::replicas::Keeper;
 use crate::p2p::sources::Sources;
@@ -73,7 +74,7 @@ impl<'a> Run<'a> {
                 }
             }
             let result = if started == 0 && workers > 0 {
-                Err(Error::Argument("no thread could be started for the fetch".to_owned()))
+                Err(P2pError::NoThread.into())
             } else {
                 let is_patient = self.options.deadline.is_some();
                 Reports::new(self.catalog, self.keeper, replica, self.until, is_patient).report_all()

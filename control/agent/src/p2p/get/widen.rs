@@ -11,6 +11,7 @@ use kvplane_sys::interrupt;
 use super::options::GetOptions;
 use crate::error::Error;
 use crate::p2p::catalog::{Catalog, Object, is_away, is_forgotten};
+use crate::p2p::error::{P2pError, WideningError};
 use crate::p2p::replica::{Busy, Replica, hashes};
 use crate::p2p::replicas::Keeper;
 
@@ -32,35 +33,31 @@ impl<'a> Widening<'a> {
         object: &Object,
         regions: &[Arc<Region>],
         options: &GetOptions<'_>,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, P2pError> {
         let place = |region: &Arc<Region>| (region.address(), region.bytes());
         let why = if replica.origin {
-            "and was registered: all of it is here"
+            WideningError::Registered
         } else if !replica.regions.iter().map(place).eq(regions.iter().map(place)) {
-            "in other memory: fetch the rest into the same memory, or delete that replica first"
+            WideningError::OtherMemory
         } else if replica.digest != object.spec.digest() {
-            "and is another object: look it up again"
+            WideningError::OtherObject
         } else if options.ranks.is_some() {
-            "and ranks fetch all of an object: pass no rank, or delete that replica first"
+            WideningError::Rank
         } else {
             return Ok(Self { replica });
         };
-        Err(Error::Argument(format!(
-            "version {} of object {:?} is held here already, {why}",
-            object.version, object.name
-        )))
+        Err(P2pError::NotWidened { name: object.name.clone(), version: object.version, why })
     }
 
     /// Begins the fetch, which ends when the mark is dropped.
     ///
     /// # Errors
     /// When another call fetches or retires the replica.
-    pub(super) fn begin(&self) -> Result<Busy<'a>, Error> {
-        let busy =
-            |what| Error::Argument(format!("object {:?} is being {what}: wait for that to end", self.replica.name));
-        let mark = self.replica.try_busy().ok_or_else(|| busy("fetched"))?;
+    pub(super) fn begin(&self) -> Result<Busy<'a>, P2pError> {
+        let name = || self.replica.name.clone();
+        let mark = self.replica.try_busy().ok_or_else(|| P2pError::BeingFetched { name: name() })?;
         if self.replica.is_leaving() {
-            return Err(busy("given up"));
+            return Err(P2pError::BeingGivenUp { name: name() });
         }
         Ok(mark)
     }

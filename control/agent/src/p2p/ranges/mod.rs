@@ -13,7 +13,7 @@ mod reader;
 use kvplane_cluster::reshard::Copy;
 
 use super::catalog::Object;
-use crate::error::Error;
+use super::error::P2pError;
 
 pub use options::{ReadBytes, ReadOptions};
 pub(super) use reader::RangeReads;
@@ -22,16 +22,15 @@ pub(super) use reader::RangeReads;
 ///
 /// # Errors
 /// When one does not.
-pub(super) fn check_copies(object: &Object, buffer: usize, copies: &[Copy], memory: u64) -> Result<(), Error> {
-    let size = object.layout.sizes().get(buffer).copied().unwrap_or(0);
+pub(super) fn check_copies(object: &Object, buffer: usize, copies: &[Copy], memory_bytes: u64) -> Result<(), P2pError> {
+    let buffer_bytes = object.layout.sizes().get(buffer).copied().unwrap_or(0);
     let within = |first: u64, bytes: u64, end: u64| first.checked_add(bytes).is_some_and(|last| last <= end);
-    if let Some(copy) = copies.iter().find(|copy| !within(copy.source_offset, copy.bytes, size)) {
-        let what = format!("{} bytes from {} on", copy.bytes, copy.source_offset);
-        return Err(Error::Argument(format!("buffer {buffer} of {:?} has {size} bytes, not {what}", object.name)));
+    if let Some(copy) = copies.iter().find(|copy| !within(copy.source_offset, copy.bytes, buffer_bytes)) {
+        let (name, offset, bytes) = (object.name.clone(), copy.source_offset, copy.bytes);
+        return Err(P2pError::BufferRange { name, buffer, buffer_bytes, offset, bytes });
     }
-    if let Some(copy) = copies.iter().find(|copy| !within(copy.target_offset, copy.bytes, memory)) {
-        let what = format!("{} bytes from {} on", copy.bytes, copy.target_offset);
-        return Err(Error::Argument(format!("the memory has {memory} bytes, not {what}")));
+    if let Some(copy) = copies.iter().find(|copy| !within(copy.target_offset, copy.bytes, memory_bytes)) {
+        return Err(P2pError::MemoryRange { memory_bytes, offset: copy.target_offset, bytes: copy.bytes });
     }
     Ok(())
 }

@@ -17,6 +17,6 @@ pub(in crate::p2p) struct ShardOrder {
 impl From<FetchOrder> for ShardOrder {
     fn from(order: FetchOrder) -> Self {
         let FetchOrder { shard, source, segment, address, .. } = order;
-        Self { shard, source, segment, address }
+        Self { shard, source, segment: segment.to_string(), address }
     }
 }

@@ -99,7 +99,7 @@ impl RankProgress {
             while let Some(shard) = follow.next(half, now_ns) {
                 let Some(place) = layout.place(shard) else { continue };
                 let address = parent.addresses[place.buffer] + place.offset;
-                orders.push(ShardOrder { shard, source: parent.member, segment: parent.segment.clone(), address });
+                orders.push(ShardOrder { shard, source: parent.member, segment: parent.segment.to_string(), address });
             }
         }
         orders

@@ -4,10 +4,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvplane_cluster::p2p::{Follow, HALVES, MAX_RANKS, Schedule, ShardSet};
+use kvplane_cluster::p2p::{Follow, HALVES, Schedule, ShardSet};
 use kvplane_engine::{HugePages, Region, RegionOptions};
 
 use crate::error::Error;
+use crate::p2p::error::P2pError;
 
 /// Rank of this process among several that all fetch the same object at about the same time.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -32,12 +33,9 @@ impl Ranks {
 
     /// # Errors
     /// When there is no such rank.
-    pub(in crate::p2p) fn schedule(&self) -> Result<Schedule, Error> {
+    pub(in crate::p2p) fn schedule(&self) -> Result<Schedule, P2pError> {
         let schedule = Schedule::new(self.ranks).filter(|_| self.rank < self.ranks);
-        schedule.ok_or_else(|| {
-            let (rank, ranks) = (self.rank, self.ranks);
-            Error::Argument(format!("rank {rank} of {ranks}: ranks count from 0, and there are 1 to {MAX_RANKS}"))
-        })
+        schedule.ok_or(P2pError::Rank { rank: self.rank, ranks: self.ranks })
     }
 
     /// Returns the plan of a rank that lacks these shards, for this deadline.

@@ -223,7 +223,7 @@ mod tests {
     }
 
     fn order(member: u64, shard: u32) -> FetchOrder {
-        FetchOrder { member, shard, source: 9, segment: "s".to_owned(), address: 0 }
+        FetchOrder { member, shard, source: 9, segment: "s".into(), address: 0 }
     }
 
     #[test]

@@ -11,6 +11,7 @@ use kvplane_sys::interrupt;
 use kvplane_transfer::TransferEngine;
 
 use super::catalog::{Catalog, is_away};
+use super::error::P2pError;
 use super::guard::Guard;
 use super::memory::Memory;
 use super::replica::Replica;
@@ -64,7 +65,7 @@ impl Replicas {
     /// When the object is not held here.
     pub(super) fn get(&self, name: &str, version: Option<u64>) -> Result<Arc<Replica>, Error> {
         let found = self.table.newest(name, version);
-        found.ok_or_else(|| Error::Argument(format!("object {name:?} is not held here")))
+        Ok(found.ok_or_else(|| P2pError::NotHeld { name: name.to_owned() })?)
     }
 
     /// Returns the replica of a version of an object, if it is held here.
@@ -79,16 +80,16 @@ impl Replicas {
     /// not answer; nothing is registered then.
     pub(super) fn announce(&self, replica: Replica) -> Result<Arc<Replica>, Error> {
         let replica = Arc::new(replica);
-        let coming = self.table.begin(replica.key()).ok_or_else(|| {
+        let announcement = self.table.begin(replica.key()).ok_or_else(|| {
             let (name, version) = replica.key();
-            Error::Argument(format!("version {version} of object {name:?} is held here already, or being taken"))
+            P2pError::HeldAlready { name: name.to_owned(), version }
         })?;
         self.memory.take(&replica.memory(), !replica.origin)?;
         if let Err(error) = self.keeper.hold(&replica) {
             self.memory.give_back(&replica.memory())?;
             return Err(error);
         }
-        coming.insert(&replica);
+        announcement.insert(&replica);
         Ok(replica)
     }
 
@@ -100,7 +101,7 @@ impl Replicas {
     pub(super) fn retire(&self, name: &str, version: Option<u64>, patience: Duration) -> Result<(), Error> {
         let replica = self.get(name, version)?;
         let Some(_alone) = replica.try_busy() else {
-            return Err(Error::Argument(format!("object {name:?} is being fetched: wait for that to end")));
+            return Err(P2pError::BeingFetched { name: name.to_owned() }.into());
         };
         self.table.remove(&replica);
         self.release(&replica, patience).inspect_err(|_| self.table.insert(&replica))

@@ -11,7 +11,7 @@ type Key = (String, u64);
 #[derive(Default)]
 struct State {
     held: BTreeMap<Key, Arc<Replica>>,
-    coming: BTreeSet<Key>,
+    announcing: BTreeSet<Key>,
 }
 
 /// Replicas by name and version.
@@ -21,7 +21,7 @@ pub(super) struct Table {
 }
 
 /// Exclusive right to announce a version of an object, while this lives.
-pub(super) struct Coming<'a> {
+pub(super) struct Announcement<'a> {
     table: &'a Table,
     key: Key,
 }
@@ -33,10 +33,10 @@ impl Table {
     }
 
     /// Begins the announcement of a version of an object; `None` if it is held here, or another thread announces it.
-    pub(super) fn begin(&self, key: Key) -> Option<Coming<'_>> {
+    pub(super) fn begin(&self, key: Key) -> Option<Announcement<'_>> {
         let mut state = self.state();
-        let is_free = !state.held.contains_key(&key) && state.coming.insert(key.clone());
-        is_free.then(|| Coming { table: self, key })
+        let is_free = !state.held.contains_key(&key) && state.announcing.insert(key.clone());
+        is_free.then(|| Announcement { table: self, key })
     }
 
     /// Returns the replica of that name and version; of the newest version held here if none is given.
@@ -63,16 +63,16 @@ impl Table {
     }
 }
 
-impl Coming<'_> {
+impl Announcement<'_> {
     /// Adds the replica, which has been announced.
     pub(super) fn insert(self, replica: &Arc<Replica>) {
         self.table.insert(replica);
     }
 }
 
-impl Drop for Coming<'_> {
+impl Drop for Announcement<'_> {
     fn drop(&mut self) {
-        self.table.state().coming.remove(&self.key);
+        self.table.state().announcing.remove(&self.key);
     }
 }
 
@@ -90,11 +90,11 @@ mod tests {
     #[test]
     fn a_version_is_announced_once_at_a_time() {
         let table = Table::default();
-        let coming = table.begin(replica(1).key()).unwrap();
+        let announcement = table.begin(replica(1).key()).unwrap();
         assert!(table.begin(replica(1).key()).is_none());
         assert!(table.begin(replica(2).key()).is_some());
         assert!(table.newest("a", None).is_none());
-        drop(coming);
+        drop(announcement);
         table.begin(replica(1).key()).unwrap().insert(&replica(1));
         assert!(table.begin(replica(1).key()).is_none());
         table.remove(&replica(1));

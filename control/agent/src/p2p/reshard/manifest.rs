@@ -11,8 +11,9 @@ use std::collections::BTreeMap;
 use kvplane_cluster::reshard::{Dtype, Fragment, Part, Placement, Tensor, TensorBox};
 use serde_json::{Map, Value};
 
+use super::error::ReshardingError;
 use crate::error::Error;
-use error::ManifestError;
+pub use error::ManifestError;
 
 /// Only supported kind of resource.
 const KIND: &str = "model_weight";
@@ -22,10 +23,14 @@ const KIND: &str = "model_weight";
 /// # Errors
 /// When the text is no JSON or no such manifest, an element type is unknown, or fields contradict each other.
 pub fn placement_from_json(text: &str) -> Result<Placement, Error> {
-    read(text).map_err(|why| Error::Argument(format!("the manifest: {why}")))
+    Ok(read(text).map_err(ReshardingError::Manifest)?)
 }
 
-fn read(text: &str) -> Result<Placement, ManifestError> {
+/// Parses a placement; the caller says which manifest an error is of.
+///
+/// # Errors
+/// Those of [`placement_from_json`].
+pub(super) fn read(text: &str) -> Result<Placement, ManifestError> {
     let value: Value = serde_json::from_str(text).map_err(ManifestError::Json)?;
     let manifest = value.as_object().ok_or(ManifestError::NoObject)?;
     if let Some(kind) = optional(manifest, "resource_kind", Value::as_str, "a text")?

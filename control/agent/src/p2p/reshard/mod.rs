@@ -1,10 +1,10 @@
 //! Execution of resharding plans: reads from each rank exactly the ranges that overlap with the target rank.
 
+mod error;
 mod manifest;
 mod named;
 
 use std::collections::BTreeMap;
-use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -16,9 +16,10 @@ use crate::error::Error;
 use crate::p2p::catalog::Object;
 use crate::p2p::ranges::{RangeReads, ReadBytes};
 
-pub use manifest::placement_from_json;
+pub use error::{OffsetsError, ReshardingError};
+pub use manifest::{ManifestError, placement_from_json};
 pub use named::{NamedPart, ReshardNames, packed_bytes};
-pub(super) use named::{part_sources, refused, target_offsets};
+pub(super) use named::{part_sources, target_offsets};
 
 /// Limit of ranks that are read from at a time.
 const READERS: usize = 8;
@@ -80,29 +81,22 @@ impl<'a> Resharding<'a> {
         &self,
         from: &BTreeMap<usize, PartSource>,
         to: &[u64],
-        memory: u64,
-    ) -> Result<(), Error> {
+        memory_bytes: u64,
+    ) -> Result<(), ReshardingError> {
         for part in self.plan.sources() {
-            let name = &self.source.parts()[part].participant;
-            let Some(source) = from.get(&part) else {
-                return Err(Error::Argument(format!(
-                    "bytes of part {name:?} are needed, but its location is not given"
-                )));
-            };
-            let size = source.object.layout.sizes().get(source.buffer).copied().unwrap_or(0);
-            let what =
-                format!("buffer {} of {:?}, which is to have the bytes of {name:?}", source.buffer, source.object.name);
-            check_offsets(self.source, part, &source.offsets, size)
-                .map_err(|why| Error::Argument(format!("{what}: {why}")))?;
+            let participant = || self.source.parts()[part].participant.clone();
+            let source = from.get(&part).ok_or_else(|| ReshardingError::NoLocation { participant: participant() })?;
+            let (object, buffer) = (&source.object, source.buffer);
+            let buffer_bytes = object.layout.sizes().get(buffer).copied().unwrap_or(0);
+            check_offsets(self.source, part, &source.offsets, buffer_bytes).map_err(|why| {
+                ReshardingError::PartOffsets { object: object.name.clone(), buffer, participant: participant(), why }
+            })?;
         }
-        let spans = check_offsets(self.target, self.part, to, memory);
-        let mut spans = spans.map_err(|why| Error::Argument(format!("the memory: {why}")))?;
+        let spans = check_offsets(self.target, self.part, to, memory_bytes);
+        let mut spans = spans.map_err(ReshardingError::MemoryOffsets)?;
         spans.sort_unstable();
         match spans.windows(2).find(|pair| pair[0].1 > pair[1].0) {
-            Some(pair) => Err(Error::Argument(format!(
-                "the memory: a fragment ends at {}, and the next one begins at {}",
-                pair[0].1, pair[1].0
-            ))),
+            Some(pair) => Err(ReshardingError::FragmentsOverlap { end: pair[0].1, next_offset: pair[1].0 }),
             None => Ok(()),
         }
     }
@@ -160,28 +154,6 @@ impl<'a> Resharding<'a> {
         }
     }
 }
-
-/// Error of the offsets of a part's fragments in memory.
-#[derive(Debug)]
-enum OffsetsError {
-    /// The numbers of offsets and fragments differ.
-    Count { offsets: usize, fragments: usize },
-    /// A fragment does not fit into the memory.
-    Outside { tensor: String, bytes: u64, offset: u64, memory_bytes: u64 },
-}
-
-impl fmt::Display for OffsetsError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Count { offsets, fragments } => write!(f, "{offsets} offsets for {fragments} fragments"),
-            Self::Outside { tensor, bytes, offset, memory_bytes } => {
-                write!(f, "{bytes} bytes of {tensor:?} from {offset} on are not within its {memory_bytes}")
-            }
-        }
-    }
-}
-
-impl std::error::Error for OffsetsError {}
 
 /// Checks that each fragment fits into so many bytes; returns the begin and end of each.
 fn check_offsets(

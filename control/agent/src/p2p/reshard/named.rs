@@ -3,9 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use kvplane_cluster::reshard::{Placement, ReshardError};
+use kvplane_cluster::reshard::Placement;
 
-use super::manifest::placement_from_json;
+use super::error::ReshardingError;
+use super::manifest::{self, placement_from_json};
 use super::{PartSource, Resharding};
 use crate::error::Error;
 use crate::p2p::catalog::Object;
@@ -44,8 +45,8 @@ pub struct ReshardNames<'a> {
 /// When the manifest is invalid, or has no such rank.
 pub fn packed_bytes(manifest: &str, participant: &str) -> Result<u64, Error> {
     let placement = placement_from_json(manifest)?;
-    let part = placement.part(participant).map_err(|error| refused(&error))?;
-    Ok(placement.packed(part).map_err(|error| refused(&error))?.1)
+    let part = placement.part(participant).map_err(ReshardingError::Placement)?;
+    Ok(placement.packed(part).map_err(ReshardingError::Placement)?.1)
 }
 
 impl ReshardNames<'_> {
@@ -53,10 +54,9 @@ impl ReshardNames<'_> {
     ///
     /// # Errors
     /// When one is invalid.
-    pub(in crate::p2p) fn placements(&self) -> Result<(Placement, Placement), Error> {
-        let named = |what: &str, error: Error| Error::Argument(format!("of the {what}: {error}"));
-        let source = placement_from_json(self.source).map_err(|error| named("source", error))?;
-        let target = placement_from_json(self.target).map_err(|error| named("target", error))?;
+    pub(in crate::p2p) fn placements(&self) -> Result<(Placement, Placement), ReshardingError> {
+        let source = manifest::read(self.source).map_err(ReshardingError::SourceManifest)?;
+        let target = manifest::read(self.target).map_err(ReshardingError::TargetManifest)?;
         Ok((source, target))
     }
 }
@@ -80,25 +80,28 @@ pub(in crate::p2p) fn part_sources(
                 let object = find(&one.object, one.version)?;
                 from.insert(part, part_source(source, part, one, object)?)
             }
-            (Some(_), Some(_)) => return Err(Error::Argument(format!("part {name:?} is given twice"))),
+            (Some(_), Some(_)) => return Err(ReshardingError::PartTwice { participant: name.clone() }.into()),
             (None, _) => continue,
         };
     }
     Ok(from)
 }
 
-fn part_source(source: &Placement, part: usize, named: &NamedPart, object: Object) -> Result<PartSource, Error> {
+fn part_source(
+    source: &Placement,
+    part: usize,
+    named: &NamedPart,
+    object: Object,
+) -> Result<PartSource, ReshardingError> {
     let buffer = named.buffer;
     let offsets = match &named.offsets {
         Some(offsets) => offsets.clone(),
         None => {
-            let (packed, bytes) = source.packed(part).map_err(|error| refused(&error))?;
-            let size = object.layout.sizes().get(buffer).copied().unwrap_or(0);
-            if size != bytes {
-                return Err(Error::Argument(format!(
-                    "buffer {buffer} of {:?} has {size} bytes, and {:?} {bytes}: give the offsets of its fragments",
-                    named.object, named.participant
-                )));
+            let (packed, bytes) = source.packed(part).map_err(ReshardingError::Placement)?;
+            let buffer_bytes = object.layout.sizes().get(buffer).copied().unwrap_or(0);
+            if buffer_bytes != bytes {
+                let (object, participant) = (named.object.clone(), named.participant.clone());
+                return Err(ReshardingError::PartBytes { object, buffer, buffer_bytes, participant, bytes });
             }
             packed
         }
@@ -114,21 +117,16 @@ fn part_source(source: &Placement, part: usize, named: &NamedPart, object: Objec
 pub(in crate::p2p) fn target_offsets(
     target: &Placement,
     part: usize,
-    memory: u64,
+    memory_bytes: u64,
     to: Option<&[u64]>,
-) -> Result<Vec<u64>, Error> {
-    let (packed, bytes) = target.packed(part).map_err(|error| refused(&error))?;
+) -> Result<Vec<u64>, ReshardingError> {
+    let (packed, bytes) = target.packed(part).map_err(ReshardingError::Placement)?;
     match to {
         Some(to) => Ok(to.to_vec()),
-        None if bytes == memory => Ok(packed),
+        None if bytes == memory_bytes => Ok(packed),
         None => {
-            let participant = &target.parts()[part].participant;
-            Err(Error::Argument(format!("{participant:?} has {bytes} bytes, and the memory {memory}")))
+            let participant = target.parts()[part].participant.clone();
+            Err(ReshardingError::MemoryBytes { participant, bytes, memory_bytes })
         }
     }
-}
-
-/// Returns the error of placements that contradict each other.
-pub(in crate::p2p) fn refused(error: &ReshardError) -> Error {
-    Error::Argument(error.to_string())
 }

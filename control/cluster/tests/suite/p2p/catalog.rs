@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use kvplane_cluster::p2p::{
-    Failure, FailureKind, Grant, Hold, Layout, MAX_SHARDS, ObjectError, ObjectName, ObjectSpec, Objects, ObjectsConfig,
-    Place, ShardSet,
+    FetchFailure, Grant, Hold, Layout, MAX_SHARDS, ObjectError, ObjectName, ObjectSpec, Objects, ObjectsConfig,
+    PeerLocation, ShardSet,
 };
 use proptest::prelude::*;
 
@@ -106,12 +106,14 @@ impl CatalogReply {
             (0, None) => self.join(who, who == 0)?,
             (1 | 2, Some(client)) => {
                 // The oldest grant is carried out, or another shard arrives from elsewhere.
-                let shard = if what == 1 { client.told.first().map_or(shard, |grant| grant.shard) } else { shard };
+                let shard =
+                    if what == 1 { client.told.first().map_or(shard, |grant| grant.order.shard) } else { shard };
                 self.got(at, shard);
             }
             (3, Some(client)) => {
                 if let Some(grant) = client.told.first().cloned() {
-                    let failed = [Failure { shard: grant.shard, source: grant.source, kind: FailureKind::Unreachable }];
+                    let failed =
+                        [FetchFailure { shard: grant.order.shard, source: grant.order.source, corrupt: false }];
                     self.members[at].as_mut().unwrap().told.remove(0);
                     self.objects.report(now_ns, who, client.member, &[], &failed).unwrap();
                 }
@@ -122,7 +124,7 @@ impl CatalogReply {
             }
             (5, Some(client)) => {
                 // An invalid report does no harm.
-                let failed = [Failure { shard, source: 999, kind: FailureKind::Corrupt }];
+                let failed = [FetchFailure { shard, source: 999, corrupt: true }];
                 let got = [(u32::MAX, 3), (shard, u32::MAX)];
                 self.objects.report(now_ns, who, client.member, &got, &failed).unwrap();
                 prop_assert!(self.objects.report(now_ns, who + 1, client.member, &[], &[]).is_err());
@@ -148,22 +150,22 @@ impl CatalogReply {
     fn got(&mut self, at: usize, shard: u32) {
         let client = self.members[at].as_mut().unwrap();
         client.have.insert(shard);
-        client.told.retain(|grant| grant.shard != shard);
+        client.told.retain(|grant| grant.order.shard != shard);
         let member = client.member;
         self.objects.report(self.now_ns, at as u64, member, &[(shard, 1)], &[]).unwrap();
     }
 
     fn take(&mut self) -> Result<(), TestCaseError> {
         for grant in self.objects.poll_grants() {
-            let source = self.members.iter().flatten().find(|client| client.member == grant.source);
+            let source = self.members.iter().flatten().find(|client| client.member == grant.order.source);
             if let Some(source) = source {
-                prop_assert!(source.have.contains(grant.shard), "{grant:?} from a source that lacks it");
+                prop_assert!(source.have.contains(grant.order.shard), "{grant:?} from a source that lacks it");
             }
             let Some(client) = self.members[grant.client as usize].as_mut() else { continue };
-            if client.member == grant.member {
-                prop_assert!(!client.have.contains(grant.shard), "{grant:?} to a member that has it");
+            if client.member == grant.order.member {
+                prop_assert!(!client.have.contains(grant.order.shard), "{grant:?} to a member that has it");
                 // The previous grant of the shard is aborted.
-                client.told.retain(|other| other.shard != grant.shard);
+                client.told.retain(|other| other.order.shard != grant.order.shard);
                 client.told.push(grant);
             }
         }
@@ -179,7 +181,7 @@ impl CatalogReply {
         while self.members.iter().flatten().any(|client| client.have.count() < self.shards) {
             patience -= 1;
             prop_assert!(patience > 0, "a member gets no grant");
-            let told = (0..5).find_map(|at| Some((at, self.members[at].as_ref()?.told.first()?.shard)));
+            let told = (0..5).find_map(|at| Some((at, self.members[at].as_ref()?.told.first()?.order.shard)));
             match told {
                 Some((at, shard)) => self.got(at, shard),
                 None => {
@@ -294,7 +296,7 @@ fn a_terabyte_of_16384_shards_works() {
         let grants = objects.poll_grants();
         assert!(grants.len() <= 16, "{} grants for one join", grants.len());
         for grant in grants {
-            assert_eq!(grant.address, 0x1000 + u64::from(grant.shard) * (bytes / 16_384));
+            assert_eq!(grant.order.address, 0x1000 + u64::from(grant.order.shard) * (bytes / 16_384));
         }
     }
 }
@@ -330,7 +332,7 @@ fn leaving_member_waits_for_readers() {
     assert_eq!(objects.told(2), grants, "grants that may have been missed are repeated");
     assert_eq!(objects.release(0, 1, origin, true), Ok(grants.len()));
     for grant in &grants {
-        objects.report(0, 2, reader, &[(grant.shard, 1)], &[]).unwrap();
+        objects.report(0, 2, reader, &[(grant.order.shard, 1)], &[]).unwrap();
     }
     assert!(objects.poll_grants().is_empty(), "no further fetch from a leaving member");
     assert_eq!(objects.release(0, 1, origin, true), Ok(0));
@@ -391,7 +393,7 @@ fn locate_returns_the_holders_of_a_whole_buffer() {
     let digest = spec.digest();
     objects.publish(0, ObjectName::new("t", "o"), None, spec).unwrap();
     let mut join = |client: u64, host: &str, rack: &str, have: Vec<(u32, u32)>| {
-        let place = Place { host: host.to_owned(), rack: rack.to_owned() };
+        let place = PeerLocation { host: host.to_owned(), rack: rack.to_owned() };
         let addresses = (0..3).map(|buffer| 1000 * client + buffer).collect();
         let hold = Hold { client, segment: format!("s{client}"), addresses, have, place, ..Hold::default() };
         objects.hold(0, ObjectName::new("t", "o"), 1, digest, hold).unwrap()
@@ -401,7 +403,7 @@ fn locate_returns_the_holders_of_a_whole_buffer() {
     let same_rack = join(3, "h3", "r", vec![(0, 4)]);
     let same_host = join(4, "h", "r", vec![(0, 1)]);
     join(5, "h", "r", vec![(1, 2)]);
-    let near = Place { host: "h".to_owned(), rack: "r".to_owned() };
+    let near = PeerLocation { host: "h".to_owned(), rack: "r".to_owned() };
     let told = |objects: &Objects, buffer, client| -> Vec<(u64, u64, u8)> {
         let found = objects.locate(ObjectName::new("t", "o"), 1, buffer, &near, client).unwrap();
         found.iter().map(|place| (place.member, place.address, place.distance)).collect()

@@ -7,7 +7,8 @@ use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
 use kvplane_cluster::p2p::{
-    Failure, FailureKind, Grant, Hold, Layout, ObjectName, ObjectSpec, Objects, ObjectsConfig, Place, ShardSet,
+    FetchFailure, FetchOrder, Grant, Hold, Layout, ObjectName, ObjectSpec, Objects, ObjectsConfig, PeerLocation,
+    ShardSet,
 };
 
 use ranks::RankPlan;
@@ -80,7 +81,7 @@ pub(crate) struct Fluid {
     spec: ObjectSpec,
     flows: BTreeMap<u64, Flow>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
-    later: Vec<(Link, Place)>,
+    later: Vec<(Link, PeerLocation)>,
     now_ns: u64,
     next: u64,
     latency_ns: u64,
@@ -128,17 +129,24 @@ impl Fluid {
     }
 
     /// Adds a member now.
-    pub(crate) fn join(&mut self, link: Link, origin: bool, place: Place) -> u64 {
+    pub(crate) fn join(&mut self, link: Link, origin: bool, place: PeerLocation) -> u64 {
         self.join_limited(link, origin, place, 0)
     }
 
     /// Adds a member now that sends at most `upload` bytes per second.
-    pub(crate) fn join_limited(&mut self, link: Link, origin: bool, place: Place, upload: u64) -> u64 {
+    pub(crate) fn join_limited(&mut self, link: Link, origin: bool, place: PeerLocation, upload: u64) -> u64 {
         let all = vec![(0, self.spec.layout.shards())];
         self.join_wanting(link, origin, place, upload, if origin { Vec::new() } else { all })
     }
 
-    fn join_wanting(&mut self, link: Link, origin: bool, place: Place, upload: u64, want: Vec<(u32, u32)>) -> u64 {
+    fn join_wanting(
+        &mut self,
+        link: Link,
+        origin: bool,
+        place: PeerLocation,
+        upload: u64,
+        want: Vec<(u32, u32)>,
+    ) -> u64 {
         let shards = self.spec.layout.shards();
         let have = if origin { vec![(0, shards)] } else { Vec::new() };
         let (client, host) = (self.peers.len() as u64 + 1, place.host.clone());
@@ -162,7 +170,7 @@ impl Fluid {
     /// Adds a member later.
     pub(crate) fn join_at(&mut self, at_ns: u64, link: Link) {
         self.waited_for += 1;
-        self.later.push((link, Place::default()));
+        self.later.push((link, PeerLocation::default()));
         self.at(at_ns - self.now_ns, Event::Join(self.later.len() - 1));
     }
 
@@ -181,7 +189,7 @@ impl Fluid {
 
     /// Sends the catalog's grants.
     fn carry(&mut self) {
-        for Grant { client, member, shard, source, .. } in self.objects.poll_grants() {
+        for Grant { client, order: FetchOrder { member, shard, source, .. } } in self.objects.poll_grants() {
             assert!(client > 0 && member != source);
             self.grants += 1;
             self.at(self.latency_ns, Event::Told(member, shard, source, self.grants));
@@ -222,8 +230,8 @@ impl Fluid {
             Event::Reported(member, shard, source, false) if self.rank_failed(member, shard, source) => {}
             Event::Reported(member, shard, source, good) => {
                 let client = self.client_of(member);
-                let kind = if self.corrupt == Some(source) { FailureKind::Corrupt } else { FailureKind::Unreachable };
-                let failed = [Failure { shard, source, kind }];
+                let corrupt = self.corrupt == Some(source);
+                let failed = [FetchFailure { shard, source, corrupt }];
                 let (got, failed): (&[_], &[_]) = if good { (&[(shard, 1)], &[]) } else { (&[], &failed) };
                 // The catalog may have forgotten the member meanwhile.
                 let _ = self.objects.report(self.now_ns, client, member, got, failed);

@@ -203,10 +203,7 @@ fn only_followers_of_a_source_are_believed_about_it() {
 
     let mut catalog = Catalog::new();
     let [first, second] = [0, 1].map(|rank| catalog.rank(rank, 2));
-    let failure = |source| {
-        let kind = kvplane_cluster::p2p::FailureKind::Corrupt;
-        [kvplane_cluster::p2p::Failure { shard: 0, source, kind }]
-    };
+    let failure = |source| [kvplane_cluster::p2p::FetchFailure { shard: 0, source, corrupt: true }];
     // Of two ranks, rank 0 fetches even shards from rank 1.
     catalog.objects.want(0, first, first, &[(0, 1)], &failure(catalog.origin)).unwrap();
     catalog.objects.want(0, second, second, &[], &failure(first)).unwrap();
@@ -292,7 +289,10 @@ fn ranks_find_their_parents_without_grants() {
     assert_eq!(catalog.objects.release(0, second, second, true), Ok(1));
     // Shards that a child requests elsewhere are not waited for, and are granted.
     catalog.objects.want(0, first, first, &[(2, 1)], &[]).unwrap();
-    assert_eq!(catalog.objects.poll_grants().iter().map(|grant| grant.source).collect::<Vec<_>>(), [catalog.origin]);
+    assert_eq!(
+        catalog.objects.poll_grants().iter().map(|grant| grant.order.source).collect::<Vec<_>>(),
+        [catalog.origin]
+    );
     assert_eq!(catalog.objects.release(0, second, second, true), Ok(0));
     assert_eq!(catalog.parent(first, 0, 2, 0), None);
     assert!(catalog.objects.want(0, first, first, &[(4, 1)], &[]).is_err());

@@ -1,6 +1,6 @@
 //! Speed and fairness of swarms: time until every member has the whole object, and bytes that each member sends.
 
-use kvplane_cluster::p2p::{Layout, ObjectName, Place};
+use kvplane_cluster::p2p::{Layout, ObjectName, PeerLocation};
 
 use super::fluid::{Fluid, Link, SECOND};
 
@@ -12,8 +12,8 @@ pub(crate) const LINK: Link = Link { up: RATE, down: RATE };
 /// Duration of a transfer of the object over one link.
 pub(crate) const ALONE_NS: f64 = BYTES as f64 / RATE * 1e9;
 
-pub(crate) fn nowhere() -> Place {
-    Place::default()
+pub(crate) fn nowhere() -> PeerLocation {
+    PeerLocation::default()
 }
 
 /// Returns the lower bound of the time with equal links and whole shards.
@@ -177,7 +177,7 @@ fn corrupt_source_is_excluded() {
 #[test]
 fn a_host_fetches_once() {
     let mut fluid = Fluid::new(BYTES, 64, 10);
-    let place = |host: &str| Place { host: host.to_owned(), rack: String::new() };
+    let place = |host: &str| PeerLocation { host: host.to_owned(), rack: String::new() };
     let origin = fluid.join(LINK, true, place("trainer"));
     for host in ["a", "b"] {
         for _ in 0..4 {

@@ -3,10 +3,10 @@
 #![allow(dead_code, unreachable_pub)] // Not every test file uses everything.
 
 use kvplane_conductor::conductor::{
-    Answer, AssignedInstances, CacheBatch, CacheChange, CacheEvent, Conductor, ConductorConfig, InstanceSpec, Mode,
-    Part, ScheduleRequest,
+    Assignment, BlockChange, CacheBatch, CacheReport, Conductor, ConductorConfig, InstancePart, RegisterInstance,
+    Schedule, ScheduleMode, ScheduleReply,
 };
-use kvplane_conductor::index::{ContextKey, IndexConfig, Tier};
+use kvplane_conductor::index::{BlockTier, IndexConfig, PromptContext};
 use kvplane_conductor::scheduler::SchedulerConfig;
 use kvplane_proto::rng::mix64;
 
@@ -19,9 +19,9 @@ pub fn config() -> ConductorConfig {
     ConductorConfig { max_instances: 16, max_requests: 64, scheduler, ..ConductorConfig::default() }
 }
 
-pub fn spec(name: &str, part: Part) -> InstanceSpec {
-    InstanceSpec {
-        name: name.to_owned(),
+pub fn spec(name: &str, part: InstancePart) -> RegisterInstance {
+    RegisterInstance {
+        instance: name.to_owned(),
         incarnation: 1,
         tenant: String::new(),
         model: "m".to_owned(),
@@ -35,8 +35,8 @@ pub fn spec(name: &str, part: Part) -> InstanceSpec {
     }
 }
 
-pub fn context() -> ContextKey {
-    ContextKey { model: "m".to_owned(), block_tokens: BLOCK, ..ContextKey::default() }
+pub fn context() -> PromptContext {
+    PromptContext { model: "m".to_owned(), block_tokens: BLOCK, ..PromptContext::default() }
 }
 
 /// Returns a prompt's rolling hashes.
@@ -44,30 +44,30 @@ pub fn prompt(seed: u64, blocks: usize) -> Vec<u64> {
     (0..blocks as u64).map(|at| mix64(seed << 20 | at)).collect()
 }
 
-pub fn asked(request: &str, hashes: Vec<u64>) -> ScheduleRequest {
-    ScheduleRequest {
+pub fn asked(request: &str, hashes: Vec<u64>) -> Schedule {
+    Schedule {
         client: 1,
         request: request.to_owned(),
         context: context(),
         tokens: hashes.len().max(1) as u32 * BLOCK,
         hashes,
         wait_ns: 0,
-        mode: Mode::Reserve,
+        mode: ScheduleMode::Reserve,
         barred: Vec::new(),
     }
 }
 
-pub fn stored(hashes: Vec<u64>) -> CacheEvent {
-    CacheEvent::Stored { lora: String::new(), salt: String::new(), tier: Tier::Dram, parent: None, hashes }
+pub fn stored(hashes: Vec<u64>) -> BlockChange {
+    BlockChange::Stored { lora: String::new(), salt: String::new(), tier: BlockTier::Dram, parent: None, hashes }
 }
 
-pub fn batch(seq: u64, events: Vec<CacheEvent>) -> CacheBatch {
-    CacheBatch { seq, change: CacheChange::Goes, events }
+pub fn batch(seq: u64, events: Vec<BlockChange>) -> CacheBatch {
+    CacheBatch { seq, kind: CacheReport::Goes, changes: events }
 }
 
-pub fn assigned(answer: &Answer) -> &AssignedInstances {
+pub fn assigned(answer: &ScheduleReply) -> &Assignment {
     match answer {
-        Answer::Assigned(assigned) => assigned,
+        ScheduleReply::Assigned(assigned) => assigned,
         other => panic!("assigned, not {other:?}"),
     }
 }
@@ -75,8 +75,8 @@ pub fn assigned(answer: &Answer) -> &AssignedInstances {
 pub fn conductor(prefill: usize) -> Conductor {
     let mut conductor = Conductor::new(config(), 0);
     for at in 0..prefill {
-        conductor.register(spec(&format!("p{at}"), Part::Prefill), 0).expect("room");
+        conductor.register(spec(&format!("p{at}"), InstancePart::Prefill), 0).expect("room");
     }
-    conductor.register(spec("d0", Part::Decode), 0).expect("room");
+    conductor.register(spec("d0", InstancePart::Decode), 0).expect("room");
     conductor
 }

@@ -31,8 +31,12 @@ pub(crate) fn show_requests(show: Show<'_>) {
     let gone = DeregisterInstance { tenant: tenant.clone(), instance: instance.clone(), incarnation: 2 };
     show("DeregisterInstance", encode(&gone));
     let (t, i) = (tenant.clone(), instance.clone());
-    let load =
-        ReportLoad { tenant: t, instance: i, incarnation: 2, seq: 3, queued_tokens: 4, decode_tokens: 5, decodes: 6 };
+    let load = ReportLoad {
+        tenant: t,
+        instance: i,
+        incarnation: 2,
+        load: InstanceLoad { seq: 3, queued_tokens: 4, decode_tokens: 5, decodes: 6 },
+    };
     show("ReportLoad", encode(&load));
     let (lora, salt) = ("l".to_owned(), "s".to_owned());
     let (l, s) = (lora.clone(), salt.clone());
@@ -42,7 +46,10 @@ pub(crate) fn show_requests(show: Show<'_>) {
         BlockChange::Cleared,
     ];
     let kind = CacheReport::Snapshot;
-    show("ReportCache", encode(&ReportCache { tenant, instance, incarnation: 2, seq: 3, kind, changes }));
+    show(
+        "ReportCache",
+        encode(&ReportCache { tenant, instance, incarnation: 2, batch: CacheBatch { seq: 3, kind, changes } }),
+    );
     let query = QueryPrefix { context: context(), hashes: vec![8], most: 3, tier: BlockTier::Ssd };
     show("QueryPrefix", encode(&query));
     let schedule = Schedule {
@@ -73,10 +80,10 @@ const SET: SetPlacement = SetPlacement { policy: PlacementPolicy::Kvplane, ttft_
 fn assignment() -> Assignment {
     Assignment {
         reservation: 1,
-        prefill: "p".to_owned(),
-        decode: Some("d".to_owned()),
+        prefill: "p".into(),
+        decode: Some("d".into()),
         reuse_tokens: 2,
-        sources: vec![FetchSource { instance: Some("i".to_owned()), tokens: 3 }],
+        sources: vec![FetchSource { instance: Some("i".into()), tokens: 3 }],
         keep: true,
         wait_ns: 4,
         prefill_ns: 5,
@@ -87,7 +94,7 @@ fn assignment() -> Assignment {
 pub(crate) fn show_replies(show: Show<'_>) {
     show("InstanceRegistered", encode(&InstanceRegistered { fresh: true, suspect_after_ns: 5 }));
     show("CacheTaken", encode(&CacheTaken { next: 3, wanted: CacheWanted::Replay }));
-    let instance = "i".to_owned();
+    let instance: std::sync::Arc<str> = "i".into();
     let holder =
         PrefixHolder { instance: instance.clone(), gpu_tokens: 1, dram_tokens: 2, ssd_tokens: 3, degraded: true };
     show("PrefixHolders", encode(&PrefixHolders { holders: vec![holder], pooled_tokens: 4 }));
@@ -124,7 +131,7 @@ pub(crate) fn show_replies(show: Show<'_>) {
     };
     show("InstanceTable", encode(&InstanceTable { version: 9, instances: vec![row], models: vec![model] }));
     let answer = ScheduleReply::Assigned(assignment());
-    show("PlacementNotice", encode(&PlacementNotice { request: "r".to_owned(), answer }));
+    show("PlacementNotice", encode(&PlacementNotice { request: "r".into(), answer }));
     let candidate =
         CandidateStatus { instance, takes: true, held_tokens: 1, wait_ns: 2, egress_wait_ns: 3, factor_permille: 4 };
     let answer = ScheduleReply::Refused { why: ScheduleRefusal::Lost, retry_after_ns: 7 };

@@ -16,20 +16,21 @@ pub(crate) fn show_all(show: Show<'_>) {
     let (t, n) = (tenant.clone(), name.clone());
     show("FindObject", encode(&FindObject { tenant: t, name: n, version: None }));
     let hold = HoldObject {
-        client: 1,
         tenant: tenant.clone(),
         name: name.clone(),
         version: 7,
         digest: 1 << 90,
-        segment: segment.clone(),
-        addresses: vec![4096, 0],
-        origin: true,
-        have: vec![(0, 1)],
-        want: vec![(1, 2)],
-        host,
-        rack,
-        upload_bytes_per_second: 8,
-        download_bytes_per_second: 9,
+        hold: Hold {
+            client: 1,
+            segment: segment.clone(),
+            addresses: vec![4096, 0],
+            origin: true,
+            have: vec![(0, 1)],
+            want: vec![(1, 2)],
+            place: PeerLocation { host, rack },
+            upload_bytes_per_second: 8,
+            download_bytes_per_second: 9,
+        },
     };
     show("HoldObject", encode(&hold));
     let failed = vec![FetchFailure { shard: 4, source: 5, corrupt: true }];
@@ -42,9 +43,19 @@ pub(crate) fn show_all(show: Show<'_>) {
     show("GetPeerKeys", encode(&GetPeerKeys { client: 1, tenant: "t".to_owned() }));
     show("WatchFetches", encode(&WatchFetches { client: 1 }));
     let [t, n, host, rack] = ["t", "n", "h", "r"].map(str::to_owned);
-    show("LocateObject", encode(&LocateObject { client: 1, tenant: t, name: n, version: 7, buffer: 2, host, rack }));
+    show(
+        "LocateObject",
+        encode(&LocateObject {
+            client: 1,
+            tenant: t,
+            name: n,
+            version: 7,
+            buffer: 2,
+            near: PeerLocation { host, rack },
+        }),
+    );
     let job = "j".to_owned();
-    let join = JoinRanks { client: 1, member: 2, job, rank: 3, ranks: 4, board: 4096, half: 1 };
+    let join = JoinRanks { client: 1, member: 2, join: RankJoin { job, rank: 3, ranks: 4, board: 4096 }, half: 1 };
     show("JoinRanks", encode(&join));
     let failed = vec![FetchFailure { shard: 4, source: 5, corrupt: false }];
     show("WantShards", encode(&WantShards { client: 1, member: 2, want: vec![(3, 1)], failed }));
@@ -60,9 +71,9 @@ pub(crate) fn show_all(show: Show<'_>) {
     show("ObjectMembers", encode(&ObjectMembers { members: vec![member], lost: 1 }));
     let place = ObjectPlace { member: 2, segment: segment.clone(), address: 3, distance: 1 };
     show("ObjectPlaces", encode(&ObjectPlaces { places: vec![place] }));
-    let parent = RankParent { member: 2, segment: segment.clone(), addresses: vec![4096], board: Some(8192) };
+    let parent = RankParent { member: 2, segment: segment.as_str().into(), addresses: vec![4096], board: Some(8192) };
     show("RanksJoined", encode(&RanksJoined { parent: Some(parent) }));
-    let order = FetchOrder { member: 2, shard: 3, source: 4, segment, address: 5 };
+    let order = FetchOrder { member: 2, shard: 3, source: 4, segment: segment.into(), address: 5 };
     show("FetchOrders", encode(&FetchOrders { orders: vec![order] }));
 }
 

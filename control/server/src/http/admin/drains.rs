@@ -22,7 +22,7 @@ use hyper::{Method, Request, StatusCode};
 use kvplane_cluster::MemberState;
 use kvplane_proto::ids::{Incarnation, NodeId};
 use kvplane_rpc::Refusal;
-use kvplane_rpc::message::{EmptyReply, Owner};
+use kvplane_rpc::message::{EmptyReply, SegmentOwner};
 use serde_json::{Value, json};
 
 use super::{INVALID_PARAMS, JOB_NOT_FOUND, UNAVAILABLE, failure, json_body, ok, parameter, refused, segments};
@@ -173,11 +173,13 @@ impl DrainJobs {
                 Err(answer) => return answer,
             };
             match segment.owner {
-                Owner::Node { node, incarnation } if !incarnations.contains(&(node, incarnation)) => {
-                    incarnations.push((node, incarnation));
+                SegmentOwner::Node { node, incarnation } if !incarnations.contains(&(node.0, incarnation.0)) => {
+                    incarnations.push((node.0, incarnation.0));
                 }
-                Owner::Node { .. } => {}
-                Owner::Client { .. } => return bad(&format!("segment {name:?} is a client's and has no objects")),
+                SegmentOwner::Node { .. } => {}
+                SegmentOwner::Client { .. } => {
+                    return bad(&format!("segment {name:?} is a client's and has no objects"));
+                }
             }
         }
         if let Err(refusal) = self.drain_all(&incarnations) {

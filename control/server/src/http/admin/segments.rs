@@ -1,7 +1,7 @@
 //! Segments, in Mooncake's form. A node's pool is one segment, over all its shards.
 
 use hyper::StatusCode;
-use kvplane_rpc::message::{Owner, Segment};
+use kvplane_rpc::message::{Segment, SegmentOwner};
 use serde_json::{Value, json};
 
 use super::{SEGMENT_NOT_FOUND, failure, ok, text};
@@ -10,15 +10,15 @@ use crate::http::Answer;
 
 /// Returns the bytes in use of a segment's memory, if its owner reports them; clients do not.
 pub(crate) fn used_bytes(view: &View, segment: &Segment) -> u64 {
-    let Owner::Node { node, incarnation } = segment.owner else { return 0 };
-    let of = view.shards.iter().filter(|one| one.node == node && one.incarnation == incarnation);
+    let SegmentOwner::Node { node, incarnation } = segment.owner else { return 0 };
+    let of = view.shards.iter().filter(|one| one.node == node.0 && one.incarnation == incarnation.0);
     of.flat_map(|one| &one.shards).map(|shard| shard.pool.used_bytes).sum()
 }
 
 /// Returns Mooncake's name and number of the state of a segment's owner.
 fn state(view: &View, segment: &Segment) -> (&'static str, u8) {
-    let Owner::Node { node, incarnation } = segment.owner else { return ("OK", 1) };
-    let owner = view.members.iter().find(|member| member.node == node && member.incarnation == incarnation);
+    let SegmentOwner::Node { node, incarnation } = segment.owner else { return ("OK", 1) };
+    let owner = view.members.iter().find(|member| member.node == node.0 && member.incarnation == incarnation.0);
     match owner.map(|member| member.state.as_str()) {
         Some("active" | "suspect") => ("OK", 1),
         Some("joining") | None => ("UNDEFINED", 0),
@@ -70,8 +70,8 @@ pub(super) fn detail(view: &View) -> Value {
             let used = used_bytes(view, segment);
             let percent = if segment.bytes == 0 { 0.0 } else { used as f64 * 100.0 / segment.bytes as f64 };
             let (owner, incarnation) = match segment.owner {
-                Owner::Node { node, incarnation } => (node, incarnation),
-                Owner::Client { client } => (client, 0),
+                SegmentOwner::Node { node, incarnation } => (node.0, incarnation.0),
+                SegmentOwner::Client { client } => (client.0, 0),
             };
             json!({
                 "segment_name": segment.name,

@@ -71,6 +71,16 @@ pub fn shard_json(shard: &ShardFigures) -> Value {
             "backlog": ssd.backlog,
             "reclaimed": ssd.reclaimed,
         })),
+        "device_pool": shard.device_pool.map(|pool| json!({
+            "bytes": pool.bytes,
+            "used_bytes": pool.used_bytes,
+            "objects": pool.objects,
+            "gets": pool.gets,
+            "promotions": pool.promotions,
+            "demotions": pool.demotions,
+            "recalls": pool.recalls,
+            "lost": pool.lost,
+        })),
         "operations": shard.operations.iter().map(operation_json).collect::<Vec<_>>(),
         "slow": {
             "after_ns": shard.slow.after_ns,

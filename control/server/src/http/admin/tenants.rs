@@ -8,7 +8,7 @@
 
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
-use kvplane_rpc::message::{RemoveTenant, SetTenant, TenantList, TenantStatus};
+use kvplane_rpc::message::{RemoveTenant, SetTenant, Tenant, TenantList, TenantStatus};
 use kvplane_rpc::{Refusal, RefusalCode};
 use serde_json::{Value, json};
 
@@ -109,7 +109,8 @@ async fn put(control: &Control, name: &str, request: Request<Incoming>) -> Answe
     let weight =
         body.get("weight").map_or(Some(former.into()), Value::as_u64).and_then(|weight| weight.try_into().ok());
     let Some(weight) = weight else { return bad("weight must be a number from 1 to 1000") };
-    match control.set_tenant_now(SetTenant { name: name.to_owned(), dram_bytes: Some(quota), weight }) {
+    let tenant = Tenant { name: name.to_owned(), dram_bytes: Some(quota), weight };
+    match control.set_tenant_now(SetTenant { tenant }) {
         Ok(_) => show(control, Some(name)),
         Err(refusal) => failed(&refusal, name),
     }

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use super::campaign::{Campaign, Verdict};
 use super::error::EtcdChangeError;
 use super::records::{FencedChanges, Keys, ReadError, fence};
-use super::{BEAT, CALL, Command, LOOK, Place, STEP_ASIDE, Takeover};
+use super::{BEAT, CALL, Command, LOOK, Leadership, STEP_ASIDE, Takeover};
 
 /// State of the thread.
 pub(super) struct Turns {
@@ -21,7 +21,7 @@ pub(super) struct Turns {
     /// Address at which callers reach this control plane.
     address: String,
     commands: Receiver<Command>,
-    place: watch::Sender<Place>,
+    leadership: watch::Sender<Leadership>,
     uncertain: Arc<AtomicBool>,
     started: Instant,
 }
@@ -49,10 +49,10 @@ impl Turns {
         keys: Keys,
         address: String,
         commands: Receiver<Command>,
-        place: watch::Sender<Place>,
+        leadership: watch::Sender<Leadership>,
         uncertain: Arc<AtomicBool>,
     ) -> Self {
-        Self { gateway, keys, address, commands, place, uncertain, started: Instant::now() }
+        Self { gateway, keys, address, commands, leadership, uncertain, started: Instant::now() }
     }
 
     /// Runs until its handle ends it, or it cannot continue.
@@ -65,10 +65,10 @@ impl Turns {
             match over {
                 Over::Told => return,
                 Over::Lost(reason) => {
-                    self.place.send_replace(Place::Asking(reason));
+                    self.leadership.send_replace(Leadership::Asking(reason));
                 }
                 Over::Failed(reason) => {
-                    self.place.send_replace(Place::Failed(reason));
+                    self.leadership.send_replace(Leadership::Failed(reason));
                     return;
                 }
             }
@@ -101,7 +101,7 @@ impl Turns {
             let range = Range { from: &key, to: &[], limit: 1, revision: 0 };
             match self.gateway.range(&range, Instant::now() + CALL) {
                 Err(error) => {
-                    self.place.send_replace(Place::Asking(error.to_string()));
+                    self.leadership.send_replace(Leadership::Asking(error.to_string()));
                 }
                 Ok(found) => {
                     let entry = found.entries.first();
@@ -133,10 +133,10 @@ impl Turns {
     fn follow(&self, entry: Option<&Entry>) {
         let text = String::from_utf8_lossy(entry.map_or(&[], |entry| &entry.value)).into_owned();
         let address = text.split_once(' ').map_or("", |(_, address)| address).to_owned();
-        self.place.send_if_modified(|place| {
-            let known = matches!(place, Place::Follows(known) if *known == address);
+        self.leadership.send_if_modified(|leadership| {
+            let known = matches!(leadership, Leadership::Follows(known) if *known == address);
             if !known {
-                *place = Place::Follows(address);
+                *leadership = Leadership::Follows(address);
             }
             !known
         });
@@ -174,7 +174,7 @@ impl Turns {
             }
         };
         self.uncertain.store(false, Ordering::Release);
-        self.place.send_replace(Place::Leads(Arc::new(led)));
+        self.leadership.send_replace(Leadership::Leads(Arc::new(led)));
         self.serve(&mut begun)
     }
 

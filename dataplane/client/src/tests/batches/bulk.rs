@@ -85,7 +85,7 @@ impl Bed {
         };
         let mut rig = Rig::new(config, 1);
         rig.client.set_rdma(vec![1_000_000_000; devices], nodes(devices));
-        (0..4).for_each(|buffer| rig.client.set_buffer_place(buffer, Place::at(buffer as usize / 2)));
+        (0..4).for_each(|buffer| rig.client.set_buffer(buffer, Place::at(buffer as usize / 2), false));
         let peer = rig.client.open_peer_near(PeerAddress::native(([127, 0, 0, 1], 50).into(), None), nodes(devices));
         Self { rig, peer, many, copying: BTreeMap::new(), batches: Vec::new(), next: 0, seen: ClientTrace::default() }
     }
@@ -186,7 +186,9 @@ impl Bed {
             if self.many {
                 self.rig.client.all_copied(lane, ended, now_ns);
             } else {
-                ended.into_iter().for_each(|slice| self.rig.client.copied(lane, slice, Ok(0), now_ns));
+                ended.into_iter().for_each(|slice| {
+                    self.rig.client.copied(lane, slice, Ok(0), now_ns);
+                });
             }
         }
     }

@@ -5,7 +5,7 @@ use kvplane_proto::limits::Limits;
 use kvplane_proto::status::Status;
 
 use crate::tests::rig::{Rig, SECOND_NS, digest, local, map, push_name, stream_config};
-use crate::{Client, PeerId, PutBook, Request, SegmentTarget, SubmitError, SubmitOptions};
+use crate::{Client, PeerId, PutBook, Request, SegmentTarget, SubmitError, SubmitOptions, check_requests};
 
 fn refused(requests: &[Request]) -> SubmitError {
     let mut rig = Rig::new(stream_config(), 1);
@@ -149,4 +149,25 @@ fn a_put_without_its_entry_is_refused() {
     let refused = rig.client.submit_puts(&puts, &book, &options, 1);
     assert_eq!(refused, Err(SubmitError::UnknownPut { index: 1 }));
     rig.client.submit_puts(&puts[..1], &book, &options, 1).expect("a valid batch");
+}
+
+#[test]
+fn requests_that_go_in_several_batches_are_validated_together() {
+    let mut rig = Rig::new(stream_config(), 1);
+    assert_eq!(rig.segment_peer(false), PeerId(0));
+    let mut book = PutBook::new();
+    push_name(&mut book, 1, 0);
+    let good = [
+        Request::Write(target(0, 0), local(1, 0, 10)),
+        Request::PutAs(digest(1), local(1, 0, 10), 0),
+        Request::Read(target(0, 0), local(1, 10, 10)),
+    ];
+    assert_eq!(check_requests(&rig.client, &good, &book), Ok(()));
+    let last = |request| check_requests(&rig.client, &[good[0], good[1], good[2], request], &book);
+    assert_eq!(last(Request::PutAs(digest(2), local(1, 0, 10), 1)), Err(SubmitError::UnknownPut { index: 3 }));
+    assert_eq!(last(Request::Get(digest(2), local(1, 0, 0))), Err(SubmitError::ZeroBytes { index: 3 }));
+    assert_eq!(last(Request::Read(target(77, 0), local(1, 20, 1))), Err(SubmitError::UnknownPeer { index: 3 }));
+    assert_eq!(last(Request::Write(target(0, u64::MAX), local(1, 0, 2))), Err(SubmitError::OutOfRange { index: 3 }));
+    assert_eq!(last(Request::Get(digest(2), local(1, 15, 9))), Err(SubmitError::Overlap { first: 2, second: 3 }));
+    assert_eq!(check_requests(&rig.client, &[], &book), Err(SubmitError::Empty));
 }

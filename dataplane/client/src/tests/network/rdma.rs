@@ -6,7 +6,7 @@ use kvplane_proto::status::Status;
 
 use crate::LaneEvent;
 use crate::tests::rig::{ClientOutput, Rig, SECOND_NS, digest, local, stream_config};
-use crate::{Config, LaneId, Near, Nearness, NodeCounts, Path, PeerId, Place, Request, SegmentTarget, Via};
+use crate::{Config, LaneId, Near, Nearness, NodeCounts, Path, PeerId, Place, Request, SegmentTarget, Via, may_copy};
 
 const SEGMENT: SegmentId = SegmentId { index: 1, generation: 1 };
 
@@ -70,24 +70,71 @@ fn segments_closed_to_the_device_travel_as_frames_on_the_same_connection() {
     let read = Request::Read(at(peer, 0), local(0, 0, 100));
     for round in 0..2 {
         let batch = rig.submit(&[read]);
-        loop {
-            let seen = rig.drain();
-            if seen.is_empty() {
-                break;
-            }
-            for seen in seen {
-                match seen {
-                    ClientOutput::Copy { lane, slice, .. } => {
-                        assert_eq!(round, 0, "it is not tried again");
-                        rig.client.copied(lane, slice, Err(Status::Unsupported), rig.now_ns);
-                    }
-                    other => rig.act(other),
-                }
-            }
-        }
+        let refused = rig.fail_copies(Status::Unsupported);
+        assert!(round == 0 || refused == 0, "it is not tried again");
         assert_eq!(rig.finish(batch)[0].0, Status::Ok);
     }
     assert_eq!(rig.ways, [Some(Via::Rdma)]);
+}
+
+#[test]
+fn device_memory_is_copied_by_devices_or_not_at_all() {
+    let mut rig = Rig::new(config(1), 1);
+    let peer = rig.segment_peer(true);
+    rig.client.set_buffer(7, Place::UNKNOWN, true);
+    let requests =
+        [Request::Read(at(peer, 0), local(7, 0, 100)), Request::Write(at(peer, 4096), local(7, 4096, 100_000))];
+    assert!(requests.iter().all(|request| may_copy(&rig.client, request)));
+    assert!(!may_copy(&rig.client, &Request::Get(digest(1), local(7, 0, 100))));
+    let batch = rig.submit(&requests);
+    let (sent, connected) = run(&mut rig, |_, _, _| false);
+    assert!(rig.finish(batch).iter().all(|result| result.0 == Status::Ok));
+    assert_eq!((&rig.ways[..], connected), (&[Some(Via::Rdma); 2][..], vec![Path::Rdma]));
+    assert!(!sent.contains(&Operation::Read) && !sent.contains(&Operation::WriteMany), "{sent:?}");
+    // A segment that is closed to the device, or a device whose connections fail: no frame has the memory.
+    let batch = rig.submit(&requests[..1]);
+    rig.fail_copies(Status::Unsupported);
+    assert_eq!(rig.finish(batch)[0].0, Status::Unsupported);
+    assert!(!may_copy(&rig.client, &requests[0]));
+    let other = SegmentTarget { segment: SegmentId { index: 2, generation: 1 }, ..at(peer, 0) };
+    let other = Request::Read(other, local(7, 500, 100));
+    assert!(may_copy(&rig.client, &other));
+    let batch = rig.submit(&[requests[0], other]);
+    run(&mut rig, |_, _, _| false);
+    let results: Vec<Status> = rig.finish(batch).iter().map(|result| result.0).collect();
+    assert_eq!(results, [Status::Unsupported, Status::Ok]);
+    // Memory of the host takes any path.
+    rig.client.set_buffer(7, Place::UNKNOWN, false);
+    let batch = rig.submit(&requests[..1]);
+    run(&mut rig, |_, _, _| false);
+    assert_eq!(rig.finish(batch)[0].0, Status::Ok);
+    rig.assert_empty();
+}
+
+#[test]
+fn device_memory_does_not_wait_for_devices_that_fail() {
+    let mut rig = Rig::new(config(1), 1);
+    let peer = rig.segment_peer(false);
+    rig.client.set_buffer(7, Place::UNKNOWN, true);
+    let read = Request::Read(at(peer, 0), local(7, 0, 100));
+    let batch = rig.submit(&[read]);
+    run(&mut rig, |rig, lane, path| {
+        rig.client.lane_event(lane, LaneEvent::PathRefused("no device"), rig.now_ns);
+        path == Path::Rdma
+    });
+    assert_eq!(rig.finish(batch)[0].0, Status::Unsupported);
+    assert!(!may_copy(&rig.client, &read));
+}
+
+#[test]
+fn a_segment_that_is_closed_to_all_rails_is_reached_by_frames_over_any_of_them() {
+    let mut rig = Rig::new(Config { stream: false, lanes: 2, slice_bytes: 4096, ..config(4) }, 1);
+    let peer = rig.segment_peer(false);
+    let batch = rig.submit(&[Request::Write(at(peer, 0), local(0, 0, 1 << 20))]);
+    let refused = rig.fail_copies(Status::Unsupported);
+    assert_eq!(rig.finish(batch), [(Status::Ok, 1 << 20, 0)]);
+    assert!(refused > 4, "{refused} copies were refused, over more rails than attempts");
+    rig.assert_empty();
 }
 
 #[test]
@@ -200,8 +247,8 @@ fn two_nodes() -> Near {
 fn two_sockets() -> (Rig, PeerId) {
     let mut rig = Rig::new(Config { slice_bytes: 4096, ..config(2) }, 1);
     rig.client.set_rdma(vec![12_500_000_000; 2], two_nodes());
-    rig.client.set_buffer_place(0, Place::at(0));
-    rig.client.set_buffer_place(1, Place::at(1));
+    rig.client.set_buffer(0, Place::at(0), false);
+    rig.client.set_buffer(1, Place::at(1), false);
     let address = crate::PeerAddress::native(([127, 0, 0, 1], 1001).into(), None);
     let peer = rig.client.open_peer_near(address, two_nodes());
     (rig, peer)
@@ -315,7 +362,7 @@ fn a_device_reconnects_although_its_host_polls_rarely() {
     for _ in 0..20 {
         let since_ns = rig.now_ns;
         rig.now_ns += 3 * SECOND_NS;
-        rig.client.was_away(since_ns, rig.now_ns);
+        rig.client.note_absence(since_ns, rig.now_ns);
         core::mem::take(&mut late).into_iter().for_each(|seen| rig.act(seen));
         rig.client.handle_timeout(rig.now_ns);
         let before: u64 = carried(&rig).iter().map(|(_, _, own, _)| own.same).sum();

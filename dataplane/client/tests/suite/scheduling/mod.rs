@@ -142,8 +142,8 @@ fn a_silent_port_is_detected_and_costs_little() {
     let share = network.delivered_bytes() as f64 / network.ideal_bytes(span_ns);
     println!("4 rails, one silently gone half of the time: {:.1} % of what is possible", share * 100.0);
     assert_eq!(network.failed, 0, "no request fails for it");
-    let silences: Vec<u64> = network.client.metrics().rail_metrics().map(|rail| rail.counts.silences).collect();
-    assert!(matches!(silences[..], [0, silent, 0, 0] if silent > 0), "given up as silent: {silences:?}");
+    let stalls: Vec<u64> = network.client.metrics().rail_metrics().map(|rail| rail.counts.stalls).collect();
+    assert!(matches!(stalls[..], [0, silent, 0, 0] if silent > 0), "given up as silent: {stalls:?}");
     assert!(share >= 0.9, "{share}");
 }
 

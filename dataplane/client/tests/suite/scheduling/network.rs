@@ -66,7 +66,7 @@ enum Event {
     Connected(LaneId),
     Gone(LaneId),
     Greeted(LaneId),
-    Asked(LaneId, Vec<(u64, u64)>),
+    Request(LaneId, Vec<(u64, u64)>),
     Served(usize),
     Answered(LaneId, u64, u64),
     Down(usize),
@@ -218,7 +218,7 @@ impl Network {
                         let body = self.client.outbox().body(body).to_vec();
                         let items = decode_items::<ReadItem>(&body, header.items).expect("a well-formed body");
                         let items = items.map(|item| (item.request.to_bits(), item.bytes)).collect();
-                        self.after(self.latency_ns, Event::Asked(lane, items));
+                        self.after(self.latency_ns, Event::Request(lane, items));
                     }
                     other => panic!("{other:?} is not modelled"),
                 },
@@ -252,7 +252,7 @@ impl Network {
                 }
             }
             Event::Greeted(lane) => self.greet(lane),
-            Event::Asked(lane, items) => {
+            Event::Request(lane, items) => {
                 let Some(entry) = self.lanes.get_mut(&lane) else { return };
                 if !self.ports[entry.port].is_up(self.now_ns) {
                     return;

@@ -115,7 +115,7 @@ impl Crossings {
             && range.local.bytes() > CHUNK_BYTES
         {
             let position = self.outcomes.iter().position(Result::is_ok).unwrap_or_default();
-            let is_live = || shm.is_live(id, self.gathered[position].segment);
+            let is_live = || shm.extent(id, self.gathered[position].segment).is_some();
             self.outcomes[position] = move_long(pid, range, call, is_live)?;
             return Ok(());
         }

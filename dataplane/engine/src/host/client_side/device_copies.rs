@@ -72,7 +72,9 @@ impl DeviceCopies {
                 }
                 // The end of the failed connection reports all copies that were not made.
                 Err(Status::Unreachable) => {}
-                Err(status) => slices.for_each(|slice| client.copied(lane, slice, Err(status), now_ns)),
+                Err(status) => slices.for_each(|slice| {
+                    client.copied(lane, slice, Err(status), now_ns);
+                }),
             }
         }
         self.completions.clear();
@@ -127,10 +129,10 @@ const fn slice_of(token: u64) -> SliceId {
 #[inline]
 fn on_device<'a>(buffers: &'a Buffers, copy: &DeviceCopy) -> RdmaCopy<'a> {
     let DeviceCopy { slice, segment, offset, local, write } = *copy;
-    let region = buffers.region(local.buffer);
-    let region = region.expect("memory stays registered while a batch uses it");
+    let memory = buffers.memory(local.buffer);
+    let memory = memory.expect("memory stays registered while a batch uses it");
     let (at, bytes) = (local.offset as usize, local.bytes as usize);
-    RdmaCopy { token: token_of(slice), segment, offset, region, at, bytes, write }
+    RdmaCopy { token: token_of(slice), segment, offset, memory, at, bytes, write }
 }
 
 /// Converts a copy that differs from `head` in its row entry only.

@@ -38,6 +38,8 @@ impl ClientSide {
     pub(crate) fn gone(&mut self, link: Link, role: Role, why: &CloseCause, now_ns: u64) {
         if let Link::Shm(id) = link {
             self.mapped.forget(id);
+            self.peer_memory.forget(id);
+            self.pool_reads.forget(id);
         }
         if let Role::Lane(lane, _) | Role::Offering(lane) = role {
             self.lanes.end(lane);

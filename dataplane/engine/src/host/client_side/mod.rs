@@ -16,16 +16,21 @@ pub(crate) mod foreign;
 mod frames;
 mod lanes;
 mod outputs;
+pub(crate) mod peer_memory;
 mod pool_copies;
+pub(crate) mod pool_reads;
+pub(crate) mod same_host;
 mod segment_copies;
 mod uploads;
 
 use std::io;
 use std::sync::Arc;
 
-use kvplane_client::Client;
+use kvplane_client::{Client, Place};
 use kvplane_proto::RequestId;
 use kvplane_sys::Region;
+use kvplane_sys::device::Backing;
+use kvplane_transport::rdma::device_memory;
 
 use self::buffers::Buffers;
 use self::crossings::Crossings;
@@ -33,10 +38,13 @@ use self::device_copies::DeviceCopies;
 use self::files::HostFiles;
 use self::foreign::{StockEngines, StockOffers};
 use self::lanes::LaneLinks;
+use self::peer_memory::PeerMappings;
+use self::pool_reads::PoolReads;
 use self::segment_copies::MappedSegments;
 use self::uploads::Uploads;
 use super::reactor::connections::Connections;
 use super::reactor::{Absence, devices};
+use super::reports::Reports;
 use super::segments::SegmentRegions;
 
 /// Client and its resources in a host.
@@ -48,6 +56,8 @@ pub(crate) struct ClientSide {
     /// Segments of this process, which its own requests use.
     segments: SegmentRegions,
     mapped: MappedSegments,
+    peer_memory: PeerMappings,
+    pool_reads: PoolReads,
     crossings: Crossings,
     device_copies: DeviceCopies,
     files: HostFiles,
@@ -77,6 +87,8 @@ impl ClientSide {
             uploads: Uploads::default(),
             segments: SegmentRegions::default(),
             mapped: MappedSegments::default(),
+            peer_memory: PeerMappings::default(),
+            pool_reads: PoolReads::default(),
             crossings: Crossings::default(),
             device_copies: DeviceCopies::default(),
             files: HostFiles::default(),
@@ -102,40 +114,46 @@ impl ClientSide {
 
     /// Registers memory under the first free index.
     pub(crate) fn add_buffer(&mut self, connections: &mut Connections, region: Arc<Region>) -> u32 {
-        let buffer = self.buffers.vacant();
+        let buffer = self.buffers.vacant(|_| false);
         // Registered now, so that the first transfer need not wait for it.
         connections.rdma.register(&region);
         self.set_place(connections, buffer, &region, None);
-        self.buffers.set(buffer, region);
+        self.buffers.set(buffer, region.into());
         buffer
     }
 
-    /// Registers memory under this index, replacing the memory that had it.
-    pub(crate) fn set_buffer(
-        &mut self,
-        connections: &mut Connections,
-        buffer: u32,
-        region: Arc<Region>,
-        location: &str,
-    ) {
-        connections.rdma.register(&region);
-        self.set_place(connections, buffer, &region, Some(location));
-        if let Some(former) = self.buffers.set(buffer, region) {
+    /// Registers memory under this index, replacing the memory that had it. Memory of a device is for requests that
+    /// RDMA devices carry out, if all of them accept it.
+    pub(crate) fn set_buffer(&mut self, connections: &mut Connections, buffer: u32, memory: Backing, location: &str) {
+        match &memory {
+            Backing::Host(region) => {
+                connections.rdma.register(region);
+                self.set_place(connections, buffer, region, Some(location));
+            }
+            Backing::Device(memory) => {
+                let is_accepted = device_memory::register(&mut connections.rdma, memory);
+                let place = connections.devices.place_of_device(memory.device().id());
+                self.client.set_buffer(buffer, place, is_accepted);
+            }
+        }
+        if let Some(former) = self.buffers.set(buffer, memory) {
             self.unpin(connections, &former);
         }
     }
 
     /// Sets the location of a buffer. Registering has brought its pages into memory, if there is a device.
     fn set_place(&mut self, connections: &Connections, buffer: u32, region: &Arc<Region>, location: Option<&str>) {
-        self.client.set_buffer_place(buffer, connections.devices.place_of(region, location));
+        self.client.set_buffer(buffer, connections.devices.place_of(region, location), false);
     }
 
     /// Unregisters memory.
     pub(crate) fn remove_buffer(&mut self, connections: &mut Connections, buffer: u32) {
-        if let Some(region) = self.buffers.remove(buffer) {
-            self.files.forget(&region);
-            self.unpin(connections, &region);
+        let Some(memory) = self.buffers.remove(buffer) else { return };
+        match &memory {
+            Backing::Host(region) => self.files.forget(region),
+            Backing::Device(_) => self.client.set_buffer(buffer, Place::UNKNOWN, false),
         }
+        self.unpin(connections, &memory);
     }
 
     /// Returns the caller's buffers.
@@ -149,16 +167,25 @@ impl ClientSide {
     }
 
     /// Unpins memory that is no longer registered.
-    fn unpin(&self, connections: &mut Connections, region: &Arc<Region>) {
-        let mut held = self.buffers.regions().chain(self.segments.regions());
-        if !held.any(|held| Arc::ptr_eq(held, region)) {
-            connections.rdma.forget(region);
+    fn unpin(&self, connections: &mut Connections, memory: &Backing) {
+        match memory {
+            Backing::Host(region) => {
+                let mut held = self.buffers.regions().chain(self.segments.regions());
+                if !held.any(|held| Arc::ptr_eq(held, region)) {
+                    connections.rdma.forget(region);
+                }
+            }
+            Backing::Device(memory) => {
+                if !self.buffers.devices().any(|held| Arc::ptr_eq(held, memory)) {
+                    device_memory::forget(&mut connections.rdma, memory);
+                }
+            }
         }
     }
 
     /// Informs the client that the thread that drives the host was descheduled.
-    pub(crate) fn was_away(&mut self, absence: &Absence) {
-        self.client.was_away(absence.since_ns, absence.now_ns);
+    pub(crate) fn note_absence(&mut self, absence: &Absence) {
+        self.client.note_absence(absence.since_ns, absence.now_ns);
     }
 
     /// Ends the upload of a request's payload, which has left, or never will.
@@ -167,8 +194,11 @@ impl ClientSide {
     }
 
     /// Periodically drops mappings whose segments are gone.
-    pub(crate) fn sweep(&mut self, connections: &Connections, now_ns: u64) {
+    pub(crate) fn sweep(&mut self, connections: &Connections, reports: &mut Reports, now_ns: u64) {
         self.mapped.sweep(&connections.shm, now_ns);
+        self.peer_memory.sweep(&connections.shm, now_ns);
+        reports.counters.peer_memory = self.peer_memory.counters();
+        reports.counters.pool_reads = self.pool_reads.counters();
     }
 
     /// Runs the client's timers that are due.

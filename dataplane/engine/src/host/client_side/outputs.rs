@@ -7,6 +7,7 @@ use kvplane_proto::Status;
 use kvplane_proto::frame::Header;
 use kvplane_sys::{CrossError, Region};
 use kvplane_transport::mooncake::wire::Dialect;
+use kvplane_transport::shm::{MemoryRequest, SegmentMemory, SegmentOutcome, ShareError};
 use kvplane_transport::{CloseCause, OutgoingPayload, Pieces};
 
 use super::ClientSide;
@@ -14,6 +15,7 @@ use super::device_copies::expect_answers;
 use super::files::FileRange;
 use super::lanes::LaneLinks;
 use super::pool_copies;
+use super::pool_reads::PoolRead;
 use super::segment_copies::SegmentCopy;
 use crate::host::reactor::connections::{Connections, LentPayload};
 use crate::host::reactor::links::{Link, Role};
@@ -51,9 +53,11 @@ impl ClientSide {
             }
             Output::CopyOut { lane, slice, offset, local, checksum } => {
                 let checksum = checksum.filter(|_| self.verify_shared);
-                let pool = pool_of(&self.lanes, &reactor.connections, lane);
-                let copied = pool.map(|pool| pool_copies::copy_out(pool, offset, &self.buffers, local, checksum));
-                self.pool_copied(reactor, lane, slice, local, copied, now_ns);
+                let read = PoolRead { lane, slice, offset, local, checksum };
+                match self.buffers.offered(local.buffer) {
+                    Some(place) => self.pool_reads.push(place, read),
+                    None => copy_out(self, reactor, &read, now_ns),
+                }
             }
             Output::CopyIn { lane, slice, offset, local } => {
                 let pool = pool_of(&self.lanes, &reactor.connections, lane);
@@ -169,7 +173,9 @@ impl ClientSide {
                 let now_ns = self.copied_at(reactor, local.bytes, now_ns);
                 self.copied(&reactor.connections, lane, slice, result, now_ns);
             }
-            None => self.copied(&reactor.connections, lane, slice, Err(Status::Unsupported), now_ns),
+            None => {
+                self.copied(&reactor.connections, lane, slice, Err(Status::Unsupported), now_ns);
+            }
         }
     }
 
@@ -180,7 +186,7 @@ impl ClientSide {
 
     /// Reports a completed or failed copy to the client. If the connection has ended meanwhile, a failure is not
     /// reported: the end of the connection is reported next, and the client then retries the tasks that waited for the
-    /// copy.
+    /// copy. Returns false if the client does not wait for it any more.
     pub(super) fn copied(
         &mut self,
         connections: &Connections,
@@ -188,13 +194,13 @@ impl ClientSide {
         slice: SliceId,
         result: Result<u64, Status>,
         now_ns: u64,
-    ) {
+    ) -> bool {
         // True if the connection over shared memory has ended, and the client was not notified yet.
         let has_ended = || matches!(self.lanes.get(lane), Some(Link::Shm(id)) if !connections.shm.is_open(id));
         if result.is_err() && has_ended() {
-            return;
+            return false;
         }
-        self.client.copied(lane, slice, result, now_ns);
+        self.client.copied(lane, slice, result, now_ns)
     }
 
     /// Copies a range of a segment, now or batched with others of its kind; then reports it to the client.
@@ -259,10 +265,19 @@ impl ClientSide {
     /// `Unsupported` over this path. Returns true if there were any.
     pub(crate) fn take_mapped(&mut self, reactor: &mut Reactor, reports: &mut Reports, now_ns: u64) -> bool {
         let mut progress = false;
-        while let Some((id, segment, answer)) = reactor.connections.shm.poll_mapped() {
+        while let Some(SegmentOutcome { id, segment, wanted, memory }) = reactor.connections.shm.poll_mapped() {
             progress = true;
+            let region = match (wanted, memory) {
+                (MemoryRequest::Region, Ok(SegmentMemory::Region(region))) => Ok(region),
+                (MemoryRequest::Region, Ok(_)) => Err(ShareError::NotShared),
+                (MemoryRequest::Region, Err(why)) => Err(why),
+                (MemoryRequest::Device { .. }, memory) => {
+                    self.peer_memory.take_answer((id, segment), memory);
+                    continue;
+                }
+            };
             let waiting = self.mapped.take_waiting(id, segment);
-            let mapped = answer.map(|region| self.mapped.set(id, segment, region));
+            let mapped = region.map(|region| self.mapped.set(id, segment, region));
             for (lane, copy) in waiting {
                 // The copy is of another generation of the lane: the client knows that it has ended.
                 if self.lanes.get(lane) != Some(Link::Shm(id)) {
@@ -311,6 +326,14 @@ impl ClientSide {
         self.crossings = crossings;
         true
     }
+}
+
+/// Copies a range of a peer's pool to the memory of a get, and reports it to the client.
+pub(super) fn copy_out(side: &mut ClientSide, reactor: &mut Reactor, read: &PoolRead, now_ns: u64) {
+    let PoolRead { lane, slice, offset, local, checksum } = *read;
+    let pool = pool_of(&side.lanes, &reactor.connections, lane);
+    let copied = pool.map(|pool| pool_copies::copy_out(pool, offset, &side.buffers, local, checksum));
+    side.pool_copied(reactor, lane, slice, local, copied, now_ns);
 }
 
 /// Returns the mapped pool of a lane's shard; `None` if the shard has shared none, or the lane has ended.

@@ -35,6 +35,15 @@ pub(crate) fn copy_out(
     }
 }
 
+/// Returns the checksum of the bytes of these ranges.
+pub(crate) fn sum(ranges: &[IoBuf]) -> u64 {
+    let mut checksum = PayloadChecksum::new();
+    for range in ranges {
+        range.region().read_with(range.offset(), range.bytes(), &mut |_, part| checksum.update(part));
+    }
+    checksum.finish()
+}
+
 /// Copies the caller's memory to a range of a peer's pool; returns its checksum.
 pub(crate) fn copy_in(pool: &Arc<Region>, offset: u64, buffers: &Buffers, local: Local) -> Result<u64, Status> {
     let from = buffers.pieces(local);
@@ -103,7 +112,7 @@ mod tests {
         let (pool, ours) = (region("pool"), region("ours"));
         ours.copy_in(0, b"some bytes");
         let mut buffers = Buffers::default();
-        buffers.set(0, Arc::clone(&ours));
+        buffers.set(0, Arc::clone(&ours).into());
         let local = |offset| Local { buffer: 0, offset, bytes: 10 };
         let checksum = copy_in(&pool, 100, &buffers, local(0)).expect("inside");
         assert_eq!(copy_out(&pool, 100, &buffers, local(50), Some(checksum)), Ok(checksum));

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use kvplane_client::{LaneId, Local, SliceId, Via};
 use kvplane_proto::{SegmentId, Status};
 use kvplane_sys::{IoBuf, Region};
-use kvplane_transport::shm::{CHUNK_BYTES, Extent};
+use kvplane_transport::shm::{CHUNK_BYTES, Extent, MemoryRequest};
 use kvplane_transport::{ConnectionId, Shm};
 
 use super::buffers::Buffers;
@@ -34,6 +34,9 @@ pub(crate) struct SegmentCopy {
 impl SegmentCopy {
     /// Checks the copy against the extent that the segment's owner has published.
     pub(crate) fn check(&self, extent: &Extent) -> Result<(), Status> {
+        if !extent.direct {
+            return Err(Status::Unsupported);
+        }
         if self.write && !extent.writable {
             return Err(Status::Unauthorized);
         }
@@ -118,7 +121,7 @@ impl MappedSegments {
             return Ok(0);
         }
         for (at, bytes) in chunks(ours.bytes()) {
-            if at > 0 && !shm.is_live(id, copy.segment) {
+            if at > 0 && shm.extent(id, copy.segment).is_none() {
                 return Err(Status::Stale);
             }
             move_bytes(&theirs.slice(at, bytes), &ours.slice(at, bytes), copy.write);
@@ -136,11 +139,11 @@ impl MappedSegments {
         now_ns: u64,
     ) -> Result<(), CannotMap> {
         let key = (id, copy.segment);
-        if !shm.is_live(id, copy.segment) {
+        if shm.extent(id, copy.segment).is_none() {
             return Err(CannotMap { status: Status::Stale, problem: None });
         }
         if !self.waiting.contains_key(&key)
-            && let Err(error) = shm.ask_segment(id, copy.segment, now_ns)
+            && let Err(error) = shm.ask_segment(id, copy.segment, MemoryRequest::Region, now_ns)
         {
             return Err(CannotMap { status: Status::Unsupported, problem: Some(error.to_string()) });
         }
@@ -165,7 +168,7 @@ impl MappedSegments {
             return;
         }
         self.sweep_at_ns = now_ns.saturating_add(SWEEP_NS);
-        self.mapped.retain(|&(id, segment), _| shm.is_live(id, segment));
+        self.mapped.retain(|&(id, segment), _| shm.extent(id, segment).is_some());
     }
 }
 
@@ -196,7 +199,7 @@ mod tests {
         let segment = SegmentId { index: 0, generation: 1 };
         let (mut segments, mut buffers) = (SegmentRegions::default(), Buffers::default());
         segments.set(segment, Arc::clone(&theirs));
-        buffers.set(3, Arc::clone(&ours));
+        buffers.set(3, Arc::clone(&ours).into());
         let copy = SegmentCopy {
             slice: SliceId { index: 0, generation: 0 },
             via: Via::Own,

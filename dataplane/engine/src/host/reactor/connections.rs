@@ -17,6 +17,7 @@ use kvplane_store::service::{Hold, LeavingPayload};
 use kvplane_sys::{Poller, Readiness, Region};
 use kvplane_transport::mooncake::Lanes;
 use kvplane_transport::mooncake::wire::Dialect;
+use kvplane_transport::shm::SegmentOffer;
 use kvplane_transport::{
     CloseCause, ConnectionId, Fault, Input, OutgoingPayload, Rdma, RdmaError, Shm, Source, Target, Token, rdma,
 };
@@ -29,6 +30,8 @@ use super::links::{Link, Role, Roles};
 pub(crate) enum LentPayload {
     /// Memory that the service holds for an answer.
     Answer(Hold, LeavingPayload),
+    /// Pinned memory that an answer was staged in under this number, and the service's hold.
+    Staged(Hold, LeavingPayload, u32),
     /// Memory of the caller, for this request.
     Upload(RequestId),
 }
@@ -171,6 +174,16 @@ impl Connections {
         None
     }
 
+    /// Sets the target of a payload that its connection has waited for.
+    pub(crate) fn receive_late(&mut self, link: Link, target: Target) {
+        self.receive_payload(link, target);
+        match link {
+            Link::Tcp(id) => self.tcp.ready_again(id),
+            Link::Rdma(id) => self.rdma.ready_again(id),
+            Link::Shm(_) | Link::Mooncake(_) => {}
+        }
+    }
+
     /// Closes a connection at once.
     pub(crate) fn close(&mut self, link: Link, why: CloseCause) {
         match link {
@@ -264,15 +277,9 @@ impl Connections {
         }
     }
 
-    /// Answers a peer on this host that requests the mapping of a segment.
-    pub(crate) fn offer_segment(
-        &mut self,
-        id: ConnectionId,
-        segment: SegmentId,
-        region: Option<&Arc<Region>>,
-        writable: bool,
-    ) {
-        self.shm.offer_segment(&self.poller, id, segment, region, writable);
+    /// Answers a peer on this host that requests the memory of a segment.
+    pub(crate) fn offer_segment(&mut self, id: ConnectionId, segment: SegmentId, offer: &SegmentOffer<'_>) {
+        self.shm.offer_segment(&self.poller, id, segment, offer);
     }
 
     /// Expires requests that peers on this host have not answered in time.

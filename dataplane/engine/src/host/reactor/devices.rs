@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use kvplane_client::{Near, Place};
+use kvplane_sys::device::DeviceId;
 use kvplane_sys::verbs::Verbs;
 use kvplane_sys::{Poller, Region};
 use kvplane_transport::{Rdma, RdmaOptions};
@@ -66,6 +67,11 @@ impl DeviceFacts {
     /// Returns the place of a NUMA node.
     pub(crate) fn place_of_node(&self, node: u32) -> Place {
         self.near.place_of_node(node)
+    }
+
+    /// Returns the place of a device's memory.
+    pub(crate) fn place_of_device(&self, id: DeviceId) -> Place {
+        self.near.place(&id.to_string())
     }
 
     /// Returns the place of a region: by its location if one is given, else as the kernel reports it.

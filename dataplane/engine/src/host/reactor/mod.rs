@@ -130,7 +130,7 @@ impl Reactor {
         counters.busy_rounds += u64::from(progress);
         if progress || something_came {
             counters.zero_copy = *self.connections.tcp.zero_copy();
-            counters.crowded_out = self.connections.tcp.strangers().1;
+            counters.replaced_unauthenticated = self.connections.tcp.unauthenticated().1;
         }
         progress
     }

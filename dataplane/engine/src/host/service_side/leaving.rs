@@ -43,7 +43,8 @@ impl LeavingSegments {
     }
 
     /// Releases the segments that no peer is using any more, and passes each to `free`.
-    pub(super) fn see_off(&mut self, shm: &mut Shm, mut free: impl FnMut(SegmentId)) {
+    #[inline]
+    pub(super) fn release_unused(&mut self, shm: &mut Shm, mut free: impl FnMut(SegmentId)) {
         self.segments.retain(|&(segment, _)| {
             let used = shm.is_named(segment);
             if !used {
@@ -73,7 +74,7 @@ mod tests {
         let segment = SegmentId { index: 1, generation: 1 };
         leaving.add(segment, None, 5);
         leaving.add(segment, None, 6);
-        leaving.see_off(&mut shm, |segment| free.push(segment));
+        leaving.release_unused(&mut shm, |segment| free.push(segment));
         assert_eq!((free, leaving.longest_park(6)), (vec![segment], Duration::MAX));
     }
 }

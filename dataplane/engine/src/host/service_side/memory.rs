@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvplane_store::service::{Memory, Place, PoolBytes};
+use kvplane_store::service::{Memory, MemoryExtent, PoolBytes};
 use kvplane_sys::{IoBuf, Region};
 
 use crate::host::segments::SegmentRegions;
@@ -33,25 +33,27 @@ impl ServedMemory {
         Self { pool, segments: SegmentRegions::default() }
     }
 
-    /// Returns the memory of a place that the service named.
+    /// Returns the memory of an extent that the service named.
     ///
     /// # Panics
     /// If the service names memory that it was not given.
-    pub(super) fn of(&self, place: Place) -> IoBuf {
-        let region = match place.memory {
+    pub(super) fn of(&self, extent: MemoryExtent) -> IoBuf {
+        let region = match extent.memory {
             Memory::Pool => self.pool.as_ref(),
             Memory::Segment(segment) => self.segments.get(segment),
+            // Requests for it are staged.
+            Memory::DevicePool => None,
         };
         let region = region.expect("the service names only memory that the host gave it");
-        IoBuf::new(Arc::clone(region), place.offset as usize, place.bytes as usize)
+        IoBuf::new(Arc::clone(region), extent.offset as usize, extent.bytes as usize)
     }
 
-    /// Returns the memory of several places, in order.
+    /// Returns the memory of several extents, in order.
     ///
     /// # Panics
     /// See [`Self::of`].
-    pub(super) fn all(&self, places: &[Place]) -> Vec<IoBuf> {
-        places.iter().map(|&place| self.of(place)).collect()
+    pub(super) fn all(&self, extents: &[MemoryExtent]) -> Vec<IoBuf> {
+        extents.iter().map(|&extent| self.of(extent)).collect()
     }
 
     /// Returns true if a region is still the pool, or the memory of a segment.

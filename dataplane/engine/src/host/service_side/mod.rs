@@ -11,8 +11,11 @@ mod follower;
 mod leaving;
 pub(crate) mod memory;
 pub(crate) mod served;
+mod shared_devices;
+mod staged;
 mod stock;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::TcpListener;
 use std::sync::Arc;
@@ -21,26 +24,34 @@ use std::time::Duration;
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Kind, Operation};
-use kvplane_proto::{Digest, SegmentId};
-use kvplane_store::service::{CloseReason, Hold, LeavingPayload, Output, PayloadTo, PeerKey, Places, Service};
+use kvplane_proto::{Digest, SegmentId, Status};
+use kvplane_store::service::{
+    CloseReason, Extents, Hold, LeavingPayload, MemoryExtent, Output, PayloadTo, PeerKey, Service,
+};
+use kvplane_sys::device::{Device, DeviceError, DeviceId, DeviceMemory};
 use kvplane_sys::{IoBuf, Region, cpu};
 use kvplane_transport::mooncake::{Server, ServerOptions};
-use kvplane_transport::shm::Extent;
+use kvplane_transport::shm::{Extent, MemoryRequest, SegmentOffer};
 use kvplane_transport::{CloseCause, OutgoingPayload, Pieces, Target, Token};
 
 use self::follower::Follower;
 use self::leaving::LeavingSegments;
 use self::memory::{PoolView, ServedMemory};
 use self::served::{DeviceSnapshot, ServedPayloads};
+use self::shared_devices::SharedDevices;
+use self::staged::{Answer, Arrival, DeviceSegments, Next, Request};
 use self::stock::RegisteredRanges;
 use super::reactor::connections::{Connections, LentPayload};
 use super::reactor::links::{Link, Role};
 use super::reports::Reports;
+use crate::staging::StagingCounters;
 
 /// Service and its resources in a host.
 pub(crate) struct ServiceSide {
     service: Service,
     memory: ServedMemory,
+    devices: DeviceSegments,
+    shared_devices: SharedDevices,
     /// Server for stock engines, which send their requests over TCP in a protocol of their own.
     stock_server: Server,
     leaving: LeavingSegments,
@@ -62,6 +73,8 @@ impl ServiceSide {
             leaving: LeavingSegments::default(),
             served: ServedPayloads::new(connections, pool.as_ref()),
             follower: Follower::default(),
+            devices: DeviceSegments::default(),
+            shared_devices: SharedDevices::default(),
             memory: ServedMemory::new(pool),
         }
     }
@@ -112,6 +125,9 @@ impl ServiceSide {
 
     /// Handles the end of a peer's connection.
     pub(crate) fn gone(&mut self, link: Link, now_ns: u64) {
+        if !self.devices.is_empty() {
+            self.devices.gone(link).into_iter().for_each(|hold| self.service.sent(hold));
+        }
         self.service.peer_gone(link.peer(), now_ns);
     }
 
@@ -121,7 +137,14 @@ impl ServiceSide {
         self.service.sent(hold);
     }
 
-    /// Takes a peer's frame; returns the target of its payload.
+    /// Releases the payload of an answer that was staged under this number: see [`Self::payload_left`].
+    pub(crate) fn staged_left(&mut self, hold: Hold, leaving: &LeavingPayload, number: u32, now_ns: u64) {
+        self.payload_left(hold, leaving, now_ns);
+        self.devices.sent(number);
+    }
+
+    /// Takes a peer's frame; returns the target of its payload. `None`: the target is not known yet, and the connection
+    /// waits for it.
     pub(crate) fn take_frame(
         &mut self,
         connections: &mut Connections,
@@ -129,10 +152,10 @@ impl ServiceSide {
         header: &Header,
         body: &[u8],
         now_ns: u64,
-    ) -> Target {
+    ) -> Option<Target> {
         if header.kind == Kind::Request(Operation::Rdma) {
             self.answer_offer(connections, link, header, body, now_ns);
-            return Target::Discard;
+            return Some(Target::Discard);
         }
         let to = self.service.request(link.peer(), header, body, now_ns);
         // Before the payload, which over shared memory has arrived already, and ends the reservation.
@@ -143,11 +166,15 @@ impl ServiceSide {
             connections.tcp.trust(id);
         }
         let checksum = header.checksum().is_some();
+        if self.devices.concern(target_extents(&self.service, &to)) {
+            let extents = target_extents(&self.service, &to).to_vec();
+            return self.receive_staged(Arrival { link, checksum }, &extents, now_ns);
+        }
         let target = match to {
             PayloadTo::Discard => Target::Discard,
-            PayloadTo::Place(place) => Target::Memory { buffer: self.memory.of(place), checksum },
-            PayloadTo::Places(range) => {
-                Target::Scatter { buffers: self.memory.all(self.service.places(range)), checksum }
+            PayloadTo::Extent(extent) => Target::Memory { buffer: self.memory.of(extent), checksum },
+            PayloadTo::Extents(range) => {
+                Target::Scatter { buffers: self.memory.all(self.service.extents(range)), checksum }
             }
         };
         let target = self.target_there(link, target);
@@ -156,11 +183,98 @@ impl ServiceSide {
         {
             self.served.count(&connections.rdma, &connections.devices, id, buffer.region());
         }
-        target
+        Some(target)
+    }
+
+    /// Returns the target of a payload for device memory; `None` if it waits for pinned memory.
+    fn receive_staged(&mut self, arrival: Arrival, extents: &[MemoryExtent], now_ns: u64) -> Option<Target> {
+        let link = arrival.link;
+        if matches!(link, Link::Shm(_)) {
+            // A payload over shared memory cannot wait; no client of ours sends one.
+            self.service.writes().refuse(link.peer(), Status::Unsupported);
+            return Some(Target::Discard);
+        }
+        self.devices.take(Request::Write(arrival), extents, &self.memory, now_ns);
+        match self.devices.take_target(link)? {
+            Ok(target) => Some(self.target_there(link, target)),
+            Err(status) => {
+                self.service.writes().refuse(link.peer(), status);
+                Some(Target::Discard)
+            }
+        }
+    }
+
+    /// Carries out the next steps of requests for device memory. Returns true if there were any.
+    #[inline]
+    pub(crate) fn serve_devices(&mut self, connections: &mut Connections, reports: &mut Reports, now_ns: u64) -> bool {
+        if self.devices.is_empty() {
+            return false;
+        }
+        let progress = self.devices.poll(&self.memory, now_ns);
+        while let Some(next) = self.devices.poll_next() {
+            match next {
+                Next::Send(Answer { peer, header, hold, .. }, buffers, number)
+                    if !IoBuf::all_mapped(buffers.as_slice()) =>
+                {
+                    self.service.refuse_read(peer, &header, hold, Status::OutOfRange);
+                    self.devices.sent(number);
+                }
+                Next::Send(answer, buffers, number) => {
+                    let Answer { peer, header, body, hold } = answer;
+                    let leaving = self.service.leaving(&header, now_ns);
+                    let hold = connections.lend(LentPayload::Staged(hold, leaving, number));
+                    let payload = OutgoingPayload { buffers, hold: Some(hold) };
+                    connections.send(Link::of_peer(peer), &header, &body, Some(payload));
+                }
+                Next::RefuseRead(Answer { peer, header, hold: hold @ Hold::Pin(_), .. }, Status::DeviceFailed) => {
+                    // The object was in the device pool.
+                    let status = self.service.device_moves().lose_read(hold);
+                    self.service.refuse_read(peer, &header, hold, status);
+                }
+                Next::RefuseRead(Answer { peer, header, hold, .. }, status) => {
+                    self.service.refuse_read(peer, &header, hold, status);
+                }
+                Next::Answer(write, status) => self.service.writes().complete(write, status, now_ns),
+                Next::Receive(link, target) => {
+                    let target = self.target_there(link, target);
+                    connections.receive_late(link, target);
+                }
+                Next::RefuseWrite(link, status) => {
+                    self.service.writes().refuse(link.peer(), status);
+                    connections.receive_late(link, Target::Discard);
+                }
+                Next::Close(link) => connections.close(link, CloseCause::Closed),
+            }
+        }
+        self.flush_devices(reports, now_ns);
+        self.devices.close_unused(|region| connections.rdma.forget(region));
+        progress
+    }
+
+    /// Submits the copies of requests for device memory.
+    pub(crate) fn flush_devices(&mut self, reports: &mut Reports, now_ns: u64) {
+        if let Some(problem) = self.devices.flush(now_ns) {
+            reports.problem(problem);
+        }
+    }
+
+    /// Returns true if copies of device memory are in flight: no event announces their end.
+    pub(crate) fn must_be_polled(&self) -> bool {
+        self.devices.must_be_polled()
+    }
+
+    /// Returns the counters of the copies from and to each device that had segments.
+    pub(crate) fn staging(&self) -> BTreeMap<DeviceId, StagingCounters> {
+        self.devices.counters()
     }
 
     /// Handles the completion of the payload of a peer's last frame.
     pub(crate) fn payload_done(&mut self, link: Link, checksum: Option<u64>, now_ns: u64) {
+        if self.devices.is_receiving(link) {
+            let write = self.service.writes().detach(link.peer(), checksum, now_ns);
+            self.devices.received(link, write);
+            return;
+        }
         self.service.payload_done(link.peer(), checksum, now_ns);
     }
 
@@ -175,7 +289,9 @@ impl ServiceSide {
         if there {
             return target;
         }
-        self.service.refuse_payload(link.peer());
+        self.service.writes().refuse(link.peer(), Status::OutOfRange);
+        // If it was to pass through chunks, they are free again, and the service answers its end.
+        self.devices.received(link, None);
         Target::Discard
     }
 
@@ -191,15 +307,25 @@ impl ServiceSide {
         connections.answer_offer(carrier, header, body, may);
     }
 
-    /// Answers peers on this host that request the mapping of segments.
+    /// Answers peers on this host that request the memory of segments.
     pub(crate) fn offer_segments(&mut self, connections: &mut Connections) {
-        while let Some((id, segment)) = connections.shm.poll_wanted() {
+        while let Some((id, segment, wanted)) = connections.shm.poll_wanted() {
             // A segment that is being unregistered is not offered any more.
-            let info = self.service.inspect().segments().info(segment);
-            let info = info.filter(|info| info.remote_accessible && info.shareable);
-            let region = self.memory.segments.get(segment).filter(|_| info.is_some());
-            let writable = info.is_some_and(|info| info.writable);
-            connections.offer_segment(id, segment, region, writable);
+            let info = self.service.inspect().segments().info(segment).filter(|info| info.remote_accessible);
+            let offer = match (info, wanted) {
+                (Some(info), MemoryRequest::Region) if info.shareable => {
+                    let offer = |region| SegmentOffer::Region { region, writable: info.writable };
+                    self.memory.segments.get(segment).map(offer)
+                }
+                // A device's mapping can be written: who may only read sends requests.
+                (Some(info), MemoryRequest::Device { known }) if info.writable => {
+                    let is_welcome = self.service.inspect().is_welcome(Link::Shm(id).peer());
+                    let memory = self.devices.memory(segment).filter(|_| is_welcome);
+                    memory.and_then(|memory| self.shared_devices.offer(segment, memory, known))
+                }
+                _ => None,
+            };
+            connections.offer_segment(id, segment, &offer.unwrap_or(SegmentOffer::None));
         }
     }
 
@@ -226,11 +352,21 @@ impl ServiceSide {
 
     fn output(&mut self, connections: &mut Connections, reports: &mut Reports, output: Output, now_ns: u64) {
         match output {
+            Output::Frame { peer, header, body, payload: Some((extents, hold)) }
+                if self.devices.concern(source_extents(&self.service, &extents)) =>
+            {
+                if self.devices.is_full() {
+                    return self.service.refuse_read(peer, &header, hold, Status::Busy);
+                }
+                let answer = Answer { peer, header, body: self.service.body(body).to_vec(), hold };
+                let extents = source_extents(&self.service, &extents).to_vec();
+                self.devices.take(Request::Read(answer), &extents, &self.memory, now_ns);
+            }
             Output::Frame { peer, header, body, payload } => {
-                let payload = payload.map(|(places, hold)| {
-                    let buffers: Pieces = match places {
-                        Places::One(place) => self.memory.of(place).into(),
-                        Places::Many(range) => self.memory.all(self.service.places(range)).into(),
+                let payload = payload.map(|(extents, hold)| {
+                    let buffers: Pieces = match extents {
+                        Extents::One(extent) => self.memory.of(extent).into(),
+                        Extents::Many(range) => self.memory.all(self.service.extents(range)).into(),
                     };
                     (buffers, hold)
                 });
@@ -238,7 +374,7 @@ impl ServiceSide {
                 if let Some((buffers, hold)) = &payload
                     && !IoBuf::all_mapped(buffers.as_slice())
                 {
-                    self.service.refuse_read(peer, &header, *hold);
+                    self.service.refuse_read(peer, &header, *hold, Status::OutOfRange);
                     return;
                 }
                 let payload = payload.map(|(buffers, hold)| {
@@ -265,11 +401,13 @@ impl ServiceSide {
     }
 
     /// Advances lists of keys by one step each. Returns true if there were any.
+    #[inline]
     pub(crate) fn drive_lists(&mut self) -> bool {
         self.memory.pool.as_ref().is_some_and(|pool| self.service.drive_lists(&PoolView(pool)))
     }
 
     /// Serves stock engines. Returns true if it made progress.
+    #[inline]
     pub(crate) fn serve_stock(&mut self, connections: &Connections, now_ns: u64) -> bool {
         let mut ranges = RegisteredRanges { service: &mut self.service, segments: &self.memory.segments };
         self.stock_server.drive(&connections.poller, &mut ranges, now_ns)
@@ -280,10 +418,46 @@ impl ServiceSide {
         if let Some(info) = self.service.inspect().segments().info(segment).filter(|info| info.remote_accessible) {
             let bytes = info.bytes.min(region.bytes() as u64);
             let writable = info.writable && region.writable();
-            connections.shm.publish(segment, &Extent { address: region.address(), bytes, writable });
-            connections.rdma.publish(segment, &region, bytes, writable);
+            let extent = Extent { address: region.address(), bytes, writable, direct: true };
+            connections.shm.publish(segment, &extent);
+            connections.rdma.publish(segment, &Arc::clone(&region).into(), bytes, writable);
         }
         self.memory.segments.set(segment, region);
+    }
+
+    /// Prepares for the memory of a device: for that of segments, or of the store's device pool, if it is given.
+    ///
+    /// # Errors
+    /// If the host has too little memory to pin, or the device is lost.
+    pub(crate) fn open_device(
+        &mut self,
+        connections: &mut Connections,
+        device: &Arc<Device>,
+        pool: Option<&Arc<DeviceMemory>>,
+    ) -> Result<(), DeviceError> {
+        if let Some(region) = self.devices.open_stage(device)? {
+            connections.rdma.register(&region);
+        }
+        if let Some(pool) = pool {
+            self.devices.set_pool(Arc::clone(pool));
+        }
+        Ok(())
+    }
+
+    /// Sets the memory of a registered segment, which is a device's: peers on this host access it by a handle of its
+    /// driver. [`Self::open_device`] has prepared for it.
+    pub(crate) fn add_device_segment(
+        &mut self,
+        connections: &mut Connections,
+        segment: SegmentId,
+        memory: Arc<DeviceMemory>,
+    ) {
+        if let Some(info) = self.service.inspect().segments().info(segment).filter(|info| info.remote_accessible) {
+            let extent = Extent { address: 0, bytes: info.bytes, writable: info.writable, direct: false };
+            connections.shm.publish(segment, &extent);
+            connections.rdma.publish(segment, &Arc::clone(&memory).into(), info.bytes, info.writable);
+        }
+        self.devices.add(segment, memory);
     }
 
     /// Unregisters a segment. [`Reports::take_free`] returns it when it is no longer in use; if it is unregistered
@@ -300,16 +474,19 @@ impl ServiceSide {
         // From here on the devices admit no access.
         connections.rdma.retract(segment);
         let region = self.memory.segments.take(segment);
+        self.devices.remove(segment);
+        self.shared_devices.remove(segment);
         if let Some(region) = region.as_ref().filter(|region| !self.memory.has(region)) {
             connections.rdma.forget(region);
         }
         self.leaving.add(segment, region, now_ns);
-        self.see_off(connections, reports);
+        self.release_unused(connections, reports);
     }
 
     /// Reports the segments that no peer is using any more.
-    pub(crate) fn see_off(&mut self, connections: &mut Connections, reports: &mut Reports) {
-        self.leaving.see_off(&mut connections.shm, |segment| reports.segment_free(segment));
+    #[inline]
+    pub(crate) fn release_unused(&mut self, connections: &mut Connections, reports: &mut Reports) {
+        self.leaving.release_unused(&mut connections.shm, |segment| reports.segment_free(segment));
     }
 
     /// Closes the connections that still use a segment whose unregistering takes too long.
@@ -338,7 +515,8 @@ impl ServiceSide {
 
     /// Returns the time of the next timer.
     pub(crate) fn poll_timeout(&self) -> Option<u64> {
-        [self.service.poll_timeout(), self.stock_server.poll_timeout()].into_iter().flatten().min()
+        let timeouts = [self.service.poll_timeout(), self.stock_server.poll_timeout(), self.devices.poll_timeout()];
+        timeouts.into_iter().flatten().min()
     }
 
     /// Returns how long the host may park while peers use unregistered segments.
@@ -349,6 +527,23 @@ impl ServiceSide {
     /// Ends a round.
     pub(crate) fn round_over(&mut self) {
         self.service.round_over(cpu::monotonic_ns);
+    }
+}
+
+/// Returns the extents that a request's payload goes to.
+fn target_extents<'a>(service: &'a Service, to: &'a PayloadTo) -> &'a [MemoryExtent] {
+    match to {
+        PayloadTo::Discard => &[],
+        PayloadTo::Extent(extent) => std::slice::from_ref(extent),
+        PayloadTo::Extents(range) => service.extents(range.clone()),
+    }
+}
+
+/// Returns the extents of a reply's payload.
+fn source_extents<'a>(service: &'a Service, extents: &'a Extents) -> &'a [MemoryExtent] {
+    match extents {
+        Extents::One(extent) => std::slice::from_ref(extent),
+        Extents::Many(range) => service.extents(range.clone()),
     }
 }
 

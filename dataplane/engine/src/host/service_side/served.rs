@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use kvplane_client::{NodeCounts, Place};
 use kvplane_sys::Region;
-use kvplane_transport::{ConnectionId, Rdma};
+use kvplane_transport::rdma::device_memory;
+use kvplane_transport::{ConnectionId, DeviceRegistration, Rdma};
 
 use crate::host::reactor::connections::Connections;
 use crate::host::reactor::devices::DeviceFacts;
@@ -19,6 +20,8 @@ pub struct DeviceSnapshot {
     pub bits_per_second: u64,
     /// Payloads between the pool and peers, by whether pool and device are on one NUMA node.
     pub served: NodeCounts,
+    /// Registrations of segments of device memory with it, and those that it refused.
+    pub registrations: Vec<DeviceRegistration>,
 }
 
 /// Counters of payloads moved for peers.
@@ -54,10 +57,12 @@ impl ServedPayloads {
 
     /// Returns the open devices, with their counters.
     pub(super) fn snapshot(&self, driver: &Rdma) -> Vec<DeviceSnapshot> {
+        let all = device_memory::registrations(driver);
         let device = |(number, (name, bits_per_second, _)): (usize, (&str, u64, Option<String>))| DeviceSnapshot {
             name: name.to_owned(),
             bits_per_second,
             served: self.counts.get(number).copied().unwrap_or_default(),
+            registrations: all.iter().filter(|one| one.nic == name).cloned().collect(),
         };
         driver.devices().enumerate().map(device).collect()
     }

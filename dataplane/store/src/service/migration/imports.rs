@@ -30,7 +30,7 @@ pub(in crate::service) enum Waiter {
 #[derive(Debug)]
 pub(super) struct Object {
     pub(super) source: u32,
-    pub(super) place: Option<(ReservationId, u64)>,
+    pub(super) extent: Option<(ReservationId, u64)>,
     pub(super) waiters: Vec<(Waiter, Timing)>,
     /// True if it must not be imported any more.
     pub(super) void: bool,

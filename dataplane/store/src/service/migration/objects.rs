@@ -12,8 +12,8 @@ use crate::service::local::LocalStore;
 use crate::service::shard::effects::Effect;
 use crate::service::shard::tail::TailHead;
 use crate::service::tiering::MoveProgress;
-use crate::service::types::{CommittedObject, Memory, Place};
-use crate::{CommitError, Replica, Reserve, Store};
+use crate::service::types::{CommittedObject, Memory, MemoryExtent};
+use crate::{CommitError, Replica, Reserve};
 
 /// Outcome of an object's import.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -57,12 +57,12 @@ impl Migration {
                 imports.sources.get_mut(&source)?.queue.push_front(listed);
                 return None;
             }
-            if local.shard.has(digest) {
+            if local.shard.store.exists(digest) {
                 self.keep_moved(local, source, digest);
                 continue;
             }
             imports.sources.get_mut(&source)?.open += 1;
-            let object = Object { source, place: None, waiters: Vec::new(), void: false, demanded: false };
+            let object = Object { source, extent: None, waiters: Vec::new(), void: false, demanded: false };
             imports.objects.insert(digest, object);
             if let Some(fetch) = self.begin_object(local, &listed) {
                 return Some(fetch);
@@ -83,8 +83,8 @@ impl Migration {
         let mut keep = local.shard.keep_again(&options, options.tenant);
         if options.hard_pin && local.ssd_fits(bytes) {
             // An object on the SSD need not be pinned in memory beyond the share that may be pinned.
-            let allow = |store: &Store| store.tenants().pins_allow(store.pool().granules_of(bytes));
-            keep.hard_pin = local.shard.store.as_ref().is_some_and(allow);
+            let store = &local.shard.store;
+            keep.hard_pin = store.tenants().pins_allow(store.pool().granules_of(bytes));
         }
         let head = options.part == Part::Head;
         let replica = if options.replicas > 1 { Replica::First } else { Replica::None };
@@ -97,10 +97,7 @@ impl Migration {
             moves: true,
             ..Reserve::plain(digest, bytes)
         };
-        let reserved = may_move(local, bytes).and_then(|()| {
-            let store = local.shard.store.as_mut().ok_or(Status::NotFound)?;
-            Ok(store.reserve_for(&wanted))
-        });
+        let reserved = may_move(local, bytes).map(|()| local.shard.store.reserve_for(&wanted));
         // Objects that wait for the SSD take memory for a while only: this import is not to be given up for that.
         let reserved = reserved.and_then(|reserved| reserved.map_err(|error| local.no_room(error, keep.account)));
         let (reservation, extent) = match reserved {
@@ -122,33 +119,33 @@ impl Migration {
         }
         let imports = &mut self.imports;
         let object = imports.objects.get_mut(&digest).expect("an object that is being imported");
-        object.place = Some((reservation, bytes));
+        object.extent = Some((reservation, bytes));
         imports.pace.begin(bytes);
         let source = object.source;
         let Some(key) = imports.sources.get(&source).map(|source| source.key) else {
             self.object_ended(local, digest, End::Settled);
             return None;
         };
-        let place = Place { memory: Memory::Pool, offset: extent.offset, bytes };
-        Some(imports.ask(&mut local.shard, key, Want::Object(digest, place), Call::Object(digest)))
+        let extent = MemoryExtent { memory: Memory::Pool, offset: extent.offset, bytes };
+        Some(imports.ask(&mut local.shard, key, Want::Object(digest, extent), Call::Object(digest)))
     }
 
     /// Commits an object that was received, unless it was put or removed here, or its slot belongs to another owner.
     pub(super) fn object_came(&mut self, local: &mut LocalStore, digest: Digest, bytes: u64, checksum: u64) {
         let Some(object) = self.imports.objects.get(&digest) else { return };
         let (source, demanded) = (object.source, object.demanded);
-        let Some((reservation, reserved_bytes)) = object.place else { return };
+        let Some((reservation, reserved_bytes)) = object.extent else { return };
         let current = !object.void && self.imports.is_current(source, digest);
         let fits = bytes == reserved_bytes;
         if !current || !fits || !local.shard.ownership.owns(digest) || local.on_ssd(digest).is_some() {
             self.object_ended(local, digest, if current && !fits { End::Failed } else { End::Settled });
             return;
         }
-        let Some(store) = &mut local.shard.store else { return };
+        let store = &mut local.shard.store;
         // The commit consumes the reservation in any case.
         let committed = store.commit(reservation, checksum);
         if let Some(object) = self.imports.objects.get_mut(&digest) {
-            object.place = None;
+            object.extent = None;
         }
         self.imports.pace.end(bytes);
         match committed {
@@ -202,12 +199,10 @@ impl Migration {
     pub(super) fn object_ended(&mut self, local: &mut LocalStore, digest: Digest, end: End) {
         let again = end != End::Settled;
         let imports = &mut self.imports;
-        let Some(Object { source, place, waiters, void, .. }) = imports.objects.remove(&digest) else { return };
-        if let Some((reservation, bytes)) = place {
+        let Some(Object { source, extent, waiters, void, .. }) = imports.objects.remove(&digest) else { return };
+        if let Some((reservation, bytes)) = extent {
             imports.pace.end(bytes);
-            if let Some(store) = &mut local.shard.store {
-                store.abort(reservation).expect("a reservation that the shard holds");
-            }
+            local.shard.store.abort(reservation).expect("a reservation that the shard holds");
         }
         self.counters.void += u64::from(void);
         self.counters.failures += u64::from(again);
@@ -219,7 +214,7 @@ impl Migration {
         }
         for (waiter, timing) in waiters {
             local.shard.answers.outputs.late(timing, digest);
-            let turns_away = end == End::Busy && !local.shard.has(digest);
+            let turns_away = end == End::Busy && !local.shard.store.exists(digest);
             match waiter {
                 Waiter::Reader(reader) if turns_away => local.shard.turn_away(reader, Status::Busy),
                 Waiter::Reader(reader) => local.serve(digest, reader),

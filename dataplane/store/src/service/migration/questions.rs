@@ -112,7 +112,7 @@ impl Migration {
         entry.open += 1;
         let key = entry.key;
         let waiters = vec![(waiter, timing)];
-        imports.objects.insert(digest, Object { source, place: None, waiters, void: false, demanded: true });
+        imports.objects.insert(digest, Object { source, extent: None, waiters, void: false, demanded: true });
         let fetch = imports.ask(&mut local.shard, key, Want::Describe(digest), Call::Describe(digest));
         imports.ready.push_back(fetch);
         Ok(())

@@ -14,6 +14,7 @@ use kvplane_proto::message::{
 };
 use kvplane_proto::{Digest, FrameFlags, ItemFlags, Status};
 
+use super::device_moves::{is_on_device, is_to_be_promoted, recall};
 use super::local::{LocalStore, SsdWaits};
 use super::migration::{Migration, Waiter};
 use super::replication::{CopyWaits, Replication};
@@ -23,7 +24,7 @@ use super::shard::context::RequestContext;
 use super::shard::deferrals::{DeferredItem, Replies, lookup_of, no_lookup};
 use super::shard::stream_read::{ReadSpan, Reader, StreamRead};
 use super::shard::tail::TailHead;
-use super::types::{CloseReason, CommittedObject, Hold, Identity, Memory, PeerKey, Place, get_status};
+use super::types::{CloseReason, CommittedObject, Hold, Identity, Memory, MemoryExtent, PeerKey, get_status};
 use crate::entry::Entry;
 use crate::store::Store;
 use crate::{CommitError, GetError, Reserve, ReserveError};
@@ -47,12 +48,12 @@ pub(super) struct PutWaits {
 impl PutWaits {
     /// Returns how many times the put's item is settled.
     pub(super) fn count(self) -> usize {
-        usize::from(self.ssd.write) + usize::from(self.ssd.strike) + self.copies.count()
+        usize::from(self.ssd.write) + usize::from(self.ssd.removal) + self.copies.count()
     }
 }
 
 impl Objects {
-    pub(super) fn new(identity: Identity, store: Option<Store>) -> Self {
+    pub(super) fn new(identity: Identity, store: Store) -> Self {
         Self {
             local: LocalStore::new(identity, store),
             migration: Migration::default(),
@@ -108,16 +109,14 @@ impl Objects {
         let until_ns = self.local.wants_ahead(header);
         let count = items.len();
         let (mut bits, mut heads) = (Vec::with_capacity(count), Vec::new());
-        match &self.local.shard.store {
-            Some(store) => store.objects().exist_as_heads(items.clone().map(|item| item.digest), |here, is_head| {
-                if is_head {
-                    heads.resize(count, false);
-                    heads[bits.len()] = true;
-                }
-                bits.push(here);
-            }),
-            None => bits.resize(count, false),
-        }
+        let store = &self.local.shard.store;
+        store.objects().exist_as_heads(items.clone().map(|item| item.digest), |here, is_head| {
+            if is_head {
+                heads.resize(count, false);
+                heads[bits.len()] = true;
+            }
+            bits.push(here);
+        });
         if context.tenant.is_some() {
             for (bit, item) in bits.iter_mut().zip(items.clone()) {
                 *bit &= !self.local.is_anothers(context, item.digest);
@@ -167,7 +166,9 @@ impl Objects {
         };
         let mut replies: Vec<SizeReply> = items.clone().map(size).collect();
         for (reply, item) in replies.iter_mut().zip(items.clone()) {
-            if self.local.is_anothers(context, item.digest) || !self.local.shard.is_for_peer(context, item.digest) {
+            let shard = &self.local.shard;
+            let is_hidden = !shard.is_for_peer(context, item.digest) || shard.is_peers_replica(context, item.digest);
+            if is_hidden || self.local.is_anothers(context, item.digest) {
                 *reply = SizeReply { status: Status::NotFound, bytes: 0 };
             }
         }
@@ -207,7 +208,7 @@ impl Objects {
     fn get_one(&mut self, context: &RequestContext, digest: Digest, read: StreamRead) -> Result<(), (Status, u64)> {
         let shard = &mut self.local.shard;
         shard.answers_for(context, digest).map_err(|status| (status, shard.ownership.epoch().0))?;
-        if self.local.is_anothers(context, digest) {
+        if self.local.is_anothers(context, digest) || self.local.shard.is_peers_replica(context, digest) {
             return Err((Status::NotFound, 0));
         }
         if let Some(here) = self.local.shard.may_read_replica(context, digest) {
@@ -216,7 +217,9 @@ impl Objects {
             }
             self.replication.count_served();
         }
-        let Some(store) = &mut self.local.shard.store else { return Err((Status::NotFound, 0)) };
+        // An import reads the object once, and not because anybody wants it again.
+        let is_hot = !context.fetches && is_to_be_promoted(&self.local, digest);
+        let store = &mut self.local.shard.store;
         let (pin, object) = match store.get(digest) {
             Ok(found) => found,
             Err(error) => return self.get_elsewhere(context, digest, read, error),
@@ -226,6 +229,9 @@ impl Objects {
             return Err((status, object.extent.bytes));
         }
         self.local.note_get(digest);
+        if let Some(device) = self.local.device.as_mut().filter(|_| is_hot) {
+            device.promote(digest, object.extent.bytes);
+        }
         let bytes = read.wanted.bytes_of(object.extent.bytes);
         self.local.shard.counters.get_bytes += bytes;
         self.replication.note_given(&mut self.local, context, digest, bytes);
@@ -264,12 +270,17 @@ impl Objects {
         let all = header.flags.has(FrameFlags::HEADS);
         for item in items {
             let reply = self.lookup_one(context, item.digest, all).unwrap_or_else(no_lookup);
-            if reply.status == Status::NotFound
-                && !self.local.shard.reads_replica(context, item.digest)
-                && !self.local.is_hidden(context, item.digest)
-                && (self.local.on_ssd(item.digest).is_some()
-                    || self.migration.may_have(&self.local.shard, context, item.digest))
-            {
+            let is_elsewhere = match reply.status {
+                Status::Busy => is_on_device(&self.local, item.digest),
+                Status::NotFound => {
+                    !self.local.shard.reads_replica(context, item.digest)
+                        && !self.local.is_hidden(context, item.digest)
+                        && (self.local.on_ssd(item.digest).is_some()
+                            || self.migration.may_have(&self.local.shard, context, item.digest))
+                }
+                _ => false,
+            };
+            if is_elsewhere {
                 elsewhere.push((replies.len(), item.digest));
             }
             replies.push(reply);
@@ -278,13 +289,15 @@ impl Objects {
             self.local.shard.answers.records(context.peer, Operation::Lookup, header.request, &replies);
             return Ok(());
         }
-        // Objects on the SSD or at former owners are read concurrently; the reply waits for the last.
+        // Objects in the device pool, on the SSD or at former owners are read concurrently; the reply waits for the
+        // last.
         let replies = Replies::Lookups(replies);
         let item_at = self.local.shard.defer(context.peer, header.request, replies, elsewhere.len());
         for (at, digest) in elsewhere {
             let item = item_at(at);
             let reader = Reader::Shared { item, all };
             let begun = match self.local.on_ssd(digest) {
+                None if is_on_device(&self.local, digest) => recall(&mut self.local, digest, Some(reader)),
                 Some(view) if view.names_parts && !all => Err(Status::Striped),
                 Some(view) => self.local.read(&view, reader),
                 None => self.migration.fetch(&mut self.local, digest, Waiter::Reader(reader)),
@@ -296,7 +309,8 @@ impl Objects {
         Ok(())
     }
 
-    /// Pins an object in memory for the peer, and returns its extent.
+    /// Pins an object in memory for the peer, and returns its extent. One in the device pool is recalled and answered
+    /// with `Busy`.
     pub(super) fn lookup_one(
         &mut self,
         context: &RequestContext,
@@ -304,14 +318,22 @@ impl Objects {
         all: bool,
     ) -> Result<LookupReply, Status> {
         self.local.may_ask(context, digest)?;
+        if self.local.shard.is_peers_replica(context, digest) {
+            return Err(Status::NotFound);
+        }
         if let Some(here) = self.local.shard.may_read_replica(context, digest) {
             if !here {
                 return Err(Status::NotFound);
             }
             self.replication.count_served();
         }
-        let Some(store) = &mut self.local.shard.store else { return Err(Status::NotFound) };
+        let store = &mut self.local.shard.store;
         let (pin, object) = store.get(digest).map_err(get_status)?;
+        if object.is_on_device {
+            store.unpin(pin).expect("a pin that was just taken");
+            recall(&mut self.local, digest, None)?;
+            return Err(Status::Busy);
+        }
         if object.is_head && !all {
             store.unpin(pin).expect("a pin that was just taken");
             return Err(Status::Striped);
@@ -362,8 +384,8 @@ impl Objects {
         name: &ObjectName<'_>,
         asked: Option<PutAck>,
         wanted: Reserve,
-    ) -> Result<(ReservationId, Place), Status> {
-        let Some(store) = &mut self.local.shard.store else { return Err(Status::WrongOwner) };
+    ) -> Result<(ReservationId, MemoryExtent), Status> {
+        let store = &mut self.local.shard.store;
         let tail = TailHead::of(item);
         let tail_bytes = tail.map_or(0, |tail| tail.tail_bytes() as u32);
         let head = item.options().part == Part::Head;
@@ -375,13 +397,13 @@ impl Objects {
         if let Some(tail) = tail {
             self.local.shard.write_tail(reservation, &tail, name);
         }
-        Ok((reservation, Place { memory: Memory::Pool, offset: extent.offset, bytes: extent.bytes }))
+        Ok((reservation, MemoryExtent { memory: Memory::Pool, offset: extent.offset, bytes: extent.bytes }))
     }
 
     /// Returns true if an object exists that the put of a reservation may not replace: it was committed after the
     /// reservation was made, and may have been evicted to the SSD since.
     pub(super) fn has_rival(&self, reservation: ReservationId, digest: Digest) -> bool {
-        let Some(store) = &self.local.shard.store else { return false };
+        let store = &self.local.shard.store;
         !store.reserved(reservation).is_some_and(Entry::replaces)
             && (store.exists(digest) || self.local.on_ssd(digest).is_some())
     }
@@ -399,7 +421,7 @@ impl Objects {
             shard.abort(reservation);
             return Err(Status::WrongOwner);
         }
-        let store = shard.store.as_mut().expect("a reservation belongs to a store");
+        let store = &mut shard.store;
         match store.commit(reservation, checksum) {
             Ok(version) => {
                 self.replication.count_taken();

@@ -44,8 +44,8 @@ impl Objects {
         let told = owners.is_some_and(|owners| owners.from <= heard);
         let missed = heard != Epoch(0) && epoch.0 > heard.0 + 1 && standing.since > heard && !told;
         let shard = &mut self.local.shard;
-        if let (true, Some(store)) = (missed, &mut shard.store) {
-            shard.counters.dropped_objects += store.remove_all();
+        if missed {
+            shard.counters.dropped_objects += shard.store.remove_all();
         }
         let ended = self.replication.follow(shard, epoch, missed, owners);
         self.end_relations(&ended, heard, missed, owners);
@@ -139,10 +139,10 @@ impl Objects {
             }
         }
         let shard = &mut local.shard;
-        if let (true, false, Some(store)) = (lost, missed, &mut shard.store) {
+        if lost && !missed {
             let (ownership, exports, replicas) = (&shard.ownership, &shard.exports, &shard.replicas);
             let kept = |digest: Digest| ownership.owns(digest) || exports.has(digest) || replicas.keeps(digest.slot());
-            shard.counters.dropped_objects += store.retain(kept);
+            shard.counters.dropped_objects += shard.store.retain(kept);
         }
         lost
     }
@@ -153,7 +153,7 @@ impl Objects {
         let kept = self.local.end_incarnation();
         if kept {
             let shard = &mut self.local.shard;
-            shard.counters.dropped_objects += shard.store.as_mut().map_or(0, crate::Store::remove_all);
+            shard.counters.dropped_objects += shard.store.remove_all();
             self.local.refuse_void_puts();
         }
         kept

@@ -36,7 +36,7 @@ impl Objects {
             return Some(Status::WrongOwner);
         }
         let unknown = |digest: &Digest| {
-            let there = shard.has(*digest);
+            let there = shard.store.exists(*digest);
             let may_be = there || self.local.on_ssd(*digest).is_some() || self.migration.is_coming(*digest);
             shard.is_for_peer(context, *digest) && self.local.is_hidden(context, *digest) && may_be
         };
@@ -87,8 +87,8 @@ impl Objects {
             let on_ssd = self.local.on_ssd(*digest).is_some();
             let store = &mut self.local.shard.store;
             // The new owner has the object already, and may have written its replica to this shard.
-            let copy = context.fetches && store.as_ref().is_some_and(|store| store.objects().is_copy(*digest));
-            bits.push(!copy && store.as_mut().is_some_and(|store| store.remove(*digest)) || on_ssd);
+            let copy = context.fetches && store.objects().is_copy(*digest);
+            bits.push(!copy && store.remove(*digest) || on_ssd);
         }
         if !context.fetches {
             // A former owner's object is void as well, whether or not it exists there.
@@ -139,7 +139,7 @@ impl Objects {
             shard.refuse(context.peer, Operation::Remove, header.request, refused);
             return Ok(());
         }
-        let Some(store) = &mut shard.store else { return Ok(()) };
+        let store = &mut shard.store;
         let count = items.len();
         let mut bits = Vec::with_capacity(count);
         let is_slot = |digest: Digest| digest.0 << 14 == 0;
@@ -176,7 +176,7 @@ impl Objects {
         self.replication.removals.note_orphans(&mut self.local.shard);
         let (mut bits, mut waits) = (Vec::with_capacity(digests.len()), Vec::new());
         for (at, digest) in digests.iter().enumerate() {
-            let there = !self.local.is_anothers(context, *digest) && self.local.shard.has(*digest);
+            let there = !self.local.is_anothers(context, *digest) && self.local.shard.store.exists(*digest);
             if there {
                 self.replication.removals.give_up(&mut self.local.shard, *digest);
                 self.local.write_promise(*digest);

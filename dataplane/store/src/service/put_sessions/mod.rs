@@ -15,7 +15,7 @@ use kvplane_proto::map::ShardKey;
 use kvplane_proto::{Digest, Limits, Status};
 
 use super::shard::stream_read::ReadSpan;
-use super::types::{Memory, Place, TicketId};
+use super::types::{Memory, MemoryExtent, TicketId};
 use crate::put_session::{Complete, FillError, NewPutSession, Numbers, PutSessionId, PutSessionTable, SealError};
 use crate::store::Store;
 
@@ -33,7 +33,7 @@ enum Ticket {
 /// Table of all tickets.
 #[derive(Debug, Default)]
 struct Tickets {
-    places: Vec<(u32, Option<Ticket>)>,
+    extents: Vec<(u32, Option<Ticket>)>,
     vacant: Vec<u32>,
 }
 
@@ -41,31 +41,31 @@ impl Tickets {
     fn add(&mut self, ticket: Ticket) -> Option<TicketId> {
         let index = match self.vacant.pop() {
             Some(index) => index,
-            None if self.places.len() < Limits::PUT_SESSION_TICKETS as usize => {
-                self.places.push((0, None));
-                self.places.len() as u32 - 1
+            None if self.extents.len() < Limits::PUT_SESSION_TICKETS as usize => {
+                self.extents.push((0, None));
+                self.extents.len() as u32 - 1
             }
             None => return None,
         };
-        let place = &mut self.places[index as usize];
-        *place = (place.0.wrapping_add(1).max(1), Some(ticket));
-        Some(TicketId { index, generation: place.0 })
+        let extent = &mut self.extents[index as usize];
+        *extent = (extent.0.wrapping_add(1).max(1), Some(ticket));
+        Some(TicketId { index, generation: extent.0 })
     }
 
     fn take(&mut self, id: TicketId) -> Ticket {
-        let place = &mut self.places[id.index as usize];
-        assert_eq!(place.0, id.generation, "a ticket that is held");
+        let extent = &mut self.extents[id.index as usize];
+        assert_eq!(extent.0, id.generation, "a ticket that is held");
         self.vacant.push(id.index);
-        place.1.take().expect("a ticket that is held")
+        extent.1.take().expect("a ticket that is held")
     }
 
     fn at(&self, id: TicketId) -> Option<Ticket> {
-        self.places.get(id.index as usize)?.1
+        self.extents.get(id.index as usize)?.1
     }
 
     /// Turns the tickets of the readers of a committed put session into pins of the object.
     fn pin_readers(&mut self, put_session: PutSessionId, mut pin: impl FnMut() -> PinId) {
-        for ticket in self.places.iter_mut().filter_map(|place| place.1.as_mut()) {
+        for ticket in self.extents.iter_mut().filter_map(|extent| extent.1.as_mut()) {
             if *ticket == (Ticket::Read { put_session }) {
                 *ticket = Ticket::Pinned { pin: pin() };
             }
@@ -76,7 +76,7 @@ impl Tickets {
 /// Range of a put session that a reader may read: its ticket, its extent, and the length of the object.
 pub(super) struct Readable {
     pub(super) ticket: TicketId,
-    pub(super) place: Place,
+    pub(super) extent: MemoryExtent,
     pub(super) object_bytes: u64,
 }
 
@@ -118,7 +118,7 @@ impl PutSessions {
         offset: u64,
         bytes: u64,
         now_ns: u64,
-    ) -> Result<(TicketId, Place), Status> {
+    ) -> Result<(TicketId, MemoryExtent), Status> {
         let put_session = open.id;
         self.put_sessions.fill(open.client, put_session, offset, bytes, now_ns).map_err(fill_status)?;
         let Some(ticket) = self.tickets.add(Ticket::Fill { put_session, offset, bytes }) else {
@@ -143,8 +143,8 @@ impl PutSessions {
         }
         let ticket = self.tickets.add(Ticket::Read { put_session: found.session }).ok_or((Status::Busy, 0))?;
         self.put_sessions.reading(found.session);
-        let place = place_of(store, found.reservation, offset, bytes);
-        Ok(Readable { ticket, place, object_bytes: found.bytes })
+        let extent = place_of(store, found.reservation, offset, bytes);
+        Ok(Readable { ticket, extent, object_bytes: found.bytes })
     }
 
     /// Takes a ticket back, with the checksum of the bytes that were filled. Returns the outcome of the fill.
@@ -226,9 +226,9 @@ impl PutSessions {
     }
 }
 
-fn place_of(store: &Store, reservation: ReservationId, offset: u64, bytes: u64) -> Place {
+fn place_of(store: &Store, reservation: ReservationId, offset: u64, bytes: u64) -> MemoryExtent {
     let extent = store.pool().extent(store.reserved(reservation).expect("an open put session has its memory"));
-    Place { memory: Memory::Pool, offset: extent.offset + offset, bytes }
+    MemoryExtent { memory: Memory::Pool, offset: extent.offset + offset, bytes }
 }
 
 const fn fill_status(error: FillError) -> Status {

@@ -21,7 +21,7 @@ use super::shard::answers::items_of;
 use super::shard::context::RequestContext;
 use super::shard::deferrals::Replies;
 use super::shard::sessions::PendingPayload;
-use super::types::{CloseReason, CommittedObject, Path, PayloadTo, PeerKey, Place, TicketId, commit_status};
+use super::types::{CloseReason, CommittedObject, MemoryExtent, Path, PayloadTo, PeerKey, TicketId, commit_status};
 use crate::{CommitError, Replica, Reserve};
 
 /// Puts in flight.
@@ -58,8 +58,8 @@ impl Puts {
         objects: &mut Objects,
         context: &RequestContext,
         put: PutRequest<'_>,
-    ) -> Result<(ReservationId, Place), Status> {
-        let (reservation, place) = if context.flags.has(FrameFlags::REPLICATE) {
+    ) -> Result<(ReservationId, MemoryExtent), Status> {
+        let (reservation, extent) = if context.flags.has(FrameFlags::REPLICATE) {
             named_right(put.item, put.name)?;
             let wanted = objects.local.shard.replica_reserve(context, put.item, put.name)?;
             objects.reserve(put.item, put.name, None, wanted)?
@@ -69,7 +69,7 @@ impl Puts {
         let shard = &mut objects.local.shard;
         let until_ns = shard.now_ns.saturating_add(Limits::RESERVATION_NS);
         shard.sessions.lend_reservation(context.peer, reservation, until_ns);
-        Ok((reservation, place))
+        Ok((reservation, extent))
     }
 
     /// Reserves memory for an object of this shard, or for a put session, and enqueues its tail to be written.
@@ -78,7 +78,7 @@ impl Puts {
         objects: &mut Objects,
         context: &RequestContext,
         put: PutRequest<'_>,
-    ) -> Result<(ReservationId, Place), Status> {
+    ) -> Result<(ReservationId, MemoryExtent), Status> {
         let PutItem { digest, bytes, .. } = *put.item;
         if context.fetches {
             return Err(Status::Unauthorized);
@@ -129,8 +129,8 @@ impl Puts {
         let request = header.request;
         let put = PutRequest { item: &item, name: &name, is_session: false };
         let (pending, to) = match self.reserve_one(objects, context, put) {
-            Ok((reservation, place)) => {
-                (PendingPayload::Put { request, reservation, expected }, PayloadTo::Place(place))
+            Ok((reservation, extent)) => {
+                (PendingPayload::Put { request, reservation, expected }, PayloadTo::Extent(extent))
             }
             Err(status) => {
                 let operation = Operation::Put;
@@ -192,7 +192,7 @@ impl Puts {
         for (item, name) in puts {
             let put = PutRequest { item: &item, name: &name, is_session: false };
             replies.push(match self.reserve_one(objects, context, put) {
-                Ok((reservation, place)) => ReserveReply { status: Status::Ok, reservation, offset: place.offset },
+                Ok((reservation, extent)) => ReserveReply { status: Status::Ok, reservation, offset: extent.offset },
                 Err(status) => ReserveReply { status, reservation: ReservationId::default(), offset: 0 },
             });
         }
@@ -293,7 +293,7 @@ impl Puts {
         checksum: u64,
     ) -> Result<CommittedObject, Status> {
         let shard = &mut objects.local.shard;
-        let store = shard.store.as_mut().expect("a reservation belongs to a store");
+        let store = &mut shard.store;
         let reserved = store.reserved(reservation).expect("a session's reservation is held");
         let (digest, bytes, replaces) = (reserved.digest(), reserved.bytes(), reserved.replaces());
         let is_copy = reserved.replica() == Replica::Second;
@@ -314,7 +314,7 @@ impl Puts {
             objects.local.shard.abort(reservation);
             return Err(objects.exists_already(digest, ack));
         }
-        let store = objects.local.shard.store.as_mut().expect("a reservation belongs to a store");
+        let store = &mut objects.local.shard.store;
         match store.commit(reservation, checksum) {
             Ok(version) => {
                 objects.local.shard.counters.put_bytes += bytes;
@@ -345,7 +345,7 @@ impl Puts {
             // Only this shard's own receive writes there, so that ending the connection frees the reservation.
             Path::Stream => shard.close(peer, CloseReason::PutDeadline),
             Path::Shared => {
-                let store = shard.store.as_mut().expect("a reservation belongs to a store");
+                let store = &mut shard.store;
                 store.expire(reservation);
             }
         }

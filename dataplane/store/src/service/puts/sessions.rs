@@ -17,7 +17,7 @@ use crate::service::shard::context::RequestContext;
 use crate::service::shard::deferrals::no_lookup;
 use crate::service::shard::sessions::PendingPayload;
 use crate::service::types::{
-    CloseReason, CommittedObject, Hold, Output, Path, PayloadTo, PeerKey, Place, Places, TicketId,
+    CloseReason, CommittedObject, Extents, Hold, MemoryExtent, Output, Path, PayloadTo, PeerKey, TicketId,
 };
 
 fn client_of(shard: &Shard, peer: PeerKey) -> u64 {
@@ -66,16 +66,16 @@ impl Puts {
         objects: &mut Objects,
         context: &RequestContext,
         item: &FillItem,
-    ) -> Result<(TicketId, Place), Status> {
+    ) -> Result<(TicketId, MemoryExtent), Status> {
         let shard = &objects.local.shard;
         let found = self.sessions.find(shard.ownership.key(), client_of(shard, context.peer), item.session);
         let open = found.ok_or(Status::Stale)?;
         objects.local.may_ask(context, open.digest)?;
         let shard = &mut objects.local.shard;
-        let Some(store) = &shard.store else { return Err(Status::Stale) };
-        let (ticket, place) = self.sessions.fill(store, &open, item.offset, item.bytes, shard.now_ns)?;
+        let store = &shard.store;
+        let (ticket, extent) = self.sessions.fill(store, &open, item.offset, item.bytes, shard.now_ns)?;
         shard.sessions.lend_ticket(context.peer, ticket);
-        Ok((ticket, place))
+        Ok((ticket, extent))
     }
 
     pub(in crate::service) fn fill(
@@ -97,7 +97,7 @@ impl Puts {
         };
         let request = header.request;
         let (pending, to) = match self.start_fill(objects, context, &item) {
-            Ok((ticket, place)) => (PendingPayload::Fill { request, ticket, expected }, PayloadTo::Place(place)),
+            Ok((ticket, extent)) => (PendingPayload::Fill { request, ticket, expected }, PayloadTo::Extent(extent)),
             Err(status) => {
                 let operation = Operation::Fill;
                 (PendingPayload::Refused { request, operation, status, argument: 0 }, PayloadTo::Discard)
@@ -137,8 +137,8 @@ impl Puts {
         let mut replies = Vec::with_capacity(items.len());
         for item in items {
             replies.push(match self.start_fill(objects, context, &item) {
-                Ok((ticket, place)) => {
-                    ReserveReply { status: Status::Ok, reservation: ticket.reservation(), offset: place.offset }
+                Ok((ticket, extent)) => {
+                    ReserveReply { status: Status::Ok, reservation: ticket.reservation(), offset: extent.offset }
                 }
                 Err(status) => ReserveReply { status, reservation: ReservationId::default(), offset: 0 },
             });
@@ -154,7 +154,7 @@ impl Puts {
         id: TicketId,
         checksum: Option<u64>,
     ) -> Status {
-        let store = objects.local.shard.store.as_mut().expect("a ticket belongs to a store");
+        let store = &mut objects.local.shard.store;
         self.sessions.end_ticket(store, id, checksum, objects.local.shard.now_ns)
     }
 
@@ -202,7 +202,7 @@ impl Puts {
     ) -> Result<CommittedObject, CommitReply> {
         let Complete { reservation, checksum, readers } = *complete;
         let refused = |status| CommitReply { status, version: Version(0), flags: ItemFlags::NONE };
-        let store = objects.local.shard.store.as_mut().expect("a reservation belongs to a store");
+        let store = &mut objects.local.shard.store;
         let digest = store.reserved(reservation).expect("an open put session has its memory").digest();
         // A refused session loses its memory at once, which must not happen while it has readers.
         let has_pins = store.free_pins() >= readers;
@@ -211,7 +211,7 @@ impl Puts {
             return Err(refused(Status::Busy));
         }
         let made = self.commit_one(objects, reservation, checksum).map_err(refused);
-        let store = objects.local.shard.store.as_mut().expect("a reservation belongs to a store");
+        let store = &mut objects.local.shard.store;
         self.sessions.seal(store, put_session, readers, digest, made.as_ref().ok().map(|made| made.version));
         made
     }
@@ -244,7 +244,7 @@ impl Puts {
     /// Ends a put session. Connections that are sending a range of it are closed; its writers over shared memory are
     /// waited for.
     fn end_put_session(&mut self, objects: &mut Objects, put_session: PutSessionId, reservation: ReservationId) {
-        let store = objects.local.shard.store.as_mut().expect("a reservation belongs to a store");
+        let store = &mut objects.local.shard.store;
         if self.sessions.end(store, put_session, reservation) {
             return;
         }
@@ -284,7 +284,7 @@ impl Puts {
         offset: u64,
         bytes: u64,
     ) -> Result<Readable, (Status, u64)> {
-        let Some(store) = &objects.local.shard.store else { return Err((Status::NotFound, 0)) };
+        let store = &objects.local.shard.store;
         let found = self.sessions.read(store, digest, offset, bytes)?;
         objects.local.shard.counters.get_bytes += bytes;
         Ok(found)
@@ -321,10 +321,10 @@ impl Puts {
         peer: PeerKey,
         item: &RangeItem,
     ) -> Result<(), (Status, u64)> {
-        let Readable { ticket, place, .. } = self.find_put_session(objects, item.digest, item.offset, item.bytes)?;
+        let Readable { ticket, extent, .. } = self.find_put_session(objects, item.digest, item.offset, item.bytes)?;
         let header = Header::reply(Kind::Reply(Operation::GetRange), item.request, Status::Ok)
-            .with_payload(place.bytes, Some(0));
-        let payload = Some((Places::One(place), Hold::Ticket(ticket)));
+            .with_payload(extent.bytes, Some(0));
+        let payload = Some((Extents::One(extent), Hold::Ticket(ticket)));
         objects.local.shard.answers.outputs.push_back(Output::Frame { peer, header, body: 0..0, payload });
         Ok(())
     }
@@ -342,12 +342,12 @@ impl Puts {
             let reply = match objects.lookup_one(context, digest, false) {
                 Err(Status::NotFound) if header.flags.has(FrameFlags::UNCOMMITTED) => {
                     let found = self.find_put_session(objects, digest, offset, bytes).map_err(|(status, _)| status);
-                    found.map(|Readable { ticket, place, object_bytes }| {
+                    found.map(|Readable { ticket, extent, object_bytes }| {
                         objects.local.shard.sessions.lend_ticket(context.peer, ticket);
                         LookupReply {
                             status: Status::Ok,
                             pin: ticket.pin(),
-                            offset: place.offset - offset,
+                            offset: extent.offset - offset,
                             bytes: object_bytes,
                             version: Version(0),
                             checksum: 0,

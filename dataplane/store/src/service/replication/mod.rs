@@ -48,7 +48,6 @@ use self::pushes::Pushes;
 pub use self::pushes::copy_of;
 use self::removals::ReplicaRemovals;
 use self::walks::{SsdWalk, Walk};
-pub use self::wishes::ReplicaProgress;
 use self::wishes::Wishes;
 use super::fetches::{Fetch, FetchDone};
 use super::local::LocalStore;
@@ -57,6 +56,7 @@ use super::shard::deferrals::DeferredItem;
 use super::shard::{Relation, Shard};
 use crate::store::{Fate, Side};
 use crate::{ObjectView, Replica};
+pub use kvplane_proto::events::ReplicaProgress;
 
 /// Counters of replication.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -197,7 +197,7 @@ impl Replication {
         exported: &BTreeSet<Slot>,
     ) -> Vec<Digest> {
         let mut inherited = Vec::new();
-        let Some(store) = &mut shard.store else { return inherited };
+        let store = &mut shard.store;
         let replicas = &shard.replicas;
         let gone = store.reassign(|digest, side| {
             let (slot, copy) = (digest.slot(), side == Side::Copy);
@@ -246,10 +246,10 @@ impl Replication {
         let slots = former.keys().chain(now.keys()).copied();
         let changed: BTreeSet<Slot> = slots.filter(|slot| owns(*slot) && !same(*slot)).collect();
         self.removals.end_former(shard, over, missed, owns);
-        if let Some(store) = shard.store.as_mut().filter(|_| !changed.is_empty()) {
+        if !changed.is_empty() {
             // The former replica owners have dropped their replicas, or will before they follow the new map.
             let mut copied = Vec::new();
-            store.reassign(|digest, side| {
+            shard.store.reassign(|digest, side| {
                 if side == Side::Copy || !changed.contains(&digest.slot()) {
                     return Fate::Stays;
                 }
@@ -294,8 +294,7 @@ impl Replication {
     pub(super) fn waits_of(&mut self, shard: &mut Shard, digest: Digest) -> CopyWaits {
         self.removals.note_orphans(shard);
         let possible = shard.replicas.has_owner(digest);
-        let copy =
-            possible && shard.store.as_ref().is_some_and(|store| store.objects().replica(digest) == Replica::Awaited);
+        let copy = possible && shard.store.objects().replica(digest) == Replica::Awaited;
         CopyWaits { drop: self.removals.owes(digest), copy }
     }
 
@@ -313,7 +312,7 @@ impl Replication {
             self.removals.wait(shard, digest, item);
         }
         let possible = shard.replicas.has_owner(digest);
-        let replica = shard.store.as_ref().map_or(Replica::None, |store| store.objects().replica(digest));
+        let replica = shard.store.objects().replica(digest);
         if !possible || !replica.is_owed_a_copy() {
             return;
         }
@@ -412,7 +411,7 @@ impl Replication {
         may_come: bool,
     ) -> ReplicaProgress {
         let wished = self.want_for_now(local, digest, may_come);
-        if matches!(wished, ReplicaProgress::Coming | ReplicaProgress::There(_)) {
+        if matches!(wished, ReplicaProgress::Coming | ReplicaProgress::There { .. }) {
             local.write_promise(digest);
         }
         wished
@@ -438,11 +437,12 @@ impl Replication {
         }
         // A replica of an older version, still in flight, does not count, and its end does not trigger a walk.
         let sending = self.pushes.is_sending(digest, version);
-        let Some(store) = shard.store.as_mut().filter(|store| !store.objects().is_copy(digest)) else {
+        let store = &mut shard.store;
+        if store.objects().is_copy(digest) {
             return ReplicaProgress::Elsewhere;
-        };
+        }
         if store.objects().is_copied(digest) && !sending {
-            return ReplicaProgress::There(bytes);
+            return ReplicaProgress::There { bytes };
         }
         if store.objects().replica(digest) == Replica::None {
             store.objects_mut().want_copy(digest);
@@ -473,10 +473,8 @@ impl Replication {
     #[cold]
     fn replicate_hot(&mut self, local: &mut LocalStore, context: &RequestContext, digest: Digest) {
         let shard = &local.shard;
-        let copied = shard
-            .store
-            .as_ref()
-            .is_none_or(|store| store.objects().is_copied(digest) || store.objects().is_copy(digest));
+        let objects = shard.store.objects();
+        let copied = objects.is_copied(digest) || objects.is_copy(digest);
         if copied || context.fetches || !shard.replicas.has_owner(digest) {
             return;
         }

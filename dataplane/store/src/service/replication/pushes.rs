@@ -13,12 +13,13 @@ use super::removals::ReplicaRemovals;
 use super::waits::{WAIT_NS, Waits};
 use super::walks::Walk;
 use crate::entry::Entry;
+use crate::service::device_moves::{is_on_device, recall};
 use crate::service::fetches::{Fetch, FetchDone, Want};
 use crate::service::local::LocalStore;
 use crate::service::shard::Shard;
 use crate::service::shard::deferrals::{DeferredItem, Replies};
 use crate::service::shard::tail::{TailHead, tail_within};
-use crate::service::types::{Memory, Place, PoolBytes};
+use crate::service::types::{Memory, MemoryExtent, PoolBytes};
 
 /// Most objects queued to be replicated; the walk finds the others.
 pub(super) const QUEUE_MOST: usize = 4096;
@@ -196,11 +197,19 @@ impl Pushes {
         // An object that was just read from the SSD has its name only there.
         let lacks_tail = lacks_tail(local, digest);
         let shard = &mut local.shard;
-        let store = shard.store.as_mut()?;
+        let store = &mut shard.store;
         let there = store.peek(digest).is_some_and(|object| object.version == version);
         if !there || !store.objects().replica(digest).is_owed_a_copy() || store.objects().is_copied(digest) {
             return None;
         }
+        if is_on_device(local, digest) {
+            // It is sent from memory: the walk finds it again there.
+            let _ = recall(local, digest, None);
+            walk.repeat(&local.shard);
+            return None;
+        }
+        let shard = &mut local.shard;
+        let store = &mut shard.store;
         let Some((pin, object)) = (!lacks_tail).then(|| store.hold(digest)).flatten() else {
             walk.repeat(shard);
             return None;
@@ -210,11 +219,11 @@ impl Pushes {
         let bytes = object.extent.bytes;
         self.sent.insert(digest, Push { owner, version, pin, bytes, void: false });
         self.bytes += bytes;
-        let place = Place { memory: Memory::Pool, offset: object.extent.offset, bytes };
+        let extent = MemoryExtent { memory: Memory::Pool, offset: object.extent.offset, bytes };
         let tail_at = object.has_tail.then_some(object.tail_at);
         let token = shard.new_fetch_token();
         self.calls.insert(token, digest);
-        let want = Want::Copy { digest, place, tail_at, is_head: object.is_head, version };
+        let want = Want::Copy { digest, extent, tail_at, is_head: object.is_head, version };
         Some(Fetch { token, source: owner, want })
     }
 
@@ -233,7 +242,7 @@ impl Pushes {
         let Some(Push { owner, version, pin, bytes, void }) = self.sent.remove(&digest) else { return true };
         self.bytes -= bytes;
         removals.wake();
-        let Some(store) = &mut shard.store else { return true };
+        let store = &mut shard.store;
         let live = store.pinned(pin).is_some_and(Entry::is_live);
         store.unpin(pin).expect("a pin that the shard holds");
         match done {

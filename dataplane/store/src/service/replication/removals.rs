@@ -55,8 +55,10 @@ impl ReplicaRemovals {
 
     /// Records the owed removals of objects that are gone. To be called before any request is acknowledged.
     pub(in crate::service) fn note_orphans(&mut self, shard: &mut Shard) {
-        let Some(store) = shard.store.as_mut().filter(|store| store.objects().has_orphans()) else { return };
-        for digest in store.objects_mut().take_orphans() {
+        if !shard.store.objects().has_orphans() {
+            return;
+        }
+        for digest in shard.store.objects_mut().take_orphans() {
             if shard.replicas.has_owner(digest) {
                 self.owed.owe(digest);
             }
@@ -101,7 +103,7 @@ impl ReplicaRemovals {
 
     /// Stops the replication of an object of this shard: a replica that the replica owner may have is to be removed.
     pub(in crate::service) fn give_up(&mut self, shard: &mut Shard, digest: Digest) {
-        let had = shard.store.as_mut().is_some_and(|store| store.objects_mut().want_no_copy(digest));
+        let had = shard.store.objects_mut().want_no_copy(digest);
         if had && shard.replicas.has_owner(digest) {
             self.owed.owe(digest);
         }
@@ -256,6 +258,7 @@ mod tests {
     use super::*;
     use crate::service::shard::deferrals::Replies;
     use crate::service::types::{Identity, Output, Path, PeerKey};
+    use crate::store::Store;
 
     const PEER: PeerKey = PeerKey { index: 0, generation: 1 };
     const OBJECT: Digest = Digest(1);
@@ -263,7 +266,7 @@ mod tests {
     fn shard() -> Shard {
         let (cluster, segment_name) = ("test".to_owned(), String::new());
         let (node, incarnation, shard) = (NodeId(1), Incarnation(1), ShardId(0));
-        let mut shard = Shard::new(Identity { cluster, node, incarnation, shard, segment_name }, None);
+        let mut shard = Shard::new(Identity { cluster, node, incarnation, shard, segment_name }, Store::empty());
         shard.sessions.join(PEER, Path::Stream, 0);
         shard.now_ns = 1000;
         shard

@@ -89,12 +89,13 @@ mod tests {
     use crate::service::shard::Shard;
     use crate::service::shard::deferrals::Replies;
     use crate::service::types::{Identity, PeerKey};
+    use crate::store::Store;
 
     #[test]
     fn a_reply_waits_for_its_version_or_until_it_times_out() {
         let (cluster, segment_name) = ("test".to_owned(), String::new());
         let (node, incarnation, shard) = (NodeId(1), Incarnation(1), ShardId(0));
-        let mut shard = Shard::new(Identity { cluster, node, incarnation, shard, segment_name }, None);
+        let mut shard = Shard::new(Identity { cluster, node, incarnation, shard, segment_name }, Store::empty());
         let peer = PeerKey { index: 0, generation: 1 };
         let item = shard.defer(peer, RequestId::from_bits(1), Replies::Found(vec![false; 3], Vec::new()), 3);
         let (mut waits, object) = (Waits::default(), Digest(1));

@@ -65,7 +65,7 @@ impl Walk {
         let now_ns = shard.now_ns;
         let mut lack = Vec::new();
         let Some(at) = self.at.filter(|_| bytes_per_s > 0 && self.due_ns <= now_ns) else { return lack };
-        let Some(store) = &shard.store else { return lack };
+        let store = &shard.store;
         let (mut bytes, mut next) = (0u64, Some(at));
         // A step looks at a part, so that a walk in which no object lacks a replica ends within a few steps.
         for _ in 0..16 {
@@ -116,8 +116,8 @@ impl SsdWalk {
     /// Begins to read objects that lack a replica, within a rate.
     pub(super) fn step(&mut self, local: &mut LocalStore, bytes_per_s: u64) {
         let now_ns = local.shard.now_ns;
-        let LocalStore { shard, tiering: Some(tiering) } = local else { return };
-        let Some(store) = &shard.store else { return };
+        let LocalStore { shard, tiering: Some(tiering), .. } = local else { return };
+        let store = &shard.store;
         let Some(at) = self.at.filter(|_| bytes_per_s > 0 && self.due_ns <= now_ns) else { return };
         if !tiering.ssd.is_recovered() || tiering.promotion.replica_reads() >= READS_MOST {
             return;

@@ -12,22 +12,6 @@ use kvplane_proto::ids::Version;
 use super::pushes::QUEUE_MOST;
 use crate::service::shard::Shard;
 
-/// Progress of an object's replica.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum ReplicaProgress {
-    /// This shard is not the owner of the object.
-    #[default]
-    Elsewhere,
-    /// This shard is the owner, and there is no such object.
-    Missing,
-    /// The slot has no replica owner.
-    Alone,
-    /// The replica is being made, or will be.
-    Coming,
-    /// The replica owner has a replica of this length. It may have evicted it since.
-    There(u64),
-}
-
 /// Existing objects that are to be replicated, and the time of the next.
 #[derive(Debug, Default)]
 pub(super) struct Wishes {

@@ -10,7 +10,7 @@ use kvplane_proto::message::{Items, RunItem};
 use kvplane_proto::{Limits, Status};
 
 use crate::service::shard::answers::items_of;
-use crate::service::types::{CloseReason, Memory, Place};
+use crate::service::types::{CloseReason, Memory, MemoryExtent};
 
 /// Failure of a frame because of a range that cannot be used.
 #[derive(PartialEq, Eq, Debug)]
@@ -25,10 +25,10 @@ pub(super) struct Refusal {
 pub(super) fn list_ranges(
     runs: Items<'_, RunItem>,
     usable_bytes: impl Fn(SegmentId) -> Result<u64, Status>,
-    places: &mut Vec<Place>,
+    extents: &mut Vec<MemoryExtent>,
     used: &mut Vec<SegmentId>,
 ) -> Result<u64, Refusal> {
-    let start = places.len();
+    let start = extents.len();
     let (mut bytes, mut good) = (0, 0);
     for run in runs {
         let segment_bytes = usable_bytes(run.segment).map_err(|status| Refusal { status, good })?;
@@ -40,19 +40,19 @@ pub(super) fn list_ranges(
         if used.last() != Some(&run.segment) {
             used.push(run.segment);
         }
-        push_places(places, start, &run);
+        push_extents(extents, start, &run);
     }
     Ok(bytes)
 }
 
 /// Appends the extents of a run that is inside its segment; adjacent ones are merged.
-fn push_places(places: &mut Vec<Place>, start: usize, run: &RunItem) {
+fn push_extents(extents: &mut Vec<MemoryExtent>, start: usize, run: &RunItem) {
     let memory = Memory::Segment(run.segment);
     let bytes = u64::from(run.bytes);
     for offset in run.offsets() {
-        match places[start..].last_mut() {
+        match extents[start..].last_mut() {
             Some(last) if last.memory == memory && last.offset + last.bytes == offset => last.bytes += bytes,
-            _ => places.push(Place { memory, offset, bytes }),
+            _ => extents.push(MemoryExtent { memory, offset, bytes }),
         }
     }
 }
@@ -88,14 +88,14 @@ mod tests {
     const OTHER: SegmentId = SegmentId { index: 2, generation: 1 };
 
     /// Lists the ranges of these runs, where both segments have 4096 bytes, and no other may be used.
-    fn listed(runs: &[RunItem]) -> (Result<u64, Refusal>, Vec<Place>, Vec<SegmentId>) {
+    fn listed(runs: &[RunItem]) -> (Result<u64, Refusal>, Vec<MemoryExtent>, Vec<SegmentId>) {
         let mut body = Vec::new();
         runs.iter().for_each(|run| run.encode(&mut body));
         let runs = decode_items(&body, runs.len() as u32).expect("a body of these runs");
         let usable = |segment| if [USABLE, OTHER].contains(&segment) { Ok(4096) } else { Err(Status::Stale) };
-        let (mut places, mut used) = (Vec::new(), Vec::new());
-        let bytes = list_ranges(runs, usable, &mut places, &mut used);
-        (bytes, places, used)
+        let (mut extents, mut used) = (Vec::new(), Vec::new());
+        let bytes = list_ranges(runs, usable, &mut extents, &mut used);
+        (bytes, extents, used)
     }
 
     fn run(segment: SegmentId, offset: u64, stride_bytes: u64, ranges: u32) -> RunItem {
@@ -104,10 +104,10 @@ mod tests {
 
     #[test]
     fn adjacent_ranges_become_one_extent_and_consecutive_runs_one_user() {
-        let (bytes, places, used) = listed(&[run(USABLE, 0, 64, 2), run(USABLE, 128, 256, 2), run(OTHER, 0, 64, 1)]);
+        let (bytes, extents, used) = listed(&[run(USABLE, 0, 64, 2), run(USABLE, 128, 256, 2), run(OTHER, 0, 64, 1)]);
         assert_eq!((bytes, used), (Ok(5 * 64), vec![USABLE, OTHER]));
-        let place = |segment, offset, bytes| Place { memory: Memory::Segment(segment), offset, bytes };
-        assert_eq!(places, [place(USABLE, 0, 192), place(USABLE, 384, 64), place(OTHER, 0, 64)]);
+        let extent = |segment, offset, bytes| MemoryExtent { memory: Memory::Segment(segment), offset, bytes };
+        assert_eq!(extents, [extent(USABLE, 0, 192), extent(USABLE, 384, 64), extent(OTHER, 0, 64)]);
     }
 
     #[test]

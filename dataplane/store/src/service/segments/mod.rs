@@ -21,7 +21,7 @@ use reads::Reads;
 
 use super::shard::sessions::PendingPayload;
 use super::shard::timing::Outputs;
-use super::types::{Memory, Output, PeerKey, Place, RegisterError, SegmentInfo};
+use super::types::{Memory, MemoryExtent, Output, PeerKey, RegisterError, SegmentInfo};
 
 struct Entry {
     info: SegmentInfo,
@@ -169,7 +169,12 @@ impl Segments {
     /// # Errors
     /// `OutOfRange` for a range that is empty, not registered or about to be unregistered; `Unauthorized` for one that
     /// peers may not use, or may only read.
-    pub fn acquire_by_address(&mut self, address: u64, bytes: u64, write: bool) -> Result<(SegmentId, Place), Status> {
+    pub fn acquire_by_address(
+        &mut self,
+        address: u64,
+        bytes: u64,
+        write: bool,
+    ) -> Result<(SegmentId, MemoryExtent), Status> {
         let (_, &index) = self.by_address.range(..=address).next_back().ok_or(Status::OutOfRange)?;
         let entry = self.entries[index as usize].as_mut().expect("an address of a registered range");
         // Not below 0: the range starts at or before the address. No sum of two numbers from outside, which could
@@ -186,18 +191,18 @@ impl Segments {
         let id = SegmentId { index, generation: entry.generation };
         let moved = if write { &mut self.write_bytes } else { &mut self.read_bytes };
         *moved += bytes;
-        Ok((id, Place { memory: Memory::Segment(id), offset, bytes }))
+        Ok((id, MemoryExtent { memory: Memory::Segment(id), offset, bytes }))
     }
 
     /// Checks a range and counts a user of it.
-    fn acquire(&mut self, id: SegmentId, offset: u64, bytes: u64, write: bool) -> Result<Place, Status> {
+    fn acquire(&mut self, id: SegmentId, offset: u64, bytes: u64, write: bool) -> Result<MemoryExtent, Status> {
         let segment_bytes = self.usable_bytes(id, write)?;
         match offset.checked_add(bytes) {
             // Longer than the payload of a frame may be.
             Some(end) if end <= segment_bytes && bytes > Limits::PAYLOAD_BYTES => Err(Status::BadRequest),
             Some(end) if end <= segment_bytes && bytes > 0 => {
                 self.count_users(&[id]);
-                Ok(Place { memory: Memory::Segment(id), offset, bytes })
+                Ok(MemoryExtent { memory: Memory::Segment(id), offset, bytes })
             }
             _ => Err(Status::OutOfRange),
         }

@@ -9,18 +9,18 @@ const SPARE_LISTS: usize = 64;
 
 /// Replies that are being sent, to single reads and to gathered ones.
 pub(super) struct Reads {
-    single: Sending<SegmentId>,
-    gathered: Sending<Vec<SegmentId>>,
+    single: ReplyTable<SegmentId>,
+    gathered: ReplyTable<Vec<SegmentId>>,
     spare: Vec<Vec<SegmentId>>,
 }
 
 /// Replies of one kind by number, with what each uses.
-struct Sending<T> {
+struct ReplyTable<T> {
     entries: Vec<Option<(PeerKey, T)>>,
     free: Vec<u32>,
 }
 
-impl<T> Sending<T> {
+impl<T> ReplyTable<T> {
     const fn new() -> Self {
         Self { entries: Vec::new(), free: Vec::new() }
     }
@@ -48,7 +48,7 @@ impl<T> Sending<T> {
 
 impl Reads {
     pub(super) const fn new() -> Self {
-        Self { single: Sending::new(), gathered: Sending::new(), spare: Vec::new() }
+        Self { single: ReplyTable::new(), gathered: ReplyTable::new(), spare: Vec::new() }
     }
 
     /// Records the reply to a read of one segment.
@@ -109,7 +109,7 @@ impl Reads {
 }
 
 #[cfg(test)]
-impl<T> Sending<T> {
+impl<T> ReplyTable<T> {
     fn count(&self) -> usize {
         assert_eq!(self.entries.len() - self.free.len(), self.all().count());
         self.all().count()

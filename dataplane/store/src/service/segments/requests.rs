@@ -8,7 +8,7 @@ use super::Segments;
 use super::gathered::{Refusal, list_ranges, runs_of};
 use crate::service::shard::answers::{Answers, items_of};
 use crate::service::shard::sessions::PendingPayload;
-use crate::service::types::{CloseReason, Output, PayloadTo, PeerKey, Places};
+use crate::service::types::{CloseReason, Extents, Output, PayloadTo, PeerKey};
 
 /// Destination of a write's payload, and the state to complete it when it was received.
 pub(in crate::service) struct Write {
@@ -39,11 +39,11 @@ impl Segments {
         let checksum = header.flags.has(FrameFlags::SUM_REPLIES).then_some(0);
         for item in items_of::<ReadItem>(header, body)? {
             match self.acquire(item.segment, item.offset, item.bytes, false) {
-                Ok(place) => {
-                    self.read_bytes += place.bytes;
+                Ok(extent) => {
+                    self.read_bytes += extent.bytes;
                     let header = Header::reply(Kind::Reply(Operation::Read), item.request, Status::Ok)
-                        .with_payload(place.bytes, checksum);
-                    let payload = Some((Places::One(place), self.reads.start(peer, item.segment)));
+                        .with_payload(extent.bytes, checksum);
+                    let payload = Some((Extents::One(extent), self.reads.start(peer, item.segment)));
                     answers.outputs.push_back(Output::Frame { peer, header, body: 0..0, payload });
                 }
                 Err(status) => answers.status(peer, Operation::Read, item.request, status, 0),
@@ -60,10 +60,10 @@ impl Segments {
         };
         let request = header.request;
         Ok(match self.acquire(item.segment, item.offset, header.payload_bytes, true) {
-            Ok(place) => {
-                self.write_bytes += place.bytes;
+            Ok(extent) => {
+                self.write_bytes += extent.bytes;
                 let pending = PendingPayload::Write { request, segment: item.segment, expected: header.checksum() };
-                Write { pending, to: PayloadTo::Place(place) }
+                Write { pending, to: PayloadTo::Extent(extent) }
             }
             Err(status) => {
                 let pending = PendingPayload::Refused { request, operation: Operation::Write, status, argument: 0 };
@@ -83,8 +83,8 @@ impl Segments {
         let runs = runs_of(header, body)?;
         let mut used = self.reads.list();
         let usable = |segment| self.usable_bytes(segment, false);
-        let listed = answers.list_places(|places| list_ranges(runs, usable, places, &mut used));
-        let (bytes, places) = match listed {
+        let listed = answers.list_extents(|extents| list_ranges(runs, usable, extents, &mut used));
+        let (bytes, extents) = match listed {
             Ok(listed) => listed,
             Err(Refusal { status, good }) => {
                 self.reads.recycle(used);
@@ -97,7 +97,7 @@ impl Segments {
         let checksum = header.flags.has(FrameFlags::SUM_REPLIES).then_some(0);
         let header =
             Header::reply(Kind::Reply(Operation::ReadMany), header.request, Status::Ok).with_payload(bytes, checksum);
-        let payload = Some((Places::Many(places), self.reads.start_gathered(peer, used)));
+        let payload = Some((Extents::Many(extents), self.reads.start_gathered(peer, used)));
         answers.outputs.push_back(Output::Frame { peer, header, body: 0..0, payload });
         Ok(())
     }
@@ -117,13 +117,13 @@ impl Segments {
         let request = header.request;
         let mut used = self.reads.list();
         let usable = |segment| self.usable_bytes(segment, true);
-        let listed = answers.list_places(|places| list_ranges(runs, usable, places, &mut used));
+        let listed = answers.list_extents(|extents| list_ranges(runs, usable, extents, &mut used));
         Ok(match listed {
-            Ok((bytes, places)) => {
+            Ok((bytes, extents)) => {
                 self.count_users(&used);
                 self.write_bytes += bytes;
                 let pending = PendingPayload::WriteMany { request, segments: used, expected: header.checksum() };
-                Write { pending, to: PayloadTo::Places(places) }
+                Write { pending, to: PayloadTo::Extents(extents) }
             }
             Err(Refusal { status, good }) => {
                 self.reads.recycle(used);
@@ -143,22 +143,34 @@ impl Segments {
         pending: PendingPayload,
         checksum: Option<u64>,
     ) -> bool {
-        let (operation, request, expected) = match pending {
-            PendingPayload::Write { request, expected, .. } => (Operation::Write, request, expected),
-            PendingPayload::WriteMany { request, expected, .. } => (Operation::WriteMany, request, expected),
-            PendingPayload::Refused { .. } | PendingPayload::Put { .. } | PendingPayload::Fill { .. } => return true,
-        };
-        self.end_write(pending, &mut answers.outputs);
-        let is_good = expected.is_none() || expected == checksum;
-        answers.status(peer, operation, request, if is_good { Status::Ok } else { Status::Corrupt }, 0);
+        let is_good = pending.is_good_write(checksum);
+        self.answer_write(answers, peer, pending, if is_good { Status::Ok } else { Status::Corrupt });
         is_good
     }
 
-    /// Refuses a write whose memory is gone: it is answered when its payload was received.
+    /// Ends a write and answers it with this status. Does nothing for other payloads.
+    pub(in crate::service) fn answer_write(
+        &mut self,
+        answers: &mut Answers,
+        peer: PeerKey,
+        pending: PendingPayload,
+        status: Status,
+    ) {
+        let (operation, request) = match pending {
+            PendingPayload::Write { request, .. } => (Operation::Write, request),
+            PendingPayload::WriteMany { request, .. } => (Operation::WriteMany, request),
+            PendingPayload::Refused { .. } | PendingPayload::Put { .. } | PendingPayload::Fill { .. } => return,
+        };
+        self.end_write(pending, &mut answers.outputs);
+        answers.status(peer, operation, request, status, 0);
+    }
+
+    /// Refuses a write with this status: it is answered when its payload was received.
     pub(in crate::service) fn refuse_write(
         &mut self,
         answers: &mut Answers,
         pending: PendingPayload,
+        status: Status,
     ) -> PendingPayload {
         let (request, operation) = match &pending {
             PendingPayload::Write { request, .. } => (*request, Operation::Write),
@@ -168,6 +180,6 @@ impl Segments {
             }
         };
         self.end_write(pending, &mut answers.outputs);
-        PendingPayload::Refused { request, operation, status: Status::OutOfRange, argument: 0 }
+        PendingPayload::Refused { request, operation, status, argument: 0 }
     }
 }

@@ -55,7 +55,7 @@ fn a_write_is_answered_by_its_checksum_after_its_payload() {
         let (header, body) = request(Operation::Write, &WriteItem { segment, offset: 0 });
         let header = header.with_payload(100, Some(9));
         let write = segments.write(&header, &body).expect("a good frame");
-        assert!(matches!(write.to, PayloadTo::Place(place) if place.bytes == 100));
+        assert!(matches!(write.to, PayloadTo::Extent(extent) if extent.bytes == 100));
         let is_good = segments.finish_write(&mut answers, PEER, write.pending, computed);
         assert_eq!(is_good, status == Status::Ok);
         let answer = outputs(&mut answers);

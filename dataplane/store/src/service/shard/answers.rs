@@ -12,7 +12,7 @@ use kvplane_proto::ids::{RequestId, ReservationId};
 use kvplane_proto::message::{Item, Items, Kind, Operation, decode_items};
 
 use super::timing::{Outputs, ServiceTimer};
-use crate::service::types::{CloseReason, Output, PeerKey, Place};
+use crate::service::types::{CloseReason, MemoryExtent, Output, PeerKey};
 
 /// Replies of a shard to its peers, until its host has polled them.
 pub(in crate::service) struct Answers {
@@ -20,7 +20,7 @@ pub(in crate::service) struct Answers {
     pub(in crate::service) timed: ServiceTimer,
     bytes: Vec<u8>,
     /// Extents of scattered payloads.
-    places: Vec<Place>,
+    extents: Vec<MemoryExtent>,
     /// Tails that the host has not written yet, each with the reservation that holds its memory.
     tails: VecDeque<(ReservationId, Range<usize>)>,
 }
@@ -31,7 +31,7 @@ impl Answers {
             outputs: Outputs::default(),
             timed: ServiceTimer::new(),
             bytes: Vec::new(),
-            places: Vec::new(),
+            extents: Vec::new(),
             tails: VecDeque::new(),
         }
     }
@@ -97,16 +97,16 @@ impl Answers {
     }
 
     /// Lists the extents of a payload: `list` appends them. If it fails, the extents that it appended are removed.
-    pub(in crate::service) fn list_places<T, E>(
+    pub(in crate::service) fn list_extents<T, E>(
         &mut self,
-        list: impl FnOnce(&mut Vec<Place>) -> Result<T, E>,
+        list: impl FnOnce(&mut Vec<MemoryExtent>) -> Result<T, E>,
     ) -> Result<(T, Range<usize>), E> {
-        let start = self.places.len();
-        let listed = list(&mut self.places);
+        let start = self.extents.len();
+        let listed = list(&mut self.extents);
         if listed.is_err() {
-            self.places.truncate(start);
+            self.extents.truncate(start);
         }
-        listed.map(|listed| (listed, start..self.places.len()))
+        listed.map(|listed| (listed, start..self.extents.len()))
     }
 
     /// Enqueues the tail of a reservation's object for the host to write; `encode` appends it.
@@ -133,7 +133,7 @@ impl Answers {
         let output = self.outputs.take(&mut self.timed, now_ns);
         if output.is_none() {
             self.bytes.clear();
-            self.places.clear();
+            self.extents.clear();
         }
         output
     }
@@ -142,8 +142,8 @@ impl Answers {
         &self.bytes[range]
     }
 
-    pub(in crate::service) fn places(&self, range: Range<usize>) -> &[Place] {
-        &self.places[range]
+    pub(in crate::service) fn extents(&self, range: Range<usize>) -> &[MemoryExtent] {
+        &self.extents[range]
     }
 }
 

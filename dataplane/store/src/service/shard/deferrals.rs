@@ -9,7 +9,7 @@ use kvplane_proto::message::{Bitmap, CommitReply, Kind, LookupReply, Operation, 
 use kvplane_proto::{FrameFlags, ItemFlags, Status};
 
 use super::answers::Answers;
-use super::timing::{About, Outputs, Timing, Whose};
+use super::timing::{About, Outputs, TimedTenant, Timing};
 use crate::ObjectView;
 use crate::service::types::PeerKey;
 
@@ -55,7 +55,7 @@ pub(super) struct DeferredAnswer {
     timing: Timing,
     since_ns: u64,
     /// Tenant of one of its items, as far as it is known.
-    whose: Option<Whose>,
+    whose: Option<TimedTenant>,
     /// Object and bytes that the reply is about, as far as they are known.
     about: About,
 }

@@ -32,12 +32,12 @@ pub(super) use self::replica_slots::{Relation, ReplicaSlots};
 use self::sessions::{PendingPayload, Sessions};
 use self::stream_read::{ReadSpan, Reader, StreamRead};
 use self::tail::{TailHead, tail_within};
-use self::timing::Whose;
+use self::timing::TimedTenant;
 use super::types::{
-    CloseReason, Hold, Identity, Memory, Output, PeerKey, Place, Places, PoolBytes, ServiceCounters, TailWrite,
+    CloseReason, Extents, Hold, Identity, Memory, MemoryExtent, Output, PeerKey, PoolBytes, ServiceCounters, TailWrite,
 };
-use crate::ObjectView;
 use crate::store::Store;
+use crate::{ObjectView, StoreConfig};
 
 /// Fewest look-ups for which warming the cache pays.
 const WARMED: usize = 4;
@@ -56,8 +56,8 @@ pub(super) struct Shard {
     pub(super) answers: Answers,
     /// Deferred replies.
     pub(super) deferrals: Deferrals,
-    /// Objects in memory; none where the shard has segments only.
-    pub(super) store: Option<Store>,
+    /// Objects in memory; without a pool where the shard has segments only.
+    pub(super) store: Store,
     pub(super) tenants: TenantRules,
     /// Notifications for the components above.
     pub(super) effects: Effects,
@@ -79,16 +79,13 @@ pub(super) struct TenantRules {
 
 impl Shard {
     /// Creates a shard that serves no slots yet.
-    pub(super) fn new(identity: Identity, store: Option<Store>) -> Self {
-        let (pool_bytes, pins, reservations) = store.as_ref().map_or((0, 0, 0), |store| {
-            let config = store.config();
-            (config.pool_bytes, config.max_pins, config.max_reservations)
-        });
+    pub(super) fn new(identity: Identity, store: Store) -> Self {
+        let &StoreConfig { pool_bytes, max_pins, max_reservations, .. } = store.config();
         Self {
             ownership: Ownership::new(identity),
             exports: Exports::default(),
             replicas: ReplicaSlots::default(),
-            sessions: Sessions::new(pool_bytes, pins, reservations),
+            sessions: Sessions::new(pool_bytes, max_pins, max_reservations),
             answers: Answers::new(),
             deferrals: Deferrals::default(),
             store,
@@ -102,8 +99,7 @@ impl Shard {
 
     /// Returns the number that identifies the order in which this incarnation of the shard walks its objects; never 0.
     pub(super) fn walk_tag(&self) -> u64 {
-        let seed = self.store.as_ref().map_or(0, |store| store.config().hash_seed);
-        mix64(seed ^ mix64(self.ownership.identity().incarnation.0)) | 1
+        mix64(self.store.config().hash_seed ^ mix64(self.ownership.identity().incarnation.0)) | 1
     }
 
     /// Returns the names of those of these objects that are in memory with a name: index in `digests`, tenant and key.
@@ -126,9 +122,7 @@ impl Shard {
     /// Advances the time.
     pub(super) fn tick(&mut self, now_ns: u64) {
         self.now_ns = now_ns;
-        if let Some(store) = &mut self.store {
-            store.tick(now_ns);
-        }
+        self.store.tick(now_ns);
     }
 
     /// Returns a token that no request to another shard has had so far.
@@ -163,9 +157,8 @@ impl Shard {
     /// ended reservation would damage the object that has the memory by now.
     pub(super) fn poll_tail(&mut self) -> Option<TailWrite> {
         while let Some((reservation, bytes)) = self.answers.next_tail() {
-            let tail_at = |store: &Store| store.reserved(reservation).map(|reserved| store.pool().tail_at(reserved));
-            if let Some(offset) = self.store.as_ref().and_then(tail_at) {
-                return Some(TailWrite { offset, bytes });
+            if let Some(reserved) = self.store.reserved(reservation) {
+                return Some(TailWrite { offset: self.store.pool().tail_at(reserved), bytes });
             }
         }
         None
@@ -174,57 +167,47 @@ impl Shard {
     /// Prefetches the cache lines that many look-ups need at once: one after the other, each look-up would miss the
     /// cache twice.
     pub(super) fn warm(&self, digests: impl ExactSizeIterator<Item = Digest>) {
-        if digests.len() >= WARMED
-            && let Some(store) = &self.store
-        {
+        if digests.len() >= WARMED {
             let mut there = 0u32;
-            store.objects().exist(digests, |_, here| there += u32::from(here));
+            self.store.objects().exist(digests, |_, here| there += u32::from(here));
             // Keeps the compiler from removing the look-ups.
             core::hint::black_box(there);
         }
     }
 
-    /// Returns true if an object, or a replica of one, is in memory.
-    pub(super) fn has(&self, digest: Digest) -> bool {
-        self.store.as_ref().is_some_and(|store| store.exists(digest))
-    }
-
     /// Returns an object in memory. Does not count as an access.
     pub(super) fn peek(&self, digest: Digest) -> Option<ObjectView> {
-        self.store.as_ref()?.peek(digest)
+        self.store.peek(digest)
     }
 
     /// Drops an object from memory, unless it has another version by now.
     pub(super) fn drop_version(&mut self, digest: Digest, version: Version) {
-        if let Some(store) = &mut self.store
-            && store.peek(digest).is_some_and(|object| object.version == version)
-        {
-            store.drop_copy(digest);
+        if self.peek(digest).is_some_and(|object| object.version == version) {
+            self.store.drop_copy(digest);
         }
     }
 
     /// Aborts a reservation that was taken back from its peer and that no I/O writes any more.
     pub(super) fn abort(&mut self, reservation: ReservationId) {
-        let store = self.store.as_mut().expect("a reservation belongs to a store");
+        let store = &mut self.store;
         store.abort(reservation).expect("a session's reservation is held");
     }
 
     /// Releases a pin that a session, or a reply, held.
     pub(super) fn unpin(&mut self, pin: PinId) {
-        let released = self.store.as_mut().map(|store| store.unpin(pin));
-        assert_eq!(released, Some(Ok(())), "a reply's pin was released twice");
+        self.store.unpin(pin).expect("a reply's pin was released twice");
     }
 
     /// Returns the bytes of memory that may be filled with objects only to replicate them; the rest stays free.
     pub(super) fn free_for_replicas(&self) -> u64 {
-        let Some(store) = &self.store else { return 0 };
+        let store = &self.store;
         store.stats().free_bytes.saturating_sub(store.config().pool_bytes / FREE_PART)
     }
 
     /// Returns true if an object from the SSD stays in memory, because dropping it would remove its replica too.
     pub(super) fn stays_for_replica(&self, digest: Digest) -> bool {
-        let Some(store) = self.store.as_ref().filter(|store| store.exists(digest)) else { return false };
-        store.objects().replica(digest).is_owed_a_copy()
+        self.store.exists(digest)
+            && self.store.objects().replica(digest).is_owed_a_copy()
             && self.ownership.owns(digest)
             && self.replicas.has_owner(digest)
             && self.free_for_replicas() > 0
@@ -247,19 +230,20 @@ impl Shard {
 
     /// Attributes the next reply to the tenant of this object.
     pub(super) fn about(&mut self, object: &ObjectView) {
-        if !self.store.as_ref().is_some_and(|store| store.tenants().has_others()) {
+        if !self.store.tenants().has_others() {
             return;
         }
         let unknown = object.tenant == 0 && !object.has_tail && self.tenants.has_ssd;
-        self.answers.outputs.whose = Some(if unknown { Whose::Unknown } else { Whose::Tenant(object.tenant) });
+        self.answers.outputs.whose =
+            Some(if unknown { TimedTenant::Unknown } else { TimedTenant::Tenant(object.tenant) });
     }
 
     /// Attributes the next reply to the tenant of an object that was just committed.
     pub(super) fn about_made(&mut self, digest: Digest) {
-        let made =
-            self.store.as_ref().filter(|store| store.tenants().has_others()).and_then(|store| store.peek(digest));
-        if let Some(made) = made {
-            self.answers.outputs.whose = Some(Whose::Tenant(made.tenant));
+        if self.store.tenants().has_others()
+            && let Some(made) = self.peek(digest)
+        {
+            self.answers.outputs.whose = Some(TimedTenant::Tenant(made.tenant));
         }
     }
 
@@ -271,12 +255,14 @@ impl Shard {
             ReadSpan::Range { offset, .. } => (offset, 0),
         };
         let bytes = read.wanted.bytes_of(object.extent.bytes);
-        let place = Place { memory: Memory::Pool, offset: object.extent.offset + offset, bytes };
+        let memory = if object.is_on_device { Memory::DevicePool } else { Memory::Pool };
+        self.counters.device_gets += u64::from(object.is_on_device);
+        let extent = MemoryExtent { memory, offset: object.extent.offset + offset, bytes };
         let mut header = Header::reply(Kind::Reply(read.wanted.operation()), read.request, Status::Ok)
-            .with_payload(place.bytes, Some(checksum))
+            .with_payload(extent.bytes, Some(checksum))
             .with_argument(object.version.0);
         header.flags = header.flags.with(FrameFlags::REPLICATED, is_replicated);
-        let payload = Some((Places::One(place), hold));
+        let payload = Some((Extents::One(extent), hold));
         self.about(object);
         self.answers.outputs.push_back(Output::Frame { peer: read.peer, header, body: 0..0, payload });
     }
@@ -337,9 +323,18 @@ impl Shard {
         // The object may have been replaced by one of another tenant while it was read.
         let own = here.and_then(|peer| self.sessions.get(peer)?.pass.tenant);
         let foreign = own.is_some_and(|own| tenant_of(self).is_some_and(|tenant| tenant != own));
-        let held = match (&mut self.store, here) {
-            (Some(store), Some(_)) if store.exists(digest) && !foreign => store.hold(digest).ok_or(Status::Busy),
-            _ => Err(Status::NotFound),
+        let held = if here.is_some() && self.store.exists(digest) && !foreign {
+            self.store.hold(digest).ok_or(Status::Busy)
+        } else {
+            Err(Status::NotFound)
+        };
+        let held = match (held, reader) {
+            // Its recall was refused, or it has moved on again: peers cannot map the device pool.
+            (Ok((pin, object)), Reader::Shared { .. }) if object.is_on_device => {
+                self.unpin(pin);
+                Err(Status::Busy)
+            }
+            (held, _) => held,
         };
         if let Ok((_, object)) = &held {
             let bytes = object.extent.bytes;
@@ -390,7 +385,7 @@ mod tests {
     fn shard() -> Shard {
         let (cluster, segment_name) = ("test".to_owned(), String::new());
         let (node, incarnation, shard) = (NodeId(1), Incarnation(1), ShardId(0));
-        let mut shard = Shard::new(Identity { cluster, node, incarnation, shard, segment_name }, None);
+        let mut shard = Shard::new(Identity { cluster, node, incarnation, shard, segment_name }, Store::empty());
         shard.sessions.join(PEER, Path::Stream, 0);
         shard
     }

@@ -26,7 +26,7 @@ impl Shard {
     /// Checks that this shard answers for an object. Fails if the peer has a newer map than this shard. A peer that
     /// fetches (the new owner of lost slots) gets objects of exported slots only.
     pub(in crate::service) fn answers_for(&mut self, context: &RequestContext, digest: Digest) -> Result<(), Status> {
-        let knows = self.store.is_some() && context.epoch <= self.ownership.epoch();
+        let knows = self.store.config().has_pool() && context.epoch <= self.ownership.epoch();
         let status = match context.fetches {
             _ if !knows => Status::WrongOwner,
             false if self.ownership.owns(digest) || self.reads_replica(context, digest) => return Ok(()),
@@ -44,9 +44,15 @@ impl Shard {
         !context.fetches || self.exports.has(digest)
     }
 
+    /// Returns true if an object in memory is the replica that the peer has written as the owner of its slot, of which
+    /// this shard is a former owner too: that is no object for the peer to import.
+    pub(in crate::service) fn is_peers_replica(&self, context: &RequestContext, digest: Digest) -> bool {
+        context.fetches && self.store.objects().is_copy(digest)
+    }
+
     /// Returns true if a removal names no version, or the version of the object in memory.
     pub(in crate::service) fn has_version(&self, digest: Digest, version: Option<Version>) -> bool {
-        let here = || Some(self.store.as_ref()?.peek(digest)?.version);
+        let here = || Some(self.peek(digest)?.version);
         version.is_none() || here() == version
     }
 
@@ -64,7 +70,7 @@ impl Shard {
 
     /// Returns `None` if [`Self::reads_replica`] is false, else whether there is a replica.
     pub(in crate::service) fn may_read_replica(&self, context: &RequestContext, digest: Digest) -> Option<bool> {
-        let here = || self.store.as_ref().is_some_and(|store| store.objects().is_copy(digest));
+        let here = || self.store.objects().is_copy(digest);
         self.reads_replica(context, digest).then(here)
     }
 
@@ -82,7 +88,7 @@ impl Shard {
         item: &PutItem,
         name: &ObjectName<'_>,
     ) -> Result<Keep, Status> {
-        let Some(store) = &mut self.store else { return Err(Status::WrongOwner) };
+        let store = &mut self.store;
         let options = item.options();
         let tenant = if item.key_bytes > 0 { tenant_number(name.tenant) } else { options.tenant };
         if tenant != 0 && item.key_bytes > 0 {
@@ -95,7 +101,7 @@ impl Shard {
         let account = match store.tenants().account_of(tenant) {
             Some(account) => account,
             None if self.tenants.is_strict => return Err(Status::NoTenant),
-            None => store.tenants_mut().account_of_stranger(tenant),
+            None => store.tenants_mut().account_of_unconfigured(tenant),
         };
         let soft_pin_ms = options.soft_pin_ms.min(store.config().soft_pin_max_ms);
         let soft_pin_ns = u64::from(soft_pin_ms) * NS_PER_MS;
@@ -104,7 +110,7 @@ impl Shard {
 
     /// Like [`Self::keep_of`], for an object that is read from the SSD, or fetched from a former owner.
     pub(in crate::service) fn keep_again(&mut self, options: &PutOptions, tenant: u32) -> Keep {
-        let account = self.store.as_mut().map_or(0, |store| store.tenants_mut().account_of_stranger(tenant));
+        let account = self.store.tenants_mut().account_of_unconfigured(tenant);
         Keep { account, group: options.group, soft_pin_ns: 0, hard_pin: options.hard_pin }
     }
 

@@ -21,7 +21,7 @@ mod popular;
 mod tests;
 
 use by_tenant::ByTenant;
-pub use by_tenant::{TENANTS_TIMED, TenantOperation, TenantTimes, Whose};
+pub use by_tenant::{TENANTS_TIMED, TenantOperation, TenantTimes, TimedTenant};
 use popular::Popular;
 pub use popular::{HOT_KEPT, HotObject, HotObjects};
 
@@ -177,7 +177,7 @@ impl ServiceTimer {
 
     /// Records a reply that is sent in the round in which its request was received.
     #[inline]
-    fn answered_at_once(&mut self, header: &Header, whose: Option<Whose>, now_ns: u64) {
+    fn answered_at_once(&mut self, header: &Header, whose: Option<TimedTenant>, now_ns: u64) {
         let Kind::Reply(operation) = header.kind else { return };
         let kind = kind_of(operation);
         if header.status != Status::Ok {
@@ -194,7 +194,7 @@ impl ServiceTimer {
 
     /// Records a reply whose request was received in an earlier round.
     #[cold]
-    fn answered(&mut self, header: &Header, late: &Late, whose: Option<Whose>, now_ns: u64) {
+    fn answered(&mut self, header: &Header, late: &Late, whose: Option<TimedTenant>, now_ns: u64) {
         let Kind::Reply(operation) = header.kind else { return };
         let (_, timing, about) = late;
         if let (Some(whose), Some(operation)) = (whose, TenantOperation::of(operation)) {
@@ -372,9 +372,9 @@ pub(in crate::service) struct Outputs {
     /// Late replies, by their number when they are polled.
     late: VecDeque<Late>,
     /// Tenants of the objects that replies are about, by the same number.
-    owned: VecDeque<(u64, Whose)>,
+    owned: VecDeque<(u64, TimedTenant)>,
     /// Tenant of the object that the next reply is about.
-    pub(in crate::service) whose: Option<Whose>,
+    pub(in crate::service) whose: Option<TimedTenant>,
     is_late: bool,
     /// Timing of the request that is being answered, if it is late.
     timing: Timing,

@@ -56,7 +56,7 @@ fn put(rig: &mut Rig, peer: PeerKey, model: &mut Model, last: &mut u64, (key, by
 
 fn get(rig: &mut Rig, peer: PeerKey, model: &Model, key: u8) {
     let answer = rig.get(peer, key);
-    let found = answer.payload.map(|(place, _)| (place.bytes, Version(answer.header.argument)));
+    let found = answer.payload.map(|(extent, _)| (extent.bytes, Version(answer.header.argument)));
     assert_eq!(found.as_ref(), model.get(&key));
     assert_eq!(answer.status(), if found.is_some() { Status::Ok } else { Status::NotFound });
     if let Some((_, hold)) = answer.payload {

@@ -135,7 +135,7 @@ fn ranges_are_parts_of_objects_and_nothing_beyond() {
     let request = keys.rig.next_request();
     let whole = GetItem { digest, request, capacity_bytes: 1000 };
     keys.rig.ask(keys.peer, Operation::Get, &body_of([whole]), 1);
-    let (place, hold) = keys.rig.answer().payload.expect("it is there");
+    let (extent, hold) = keys.rig.answer().payload.expect("it is there");
     keys.rig.service.sent(hold);
     let cases = [
         (0, 1000, Status::Ok),
@@ -153,7 +153,7 @@ fn ranges_are_parts_of_objects_and_nothing_beyond() {
         let answer = keys.rig.answer();
         assert_eq!((answer.status(), answer.header.request), (status, request), "{offset}, {bytes}");
         if let Some((part, hold)) = answer.payload {
-            assert_eq!((part.offset, part.bytes), (place.offset + offset, bytes));
+            assert_eq!((part.offset, part.bytes), (extent.offset + offset, bytes));
             assert_eq!(answer.header.checksum(), Some(0), "the host sums up what it sends");
             keys.rig.service.sent(hold);
         } else {

@@ -14,7 +14,7 @@ use proptest::prelude::*;
 
 use super::rig::{body_of, config};
 use crate::Store;
-use crate::service::{Fetch, FetchDone, Identity, Output, Path, PayloadTo, PeerKey, Places, PoolBytes, Service, Want};
+use crate::service::{Extents, Fetch, FetchDone, Identity, Output, Path, PayloadTo, PeerKey, PoolBytes, Service, Want};
 
 const KEYS: u64 = 6;
 const BYTES: u64 = 64;
@@ -71,7 +71,7 @@ impl Cluster {
                 shard: ShardId(0),
                 segment_name: String::new(),
             };
-            let mut service = Service::new(identity, Some(store));
+            let mut service = Service::new(identity, store);
             // A client, and a peer that fetches as the new owner.
             for index in 0..2 {
                 let peer = PeerKey { index, generation: 1 };
@@ -174,7 +174,7 @@ impl Cluster {
             match output {
                 Output::Frame { header, body, payload, .. } => {
                     answers.push((header, self.shards[shard].body(body).to_vec()));
-                    if let Some((Places::One(_), hold)) = payload {
+                    if let Some((Extents::One(_), hold)) = payload {
                         self.shards[shard].sent(hold);
                     }
                 }
@@ -268,9 +268,9 @@ impl Cluster {
                 let item = ListItem { digest: *digest, walk: from.walk, from: from.from, flags: ListItem::NAMES };
                 (Operation::List, vec![body_of([item])])
             }
-            Want::Object(digest, place) => {
+            Want::Object(digest, extent) => {
                 let request = RequestId { index: 5, generation: 5 };
-                (Operation::Get, vec![body_of([GetItem { digest: *digest, request, capacity_bytes: place.bytes }])])
+                (Operation::Get, vec![body_of([GetItem { digest: *digest, request, capacity_bytes: extent.bytes }])])
             }
             Want::Copy { .. } | Want::DropCopies(_) => panic!("slots have one owner here"),
         };
@@ -345,7 +345,7 @@ fn a_drop_request_drops_the_objects_that_are_still_exported() {
     let told = decode_items::<SizeReply>(&sizes, 2).expect("two");
     assert!(told.map(|reply| reply.status).eq([Status::NotFound, Status::Ok]));
     ask(&mut cluster, Operation::Remove);
-    let there = |digest| cluster.shards[0].store().is_some_and(|store| store.exists(digest));
+    let there = |digest| cluster.shards[0].store().exists(digest);
     assert_eq!([stays, left].map(there), [true, false]);
 }
 
@@ -433,10 +433,8 @@ proptest! {
                 Step::Remove(key) => cluster.remove(key),
                 Step::Get(key) => check_get(&mut cluster, key),
                 Step::Evict(key) => {
-                    if let Some(shard) = cluster.owner(key)
-                        && let Some(store) = &mut cluster.shards[shard].objects.local.shard.store
-                    {
-                        store.drop_copy(digest(key));
+                    if let Some(shard) = cluster.owner(key) {
+                        cluster.shards[shard].objects.local.shard.store.drop_copy(digest(key));
                     }
                 }
                 Step::Hear(shard) => cluster.hear(shard),
@@ -462,7 +460,7 @@ proptest! {
             }
         }
         for shard in &cluster.shards {
-            let store = shard.store().expect("it has one");
+            let store = shard.store();
             store.check();
             let stats = store.stats();
             assert_eq!((stats.pins, stats.reservations), (0, 0), "nothing is held");
@@ -496,7 +494,7 @@ proptest! {
             for key in 0..KEYS {
                 assert_eq!(cluster.get(key), Some(Some(100 + key)), "key {key}");
             }
-            let objects = |shard: &Service| shard.store().map_or(0, |store| store.stats().objects);
+            let objects = |shard: &Service| shard.store().stats().objects;
             let held: u64 = cluster.shards.iter().map(objects).sum();
             assert_eq!(held, KEYS, "former owners have dropped what has moved");
         }

@@ -29,9 +29,9 @@ fn object_exists_from_commit_until_removal() {
     assert_eq!(sizes[1], SizeReply { status: Status::NotFound, bytes: 0 });
 
     let get = rig.get(peer, 1);
-    let (place, hold) = get.payload.expect("the object's bytes");
+    let (extent, hold) = get.payload.expect("the object's bytes");
     assert_eq!((get.status(), get.header.argument, get.header.checksum()), (Status::Ok, 1, Some(CHECKSUM)));
-    assert_eq!((place.memory, place.bytes), (Memory::Pool, 300));
+    assert_eq!((extent.memory, extent.bytes), (Memory::Pool, 300));
 
     rig.ask(peer, Operation::Remove, &digests([1, 2]), 2);
     assert_eq!(rig.answer().bits(), [true, false]);
@@ -352,7 +352,7 @@ fn a_small_put_comes_along_with_its_frame_over_shared_memory() {
     assert_eq!(rig.put(shared, 1, 10).status(), Status::Ok);
     assert_eq!(rig.put(shared, 1, 10).status(), Status::Exists);
     assert!(rig.exists(shared, 1));
-    assert!(matches!(rig.begin_put(shared, 2, 10), PayloadTo::Place(_)));
+    assert!(matches!(rig.begin_put(shared, 2, 10), PayloadTo::Extent(_)));
     rig.service.payload_done(shared, Some(CHECKSUM + 1), rig.now_ns);
     assert_eq!(rig.answer().status(), Status::Corrupt);
     assert!(!rig.exists(shared, 2));

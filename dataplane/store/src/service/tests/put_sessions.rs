@@ -54,7 +54,7 @@ impl Rig {
             ..hello()
         };
         let store = Store::new(config(POOL_BYTES), Version(1)).expect("the test's limits are valid");
-        rig.service = Service::new(identity, Some(store));
+        rig.service = Service::new(identity, store);
         rig.service.set_owned(Epoch(5), |_| true);
         let peer = rig.connect(Path::Stream);
         rig.ask(peer, Operation::Hello, &hello.encode(), 1);
@@ -114,9 +114,9 @@ fn put_session_numbers_of_a_dead_incarnation_name_nothing_in_the_next() {
     assert_eq!((refused.status, refused.reservation), (Status::Stale, ReservationId::default()));
     assert_eq!(rig.seal(peer, put_session), Status::Stale);
     assert!(!rig.discard(peer, put_session));
-    let place = rig.fill_shared(peer, other);
-    assert_eq!(place.status, Status::Ok);
-    assert_eq!(rig.commit(peer, place.reservation).status, Status::Ok);
+    let extent = rig.fill_shared(peer, other);
+    assert_eq!(extent.status, Status::Ok);
+    assert_eq!(rig.commit(peer, extent.reservation).status, Status::Ok);
     assert_eq!(rig.seal(peer, other), Status::Ok);
     let found = rig.lookup(peer, 2);
     assert_eq!((found.bytes, found.checksum), (BYTES, CHECKSUM));

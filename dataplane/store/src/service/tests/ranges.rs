@@ -7,7 +7,7 @@ use kvplane_proto::{FrameFlags, Limits, Status};
 use proptest::prelude::*;
 
 use super::rig::{Answer, CHECKSUM, Rig, ServiceOutput, body_of, segment_info};
-use crate::service::{CloseReason, Hold, Memory, Path, PayloadTo, PeerKey, Place, SegmentInfo};
+use crate::service::{CloseReason, Hold, Memory, MemoryExtent, Path, PayloadTo, PeerKey, SegmentInfo};
 
 const BYTES: u64 = 4096;
 
@@ -19,8 +19,8 @@ fn run(segment: SegmentId, offset: u64, stride_bytes: u64, bytes: u32, ranges: u
     RunItem { segment, offset, stride_bytes, bytes, ranges }
 }
 
-fn place(segment: SegmentId, offset: u64, bytes: u64) -> Place {
-    Place { memory: Memory::Segment(segment), offset, bytes }
+fn extent(segment: SegmentId, offset: u64, bytes: u64) -> MemoryExtent {
+    MemoryExtent { memory: Memory::Segment(segment), offset, bytes }
 }
 
 fn sum(runs: &[RunItem]) -> u64 {
@@ -32,11 +32,11 @@ fn read(rig: &mut Rig, peer: PeerKey, runs: &[RunItem]) -> Answer {
     rig.answer()
 }
 
-fn begin_write(rig: &mut Rig, peer: PeerKey, runs: &[RunItem]) -> Vec<Place> {
+fn begin_write(rig: &mut Rig, peer: PeerKey, runs: &[RunItem]) -> Vec<MemoryExtent> {
     match rig.offer_many(peer, Operation::WriteMany, &body_of(runs.iter().copied()), runs.len(), sum(runs)) {
         PayloadTo::Discard => Vec::new(),
-        PayloadTo::Place(place) => panic!("{place:?} for many ranges"),
-        PayloadTo::Places(range) => rig.service.places(range).to_vec(),
+        PayloadTo::Extent(extent) => panic!("{extent:?} for many ranges"),
+        PayloadTo::Extents(range) => rig.service.extents(range).to_vec(),
     }
 }
 
@@ -58,12 +58,12 @@ fn ranges_whose_memory_is_gone_are_refused() {
     let (one, two) = (segment(&mut rig, 0), segment(&mut rig, 1));
     let runs = [run(one, 0, 100, 10, 3), run(two, 8, 8, 8, 10)];
     begin_write(&mut rig, peer, &runs);
-    rig.service.refuse_payload(peer);
+    rig.service.writes().refuse(peer, Status::OutOfRange);
     rig.assert_quiet();
     rig.done(peer);
     assert_eq!(rig.answer().status(), Status::OutOfRange);
     let answer = read(&mut rig, peer, &runs);
-    rig.service.refuse_read(peer, &answer.header, hold_of(&answer));
+    rig.service.refuse_read(peer, &answer.header, hold_of(&answer), Status::OutOfRange);
     let instead = rig.answer();
     assert_eq!((instead.header.request, instead.status()), (answer.header.request, Status::OutOfRange));
     assert_eq!(write(&mut rig, peer, &runs).status(), Status::Ok);
@@ -76,12 +76,13 @@ fn ranges_are_sent_in_order_and_adjacent_ones_are_merged() {
     let peer = rig.join(Path::Stream);
     let (one, two) = (segment(&mut rig, 0), segment(&mut rig, 1));
     let runs = [run(one, 0, 100, 10, 3), run(two, 8, 8, 8, 100), run(two, 808, 0, 2, 1), run(one, 0, 0, 5, 1)];
-    let places = [place(one, 0, 10), place(one, 100, 10), place(one, 200, 10), place(two, 8, 802), place(one, 0, 5)];
+    let extents =
+        [extent(one, 0, 10), extent(one, 100, 10), extent(one, 200, 10), extent(two, 8, 802), extent(one, 0, 5)];
     let answer = read(&mut rig, peer, &runs);
-    assert_eq!((answer.status(), answer.places.as_slice()), (Status::Ok, &places[..]));
+    assert_eq!((answer.status(), answer.extents.as_slice()), (Status::Ok, &extents[..]));
     assert_eq!((answer.header.payload_bytes, answer.header.checksum()), (837, None));
     rig.service.sent(hold_of(&answer));
-    assert_eq!(begin_write(&mut rig, peer, &runs), places);
+    assert_eq!(begin_write(&mut rig, peer, &runs), extents);
     rig.assert_quiet();
     rig.done(peer);
     let answer = rig.answer();
@@ -173,7 +174,7 @@ fn the_largest_gathered_request_is_served() {
     let ranges = Limits::RANGES_PER_FRAME as u32;
     let bytes = (Limits::GATHER_BYTES / u64::from(ranges)) as u32;
     let answer = read(&mut rig, peer, &[run(large, 0, 4 * u64::from(bytes), bytes, ranges)]);
-    assert_eq!((answer.status(), answer.places.len()), (Status::Ok, Limits::RANGES_PER_FRAME));
+    assert_eq!((answer.status(), answer.extents.len()), (Status::Ok, Limits::RANGES_PER_FRAME));
     let alone: Vec<RunItem> = (0..u64::from(ranges)).map(|n| run(large, n * 8192, 0, bytes, 1)).collect();
     assert_eq!(begin_write(&mut rig, peer, &alone).len(), Limits::RANGES_PER_FRAME);
 }
@@ -292,22 +293,22 @@ proptest! {
             header = header.with_payload(bytes, None);
         }
         let to = rig.service.request(peer, &header, &body, rig.now_ns);
-        let mut places = match to {
-            PayloadTo::Places(range) => rig.service.places(range).to_vec(),
+        let mut extents = match to {
+            PayloadTo::Extents(range) => rig.service.extents(range).to_vec(),
             _ => Vec::new(),
         };
         rig.service.payload_done(peer, None, rig.now_ns);
         for said in rig.drain() {
             if let ServiceOutput::Answer(answer) = said {
-                places.extend(&answer.places);
+                extents.extend(&answer.extents);
                 answer.payload.into_iter().for_each(|(_, hold)| rig.service.sent(hold));
             }
         }
-        for place in &places {
-            prop_assert!(segments.iter().any(|&segment| place.memory == Memory::Segment(segment)));
-            prop_assert!(place.offset.checked_add(place.bytes).is_some_and(|end| end <= BYTES));
+        for extent in &extents {
+            prop_assert!(segments.iter().any(|&segment| extent.memory == Memory::Segment(segment)));
+            prop_assert!(extent.offset.checked_add(extent.bytes).is_some_and(|end| end <= BYTES));
         }
-        prop_assert!(places.is_empty() || places.iter().map(|place| place.bytes).sum::<u64>() == bytes);
+        prop_assert!(extents.is_empty() || extents.iter().map(|extent| extent.bytes).sum::<u64>() == bytes);
         rig.gone(peer);
         rig.assert_idle();
     }

@@ -9,7 +9,7 @@ use kvplane_proto::message::{
 use kvplane_proto::{Digest, PinId, Status};
 
 use crate::service::{
-    CloseReason, Hold, Identity, Memory, Output, Path, PayloadTo, PeerKey, Place, Places, SegmentInfo, Service,
+    CloseReason, Extents, Hold, Identity, Memory, MemoryExtent, Output, Path, PayloadTo, PeerKey, SegmentInfo, Service,
 };
 use crate::{Store, StoreConfig};
 
@@ -25,8 +25,8 @@ pub(super) struct Answer {
     pub(super) header: Header,
     pub(super) body: Vec<u8>,
     /// First extent of its payload: the whole payload, except for gathered reads.
-    pub(super) payload: Option<(Place, Hold)>,
-    pub(super) places: Vec<Place>,
+    pub(super) payload: Option<(MemoryExtent, Hold)>,
+    pub(super) extents: Vec<MemoryExtent>,
 }
 
 /// Output of the service.
@@ -118,7 +118,7 @@ impl Rig {
 
     pub(super) fn with(config: StoreConfig) -> Self {
         let store = Store::new(config, Version(1)).expect("the test's limits are valid");
-        let mut service = Service::new(identity(), Some(store));
+        let mut service = Service::new(identity(), store);
         service.set_owned(Epoch(5), |_| true);
         Self { service, now_ns: 1_000, last_request: 0, joined: 0 }
     }
@@ -270,14 +270,14 @@ impl Rig {
                     assert_eq!(Header::decode(&wire), Ok(header), "the peer can read the header");
                     assert_eq!(body.len(), header.body_bytes as usize);
                     assert_eq!(header.check_body(&body), Ok(()));
-                    let places = match &payload {
+                    let extents = match &payload {
                         None => Vec::new(),
-                        Some((Places::One(place), _)) => vec![*place],
-                        Some((Places::Many(range), _)) => self.service.places(range.clone()).to_vec(),
+                        Some((Extents::One(extent), _)) => vec![*extent],
+                        Some((Extents::Many(range), _)) => self.service.extents(range.clone()).to_vec(),
                     };
-                    assert_eq!(places.iter().map(|place| place.bytes).sum::<u64>(), header.payload_bytes);
-                    let payload = payload.map(|(_, hold)| (places[0], hold));
-                    ServiceOutput::Answer(Answer { peer, header, body, payload, places })
+                    assert_eq!(extents.iter().map(|extent| extent.bytes).sum::<u64>(), header.payload_bytes);
+                    let payload = payload.map(|(_, hold)| (extents[0], hold));
+                    ServiceOutput::Answer(Answer { peer, header, body, payload, extents })
                 }
                 Output::Close { peer, reason } => ServiceOutput::Close(peer, reason),
                 Output::Unregistered { segment } => ServiceOutput::Unregistered(segment),
@@ -313,7 +313,7 @@ impl Rig {
     }
 
     pub(super) fn store(&self) -> &Store {
-        self.service.store().expect("the test's service has a store")
+        self.service.store()
     }
 
     /// Returns the numbers of pins and reservations held.
@@ -332,9 +332,9 @@ impl Rig {
 }
 
 /// Returns the extent of the pool that a payload goes to.
-pub(super) fn pool_place(to: PayloadTo) -> Place {
+pub(super) fn pool_place(to: PayloadTo) -> MemoryExtent {
     match to {
-        PayloadTo::Place(place) if place.memory == Memory::Pool => place,
-        other => panic!("a place in the pool was due, not {other:?}"),
+        PayloadTo::Extent(extent) if extent.memory == Memory::Pool => extent,
+        other => panic!("a extent in the pool was due, not {other:?}"),
     }
 }

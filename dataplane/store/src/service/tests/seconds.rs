@@ -2,11 +2,11 @@
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
-use kvplane_proto::map::{ClusterMap, Member, ShardAddress, SlotOwners};
-use kvplane_proto::message::{GetItem, Kind, Operation, PutItem, PutOptions};
+use kvplane_proto::map::{Claim, ClusterMap, Former, Member, ShardAddress, ShardKey, SlotOwners};
+use kvplane_proto::message::{GetItem, Hello, Kind, Operation, PutItem, PutOptions, SizeReply};
 use kvplane_proto::{FrameFlags, Limits, Status};
 
-use super::rig::{CHECKSUM, Rig, body_of, digest, digests, identity};
+use super::rig::{Answer, CHECKSUM, Rig, body_of, digest, digests, hello, identity};
 use crate::service::{Fetch, FetchDone, Path, PeerKey, ReplicaProgress, Want};
 
 const PUTS: u8 = 60;
@@ -20,6 +20,10 @@ fn owners(epoch: u64) -> SlotOwners {
 
 /// Returns the owners of this shard's node and further nodes.
 fn owners_of(epoch: u64, nodes: u64) -> SlotOwners {
+    SlotOwners::of(&map_of(epoch, nodes))
+}
+
+fn map_of(epoch: u64, nodes: u64) -> ClusterMap {
     let us = identity();
     let member = |node: NodeId, incarnation| Member {
         node,
@@ -31,7 +35,7 @@ fn owners_of(epoch: u64, nodes: u64) -> SlotOwners {
     };
     let others = (1..nodes).map(|other| member(NodeId(us.node.0 + other), Incarnation(1)));
     let members = core::iter::once(member(us.node, us.incarnation)).chain(others).collect();
-    SlotOwners::of(&ClusterMap { epoch: Epoch(epoch), replicas: 2, members, former: None })
+    ClusterMap { epoch: Epoch(epoch), replicas: 2, members, former: None }
 }
 
 /// Puts objects that are to be replicated; returns the number of those in this shard's slots.
@@ -308,4 +312,59 @@ fn a_replica_owner_serves_reads_of_replicas_and_refuses_changes() {
         let status = status_of(&mut rig, peer, operation, FrameFlags::READ_REPLICA);
         assert_eq!(status, Status::WrongOwner, "{operation:?}");
     }
+}
+
+/// Returns the answer to a request of a peer that fetches, by the map of epoch 7.
+fn fetched(rig: &mut Rig, peer: PeerKey, operation: Operation, body: &[u8]) -> Answer {
+    let mut header = Header::request(Kind::Request(operation), rig.next_request()).with_body(body, 1);
+    header.argument = 7;
+    rig.service.request(peer, &header, body, rig.now_ns);
+    rig.answer()
+}
+
+/// A new owner that removes an object while its replica is on its way to the former owner does not get it back.
+#[test]
+fn a_new_owner_does_not_import_the_replica_that_it_wrote() {
+    let mut rig = Rig::new();
+    let (before, mut map) = (map_of(6, 1), map_of(7, 2));
+    let Member { node, incarnation, weight, .. } = before.members[0];
+    let claims = vec![Claim { node, incarnation, weight, shards: 3 }];
+    let began = map.members.iter().map(|member| (member.node, member.incarnation)).collect();
+    map.former = Some(Former { since: Epoch(7), from: Epoch(6), claims, began, restarts: None });
+    let after = SlotOwners::of(&map);
+    rig.service.follow(1, &SlotOwners::of(&before));
+    let client = rig.join(Path::Stream);
+    let moves = |key: &u8| {
+        let slot = digest(*key).slot();
+        let is_ours = |owner: ShardKey| (owner.node, owner.shard) == (identity().node, identity().shard);
+        let was_ours = rig.service.inspect().serves(slot);
+        was_ours
+            && after.owner(slot).is_some_and(|owner| owner.node != identity().node)
+            && after.second(slot).is_some_and(is_ours)
+    };
+    let key = (0..=255).find(moves).expect("a slot that is as the test wants it");
+    rig.put(client, key, 64);
+    rig.service.follow(1, &after);
+    let importer = rig.connect(Path::Stream);
+    rig.ask(importer, Operation::Hello, &Hello { fetches: true, ..hello() }.encode(), 1);
+    assert_eq!(rig.answer().status(), Status::Ok);
+    let wanted = |rig: &mut Rig| {
+        body_of([GetItem { digest: digest(key), request: rig.next_request(), capacity_bytes: u64::MAX }])
+    };
+    let body = wanted(&mut rig);
+    let Answer { payload, .. } = fetched(&mut rig, importer, Operation::Get, &body);
+    rig.service.sent(payload.expect("the object's bytes").1);
+    assert!(fetched(&mut rig, importer, Operation::Remove, &digests([key])).bits()[0], "the new owner has it");
+    // Its replica comes, and the new owner does not have the object any more.
+    let item = body_of([PutItem::plain(digest(key), 64)]);
+    let header = Header::request(Kind::Request(Operation::Put), rig.next_request());
+    let mut header = header.with_body(&item, 1).with_payload(64, Some(CHECKSUM));
+    (header.argument, header.flags) = (7, header.flags.with(FrameFlags::REPLICATE, true));
+    rig.service.request(importer, &header, &item, rig.now_ns);
+    rig.done(importer);
+    assert_eq!(rig.answer().status(), Status::Ok);
+    let body = wanted(&mut rig);
+    assert_eq!(fetched(&mut rig, importer, Operation::Get, &body).status(), Status::NotFound);
+    let sizes: Vec<SizeReply> = fetched(&mut rig, importer, Operation::Size, &digests([key])).items();
+    assert_eq!(sizes[0].status, Status::NotFound);
 }

@@ -6,7 +6,7 @@ use kvplane_proto::message::{Kind, Operation, ReadItem, SegmentDescriptor, Write
 use kvplane_proto::{FrameFlags, Limits, Status};
 
 use super::rig::{Answer, CHECKSUM, Rig, ServiceOutput, body_of, segment_info};
-use crate::service::{CloseReason, Hold, Memory, Path, PayloadTo, PeerKey, Place, RegisterError, SegmentInfo};
+use crate::service::{CloseReason, Hold, Memory, MemoryExtent, Path, PayloadTo, PeerKey, RegisterError, SegmentInfo};
 
 const BYTES: u64 = 4096;
 
@@ -51,13 +51,13 @@ fn ranges_are_read_and_written_in_place() {
     let mut rig = Rig::new();
     let peer = rig.join(Path::Stream);
     let segment = segment(&mut rig);
-    let place = Place { memory: Memory::Segment(segment), offset: 96, bytes: 4000 };
-    assert_eq!(begin_write(&mut rig, peer, segment, 96, 4000), PayloadTo::Place(place));
+    let extent = MemoryExtent { memory: Memory::Segment(segment), offset: 96, bytes: 4000 };
+    assert_eq!(begin_write(&mut rig, peer, segment, 96, 4000), PayloadTo::Extent(extent));
     rig.assert_quiet();
     rig.done(peer);
     assert_eq!(rig.answer().status(), Status::Ok);
     let answer = read(&mut rig, peer, segment, 96, 4000);
-    assert_eq!((answer.status(), answer.payload.unwrap().0), (Status::Ok, place));
+    assert_eq!((answer.status(), answer.payload.unwrap().0), (Status::Ok, extent));
     assert_eq!(answer.header.checksum(), None, "no checksum was requested");
     rig.service.sent(hold_of(&answer));
     assert_eq!(
@@ -273,16 +273,16 @@ fn memory_that_is_gone_is_refused_without_closing_the_connection() {
     let peer = rig.join(Path::Stream);
     let segment = segment(&mut rig);
     begin_write(&mut rig, peer, segment, 0, 10);
-    rig.service.refuse_payload(peer);
+    rig.service.writes().refuse(peer, Status::OutOfRange);
     rig.assert_quiet();
     rig.done(peer);
     assert_eq!(rig.answer().status(), Status::OutOfRange);
     let answer = read(&mut rig, peer, segment, 0, 10);
-    rig.service.refuse_read(peer, &answer.header, hold_of(&answer));
+    rig.service.refuse_read(peer, &answer.header, hold_of(&answer), Status::OutOfRange);
     let instead = rig.answer();
     assert_eq!((instead.header.request, instead.status()), (answer.header.request, Status::OutOfRange));
     assert!(instead.payload.is_none());
-    rig.service.refuse_payload(peer);
+    rig.service.writes().refuse(peer, Status::OutOfRange);
     rig.assert_quiet();
     assert_eq!(write(&mut rig, peer, segment, 0, 10), Status::Ok);
     // No use is left.
@@ -371,10 +371,10 @@ fn addresses_are_checked_against_one_region_each() {
         (last, u64::MAX, 1, BYTES - 1),
         (last, u64::MAX - BYTES + 1, BYTES, 0),
     ] {
-        let place = Place { memory: Memory::Segment(segment), offset, bytes };
+        let extent = MemoryExtent { memory: Memory::Segment(segment), offset, bytes };
         for write in [false, true] {
             let found = rig.service.segments_mut().acquire_by_address(address, bytes, write);
-            assert_eq!(found, Ok((segment, place)), "{bytes} at {address:#x}");
+            assert_eq!(found, Ok((segment, extent)), "{bytes} at {address:#x}");
             rig.service.release_by_address(segment);
         }
     }
@@ -424,7 +424,7 @@ fn a_use_by_address_is_waited_for() {
     // The range is free for another region, whose users are counted there.
     let next = rig.service.segments_mut().register(segment_info(0x10000 - 1, BYTES)).unwrap();
     assert_ne!(next, segment);
-    let place = Place { memory: Memory::Segment(next), offset: 1, bytes: 1 };
-    assert_eq!(rig.service.segments_mut().acquire_by_address(0x10000, 1, true), Ok((next, place)));
+    let extent = MemoryExtent { memory: Memory::Segment(next), offset: 1, bytes: 1 };
+    assert_eq!(rig.service.segments_mut().acquire_by_address(0x10000, 1, true), Ok((next, extent)));
     rig.service.release_by_address(next);
 }

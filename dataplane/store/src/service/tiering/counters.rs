@@ -53,7 +53,7 @@ pub struct TierCounters {
     /// Slots that came back and whose changes no shard knew: their records on the SSD are void.
     pub slots_voided: u64,
     /// Objects removed because other owners had put or removed them while their slots were away.
-    pub struck: u64,
+    pub doubts_removed: u64,
     /// Damaged records that the scrubber found.
     pub quarantined: u64,
     /// Damaged records that were written again from memory.

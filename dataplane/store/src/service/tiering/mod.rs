@@ -30,7 +30,7 @@ pub(super) use self::promotion::{NotBegun, ObjectTenant, Promotion, TENANTS_KNOW
 pub use self::reconciliation::VoidCause;
 pub(super) use self::reconciliation::{Reconciliation, SlotSources};
 pub use self::snapshot::TierSnapshot;
-pub(super) use self::ssd::{Ssd, Strike};
+pub(super) use self::ssd::{RemovalCause, Ssd};
 use super::shard::Shard;
 use super::shard::effects::Effect;
 use crate::StoreConfig;

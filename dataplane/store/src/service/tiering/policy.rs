@@ -131,8 +131,8 @@ mod tests {
         let mut frequency = Frequency::new();
         let key = |number: u64| Digest::of(b"", &number.to_le_bytes());
         assert_eq!((1..=20).map(|_| frequency.see(key(1))).max(), Some(MOST));
-        let strangers = (2..1002).filter(|number| frequency.see(key(*number)) > 1).count();
-        assert!(strangers < 50, "{strangers} of 1000 are mistaken for others");
+        let once_seen = (2..1002).filter(|number| frequency.see(key(*number)) > 1).count();
+        assert!(once_seen < 50, "{once_seen} of 1000 are mistaken for others");
         (0..4 * COUNTERS as u64).for_each(|number| {
             frequency.see(key(10_000 + number % 7));
         });

@@ -207,6 +207,7 @@ impl<P: EvictionPolicy> Shadow<P> {
                     tenant: 0,
                     has_tail: tail_bytes > 0,
                     tail_at,
+                    is_on_device: false,
                     is_head: false,
                     replica: Replica::None,
                     copied: false,

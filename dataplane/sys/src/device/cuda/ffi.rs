@@ -28,6 +28,9 @@ pub(super) const ILLEGAL_ADDRESS: CUresult = 700;
 pub(super) const CONTEXT_IS_DESTROYED: CUresult = 709;
 pub(super) const HARDWARE_STACK_ERROR: CUresult = 714;
 pub(super) const LAUNCH_FAILED: CUresult = 719;
+/// Codes of faults of a kernel, after which its context answers nothing else: a launch that took too long, an
+/// assertion, an illegal instruction, a misaligned address, an invalid address space, an invalid program counter.
+pub(super) const KERNEL_FAULTS: [CUresult; 6] = [702, 710, 715, 716, 717, 718];
 pub(super) const NOT_SUPPORTED: CUresult = 801;
 pub(super) const UNKNOWN: CUresult = 999;
 
@@ -66,6 +69,38 @@ pub(super) const ORDER_STREAM: c_int = 1;
 #[derive(Clone, Copy)]
 pub(super) struct IpcHandle(pub(super) [u8; 64]);
 
+/// `CUmemGenericAllocationHandle`.
+pub(super) type AllocationHandle = u64;
+
+/// `CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR`.
+pub(super) const HANDLE_DESCRIPTOR: c_int = 1;
+/// `CU_MEM_HANDLE_TYPE_FABRIC`.
+pub(super) const HANDLE_FABRIC: c_int = 8;
+/// `CU_MEM_LOCATION_TYPE_DEVICE`.
+pub(super) const LOCATION_DEVICE: c_int = 1;
+/// `CU_MEM_ACCESS_FLAGS_PROT_READWRITE`.
+pub(super) const ACCESS_READ_WRITE: c_int = 3;
+
+/// `CUmemAllocationProp`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct AllocationProperties {
+    pub(super) kind: c_int,
+    /// Types of handles that the allocation was created for, as bits.
+    pub(super) handle_types: c_int,
+    pub(super) location: MemLocation,
+    pub(super) windows: *mut c_void,
+    pub(super) flags: [u8; 8],
+}
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct AccessDescription {
+    pub(super) location: MemLocation,
+    pub(super) flags: c_int,
+}
+
 /// `CUmemLocation`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -85,3 +120,4 @@ pub(super) struct CopyAttributes {
 }
 
 const _: () = assert!(size_of::<IpcHandle>() == 64 && size_of::<CopyAttributes>() == 24);
+const _: () = assert!(size_of::<AllocationProperties>() == 32 && size_of::<AccessDescription>() == 12);

@@ -5,6 +5,7 @@
 
 use super::Cuda;
 use super::ffi::*;
+use crate::device::captures::{ExchangeMode, IsCapturing};
 use crate::device::{DeviceError, Family};
 use crate::library::{Library, Missing, functions, load_once};
 use libc::{c_char, c_int, c_uint, c_void};
@@ -28,6 +29,8 @@ functions! {
         stream_create = c"cuStreamCreate": unsafe extern "C" fn(*mut CUstream, c_uint) -> CUresult,
         stream_destroy = c"cuStreamDestroy_v2": unsafe extern "C" fn(CUstream) -> CUresult,
         stream_synchronize = c"cuStreamSynchronize": unsafe extern "C" fn(CUstream) -> CUresult,
+        stream_context = c"cuStreamGetCtx": unsafe extern "C" fn(CUstream, *mut CUcontext) -> CUresult,
+        context_device = c"cuCtxGetDevice": unsafe extern "C" fn(*mut CUdevice) -> CUresult,
         stream_wait = c"cuStreamWaitEvent": unsafe extern "C" fn(CUstream, CUevent, c_uint) -> CUresult,
         event_create = c"cuEventCreate": unsafe extern "C" fn(*mut CUevent, c_uint) -> CUresult,
         event_destroy = c"cuEventDestroy_v2": unsafe extern "C" fn(CUevent) -> CUresult,
@@ -43,6 +46,10 @@ functions! {
         ipc_close = c"cuIpcCloseMemHandle": unsafe extern "C" fn(u64) -> CUresult,
     }
     optional {
+        // 10.1
+        capture_mode = c"cuThreadExchangeStreamCaptureMode": ExchangeMode,
+        // 10.0
+        is_capturing = c"cuStreamIsCapturing": IsCapturing,
         // 11.7
         export_range = c"cuMemGetHandleForAddressRange":
             unsafe extern "C" fn(*mut c_void, u64, usize, c_int, u64) -> CUresult,
@@ -55,14 +62,37 @@ functions! {
     }
 }
 
+functions! {
+    /// Functions of the virtual-memory interface, in all drivers since 10.2.
+    pub(super) struct VirtualMemory {
+        address_range = c"cuMemGetAddressRange_v2": unsafe extern "C" fn(*mut u64, *mut usize, u64) -> CUresult,
+        retain = c"cuMemRetainAllocationHandle":
+            unsafe extern "C" fn(*mut AllocationHandle, *mut c_void) -> CUresult,
+        release = c"cuMemRelease": unsafe extern "C" fn(AllocationHandle) -> CUresult,
+        properties = c"cuMemGetAllocationPropertiesFromHandle":
+            unsafe extern "C" fn(*mut AllocationProperties, AllocationHandle) -> CUresult,
+        export = c"cuMemExportToShareableHandle":
+            unsafe extern "C" fn(*mut c_void, AllocationHandle, c_int, u64) -> CUresult,
+        import = c"cuMemImportFromShareableHandle":
+            unsafe extern "C" fn(*mut AllocationHandle, *mut c_void, c_int) -> CUresult,
+        reserve = c"cuMemAddressReserve": unsafe extern "C" fn(*mut u64, usize, usize, u64, u64) -> CUresult,
+        free = c"cuMemAddressFree": unsafe extern "C" fn(u64, usize) -> CUresult,
+        map = c"cuMemMap": unsafe extern "C" fn(u64, usize, usize, AllocationHandle, u64) -> CUresult,
+        unmap = c"cuMemUnmap": unsafe extern "C" fn(u64, usize) -> CUresult,
+        set_access = c"cuMemSetAccess":
+            unsafe extern "C" fn(u64, usize, *const AccessDescription, usize) -> CUresult,
+    }
+    optional {}
+}
+
 /// Returns the driver of this process. Opened and initialized by the first call; if that failed, the next call tries
 /// again.
 pub(in crate::device) fn library() -> Result<&'static Cuda, DeviceError> {
     load_once!(Cuda, || {
         let family = Family::Cuda;
-        let library = Library::open(family.library())
+        let library = Library::open_any(family.libraries())
             .map_err(|error| DeviceError::NoDriver { family, detail: error.to_string() })?;
         let missing = |(name, _): Missing| DeviceError::old(family, name, "450 (CUDA 11)");
-        Cuda::new(Functions::look_up(library).map_err(missing)?)
+        Cuda::new(Functions::look_up(library).map_err(missing)?, VirtualMemory::look_up(library).ok())
     })
 }

@@ -2,12 +2,16 @@
 
 mod ffi;
 mod library;
+mod virtual_memory;
 
 pub(super) use library::library;
 
 use self::ffi::*;
-use self::library::Functions;
-use super::driver::{Direction, Driver, HANDLE_BYTES, Previous, RawContext, RawCopy, RawEvent, RawStream};
+use self::library::{Functions, VirtualMemory};
+use super::captures::Captures;
+use super::driver::{
+    Direction, Driver, HANDLE_BYTES, Previous, RawContext, RawCopy, RawEvent, RawStream, ShareHandle, SharedPhysical,
+};
 use super::{Allocation, DeviceError, DeviceId, DeviceInfo, Family, MemoryKind};
 use libc::{c_int, c_void};
 use std::ffi::CStr;
@@ -20,6 +24,7 @@ const BATCH: usize = 256;
 /// The loaded library and the devices that it shows.
 pub(crate) struct Cuda {
     functions: Functions,
+    virtual_memory: Option<VirtualMemory>,
     devices: Vec<DeviceInfo>,
 }
 
@@ -30,8 +35,8 @@ const fn id(ordinal: u16) -> DeviceId {
 
 impl Cuda {
     /// Initializes the driver and lists its devices. Creates no context.
-    fn new(functions: Functions) -> Result<Self, DeviceError> {
-        let mut cuda = Self { functions, devices: Vec::new() };
+    fn new(functions: Functions, virtual_memory: Option<VirtualMemory>) -> Result<Self, DeviceError> {
+        let mut cuda = Self { functions, virtual_memory, devices: Vec::new() };
         // SAFETY: the flags are to be 0.
         cuda.check(0, "cuInit", unsafe { (cuda.functions.init)(0) })?;
         let mut count: c_int = 0;
@@ -87,7 +92,7 @@ impl Cuda {
             OUT_OF_MEMORY => Err(DeviceError::OutOfMemory { id, call }),
             NO_DEVICE => Err(DeviceError::NoDevice { id, visible: 0 }),
             NOT_SUPPORTED => Err(DeviceError::Unsupported { id, what: call }),
-            code if is_lost(code) => Err(DeviceError::Lost { id, call, code }),
+            code if is_lost(code) || KERNEL_FAULTS.contains(&code) => Err(DeviceError::Lost { id, call, code }),
             code => Err(DeviceError::Call { id, call, code, name: self.name(code) }),
         }
     }
@@ -232,6 +237,10 @@ impl Driver for Cuda {
         let _ = unsafe { (self.functions.context_pop)(&raw mut popped) };
     }
 
+    fn captures(&self) -> Captures {
+        Captures { exchange: self.functions.capture_mode, is_capturing: self.functions.is_capturing }
+    }
+
     fn create_stream(&self, ordinal: u16) -> Result<RawStream, DeviceError> {
         let mut stream: CUstream = ptr::null_mut();
         // SAFETY: the driver stores one pointer.
@@ -248,6 +257,19 @@ impl Driver for Cuda {
     fn synchronize(&self, ordinal: u16, stream: RawStream) -> Result<(), DeviceError> {
         // SAFETY: a live stream.
         self.check(ordinal, "cuStreamSynchronize", unsafe { (self.functions.stream_synchronize)(stream.0 as CUstream) })
+    }
+
+    fn device_of_stream(&self, ordinal: u16, stream: RawStream) -> Result<u16, DeviceError> {
+        let (mut context, mut device): (CUcontext, CUdevice) = (ptr::null_mut(), 0);
+        // SAFETY: the caller's word that the stream is live; the driver stores one pointer.
+        let code = unsafe { (self.functions.stream_context)(stream.0 as CUstream, &raw mut context) };
+        self.check(ordinal, "cuStreamGetCtx", code)?;
+        let previous = self.enter(ordinal, RawContext(context as u64))?;
+        // SAFETY: the driver stores one integer.
+        let code = unsafe { (self.functions.context_device)(&raw mut device) };
+        self.leave(previous);
+        self.check(ordinal, "cuCtxGetDevice", code)?;
+        Ok(u16::try_from(device).unwrap_or(ordinal))
     }
 
     fn wait(&self, ordinal: u16, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
@@ -279,6 +301,8 @@ impl Driver for Cuda {
         // SAFETY: a live event.
         match unsafe { (self.functions.event_query)(event.0 as CUevent) } {
             NOT_READY => Ok(false),
+            // Only of drivers that cannot be told that this thread takes no part in captures. A later call tells.
+            code if Captures::forbids(code) => Ok(false),
             code => self.check(ordinal, "cuEventQuery", code).map(|()| true),
         }
     }
@@ -359,5 +383,21 @@ impl Driver for Cuda {
     fn unmap(&self, address: u64) {
         // SAFETY: opened before, closed once.
         let _ = unsafe { (self.functions.ipc_close)(address) };
+    }
+
+    fn share_physical(&self, ordinal: u16, address: u64) -> Result<SharedPhysical, DeviceError> {
+        let virtual_memory = self.virtual_memory.as_ref().ok_or_else(|| self.without_virtual_memory(ordinal))?;
+        virtual_memory.share(self, ordinal, address)
+    }
+
+    fn map_physical(&self, ordinal: u16, handle: &ShareHandle, bytes: u64) -> Result<u64, DeviceError> {
+        let virtual_memory = self.virtual_memory.as_ref().ok_or_else(|| self.without_virtual_memory(ordinal))?;
+        virtual_memory.map(self, ordinal, handle, bytes)
+    }
+
+    fn unmap_physical(&self, address: u64, bytes: u64) {
+        if let Some(virtual_memory) = &self.virtual_memory {
+            virtual_memory.unmap(address, bytes);
+        }
     }
 }

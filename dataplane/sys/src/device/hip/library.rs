@@ -3,6 +3,7 @@
 //! Written by hand after AMD's documentation of the interface.
 
 use super::Hip;
+use crate::device::captures::{ExchangeMode, IsCapturing};
 use crate::device::{DeviceError, Family};
 use crate::library::{Library, Missing, functions, load_once};
 use libc::{c_char, c_int, c_void};
@@ -71,6 +72,12 @@ functions! {
         ipc_close = c"hipIpcCloseMemHandle": unsafe extern "C" fn(*mut c_void) -> c_int,
     }
     optional {
+        // 5.2
+        capture_mode = c"hipThreadExchangeStreamCaptureMode": ExchangeMode,
+        // 5.0
+        is_capturing = c"hipStreamIsCapturing": IsCapturing,
+        // 5.6
+        stream_device = c"hipStreamGetDevice": unsafe extern "C" fn(*mut c_void, *mut c_int) -> c_int,
         // 5.0
         pointer_attribute = c"hipPointerGetAttribute":
             unsafe extern "C" fn(*mut c_void, c_int, *mut c_void) -> c_int,
@@ -91,7 +98,7 @@ functions! {
 pub(in crate::device) fn library() -> Result<&'static Hip, DeviceError> {
     load_once!(Hip, || {
         let family = Family::Hip;
-        let library = Library::open(family.library())
+        let library = Library::open_any(family.libraries())
             .map_err(|error| DeviceError::NoDriver { family, detail: error.to_string() })?;
         let missing = |(name, _): Missing| DeviceError::old(family, name, "5.0");
         let functions = Functions::look_up(library).map_err(missing)?;

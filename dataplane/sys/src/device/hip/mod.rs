@@ -8,6 +8,7 @@ mod library;
 pub(super) use library::library;
 
 use self::library::{DmaBufs, Functions, IpcHandle, PointerAttributes};
+use super::captures::Captures;
 use super::driver::{Direction, Driver, HANDLE_BYTES, Previous, RawContext, RawCopy, RawEvent, RawStream};
 use super::{Allocation, DeviceError, DeviceId, DeviceInfo, Family, MemoryKind};
 use libc::{c_int, c_void};
@@ -24,6 +25,8 @@ const NOT_READY: c_int = 600;
 const ILLEGAL_ADDRESS: c_int = 700;
 const CONTEXT_IS_DESTROYED: c_int = 709;
 const LAUNCH_FAILURE: c_int = 719;
+/// Codes of faults of a kernel, after which its device answers nothing else: a launch that took too long, an assertion.
+const KERNEL_FAULTS: [c_int; 2] = [702, 710];
 const NOT_SUPPORTED: c_int = 801;
 const UNKNOWN: c_int = 999;
 
@@ -102,6 +105,7 @@ impl Hip {
             ECC_NOT_CORRECTABLE | ILLEGAL_ADDRESS | CONTEXT_IS_DESTROYED | LAUNCH_FAILURE | UNKNOWN => {
                 Err(DeviceError::Lost { id, call, code })
             }
+            code if KERNEL_FAULTS.contains(&code) => Err(DeviceError::Lost { id, call, code }),
             code => Err(DeviceError::Call { id, call, code, name: self.name(code) }),
         }
     }
@@ -173,14 +177,18 @@ impl Driver for Hip {
             // SAFETY: takes a number.
             self.check(ordinal, "hipSetDevice", unsafe { (self.functions.set_device)(c_int::from(ordinal)) })?;
         }
-        Ok(Previous((previous != c_int::from(ordinal)).then_some(previous)))
+        Ok(Previous((previous != c_int::from(ordinal)).then_some(previous as u64)))
     }
 
     fn leave(&self, previous: Previous) {
         if let Previous(Some(previous)) = previous {
             // SAFETY: takes a number.
-            let _ = unsafe { (self.functions.set_device)(previous) };
+            let _ = unsafe { (self.functions.set_device)(previous as c_int) };
         }
+    }
+
+    fn captures(&self) -> Captures {
+        Captures { exchange: self.functions.capture_mode, is_capturing: self.functions.is_capturing }
     }
 
     fn create_stream(&self, ordinal: u16) -> Result<RawStream, DeviceError> {
@@ -200,6 +208,15 @@ impl Driver for Hip {
         // SAFETY: a live stream.
         let code = unsafe { (self.functions.stream_synchronize)(stream.0 as *mut c_void) };
         self.check(ordinal, "hipStreamSynchronize", code)
+    }
+
+    fn device_of_stream(&self, ordinal: u16, stream: RawStream) -> Result<u16, DeviceError> {
+        let Some(stream_device) = self.functions.stream_device else { return Ok(ordinal) };
+        let mut device: c_int = 0;
+        // SAFETY: the caller's word that the stream is live; the runtime stores one integer.
+        let code = unsafe { stream_device(stream.0 as *mut c_void, &raw mut device) };
+        self.check(ordinal, "hipStreamGetDevice", code)?;
+        Ok(u16::try_from(device).unwrap_or(ordinal))
     }
 
     fn wait(&self, ordinal: u16, stream: RawStream, event: RawEvent) -> Result<(), DeviceError> {
@@ -231,6 +248,8 @@ impl Driver for Hip {
         // SAFETY: a live event.
         match unsafe { (self.functions.event_query)(event.0 as *mut c_void) } {
             NOT_READY => Ok(false),
+            // As in CUDA: a later call tells.
+            code if Captures::forbids(code) => Ok(false),
             code => self.check(ordinal, "hipEventQuery", code).map(|()| true),
         }
     }

@@ -1,11 +1,10 @@
 //! Open devices: limits, ports, addresses and events.
 
-use crate::verbs::device::Provider;
+use crate::verbs::device::provider::Functions;
 use crate::verbs::error::VerbsError;
 use crate::verbs::events::AsyncEvent;
 use crate::verbs::ffi::*;
 use crate::verbs::gid::{self, GidEntry};
-use crate::verbs::library::Functions;
 use crate::verbs::port::PortAttributes;
 use libc::c_int;
 use std::fmt;
@@ -50,13 +49,13 @@ pub struct DeviceLimits {
 /// An open device. Objects created on it keep it open. Any thread may use it.
 pub struct Context {
     raw: NonNull<ibv_context>,
-    provider: Provider,
+    functions: &'static Functions,
     name: String,
     sysfs_path: String,
     limits: DeviceLimits,
 }
 
-// SAFETY: contexts of libibverbs and of the software devices may be used from several threads at the same time.
+// SAFETY: contexts of verbs may be used from several threads at the same time.
 unsafe impl Send for Context {}
 // SAFETY: as above.
 unsafe impl Sync for Context {}
@@ -66,7 +65,7 @@ impl Context {
         name: &str,
         sysfs_path: &str,
         raw: NonNull<ibv_context>,
-        provider: Provider,
+        functions: &'static Functions,
     ) -> Result<Arc<Self>, VerbsError> {
         let limits = DeviceLimits {
             ports: 0,
@@ -79,12 +78,12 @@ impl Context {
             reads_started: 0,
             memory_bytes: 0,
             on_demand: false,
-            relaxed_ordering: provider.functions().reg_mr_iova2.is_some(),
-            dma_buf: provider.functions().reg_dmabuf_mr.is_some(),
+            relaxed_ordering: functions.reg_mr_iova2.is_some(),
+            dma_buf: functions.reg_dmabuf_mr.is_some(),
             vendor_id: 0,
         };
         // From here on, dropping the context closes the device.
-        let mut context = Self { raw, provider, name: name.to_owned(), sysfs_path: sysfs_path.to_owned(), limits };
+        let mut context = Self { raw, functions, name: name.to_owned(), sysfs_path: sysfs_path.to_owned(), limits };
         context.query_limits()?;
         set_nonblocking(context.async_fd()).map_err(|source| context.refused("make events nonblocking", source))?;
         Ok(Arc::new(context))
@@ -158,7 +157,7 @@ impl Context {
     }
 
     pub(crate) fn functions(&self) -> &'static Functions {
-        self.provider.functions()
+        self.functions
     }
 
     pub(crate) fn refused(&self, what: impl Into<String>, source: io::Error) -> VerbsError {

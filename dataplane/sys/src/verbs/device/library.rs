@@ -4,54 +4,79 @@
 //! in the version whose structs `ffi` describes, so that an incompatible library is rejected, not misread.
 
 use crate::library;
+use crate::verbs::device::provider::{Functions, ProvidedDevices, VerbsProvider};
 use crate::verbs::error::VerbsError;
 use crate::verbs::ffi::*;
 use libc::{c_int, c_void};
 use std::ffi::CStr;
-use std::sync::OnceLock;
+use std::io;
+use std::ptr::NonNull;
+use std::sync::{Arc, OnceLock};
 
 /// Name of the library in every distribution.
 const LIBRARY: &str = "libibverbs.so.1";
 /// First symbol version with extended contexts, to which most symbols belong.
 const V1_1: &CStr = c"IBVERBS_1.1";
 
-/// Functions of a provider: libibverbs or a software device. All may be called from any thread.
-pub(crate) struct Functions {
-    pub(crate) open_device: unsafe extern "C" fn(*mut ibv_device) -> *mut ibv_context,
-    pub(crate) close_device: unsafe extern "C" fn(*mut ibv_context) -> c_int,
-    pub(crate) query_device: unsafe extern "C" fn(*mut ibv_context, *mut ibv_device_attr) -> c_int,
-    /// Compatible form, which fills the front of the struct and leaves the rest unchanged.
-    pub(crate) query_port: unsafe extern "C" fn(*mut ibv_context, u8, *mut ibv_port_attr) -> c_int,
-    pub(crate) query_gid_table:
-        Option<unsafe extern "C" fn(*mut ibv_context, *mut ibv_gid_entry, usize, u32, usize) -> isize>,
-    pub(crate) alloc_pd: unsafe extern "C" fn(*mut ibv_context) -> *mut ibv_pd,
-    pub(crate) dealloc_pd: unsafe extern "C" fn(*mut ibv_pd) -> c_int,
-    pub(crate) reg_mr: unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, c_int) -> *mut ibv_mr,
-    /// Supports the optional access flags, such as relaxed ordering.
-    pub(crate) reg_mr_iova2: Option<unsafe extern "C" fn(*mut ibv_pd, *mut c_void, usize, u64, u32) -> *mut ibv_mr>,
-    pub(crate) reg_dmabuf_mr: Option<unsafe extern "C" fn(*mut ibv_pd, u64, usize, u64, c_int, c_int) -> *mut ibv_mr>,
-    pub(crate) dereg_mr: unsafe extern "C" fn(*mut ibv_mr) -> c_int,
-    pub(crate) create_comp_channel: unsafe extern "C" fn(*mut ibv_context) -> *mut ibv_comp_channel,
-    pub(crate) destroy_comp_channel: unsafe extern "C" fn(*mut ibv_comp_channel) -> c_int,
-    pub(crate) create_cq:
-        unsafe extern "C" fn(*mut ibv_context, c_int, *mut c_void, *mut ibv_comp_channel, c_int) -> *mut ibv_cq,
-    pub(crate) destroy_cq: unsafe extern "C" fn(*mut ibv_cq) -> c_int,
-    pub(crate) get_cq_event: unsafe extern "C" fn(*mut ibv_comp_channel, *mut *mut ibv_cq, *mut *mut c_void) -> c_int,
-    pub(crate) ack_cq_events: unsafe extern "C" fn(*mut ibv_cq, u32),
-    pub(crate) create_srq: unsafe extern "C" fn(*mut ibv_pd, *mut ibv_srq_init_attr) -> *mut ibv_srq,
-    pub(crate) destroy_srq: unsafe extern "C" fn(*mut ibv_srq) -> c_int,
-    pub(crate) create_qp: unsafe extern "C" fn(*mut ibv_pd, *mut ibv_qp_init_attr) -> *mut ibv_qp,
-    pub(crate) modify_qp: unsafe extern "C" fn(*mut ibv_qp, *mut ibv_qp_attr, c_int) -> c_int,
-    pub(crate) destroy_qp: unsafe extern "C" fn(*mut ibv_qp) -> c_int,
-    pub(crate) get_async_event: unsafe extern "C" fn(*mut ibv_context, *mut ibv_async_event) -> c_int,
-    pub(crate) ack_async_event: unsafe extern "C" fn(*mut ibv_async_event),
-}
-
 /// The loaded library, with the functions that only a library has: the list of devices.
 pub(crate) struct Library {
-    pub(crate) functions: Functions,
-    pub(crate) get_device_list: unsafe extern "C" fn(*mut c_int) -> *mut *mut ibv_device,
-    pub(crate) free_device_list: unsafe extern "C" fn(*mut *mut ibv_device),
+    functions: Functions,
+    get_device_list: unsafe extern "C" fn(*mut c_int) -> *mut *mut ibv_device,
+    free_device_list: unsafe extern "C" fn(*mut *mut ibv_device),
+}
+
+// SAFETY: these are the functions and the devices of libibverbs. Contexts opened from a list hold their devices
+// themselves.
+unsafe impl VerbsProvider for &'static Library {
+    fn name(&self) -> &'static str {
+        "libibverbs"
+    }
+
+    fn functions(&self) -> &'static Functions {
+        &self.functions
+    }
+
+    fn devices(&self) -> Result<ProvidedDevices, VerbsError> {
+        let list = DeviceList::get(self)?;
+        Ok(ProvidedDevices { devices: list.devices().collect(), owner: Arc::new(list) })
+    }
+}
+
+/// Device list of the library, freed with the last of its devices.
+struct DeviceList {
+    library: &'static Library,
+    list: NonNull<*mut ibv_device>,
+    count: usize,
+}
+
+// SAFETY: the list is never written after its creation, and the library frees it on any thread.
+unsafe impl Send for DeviceList {}
+// SAFETY: as above.
+unsafe impl Sync for DeviceList {}
+
+impl DeviceList {
+    fn get(library: &'static Library) -> Result<Self, VerbsError> {
+        let mut count: c_int = 0;
+        // SAFETY: the library writes one number and returns a list that the caller frees, or null.
+        let list = unsafe { (library.get_device_list)(&raw mut count) };
+        match NonNull::new(list) {
+            Some(list) => Ok(Self { library, list, count: usize::try_from(count).unwrap_or(0) }),
+            None => Err(VerbsError::NoKernelSupport { source: io::Error::last_os_error() }),
+        }
+    }
+
+    fn devices(&self) -> impl Iterator<Item = NonNull<ibv_device>> {
+        // SAFETY: the list has `count` entries, which live as long as the list.
+        let list = unsafe { std::slice::from_raw_parts(self.list.as_ptr(), self.count) };
+        list.iter().filter_map(|device| NonNull::new(*device))
+    }
+}
+
+impl Drop for DeviceList {
+    fn drop(&mut self) {
+        // SAFETY: freed once, by its owner, when no device of it is left.
+        unsafe { (self.library.free_device_list)(self.list.as_ptr()) };
+    }
 }
 
 /// Returns the library of this process. Opened by the first call; if it was missing, the next call tries again.

@@ -27,18 +27,18 @@ unsafe impl Send for Chain {}
 
 impl Chain {
     fn new(batch: u32, stride: u32) -> Self {
-        let places = batch.next_power_of_two() as usize;
+        let slots = batch.next_power_of_two() as usize;
         let empty = ibv_recv_wr { wr_id: 0, next: ptr::null_mut(), sg_list: ptr::null_mut(), num_sge: 0 };
-        let pieces = vec![ibv_sge::default(); places * stride as usize].into();
-        Self { requests: vec![empty; places].into(), pieces, per_request: stride as usize }
+        let pieces = vec![ibv_sge::default(); slots * stride as usize].into();
+        Self { requests: vec![empty; slots].into(), pieces, per_request: stride as usize }
     }
 
     fn put(&mut self, at: u32, wr_id: u64, pieces: &[Piece<'_>]) {
         let mask = self.requests.len() - 1;
         let index = at as usize & mask;
-        let places = &mut self.pieces[index * self.per_request..][..self.per_request];
-        let num_sge = fill(places, pieces) as c_int;
-        let sg_list = places.as_mut_ptr();
+        let slots = &mut self.pieces[index * self.per_request..][..self.per_request];
+        let num_sge = fill(slots, pieces) as c_int;
+        let sg_list = slots.as_mut_ptr();
         let next = &raw mut self.requests[(index + 1) & mask];
         self.requests[index] = ibv_recv_wr { wr_id, next, sg_list, num_sge };
     }
@@ -130,7 +130,7 @@ const USE_BITS: u32 = 26;
 /// keep the device's queue alive; the memory of receives is held until they are retired, or until this queue and the
 /// last of its queue pairs are dropped.
 pub struct SharedReceiveQueue {
-    places: Box<[Place]>,
+    slots: Box<[ReceiveSlot]>,
     held: Box<[Option<MemoryRegion>]>,
     free: Vec<u16>,
     /// Queued receives that are not posted, in order.
@@ -144,7 +144,7 @@ pub struct SharedReceiveQueue {
 }
 
 #[derive(Clone, Copy)]
-struct Place {
+struct ReceiveSlot {
     token: u64,
     /// Number of uses of the place: part of a receive's id.
     uses: u32,
@@ -200,7 +200,7 @@ impl SharedReceiveQueue {
         let (orphans, domain) = (Mutex::default(), Arc::clone(domain.inner()));
         let inner = Arc::new(SharedQueue { raw, post, orphans, domain });
         Ok(Self {
-            places: vec![Place { token: 0, uses: 0, taken: false }; depth as usize].into(),
+            slots: vec![ReceiveSlot { token: 0, uses: 0, taken: false }; depth as usize].into(),
             held: vec![None; (depth * pieces) as usize].into(),
             free: (0..depth as u16).rev().collect(),
             unsent: 0,
@@ -226,17 +226,17 @@ impl SharedReceiveQueue {
             return Err(Refusal::BatchFull);
         }
         check_pieces(pieces, self.stride, true, &self.inner.domain)?;
-        let place = self.free.pop().ok_or(Refusal::Full)?;
-        let index = usize::from(place);
-        let uses = self.places[index].uses;
-        self.places[index] = Place { token, uses, taken: true };
+        let slot = self.free.pop().ok_or(Refusal::Full)?;
+        let index = usize::from(slot);
+        let uses = self.slots[index].uses;
+        self.slots[index] = ReceiveSlot { token, uses, taken: true };
         for (held, piece) in self.held[index * self.stride..][..self.stride].iter_mut().zip(pieces) {
             *held = Some(piece.memory.clone());
         }
         let wr_id = (Kind::Shared as u64) << 62
             | u64::from(self.name) << (PLACE_BITS + USE_BITS)
             | u64::from(uses) << PLACE_BITS
-            | u64::from(place);
+            | u64::from(slot);
         let at = self.first_unsent.wrapping_add(self.unsent);
         self.chain.put(at, wr_id, pieces);
         self.unsent += 1;
@@ -280,10 +280,10 @@ impl SharedReceiveQueue {
         if completion.kind() != Some(Kind::Shared) || name != self.name {
             return None;
         }
-        let place = self.places.get_mut(index).filter(|place| place.taken && place.uses == uses)?;
-        place.taken = false;
-        place.uses = (uses + 1) & ((1 << USE_BITS) - 1);
-        let token = place.token;
+        let slot = self.slots.get_mut(index).filter(|slot| slot.taken && slot.uses == uses)?;
+        slot.taken = false;
+        slot.uses = (uses + 1) & ((1 << USE_BITS) - 1);
+        let token = slot.token;
         for held in &mut self.held[index * self.stride..][..self.stride] {
             *held = None;
         }
@@ -311,7 +311,7 @@ impl Drop for SharedQueue {
 
 impl fmt::Debug for SharedReceiveQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let depth = self.places.len();
+        let depth = self.slots.len();
         write!(f, "SharedReceiveQueue({} of {depth} taken)", depth - self.free.len())
     }
 }

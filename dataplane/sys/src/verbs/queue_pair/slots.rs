@@ -251,7 +251,8 @@ impl Slots {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::verbs::{Access, Loopback, ProtectionDomain, SoftPort, Verbs};
+    use crate::verbs::Access;
+    use crate::verbs::tests::bare;
     use crate::{HugePages, IoBuf, Region, RegionOptions};
     use proptest::prelude::*;
     use std::collections::VecDeque;
@@ -280,9 +281,7 @@ mod tests {
     proptest! {
         #[test]
         fn memory_is_held_exactly_as_long_as_requests_are_on_it(start in any::<u32>(), acts in acts()) {
-            let verbs = Verbs::loopback(&Loopback::new(&[SoftPort::default()]));
-            let context = verbs.device("loop0").unwrap().open().unwrap();
-            let domain = ProtectionDomain::new(&context).unwrap();
+            let domain = bare::domain();
             let options = RegionOptions { huge: HugePages::Never, ..RegionOptions::new("slots", 4096) };
             let register = || {
                 let memory = IoBuf::whole(Region::allocate(&options).unwrap());

@@ -1,7 +1,7 @@
 //! State machine of a queue pair, as a declared table: the transitions, and the attributes that each requires.
 //!
 //! From the InfiniBand specification, for reliable connections. The device checks it too; the table rejects an invalid
-//! transition before the call, and gives the software device the same rules.
+//! transition before the call, and gives other implementations the same rules.
 
 use crate::verbs::ffi::*;
 
@@ -34,11 +34,6 @@ impl QueueState {
         }
     }
 
-    #[cfg(feature = "soft-verbs")]
-    pub(crate) fn from_raw(raw: u32) -> Option<Self> {
-        Self::ALL.into_iter().find(|state| state.raw() == raw)
-    }
-
     /// Returns the required attributes of a transition; `None` if it is not allowed.
     pub(crate) fn to(self, to: Self) -> Option<u32> {
         TRANSITIONS.iter().find(|(from, into, _)| (*from, *into) == (self, to)).map(|(_, _, mask)| *mask)
@@ -52,6 +47,21 @@ impl QueueState {
     /// Returns true if requests can be posted: in the error state they are flushed at once.
     pub(crate) const fn takes_sends(self) -> bool {
         matches!(self, Self::ReadyToSend | Self::Error)
+    }
+}
+
+#[cfg(feature = "verbs-provider")]
+impl QueueState {
+    /// Returns the state with this number in C; `None` if there is none here.
+    #[must_use]
+    pub fn from_raw(raw: u32) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| state.raw() == raw)
+    }
+
+    /// Returns the mask of exactly those attributes that a transition requires; `None` if it is not allowed.
+    #[must_use]
+    pub fn required_attributes(self, to: Self) -> Option<u32> {
+        self.to(to)
     }
 }
 

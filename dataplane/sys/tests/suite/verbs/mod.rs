@@ -5,16 +5,18 @@
 
 mod bed;
 mod cable;
+mod device_memory;
 mod refusals;
 mod soft;
 mod suite;
 
-use kvplane_sys::verbs::{Device, Loopback, SoftPort, Verbs, VerbsError};
+use kvplane_soft_verbs::{Loopback, SoftPort};
+use kvplane_sys::verbs::{Device, Verbs, VerbsError};
 
 #[test]
 fn all_cases_hold_on_two_software_devices() {
     let fabric = Loopback::new(&[SoftPort::default(); 2]);
-    let devices = Verbs::loopback(&fabric).devices().expect("devices");
+    let devices = fabric.verbs().devices().expect("devices");
     for (name, case) in suite::CASES {
         eprintln!("loopback: {name}");
         case(&devices[0], &devices[1]);
@@ -25,7 +27,7 @@ fn all_cases_hold_on_two_software_devices() {
 #[test]
 fn all_cases_hold_on_one_software_device() {
     let fabric = Loopback::new(&[SoftPort::default()]);
-    let device = Verbs::loopback(&fabric).device("loop0").expect("device");
+    let device = fabric.verbs().device("loop0").expect("device");
     for (name, case) in suite::CASES {
         eprintln!("loopback, alone: {name}");
         case(&device, &device);

@@ -1,9 +1,10 @@
 //! Cases that only software devices can produce at will: ports set down, devices removed, requests that wait.
 
 use super::bed::{End, MEMORY_BYTES, connect, fill, options, pair, pattern, read};
+use kvplane_soft_verbs::{Loopback, SoftPort, null_verbs};
 use kvplane_sys::verbs::{
-    Access, AsyncEvent, CompletionQueue, Device, Entry, Loopback, Mtu, Operation, PortState, QueuePair,
-    QueuePairOptions, QueueState, SoftPort, Status, Verbs, VerbsError,
+    Access, AsyncEvent, CompletionQueue, Device, Entry, Mtu, Operation, PortState, QueuePair, QueuePairOptions,
+    QueueState, Status, VerbsError,
 };
 use kvplane_sys::{Interest, IoBuf, Poller, Region, RegionOptions};
 use proptest::prelude::*;
@@ -13,7 +14,7 @@ use std::time::Duration;
 
 fn fabric(devices: usize) -> (Loopback, Vec<Device>) {
     let fabric = Loopback::new(&vec![SoftPort::default(); devices]);
-    let devices = Verbs::loopback(&fabric).devices().expect("devices");
+    let devices = fabric.verbs().devices().expect("devices");
     (fabric, devices)
 }
 
@@ -25,7 +26,7 @@ fn write_to(peer: &End, offset: usize) -> Operation {
 fn ports_report_their_configuration() {
     let fast = |giga: u64| SoftPort { bits_per_second: giga * 1_000_000_000, mtu: Mtu::Bytes1024 };
     let fabric = Loopback::new(&[fast(100), fast(400), fast(800), fast(250)]);
-    let devices = Verbs::loopback(&fabric).devices().expect("devices");
+    let devices = fabric.verbs().devices().expect("devices");
     let speeds: Vec<u64> = devices
         .iter()
         .map(|device| device.open().expect("opened").port(1).expect("port").bits_per_second / 1_000_000_000)
@@ -34,7 +35,7 @@ fn ports_report_their_configuration() {
     let context = devices[0].open().expect("opened");
     assert_eq!(context.port(1).expect("port").active_mtu, Mtu::Bytes1024);
     assert_eq!(context.gids(1).expect("gids")[0].gid.to_string(), "::ffff:10.88.0.1");
-    let error = Verbs::loopback(&fabric).device("mlx5_0").expect_err("no such device").to_string();
+    let error = fabric.verbs().device("mlx5_0").expect_err("no such device").to_string();
     assert!(error.contains("mlx5_0") && error.contains("loop0, loop1, loop2, loop3"), "{error}");
 }
 
@@ -222,7 +223,7 @@ fn queue_pairs_on_several_threads() {
 
 #[test]
 fn the_null_device_completes_and_moves_nothing() {
-    let device = Verbs::null().device("null0").expect("device");
+    let device = null_verbs().device("null0").expect("device");
     let (mut a, b) = pair(&device, &device);
     fill(&a.region, 5, 0, 4096);
     for token in 0..64 {
@@ -237,7 +238,7 @@ fn the_null_device_completes_and_moves_nothing() {
 
 #[test]
 fn the_null_device_carries_messages() {
-    let device = Verbs::null().device("null0").expect("device");
+    let device = null_verbs().device("null0").expect("device");
     let (mut a, mut b) = pair(&device, &device);
     fill(&a.region, 6, 0, 4096);
     b.receive(7, 8192, 4096);

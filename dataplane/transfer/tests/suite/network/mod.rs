@@ -8,7 +8,8 @@
 
 use std::sync::LazyLock;
 
-use kvplane_transfer::verbs::{Loopback, SoftPort, Verbs};
+use kvplane_soft_verbs::{Loopback, SoftPort};
+use kvplane_transfer::verbs::Verbs;
 use kvplane_transfer::{RdmaConfig, RdmaUse};
 
 /// Returns true if RDMA replaces TCP.
@@ -52,7 +53,7 @@ pub(crate) fn device_counters() -> std::collections::BTreeMap<String, u64> {
 /// Returns the provider of the devices: `None` for the machine's own.
 pub(crate) fn verbs() -> Option<Verbs> {
     static FABRIC: LazyLock<Loopback> = LazyLock::new(|| Loopback::new(&[SoftPort::default(); 4]));
-    (!over_rdma() || installed() == 0).then(|| Verbs::loopback(&FABRIC))
+    (!over_rdma() || installed() == 0).then(|| FABRIC.verbs())
 }
 
 /// Returns true if the devices are those of an emulated machine.

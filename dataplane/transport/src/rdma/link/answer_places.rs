@@ -6,18 +6,18 @@ use kvplane_proto::{Limits, RequestId};
 use kvplane_sys::IoBuf;
 
 use crate::rdma::nic::Nic;
-use crate::rdma::wire::{EAGER_BYTES, OFFERS, Place, SOURCES};
+use crate::rdma::wire::{EAGER_BYTES, OFFERS, RemoteRange, SOURCES};
 use crate::types::Pieces;
 
 /// Offered memory of both sides of a link that has not been used yet.
 #[derive(Default)]
 pub(in crate::rdma) struct AnswerPlaces {
     /// Memory that the peer offers for its answers.
-    wanted: HashMap<RequestId, Vec<Place>>,
+    wanted: HashMap<RequestId, Vec<RemoteRange>>,
     /// Memory that we offer for our answers.
     offered: HashMap<RequestId, Pieces>,
     /// Offers for the next frame.
-    offering: Vec<Place>,
+    offering: Vec<RemoteRange>,
 }
 
 impl AnswerPlaces {
@@ -34,13 +34,13 @@ impl AnswerPlaces {
             let Some(memory) = nic.memory.get(buffer.region()) else { continue };
             let address = buffer.region().address() + buffer.offset() as u64;
             let (bytes, key) = (buffer.bytes() as u64, memory.remote_key());
-            self.offering.push(Place { request, address, bytes, key });
+            self.offering.push(RemoteRange { request, address, bytes, key });
         }
         self.offered.insert(request, pieces);
     }
 
     /// Takes the offers for the next frame.
-    pub(in crate::rdma) fn take_offers(&mut self) -> Vec<Place> {
+    pub(in crate::rdma) fn take_offers(&mut self) -> Vec<RemoteRange> {
         core::mem::take(&mut self.offering)
     }
 
@@ -50,7 +50,7 @@ impl AnswerPlaces {
     }
 
     /// Stores the peer's offers. Returns false if they are for more requests than the peer may have in flight.
-    pub(super) fn learn(&mut self, places: Vec<Place>) -> bool {
+    pub(super) fn learn(&mut self, places: Vec<RemoteRange>) -> bool {
         for place in places {
             self.wanted.entry(place.request).or_default().push(place);
         }
@@ -58,7 +58,7 @@ impl AnswerPlaces {
     }
 
     /// Returns the memory that the peer offers for the answer to a request.
-    pub(super) fn wanted(&self, request: RequestId) -> Option<&[Place]> {
+    pub(super) fn wanted(&self, request: RequestId) -> Option<&[RemoteRange]> {
         self.wanted.get(&request).map(Vec::as_slice)
     }
 
@@ -80,7 +80,7 @@ mod tests {
     #[test]
     fn places_belong_to_requests_and_are_bounded() {
         let request = |index| RequestId { index, generation: 1 };
-        let place = |index, address| Place { request: request(index), address, bytes: 64, key: 1 };
+        let place = |index, address| RemoteRange { request: request(index), address, bytes: 64, key: 1 };
         let mut places = AnswerPlaces::default();
         assert!(places.wants_nothing() && places.learn(vec![place(1, 0), place(2, 64), place(1, 128)]));
         assert_eq!(places.wanted(request(1)), Some(&[place(1, 0), place(1, 128)][..]));

@@ -15,7 +15,7 @@ use crate::rdma::books::Books;
 use crate::rdma::nic::Nic;
 use crate::rdma::pieces;
 use crate::rdma::wire::{
-    EAGER_BYTES, ENVELOPE_BYTES, Envelope, MessageKind, PLACE_BYTES, PayloadKind, Place, RECORD_BYTES,
+    EAGER_BYTES, ENVELOPE_BYTES, Envelope, MessageKind, PLACE_BYTES, PayloadKind, RECORD_BYTES, RemoteRange,
 };
 use crate::types::checksum_of_pieces;
 use crate::types::{CloseCause, Pieces, Target};
@@ -116,6 +116,7 @@ impl Intake {
     }
 
     /// Resumes paused input if `few` answers wait now. Returns true if it resumed.
+    #[inline]
     pub(super) const fn resume(&mut self, few: bool) -> bool {
         let resumes = self.paused && few;
         self.paused &= !resumes;
@@ -185,7 +186,12 @@ impl Intake {
     }
 
     /// Handles the announcement of a payload's next part.
-    pub(in crate::rdma) fn next_part(&mut self, token: u64, places: Vec<Place>, more: bool) -> Result<(), CloseCause> {
+    pub(in crate::rdma) fn next_part(
+        &mut self,
+        token: u64,
+        places: Vec<RemoteRange>,
+        more: bool,
+    ) -> Result<(), CloseCause> {
         match &mut self.expect {
             Expect::Pull(pull) if pull.awaits_part(token) => pull.next_part(places, more),
             _ => Err(CloseCause::Rdma(format!("a part of payload {token} arrived that was not requested"))),
@@ -259,7 +265,7 @@ impl Intake {
         scratch.clear();
         scratch.extend_from_slice(body);
         self.awaited = self.awaited.saturating_sub(1);
-        let offers = Place::decode_all(offers).map_err(|error| broken(&error.to_string()))?;
+        let offers = RemoteRange::decode_all(offers).map_err(|error| broken(&error.to_string()))?;
         if !answers.learn(offers) {
             return Err(broken("the peer offers memory for more answers than it may request"));
         }
@@ -271,7 +277,7 @@ impl Intake {
         if eager != payload.len() as u64 || eager > EAGER_BYTES as u64 {
             return Err(broken("a payload does not have the length that its frame states"));
         }
-        let sources = Place::decode_all(sources).map_err(|error| broken(&error.to_string()))?;
+        let sources = RemoteRange::decode_all(sources).map_err(|error| broken(&error.to_string()))?;
         let stated: u64 = sources.iter().map(|place| place.bytes).fold(0, u64::saturating_add);
         let bytes = header.payload_bytes;
         let arrived = match envelope.payload {

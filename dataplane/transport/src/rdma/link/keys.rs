@@ -1,6 +1,6 @@
 //! Segment keys of a link: keys of the peer's segments, and which of our keys the peer has.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use kvplane_proto::{Limits, SegmentId, Status};
@@ -10,11 +10,14 @@ use crate::rdma::mixing::MixedMap;
 use crate::rdma::wire::SegmentKey;
 
 /// State of the key of a peer's segment.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum KeyState {
     /// The key was requested from the peer.
-    Asked,
+    Requested,
+    /// Key of the whole segment, or the reason why there is none.
     Known(SegmentKey),
+    /// Keys of parts, by their starts; true if another one was requested.
+    Parts(BTreeMap<u64, SegmentKey>, bool),
 }
 
 /// Source of segment keys.
@@ -65,20 +68,34 @@ impl SegmentKeys {
         self.last.as_ref()
     }
 
-    /// Makes the key of a segment the last one. On [`KeyLookup::Missing`] the caller requests it from the peer.
+    /// Makes the key for this offset of a segment the last one; for an offset beyond the segment, any of its keys. On
+    /// [`KeyLookup::Missing`] the caller requests it from the peer.
     #[inline]
-    pub(super) fn look_up(&mut self, segment: SegmentId) -> KeyLookup {
-        if self.last.as_ref().is_some_and(|(last, _)| *last == segment) { KeyLookup::Known } else { self.find(segment) }
+    pub(super) fn look_up(&mut self, segment: SegmentId, offset: u64) -> KeyLookup {
+        let is_last = |(last, key): &(SegmentId, SegmentKey)| *last == segment && key.is_of(offset);
+        if self.last.as_ref().is_some_and(is_last) { KeyLookup::Known } else { self.find(segment, offset) }
     }
 
     #[cold]
-    fn find(&mut self, segment: SegmentId) -> KeyLookup {
+    fn find(&mut self, segment: SegmentId, offset: u64) -> KeyLookup {
         let key = match &self.source {
             KeySource::Description(peer, device) => Some(peer.key(segment, *device)),
             KeySource::Nowhere => Some(SegmentKey::refused(Status::Stale)),
-            KeySource::Messages => match self.keys.get(&segment) {
+            KeySource::Messages => match self.keys.get_mut(&segment) {
                 Some(KeyState::Known(key)) => Some(*key),
-                Some(KeyState::Asked) => return KeyLookup::Awaited,
+                Some(KeyState::Requested) => return KeyLookup::Awaited,
+                Some(KeyState::Parts(parts, is_requested)) => {
+                    let before = parts.range(..=offset).next_back().map(|(_, key)| *key);
+                    let key = before.or_else(|| parts.values().next().copied()).filter(|key| key.is_of(offset));
+                    if key.is_none() {
+                        return if std::mem::replace(is_requested, true) {
+                            KeyLookup::Awaited
+                        } else {
+                            KeyLookup::Missing
+                        };
+                    }
+                    key
+                }
                 None => None,
             },
         };
@@ -90,16 +107,22 @@ impl SegmentKeys {
             // Drops the ids of segments that are long gone; valid keys are requested again.
             self.keys.clear();
         }
-        self.keys.insert(segment, KeyState::Asked);
+        self.keys.insert(segment, KeyState::Requested);
         KeyLookup::Missing
     }
 
     /// Stores the peer's reply about a segment's key, or the notification that the segment is gone.
     pub(in crate::rdma) fn learn(&mut self, segment: SegmentId, key: SegmentKey) {
         // A key that was not requested is ignored.
-        if let Some(state) = self.keys.get_mut(&segment) {
-            *state = KeyState::Known(key);
-            self.last = None;
+        let Some(state) = self.keys.get_mut(&segment) else { return };
+        self.last = None;
+        match state {
+            KeyState::Parts(parts, is_requested) if key.is_part() => {
+                parts.insert(key.start, key);
+                *is_requested = false;
+            }
+            _ if key.is_part() => *state = KeyState::Parts(BTreeMap::from([(key.start, key)]), false),
+            _ => *state = KeyState::Known(key),
         }
     }
 
@@ -121,15 +144,15 @@ mod tests {
     #[test]
     fn keys_are_requested_once_and_unrequested_keys_are_ignored() {
         let [one, other] = [1, 2].map(|index| SegmentId { index, generation: 1 });
-        let key = SegmentKey { status: Status::Ok, writable: true, key: 7, address: 4096, bytes: 4096 };
+        let key = SegmentKey::whole(Status::Ok, 7, 4096, 4096);
         let mut keys = SegmentKeys::new();
-        assert_eq!([keys.look_up(one), keys.look_up(one)], [KeyLookup::Missing, KeyLookup::Awaited]);
+        assert_eq!([keys.look_up(one, 0), keys.look_up(one, 9)], [KeyLookup::Missing, KeyLookup::Awaited]);
         keys.learn(other, key);
         keys.learn(one, key);
-        assert_eq!(keys.look_up(one), KeyLookup::Known);
+        assert_eq!(keys.look_up(one, 5000), KeyLookup::Known);
         assert_eq!(keys.last(), Some(&(one, key)));
-        assert_eq!(keys.look_up(other), KeyLookup::Missing);
-        assert_eq!(keys.look_up(one), KeyLookup::Known, "it is known still");
+        assert_eq!(keys.look_up(other, 0), KeyLookup::Missing);
+        assert_eq!(keys.look_up(one, 0), KeyLookup::Known, "it is known still");
         keys.learn(one, SegmentKey::refused(Status::Stale));
         assert_eq!(keys.last(), None);
         keys.tell(one);
@@ -137,11 +160,31 @@ mod tests {
     }
 
     #[test]
+    fn keys_of_parts_are_requested_one_by_one() {
+        let segment = SegmentId { index: 1, generation: 1 };
+        let part = |start, end| SegmentKey { start, end, ..SegmentKey::whole(Status::Ok, start as u32, 1 << 20, 300) };
+        let mut keys = SegmentKeys::new();
+        assert_eq!(keys.look_up(segment, 150), KeyLookup::Missing);
+        keys.learn(segment, part(100, 200));
+        assert_eq!([keys.look_up(segment, 100), keys.look_up(segment, 199)], [KeyLookup::Known; 2]);
+        assert_eq!([keys.look_up(segment, 99), keys.look_up(segment, 200)], [KeyLookup::Missing, KeyLookup::Awaited]);
+        keys.learn(segment, part(0, 100));
+        assert_eq!((keys.look_up(segment, 99), keys.last()), (KeyLookup::Known, Some(&(segment, part(0, 100)))));
+        assert_eq!(keys.look_up(segment, 200), KeyLookup::Missing);
+        keys.learn(segment, part(200, 300));
+        assert_eq!((keys.look_up(segment, 100), keys.last()), (KeyLookup::Known, Some(&(segment, part(100, 200)))));
+        // The caller finds out by any key that an offset is beyond the segment.
+        assert_eq!(keys.look_up(segment, 300), KeyLookup::Known);
+        keys.learn(segment, SegmentKey::refused(Status::Stale));
+        assert_eq!((keys.look_up(segment, 0), keys.last().unwrap().1.status), (KeyLookup::Known, Status::Stale));
+    }
+
+    #[test]
     fn memory_of_a_connecting_stock_engine_is_not_accessed() {
         let mut keys = SegmentKeys::new();
         keys.set_source(KeySource::Nowhere);
         let segment = SegmentId { index: 0, generation: 0 };
-        assert_eq!(keys.look_up(segment), KeyLookup::Known);
+        assert_eq!(keys.look_up(segment, 0), KeyLookup::Known);
         assert_eq!(keys.last().map(|(_, key)| key.status), Some(Status::Stale));
     }
 }

@@ -3,6 +3,7 @@
 mod answer_places;
 mod copies;
 mod credits;
+pub(super) mod flushes;
 mod foreign;
 mod intake;
 mod keys;
@@ -57,7 +58,7 @@ pub(super) struct Path {
 
 /// State of a link's shutdown.
 #[derive(Default)]
-pub(super) struct Ending {
+pub(super) struct Shutdown {
     /// Reason of the shutdown, once it has begun.
     pub(super) why: Option<CloseCause>,
     /// Time since which the device is waited for, in nanoseconds.
@@ -86,7 +87,7 @@ pub(super) struct Link {
     pub(super) copies: Copies,
     /// State of a link with a stock engine; `None` for a link with a node or client of ours.
     pub(super) foreign: Option<Box<Foreign>>,
-    pub(super) ending: Ending,
+    pub(super) shutdown: Shutdown,
     /// Time since which no activity was seen, or of the last keepalive probe, in nanoseconds.
     idle_since_ns: Option<u64>,
 }
@@ -107,7 +108,7 @@ impl Link {
             outbox: Outbox::default(),
             copies: Copies::new(),
             foreign: None,
-            ending: Ending::default(),
+            shutdown: Shutdown::default(),
             idle_since_ns: None,
         }
     }
@@ -210,11 +211,39 @@ impl Link {
         Ok(())
     }
 
-    /// Requests the key of a segment from the peer.
-    fn ask_key(&mut self, segment: Option<SegmentId>) {
-        if let Some(segment) = segment {
-            self.outbox.push_control(Control::AskKey(segment));
+    /// Requests the key of a part of a segment from the peer.
+    fn ask_key(&mut self, part: Option<(SegmentId, u64)>) {
+        if let Some((segment, offset)) = part {
+            self.outbox.push_control(Control::AskKey(segment, offset));
         }
+    }
+
+    /// Requests a flush from the peer.
+    fn ask_flush(&mut self, segment: Option<SegmentId>) {
+        if let Some(segment) = segment {
+            self.outbox.push_control(Control::Flush(segment));
+        }
+    }
+
+    /// Takes the peer's reply to a flush.
+    pub(super) fn take_flushed(
+        &mut self,
+        id: ConnectionId,
+        segment: SegmentId,
+        outcome: Outcome,
+        copied: &mut CopyCompletions,
+    ) {
+        let next = self.copies.take_flushed(id, segment, outcome, copied);
+        self.ask_flush(next);
+    }
+
+    /// Sends the outcome of a flush to the peer.
+    pub(super) fn answer_flush(&mut self, segment: SegmentId, outcome: Outcome) -> Result<(), CloseCause> {
+        if self.outbox.controls() >= CONTROLS {
+            return Err(CloseCause::Rdma("the peer requests flushes faster than it receives them".to_owned()));
+        }
+        self.outbox.push_control(Control::Flushed(segment, outcome));
+        Ok(())
     }
 
     /// Sends the key of our segment to the peer.
@@ -271,6 +300,10 @@ impl Link {
             Work::Pull => self.intake.fetched(status == Status::Success, nic),
             Work::CopyPart => self.copies.part_over(id, None, status, &mut books.copied),
             Work::Copy(token) => self.copies.part_over(id, Some(token), status, &mut books.copied),
+            Work::FlushedCopy(token) => {
+                let next = self.copies.flushed_copy_over(id, token, status, &mut books.copied);
+                self.ask_flush(next);
+            }
         }
     }
 
@@ -278,7 +311,7 @@ impl Link {
     pub(super) fn fail(&mut self, why: CloseCause) -> bool {
         let connected = self.state == State::Open;
         self.state = State::Closing;
-        self.ending.why = Some(why);
+        self.shutdown.why = Some(why);
         // If the device refuses, destroying the queue pair ends all posted requests.
         let _ = self.sends.queue_pair.fail();
         connected
@@ -289,12 +322,12 @@ impl Link {
         let copied = &mut books.copied;
         self.sends.queue_pair.close(|retired| match Work::from_bits(retired.token) {
             Work::Slot(slot) => nic.arena.free_slot(slot),
-            Work::Copy(token) => copied.push(id, token, Err(Outcome::Unreachable)),
+            Work::Copy(token) | Work::FlushedCopy(token) => copied.push(id, token, Err(Outcome::Unreachable)),
             _ => {}
         });
         self.intake.end(nic);
         self.outbox.end(nic, books);
         self.copies.end(id, &mut books.copied);
-        books.events.push_back(Event::Gone(id, self.ending.why.unwrap_or(CloseCause::Closed)));
+        books.events.push_back(Event::Gone(id, self.shutdown.why.unwrap_or(CloseCause::Closed)));
     }
 }

@@ -7,16 +7,19 @@ use std::collections::VecDeque;
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::message::Kind;
-use kvplane_proto::{FrameFlags, RequestId, SegmentId};
+use kvplane_proto::{FrameFlags, RequestId, SegmentId, Status};
 use kvplane_sys::IoBuf;
 use kvplane_sys::verbs::{Operation, Remote};
 
 use super::answer_places::AnswerPlaces;
+use super::flushes;
 use super::send_queue::{REQUEST_BYTES, SendQueue};
 use crate::rdma::books::Books;
 use crate::rdma::nic::{BOUNCE_BYTES, Nic, PIECES};
 use crate::rdma::pieces::{self, Cutter};
-use crate::rdma::wire::{EAGER_BYTES, ENVELOPE_BYTES, Envelope, MessageKind, PayloadKind, Place, SOURCES, SegmentKey};
+use crate::rdma::wire::{
+    EAGER_BYTES, ENVELOPE_BYTES, Envelope, MessageKind, PayloadKind, RemoteRange, SOURCES, SegmentKey,
+};
 use crate::rdma::work::Work;
 use crate::types::checksum_of_pieces;
 use crate::types::{CloseCause, Event, OutgoingPayload, Pieces};
@@ -32,12 +35,15 @@ pub(in crate::rdma) enum Control {
     /// Announces where the next part of a payload is.
     Part {
         token: u64,
-        place: Place,
+        place: RemoteRange,
         more: bool,
     },
-    AskKey(SegmentId),
+    /// Requests the key for this offset of a segment.
+    AskKey(SegmentId, u64),
     Key(SegmentId, SegmentKey),
     SegmentGone(SegmentId),
+    Flush(SegmentId),
+    Flushed(SegmentId, Status),
 }
 
 /// A queued frame.
@@ -46,7 +52,7 @@ pub(in crate::rdma) struct Frame {
     pub(in crate::rdma) body: Vec<u8>,
     pub(in crate::rdma) payload: Option<OutgoingPayload>,
     /// Memory offered for its answers.
-    pub(in crate::rdma) offers: Vec<Place>,
+    pub(in crate::rdma) offers: Vec<RemoteRange>,
 }
 
 /// A record in transmission; `at` is the next byte.
@@ -82,15 +88,15 @@ enum Step {
 }
 
 /// Transfer method of a payload.
-enum Way {
+enum PayloadMethod {
     None,
     Eager(OutgoingPayload),
-    Push(OutgoingPayload, Vec<Place>),
-    Pull(OutgoingPayload, Vec<Place>),
+    Push(OutgoingPayload, Vec<RemoteRange>),
+    Pull(OutgoingPayload, Vec<RemoteRange>),
     Bounce(OutgoingPayload, u32),
 }
 
-impl Way {
+impl PayloadMethod {
     const fn payload(&self) -> Option<&OutgoingPayload> {
         match self {
             Self::None => None,
@@ -205,9 +211,9 @@ impl Outbox {
         let is_reply = matches!(frame.header.kind, Kind::Reply(_));
         let wanted_at = if is_reply { places.wanted(frame.header.request) } else { None };
         let way = match frame.payload.take().map(|payload| choose(payload, wanted_at, nic)) {
-            None => Way::None,
+            None => PayloadMethod::None,
             // Waits for room for the largest number of writes, so that the frame waits at most once.
-            Some(Ok(Way::Push(payload, _))) if sends.queue_pair.room() <= PUSH_WRITES => {
+            Some(Ok(PayloadMethod::Push(payload, _))) if sends.queue_pair.room() <= PUSH_WRITES => {
                 self.put_back(frame, payload);
                 return Ok(Step::Full);
             }
@@ -228,7 +234,7 @@ impl Outbox {
     fn carry(
         &mut self,
         mut frame: Frame,
-        way: Way,
+        way: PayloadMethod,
         sends: &mut SendQueue,
         nic: &Nic,
         books: &mut Books,
@@ -237,13 +243,13 @@ impl Outbox {
             state_checksum(&mut frame, payload.buffers.as_slice());
         }
         match way {
-            Way::None => self.start_record(&frame, Source::nothing(), books),
-            Way::Push(payload, places) => {
+            PayloadMethod::None => self.start_record(&frame, Source::nothing(), books),
+            PayloadMethod::Push(payload, places) => {
                 self.push_payload(&payload, &places, sends, nic)?;
                 books.counters.pushed_bytes += payload.buffers.bytes() as u64;
                 self.start_record(&frame, Source { kind: PayloadKind::Pushed, ..Source::nothing() }, books);
             }
-            Way::Eager(payload) => {
+            PayloadMethod::Eager(payload) => {
                 self.start_record(&frame, Source { kind: PayloadKind::Eager, ..Source::nothing() }, books);
                 if let Some(sending) = &mut self.sending {
                     for buffer in payload.buffers.as_slice() {
@@ -254,13 +260,13 @@ impl Outbox {
                 }
                 books.events.extend(payload.hold.map(Event::Sent));
             }
-            Way::Pull(payload, places) => {
+            PayloadMethod::Pull(payload, places) => {
                 let token =
                     self.lent.insert(LentPayload { hold: payload.hold, pieces: payload.buffers, bounced: None });
                 let source = Source { kind: PayloadKind::Pull, places: &places, token: token as u64, more: false };
                 self.start_record(&frame, source, books);
             }
-            Way::Bounce(payload, bounce) => {
+            PayloadMethod::Bounce(payload, bounce) => {
                 let pieces = payload.buffers;
                 let token = self.lent.insert(LentPayload { hold: payload.hold, pieces, bounced: Some((bounce, 0)) });
                 let (place, more) = self.bounce_part(token, nic, books);
@@ -299,7 +305,7 @@ impl Outbox {
     fn push_payload(
         &mut self,
         payload: &OutgoingPayload,
-        places: &[Place],
+        places: &[RemoteRange],
         sends: &mut SendQueue,
         nic: &Nic,
     ) -> Result<(), CloseCause> {
@@ -323,7 +329,7 @@ impl Outbox {
     }
 
     /// Copies the next part of a lent payload into its bounce buffer. Returns its place, and true if more parts follow.
-    fn bounce_part(&mut self, token: usize, nic: &Nic, books: &mut Books) -> (Place, bool) {
+    fn bounce_part(&mut self, token: usize, nic: &Nic, books: &mut Books) -> (RemoteRange, bool) {
         let lent = &mut self.lent[token];
         let total = lent.pieces.bytes();
         let (bounce, done) = lent.bounced.unwrap_or_default();
@@ -331,7 +337,7 @@ impl Outbox {
         lent.bounced = Some((bounce, done + copied));
         books.counters.bounced_bytes += copied as u64;
         let (address, key) = nic.arena.bounce_address(bounce);
-        let place = Place { request: RequestId::default(), address, bytes: copied as u64, key };
+        let place = RemoteRange { request: RequestId::default(), address, bytes: copied as u64, key };
         (place, done + copied < total)
     }
 
@@ -380,7 +386,7 @@ impl Outbox {
 #[derive(Clone, Copy)]
 struct Source<'a> {
     kind: PayloadKind,
-    places: &'a [Place],
+    places: &'a [RemoteRange],
     /// Token of the lent payload.
     token: u64,
     /// True if these places are only a part of the payload.
@@ -402,12 +408,20 @@ fn send_control(control: Control, sends: &mut SendQueue, nic: &mut Nic, books: &
             place.encode(&mut content);
             Envelope { parts: more, sources: 1, ..Envelope::new(MessageKind::Part, token) }
         }
-        Control::AskKey(segment) => Envelope::new(MessageKind::AskKey, segment.to_bits()),
+        Control::AskKey(segment, offset) => {
+            content.extend_from_slice(&offset.to_le_bytes());
+            Envelope::new(MessageKind::AskKey, segment.to_bits())
+        }
         Control::Key(segment, key) => {
             content.extend_from_slice(&key.encode());
             Envelope::new(MessageKind::Key, segment.to_bits())
         }
         Control::SegmentGone(segment) => Envelope::new(MessageKind::SegmentGone, segment.to_bits()),
+        Control::Flush(segment) => Envelope::new(MessageKind::Flush, segment.to_bits()),
+        Control::Flushed(segment, outcome) => {
+            content.extend_from_slice(&flushes::encode(outcome));
+            Envelope::new(MessageKind::Flushed, segment.to_bits())
+        }
     };
     sends.send_message(envelope, &content, nic, books)
 }
@@ -420,11 +434,15 @@ fn state_checksum(frame: &mut Frame, pieces: &[IoBuf]) {
 }
 
 /// Chooses the transfer method of a payload; returns the payload if no bounce buffer is free for it now.
-fn choose(payload: OutgoingPayload, wanted_at: Option<&[Place]>, nic: &mut Nic) -> Result<Way, OutgoingPayload> {
+fn choose(
+    payload: OutgoingPayload,
+    wanted_at: Option<&[RemoteRange]>,
+    nic: &mut Nic,
+) -> Result<PayloadMethod, OutgoingPayload> {
     let buffers = payload.buffers.as_slice();
     let bytes = payload.buffers.bytes();
     if bytes <= EAGER_BYTES {
-        return Ok(Way::Eager(payload));
+        return Ok(PayloadMethod::Eager(payload));
     }
     let registered = buffers.iter().all(|buffer| nic.memory.ensure(buffer.region()));
     if registered {
@@ -433,21 +451,21 @@ fn choose(payload: OutgoingPayload, wanted_at: Option<&[Place]>, nic: &mut Nic) 
         let writes = places.len() + buffers.len().div_ceil(PIECES) + bytes.div_ceil(REQUEST_BYTES as usize);
         if room >= bytes as u64 && writes <= PUSH_WRITES {
             let places = places.to_vec();
-            return Ok(Way::Push(payload, places));
+            return Ok(PayloadMethod::Push(payload, places));
         }
         if let Some(places) = sources(buffers, nic) {
-            return Ok(Way::Pull(payload, places));
+            return Ok(PayloadMethod::Pull(payload, places));
         }
     }
     match nic.arena.take_bounce() {
-        Some(bounce) => Ok(Way::Bounce(payload, bounce)),
+        Some(bounce) => Ok(PayloadMethod::Bounce(payload, bounce)),
         None => Err(payload),
     }
 }
 
 /// Returns the remote places of registered memory; `None` if there are too many.
-fn sources(buffers: &[IoBuf], nic: &Nic) -> Option<Vec<Place>> {
-    let mut places: Vec<Place> = Vec::new();
+fn sources(buffers: &[IoBuf], nic: &Nic) -> Option<Vec<RemoteRange>> {
+    let mut places: Vec<RemoteRange> = Vec::new();
     for buffer in buffers.iter().filter(|buffer| !buffer.is_empty()) {
         let memory = nic.memory.get(buffer.region())?;
         let (address, key) = (buffer.region().address() + buffer.offset() as u64, memory.remote_key());
@@ -460,7 +478,7 @@ fn sources(buffers: &[IoBuf], nic: &Nic) -> Option<Vec<Place>> {
         } else if places.len() == SOURCES {
             return None;
         } else {
-            places.push(Place { request: RequestId::default(), address, bytes, key });
+            places.push(RemoteRange { request: RequestId::default(), address, bytes, key });
         }
     }
     Some(places)

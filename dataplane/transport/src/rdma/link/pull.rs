@@ -12,7 +12,7 @@ use super::outbox::{Control, Outbox};
 use super::send_queue::{REQUEST_BYTES, SendQueue};
 use crate::rdma::nic::{BOUNCE_BYTES, Nic, PIECES};
 use crate::rdma::pieces::Cutter;
-use crate::rdma::wire::Place;
+use crate::rdma::wire::RemoteRange;
 use crate::rdma::work::Work;
 use crate::types::CloseCause;
 use crate::types::checksum_of_pieces;
@@ -20,7 +20,7 @@ use crate::types::checksum_of_pieces;
 /// Source of a payload to fetch.
 pub(super) struct PullSource {
     pub(super) token: u64,
-    pub(super) places: VecDeque<Place>,
+    pub(super) places: VecDeque<RemoteRange>,
     /// True if the places are only a part of the payload.
     pub(super) parts: bool,
 }
@@ -167,7 +167,7 @@ impl Pull {
     }
 
     /// Takes the places of the payload's next part.
-    pub(super) fn next_part(&mut self, places: Vec<Place>, more: bool) -> Result<(), CloseCause> {
+    pub(super) fn next_part(&mut self, places: Vec<RemoteRange>, more: bool) -> Result<(), CloseCause> {
         let bytes = places.iter().map(|place| place.bytes).fold(0, u64::saturating_add);
         if bytes > self.left_bytes || more == (bytes == self.left_bytes) {
             return Err(CloseCause::Rdma("the next part of a payload does not have the announced length".to_owned()));

@@ -1,15 +1,18 @@
-//! Memory registrations of a device: each region is registered once, at its first use.
+//! Memory registrations of a device: each region is registered once, at its first use; memory of other devices before
+//! it.
 //!
-//! A registration holds its region, and every request on it holds the registration; so memory is never unmapped or
+//! A registration holds its memory, and every request on it holds the registration; so memory is never unmapped or
 //! deregistered under a request. A region that cannot be registered is remembered as such: its bytes pass through
 //! bounce buffers.
 
 use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
+use kvplane_sys::device::{Backing, DeviceMemory};
 use kvplane_sys::verbs::{Access, MemoryRegion, Piece, ProtectionDomain};
 use kvplane_sys::{IoBuf, Region};
 
+use super::device_memory::{DeviceRegions, ExportedMemory, ObstacleKind, PieceSizes, RegistrationObstacle};
 use crate::rdma::mixing::MixedMap;
 
 /// Registered memory of one device.
@@ -17,6 +20,8 @@ pub(in crate::rdma) struct MemoryTable {
     domain: ProtectionDomain,
     /// Registrations by the address of the region, which the entry keeps alive; `None` if it was refused.
     regions: MixedMap<usize, (Arc<Region>, Option<MemoryRegion>)>,
+    /// Registrations of device memory by its address in this process, which the entry keeps alive.
+    devices: MixedMap<usize, (Arc<DeviceMemory>, DeviceRegions)>,
     /// Last lookup: consecutive requests mostly use the same region.
     last: Option<(usize, MemoryRegion)>,
     /// Limit of registered regions; others go through bounce buffers.
@@ -37,7 +42,14 @@ pub(in crate::rdma) fn access(region: &Region, writable: bool) -> Access {
 
 impl MemoryTable {
     pub(in crate::rdma) fn new(domain: &ProtectionDomain, most: u32) -> Self {
-        Self { domain: domain.clone(), regions: MixedMap::default(), last: None, most: most as usize, problem: None }
+        Self {
+            domain: domain.clone(),
+            regions: MixedMap::default(),
+            devices: MixedMap::default(),
+            last: None,
+            most: most as usize,
+            problem: None,
+        }
     }
 
     /// Registers a region if it is not registered yet. Returns true if the device can use it.
@@ -66,6 +78,54 @@ impl MemoryTable {
                 entry.insert((Arc::clone(region), memory)).1.as_ref()
             }
         }
+    }
+
+    /// Registers device memory for our own requests, unless it is registered. Returns true if the device can use it.
+    pub(in crate::rdma) fn ensure_device(&mut self, exported: &ExportedMemory, sizes: &mut PieceSizes) -> bool {
+        let (memory, registered) = (exported.memory(), self.regions.len() + self.devices.len());
+        let (domain, most) = (&self.domain, self.most);
+        let (_, regions) = self.devices.entry(Arc::as_ptr(memory).addr()).or_insert_with(|| {
+            let limit =
+                || RegistrationObstacle::new(ObstacleKind::Limit, format_args!("{most} regions are registered"));
+            let regions = match registered < most {
+                true => DeviceRegions::register(exported, domain, sizes, Access::LOCAL),
+                false => DeviceRegions::refused(limit()),
+            };
+            (Arc::clone(memory), regions)
+        });
+        regions.is_registered()
+    }
+
+    /// Returns the registration of memory as a whole, registering a region if necessary; `None` if the device cannot
+    /// use the memory, or it is registered in pieces.
+    #[inline]
+    pub(in crate::rdma) fn find_whole(&mut self, memory: &Backing) -> Option<&MemoryRegion> {
+        match memory {
+            Backing::Host(region) => self.find(region),
+            Backing::Device(memory) => self.regions_of(memory)?.whole(),
+        }
+    }
+
+    /// Returns the registration that covers the byte at this offset of memory, registering a region if necessary.
+    pub(in crate::rdma) fn find_at(&mut self, memory: &Backing, offset: u64) -> Option<&MemoryRegion> {
+        match memory {
+            Backing::Host(region) => self.find(region),
+            Backing::Device(memory) => self.regions_of(memory)?.at(memory.address() + offset),
+        }
+    }
+
+    fn regions_of(&self, memory: &Arc<DeviceMemory>) -> Option<&DeviceRegions> {
+        self.devices.get(&Arc::as_ptr(memory).addr()).map(|(_, regions)| regions)
+    }
+
+    /// Returns the device memory, with its registrations.
+    pub(in crate::rdma) fn devices(&self) -> impl Iterator<Item = (&Arc<DeviceMemory>, &DeviceRegions)> {
+        self.devices.values().map(|(memory, regions)| (memory, regions))
+    }
+
+    /// Releases the registration of device memory. Requests in flight keep it until they complete.
+    pub(in crate::rdma) fn forget_device(&mut self, memory: &Arc<DeviceMemory>) {
+        self.devices.remove(&Arc::as_ptr(memory).addr());
     }
 
     /// Returns the registration of a region for which [`Self::ensure`] was called.

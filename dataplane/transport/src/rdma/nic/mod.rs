@@ -2,6 +2,7 @@
 
 mod arena;
 mod completions;
+mod device_memory;
 mod endpoints;
 mod memory;
 mod receives;
@@ -20,6 +21,8 @@ use crate::token::{Source, Token};
 use crate::types::CloseCause;
 pub(super) use arena::{Arena, BOUNCE_BYTES};
 pub(super) use completions::{Completions, POLLED};
+pub(super) use device_memory::{DeviceRegions, ExportedMemory, PieceSizes};
+pub use device_memory::{ObstacleKind, RegistrationObstacle, RegistrationPath};
 pub(super) use endpoints::{EndpointId, Endpoints};
 pub(super) use memory::{MemoryTable, access};
 pub(super) use receives::Receives;
@@ -38,8 +41,10 @@ pub(super) struct Nic {
     pub(super) completions: Completions,
     pub(super) receives: Receives,
     pub(super) arena: Arena,
-    /// Registered host memory.
+    /// Registered memory.
     pub(super) memory: MemoryTable,
+    /// Largest pieces in which it may accept memory of devices.
+    pub(super) piece_sizes: PieceSizes,
     pub(super) endpoints: Endpoints,
     /// Links by queue pair number.
     pub(super) links: MixedMap<u32, u32>,
@@ -61,6 +66,7 @@ impl Nic {
         let mut nic = Self {
             endpoints: Endpoints::new(endpoints.min(limits.queue_pairs) as usize),
             memory: MemoryTable::new(&domain, options.regions),
+            piece_sizes: PieceSizes::default(),
             completions: Completions::new(&context, completions)?,
             receives: Receives::new(&domain, receives)?,
             arena: Arena::open(&domain, context.name(), receives, options)?,

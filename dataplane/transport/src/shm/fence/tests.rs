@@ -3,7 +3,7 @@
 use super::*;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 
-const HERE: Extent = Extent { address: 0x1000, bytes: 4096, writable: true };
+const HERE: Extent = Extent { address: 0x1000, bytes: 4096, writable: true, direct: true };
 
 fn segment(index: u32, generation: u32) -> SegmentId {
     SegmentId { index, generation }
@@ -48,6 +48,30 @@ fn a_segment_is_claimed_while_it_lives() {
     fence.publish(beyond, &HERE);
     fence.retract(beyond);
     assert_eq!((client.claim(1, beyond), client.is_live(beyond)), (None, false));
+}
+
+#[test]
+fn a_held_segment_is_named_until_its_slot_is_released() {
+    let fence = Fence::new().expect("a table");
+    let ours = channel();
+    let client = view(&fence, &ours, fence.cookie());
+    let (first, second) = (segment(3, 1), segment(4, 1));
+    assert_eq!(client.hold(first), Err(HoldError::Gone));
+    assert_eq!(client.hold(segment(Limits::SEGMENTS as u32, 1)), Err(HoldError::Gone));
+    fence.publish(first, &Extent { direct: false, ..HERE });
+    fence.publish(second, &HERE);
+    assert_eq!(client.extent(first), Some(Extent { direct: false, ..HERE }));
+    let slots: Vec<usize> = (0..HELD_SLOTS).map(|_| client.hold(first).expect("a free slot")).collect();
+    assert_eq!(client.hold(second), Err(HoldError::Busy));
+    (0..SLOTS).for_each(|slot| client.clear(slot));
+    release(&ours, slots[0]);
+    assert_eq!(client.hold(second), Ok(slots[0]));
+    fence.retract(first);
+    assert_eq!((client.extent(first), is_named(&ours, first)), (None, true), "dead, and still in use");
+    slots[1..].iter().for_each(|slot| release(&ours, *slot));
+    assert_eq!((is_named(&ours, first), is_named(&ours, second)), (false, true));
+    assert_eq!(client.hold(first), Err(HoldError::Gone));
+    assert!(!is_named(&ours, first), "what is dead is not named");
 }
 
 #[test]

@@ -8,7 +8,8 @@ use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::rng::mix64;
 use kvplane_proto::{RequestId, SegmentId, Status};
-use kvplane_sys::verbs::{Device, Loopback, SoftPort, Verbs};
+use kvplane_soft_verbs::{Loopback, SoftPort};
+use kvplane_sys::verbs::{Device, Verbs};
 use kvplane_sys::{HugePages, IoBuf, Poller, Readiness, Region, RegionOptions, cpu};
 use kvplane_transport::{
     CloseCause, ConnectionId, CopyCompletions, Event, Input, OutgoingPayload, Rdma, RdmaCopy, RdmaOptions, Target,
@@ -49,7 +50,7 @@ pub(crate) struct Bed {
 /// Runs a test on software devices, and on the machine's own if it has two.
 pub(crate) fn on_devices(test: impl Fn(&[Device], Option<&Loopback>)) {
     let fabric = Loopback::new(&[SoftPort::default(), SoftPort::default()]);
-    test(&Verbs::loopback(&fabric).devices().expect("devices"), Some(&fabric));
+    test(&fabric.verbs().devices().expect("devices"), Some(&fabric));
     assert_eq!(fabric.violations(), 0, "memory was deregistered under a request");
     let devices = Verbs::open().and_then(|verbs| verbs.devices());
     match devices {
@@ -156,9 +157,9 @@ impl End {
 
     /// Starts a copy.
     pub(crate) fn copy(&mut self, id: ConnectionId, token: u64, to: (SegmentId, u64), local: &IoBuf, write: bool) {
-        let ((segment, offset), region) = (to, local.region());
+        let ((segment, offset), memory) = (to, local.region().clone().into());
         let (at, bytes) = (local.offset(), local.bytes());
-        self.rdma.copy_many(id, [RdmaCopy { token, segment, offset, region, at, bytes, write }]);
+        self.rdma.copy_many(id, [RdmaCopy { token, segment, offset, memory: &memory, at, bytes, write }]);
     }
 
     fn take(&mut self, id: ConnectionId) {

@@ -27,7 +27,7 @@ fn random_ranges_are_read_and_written() {
     on_devices(|devices, _| {
         let mut bed = Bed::new(devices, BYTES, RdmaOptions::default());
         let theirs = bed.asked.region.clone();
-        bed.asked.rdma.publish(SEGMENT, &theirs, BYTES as u64, true);
+        bed.asked.rdma.publish(SEGMENT, &theirs.clone().into(), BYTES as u64, true);
         fill(&part(&theirs, 0, BYTES), 1);
         let mut rng = Rng::new(5, "copies");
         // Many at once, each into memory of its own.
@@ -60,7 +60,7 @@ fn many_copies_need_few_doorbells() {
     on_devices(|devices, _| {
         let mut bed = Bed::new(devices, BYTES, RdmaOptions::default());
         let theirs = bed.asked.region.clone();
-        bed.asked.rdma.publish(SEGMENT, &theirs, BYTES as u64, true);
+        bed.asked.rdma.publish(SEGMENT, &theirs.clone().into(), BYTES as u64, true);
         copy(&mut bed, 0, 0, (0, 64), false);
         assert_eq!(outcome(&mut bed, 0), Ok(()));
         let before = *bed.asking.rdma.counters();
@@ -84,8 +84,8 @@ fn rights_and_bounds_are_kept() {
         copy(&mut bed, 0, 0, (0, 64), false);
         assert_eq!(outcome(&mut bed, 0), Err(Status::Stale));
         let (short, read_only) = (SegmentId { index: 4, generation: 1 }, SegmentId { index: 5, generation: 1 });
-        bed.asked.rdma.publish(short, &theirs, 1000, true);
-        bed.asked.rdma.publish(read_only, &theirs, 1 << 20, false);
+        bed.asked.rdma.publish(short, &theirs.clone().into(), 1000, true);
+        bed.asked.rdma.publish(read_only, &theirs.clone().into(), 1 << 20, false);
         let local = part(&bed.asking.region, 0, 600);
         let cases = [
             (1, short, 400, true, Ok(())),
@@ -107,7 +107,7 @@ fn a_retracted_segment_is_not_accessible() {
     on_devices(|devices, _| {
         let mut bed = Bed::new(devices, 1 << 20, RdmaOptions::default());
         let theirs = bed.asked.region.clone();
-        bed.asked.rdma.publish(SEGMENT, &theirs, 1 << 20, true);
+        bed.asked.rdma.publish(SEGMENT, &theirs.clone().into(), 1 << 20, true);
         copy(&mut bed, 0, 0, (0, 64), true);
         assert_eq!(outcome(&mut bed, 0), Ok(()));
         bed.asked.rdma.retract(SEGMENT);
@@ -127,7 +127,7 @@ fn unregistrable_memory_is_reported() {
     on_devices(|devices, _| {
         let mut bed = Bed::new(devices, 1 << 20, RdmaOptions { regions: 0, ..RdmaOptions::default() });
         let theirs = bed.asked.region.clone();
-        bed.asked.rdma.publish(SEGMENT, &theirs, 1 << 20, true);
+        bed.asked.rdma.publish(SEGMENT, &theirs.clone().into(), 1 << 20, true);
         copy(&mut bed, 0, 0, (0, 64), false);
         assert_eq!(outcome(&mut bed, 0), Err(Status::Unsupported));
     });

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use kvplane_proto::message::Operation;
 use kvplane_proto::rng::Rng;
 use kvplane_proto::{SegmentId, Status};
-use kvplane_sys::verbs::{Loopback, Mtu, SoftPort, Verbs};
+use kvplane_soft_verbs::{Loopback, SoftPort};
+use kvplane_sys::verbs::Mtu;
 use kvplane_transport::{CloseCause, RdmaOptions, Target};
 
 use super::bed::{Bed, End, answers, asks, check, fill, on_devices, part, request};
@@ -79,7 +80,7 @@ fn one(bed: &mut Bed, fabric: Option<&Loopback>, rng: &mut Rng) {
         [rng.next_u64() as usize % 5];
     let rounds = rng.next_u64() % 12;
     let theirs = bed.asked.region.clone();
-    bed.asked.rdma.publish(SEGMENT, &theirs, BYTES as u64, true);
+    bed.asked.rdma.publish(SEGMENT, &theirs.clone().into(), BYTES as u64, true);
     fill(&part(&bed.asked.region, 0, BYTES), 6);
     for end in [&mut bed.asking, &mut bed.asked] {
         end.frames.clear();
@@ -188,7 +189,7 @@ fn a_removed_device_ends_all_of_its_connections() {
         let Some(fabric) = fabric else { return };
         let mut bed = Bed::new(devices, BYTES, RdmaOptions::default());
         let theirs = bed.asked.region.clone();
-        bed.asked.rdma.publish(SEGMENT, &theirs, BYTES as u64, true);
+        bed.asked.rdma.publish(SEGMENT, &theirs.clone().into(), BYTES as u64, true);
         start(&mut bed, 10);
         fabric.pause(0, true);
         bed.round();
@@ -204,9 +205,9 @@ fn a_removed_device_ends_all_of_its_connections() {
 fn ports_of_different_packets_agree_on_the_shorter_ones() {
     for mtus in [[Mtu::Bytes4096, Mtu::Bytes1024], [Mtu::Bytes256, Mtu::Bytes2048]] {
         let fabric = Loopback::new(&mtus.map(|mtu| SoftPort { mtu, ..SoftPort::default() }));
-        let mut bed = Bed::new(&Verbs::loopback(&fabric).devices().unwrap(), BYTES, RdmaOptions::default());
+        let mut bed = Bed::new(&fabric.verbs().devices().unwrap(), BYTES, RdmaOptions::default());
         let theirs = bed.asked.region.clone();
-        bed.asked.rdma.publish(SEGMENT, &theirs, BYTES as u64, true);
+        bed.asked.rdma.publish(SEGMENT, &theirs.clone().into(), BYTES as u64, true);
         start(&mut bed, 10);
         bed.until("all is over", |bed| bed.asking.copied.len() == 10);
         assert!(bed.asking.copied.iter().all(|copied| copied.1 == Ok(())), "{:?}", bed.asking.copied);
@@ -216,9 +217,9 @@ fn ports_of_different_packets_agree_on_the_shorter_ones() {
 #[test]
 fn an_unresponsive_peer_is_explained_by_the_path_mtu() {
     let fabric = Loopback::new(&[SoftPort::default(); 2]);
-    let mut bed = Bed::new(&Verbs::loopback(&fabric).devices().unwrap(), BYTES, RdmaOptions::default());
+    let mut bed = Bed::new(&fabric.verbs().devices().unwrap(), BYTES, RdmaOptions::default());
     let theirs = bed.asked.region.clone();
-    bed.asked.rdma.publish(SEGMENT, &theirs, BYTES as u64, true);
+    bed.asked.rdma.publish(SEGMENT, &theirs.clone().into(), BYTES as u64, true);
     fabric.set_port(1, false);
     start(&mut bed, 1);
     bed.until("the end is reported", |bed| !bed.asking.gone.is_empty());

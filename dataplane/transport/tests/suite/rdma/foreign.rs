@@ -35,7 +35,7 @@ impl Foreign {
     fn new(devices: &[Device], writable: bool) -> Self {
         let mut bed = Bed::new(devices, BYTES, RdmaOptions::default());
         let theirs = bed.asked.region.clone();
-        bed.asked.rdma.publish(PUBLISHED, &theirs, BYTES as u64, writable);
+        bed.asked.rdma.publish(PUBLISHED, &theirs.clone().into(), BYTES as u64, writable);
         let peer = Arc::new(ForeignPeer::new("127.0.0.1:15000"));
         let segment = learn(&mut bed, &peer);
         let nowhere = ConnectionId { index: u32::MAX, generation: 0 };
@@ -127,7 +127,7 @@ fn retracted_memory_is_inaccessible_and_a_new_connection_reaches_the_rest() {
         let id = foreign.id;
         foreign.bed.until("the connection ends", |bed| bed.asking.gone.iter().any(|gone| gone.0 == id));
         // It is registered again: its description is fetched again, and the old id is not used any more.
-        foreign.bed.asked.rdma.publish(PUBLISHED, &theirs, BYTES as u64, true);
+        foreign.bed.asked.rdma.publish(PUBLISHED, &theirs.clone().into(), BYTES as u64, true);
         let old = foreign.segment;
         foreign.segment = learn(&mut foreign.bed, &Arc::clone(&foreign.peer));
         assert_ne!(old, foreign.segment);

@@ -15,18 +15,18 @@ const DAY: Duration = Duration::from_secs(86_400);
 #[derive(Subcommand)]
 pub(crate) enum Action {
     /// Create the cluster's authority: ca.pem, which every process needs, and ca.key, which must stay secret.
-    Init(Place),
+    Init(AuthorityDirectory),
     /// Issue a certificate with its key, and write ca.pem beside them. Existing files are replaced.
     Issue(Issue),
     /// Create a new key for the authority. Certificates of the former key stay valid until it is retired.
-    Rotate(Place),
+    Rotate(AuthorityDirectory),
     /// Retire the former key of the authority, after all certificates are issued anew.
-    Retire(Place),
+    Retire(AuthorityDirectory),
 }
 
 /// Location of the authority.
 #[derive(Args)]
-pub(crate) struct Place {
+pub(crate) struct AuthorityDirectory {
     /// Directory of the authority, with mode 0700; created if its parent exists. The --state of a control plane is such
     /// a directory.
     #[arg(long, value_name = "DIRECTORY")]
@@ -37,7 +37,7 @@ pub(crate) struct Place {
 #[derive(Args)]
 pub(crate) struct Issue {
     #[command(flatten)]
-    place: Place,
+    place: AuthorityDirectory,
     /// Role of the certificate, which decides its permissions.
     role: RoleChoice,
     /// Number of the only node that may use the certificate. Default: any node.
@@ -84,7 +84,7 @@ impl From<RoleChoice> for Role {
 pub(crate) fn run(cluster: &str, action: &Action) -> Result<(), Failure> {
     let cluster = ClusterName::new(cluster)?;
     match action {
-        Action::Init(Place { authority }) => {
+        Action::Init(AuthorityDirectory { authority }) => {
             private_directory(authority)?;
             if authority.join("ca.pem").exists() {
                 return Err(format!(
@@ -97,14 +97,14 @@ pub(crate) fn run(cluster: &str, action: &Action) -> Result<(), Failure> {
             println!("authority of cluster {cluster} in {}: keep ca.key secret", authority.display());
         }
         Action::Issue(issue) => issue.run(&cluster)?,
-        Action::Rotate(Place { authority }) => {
+        Action::Rotate(AuthorityDirectory { authority }) => {
             Authority::rotate(authority, &cluster)?;
             println!(
                 "a new key signs; the former one is trusted still. Next: give everybody the new ca.pem, issue all \
                  certificates anew, then retire the former key"
             );
         }
-        Action::Retire(Place { authority }) => {
+        Action::Retire(AuthorityDirectory { authority }) => {
             Authority::retire(authority, &cluster)?;
             println!("one key is trusted. Distribute the new ca.pem: processes without it still trust the former key");
         }

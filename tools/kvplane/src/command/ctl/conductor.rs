@@ -3,11 +3,11 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-use clap::{Args, Subcommand, ValueEnum};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Args, Subcommand};
 use kvplane::ControlLink;
-use kvplane::rpc::conductor::{InstancePart, InstanceTable, WatchInstances};
+use kvplane::rpc::conductor::{InstanceTable, WatchInstances};
 use kvplane::rpc::placement::{CopiesShown, HoldInstance, PlacementPolicy, SetPlacement, ShowCopies, ShowPlacement};
-use kvplane_conductor::policy::PolicyName;
 use serde_json::json;
 
 use crate::command::Failure;
@@ -43,8 +43,8 @@ pub(crate) enum Action {
 #[derive(Args)]
 pub(crate) struct Policy {
     /// Name of the policy.
-    #[arg(value_enum)]
-    name: PolicyChoice,
+    #[arg(value_parser = policies())]
+    name: PlacementPolicy,
     /// Objective for the time to first token (TTFT), in milliseconds: requests predicted to miss it are rejected at
     /// once. Default: none.
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
@@ -55,58 +55,17 @@ pub(crate) struct Policy {
     promise_tbt_ms: Option<u64>,
 }
 
-/// Placement policy.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub(crate) enum PolicyChoice {
-    /// A random instance.
-    Random,
-    /// Each instance in turn.
-    RoundRobin,
-    /// The least loaded instance.
-    LoadBalance,
-    /// Like SGLang's router.
-    SglangLike,
-    /// Like Dynamo's router.
-    DynamoLike,
-    /// Algorithm 1 of the Mooncake paper, without transfers.
-    Local,
-    /// Algorithm 1 of the Mooncake paper, with transfers.
-    #[value(name = "algorithm-1")]
-    Algorithm1,
-    /// kvplane's own policy.
-    Kvplane,
-}
-
-impl PolicyChoice {
-    /// Returns the policy's value in the protocol.
-    pub(crate) const fn on_the_wire(self) -> PlacementPolicy {
-        match self {
-            Self::Random => PlacementPolicy::Random,
-            Self::RoundRobin => PlacementPolicy::RoundRobin,
-            Self::LoadBalance => PlacementPolicy::LoadBalance,
-            Self::SglangLike => PlacementPolicy::SglangLike,
-            Self::DynamoLike => PlacementPolicy::DynamoLike,
-            Self::Local => PlacementPolicy::Local,
-            Self::Algorithm1 => PlacementPolicy::Algorithm1,
-            Self::Kvplane => PlacementPolicy::Kvplane,
-        }
-    }
-
-    /// Returns the policy's name on the command line.
-    pub(crate) fn label(self) -> String {
-        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
-    }
-
-    fn label_of(policy: PlacementPolicy) -> String {
-        let known = Self::value_variants().iter().find(|known| known.on_the_wire() == policy);
-        known.map_or_else(String::new, |known| known.label())
-    }
-}
-
-impl From<PolicyChoice> for PolicyName {
-    fn from(choice: PolicyChoice) -> Self {
-        kvplane_server::policy_named(choice.on_the_wire())
-    }
+/// Parses the label of a placement policy.
+pub(crate) fn policies() -> impl TypedValueParser<Value = PlacementPolicy> {
+    let shown = PlacementPolicy::ALL.map(|policy| {
+        PossibleValue::new(policy.label()).help(match policy {
+            PlacementPolicy::Random => "A random instance",
+            PlacementPolicy::RoundRobin => "Each instance in turn",
+            PlacementPolicy::LoadBalance => "The least loaded instance",
+            PlacementPolicy::Kvplane => "kvplane's own policy",
+        })
+    });
+    PossibleValuesParser::new(shown).try_map(|label| PlacementPolicy::labelled(&label).ok_or("no such policy"))
 }
 
 pub(super) fn run(link: &ControlLink, action: &Action) -> Result<(), Failure> {
@@ -125,7 +84,7 @@ pub(super) fn run(link: &ControlLink, action: &Action) -> Result<(), Failure> {
         Action::Policy(policy) => {
             let ns = |ms: Option<u64>| ms.map_or(0, |ms| ms.saturating_mul(1_000_000));
             let (ttft_ns, tbt_ns) = (ns(policy.promise_ttft_ms), ns(policy.promise_tbt_ms));
-            link.call(SetPlacement { policy: policy.name.on_the_wire(), ttft_ns, tbt_ns })?;
+            link.call(SetPlacement { policy: policy.name, ttft_ns, tbt_ns })?;
             println!("requests are placed by {}", policy.name.label());
             Ok(())
         }
@@ -175,12 +134,7 @@ fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
     let (placement, copies, table) = (link.call(ShowPlacement)?, link.call(ShowCopies)?, table(link)?);
     let ms = |ns: u64| (ns > 0).then_some(ns / 1_000_000);
     let (ttft, tbt) = (ms(placement.set.ttft_ns), ms(placement.set.tbt_ns));
-    let part = |part: InstancePart| match part {
-        InstancePart::Prefill => "prefill",
-        InstancePart::Decode => "decode",
-        InstancePart::Mixed => "mixed",
-    };
-    let state = |name: &String, suspect: bool| match (placement.held.contains(name), suspect) {
+    let state = |name: &str, suspect: bool| match (placement.held.iter().any(|held| held == name), suspect) {
         (true, _) => "held",
         (false, true) => "suspect",
         (false, false) => "takes",
@@ -188,10 +142,10 @@ fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
     if as_json {
         let rows = table.instances.iter().map(|row| {
             json!({
-                "instance": row.instance,
+                "instance": &*row.instance,
                 "tenant": row.tenant,
                 "model": row.model,
-                "part": part(row.part),
+                "part": row.part.name(),
                 "state": state(&row.instance, row.suspect),
                 "prefills": row.prefills,
                 "wait_ns": row.wait_ns,
@@ -200,7 +154,7 @@ fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
             })
         });
         let rows: Vec<_> = rows.collect();
-        let policy = PolicyChoice::label_of(placement.set.policy);
+        let policy = placement.set.policy.label();
         println!(
             "{}",
             json!({
@@ -216,7 +170,7 @@ fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
     let promise = |what: &str, ms: Option<u64>| ms.map_or_else(String::new, |ms| format!(", {what} within {ms} ms"));
     println!(
         "requests are placed by {}{}{}",
-        PolicyChoice::label_of(placement.set.policy),
+        placement.set.policy.label(),
         promise("first tokens", ttft),
         promise("tokens", tbt)
     );
@@ -230,7 +184,7 @@ fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
             "{:<24} {:<24} {:<8} {:<8} {:>8} {:>10} {:>8}",
             row.instance,
             row.model,
-            part(row.part),
+            row.part.name(),
             state(&row.instance, row.suspect),
             row.prefills,
             row.wait_ns / 1_000_000,

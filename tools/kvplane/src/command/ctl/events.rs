@@ -75,7 +75,7 @@ impl Follow {
                     "snapshot": is_snapshot,
                     "change": change,
                     "medium": medium,
-                    "digest": format!("{:032x}", event.digest),
+                    "digest": format!("{:032x}", event.digest.0),
                     "tenant": name.map(|name| shown(&name.tenant)),
                     "key": name.map(|name| shown(&name.key)),
                     "bytes": event.bytes,
@@ -87,7 +87,7 @@ impl Follow {
                     "node {} shard {} {number:>10} {change:<7} {medium:<6} {:032x} {:>10}  {}",
                     report.node,
                     report.shard,
-                    event.digest,
+                    event.digest.0,
                     event.bytes,
                     name.map_or_else(String::new, |name| shown(&name.key))
                 )

@@ -107,6 +107,19 @@ fn show_shard(shard: &ShardFigures) {
         shard.removes,
         shard.evictions.objects
     );
+    if let Some(pool) = &shard.device_pool {
+        println!(
+            "    device pool: {} objects; {} of {} used; {} gets; {} promoted, {} demoted, {} recalled, {} lost",
+            pool.objects,
+            size::show(pool.used_bytes),
+            size::show(pool.bytes),
+            pool.gets,
+            pool.promotions,
+            pool.demotions,
+            pool.recalls,
+            pool.lost
+        );
+    }
     if let Some(ssd) = &shard.ssd {
         println!(
             "    SSD: {} objects of {}; {} hits, {} written, {} waiting",

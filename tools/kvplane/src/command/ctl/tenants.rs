@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 use kvplane::ControlLink;
-use kvplane::rpc::message::{ListTenants, RemoveTenant, SetTenant, TenantStatus};
+use kvplane::rpc::message::{ListTenants, RemoveTenant, SetTenant, Tenant, TenantStatus};
 use serde_json::{Value, json};
 
 use crate::command::Failure;
@@ -63,7 +63,8 @@ pub(super) fn run(link: &ControlLink, action: &Action) -> Result<(), Failure> {
             let former = link.call(ListTenants)?.tenants.into_iter().find(|tenant| tenant.name == name);
             let former = former.unwrap_or(TenantStatus { weight: 1, ..TenantStatus::default() });
             let dram_bytes = if set.no_limit { None } else { set.memory.or(former.dram_bytes) };
-            link.call(SetTenant { name, dram_bytes, weight: set.weight.unwrap_or(former.weight) })?;
+            let tenant = Tenant { name, dram_bytes, weight: set.weight.unwrap_or(former.weight) };
+            link.call(SetTenant { tenant })?;
             println!("tenant {} is set; nodes apply it within a heartbeat", external(&set.name));
             Ok(())
         }

@@ -65,7 +65,7 @@ impl fmt::Display for NameFault {
 
 /// Path of a file, below the directory that an object is fetched into.
 #[derive(Debug)]
-pub(super) struct Place {
+pub(super) struct TargetPath {
     pub(super) path: PathBuf,
     /// Path of the partial file until it is complete.
     pub(super) part: PathBuf,
@@ -87,13 +87,13 @@ pub(super) fn printable(text: &str) -> String {
 ///
 /// # Errors
 /// Fails if a file is not below the directory, or if two files would be written to the same path; the error names them.
-pub(super) fn places(object: &str, version: u64, names: &[&str]) -> Result<Vec<Place>, NamesError> {
+pub(super) fn places(object: &str, version: u64, names: &[&str]) -> Result<Vec<TargetPath>, NamesError> {
     let refused = |fault| NamesError { object: object.to_owned(), version, fault };
     let mut places = Vec::with_capacity(names.len());
     for name in names {
         let path = below(name).map_err(refused)?;
         let part = path.with_file_name(part_name(object, version, &path));
-        places.push(Place { path, part });
+        places.push(TargetPath { path, part });
     }
     apart(&places).map_err(refused)?;
     Ok(places)
@@ -136,7 +136,7 @@ pub(super) fn is_part(name: &OsStr) -> bool {
 }
 
 /// Checks that no two files, complete or partial, have the same path.
-fn apart(places: &[Place]) -> Result<(), NameFault> {
+fn apart(places: &[TargetPath]) -> Result<(), NameFault> {
     let mut taken: BTreeMap<&Path, &Path> = BTreeMap::new();
     for place in places {
         if taken.insert(&place.path, &place.path).is_some() {

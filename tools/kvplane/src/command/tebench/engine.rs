@@ -5,12 +5,11 @@ use std::sync::Arc;
 
 use clap::Args;
 use clap::builder::BoolishValueParser;
-use kvplane::{
-    Environment, HugePages, MetricsServer, Region, RegionOptions, RegisterOptions, TransferEngine,
-    TransferEngineConfig, ZeroCopyOptions,
-};
+use kvplane::device::Backing;
+use kvplane::{Environment, MetricsServer, RegisterOptions, TransferEngine, TransferEngineConfig, ZeroCopyOptions};
 
-use super::values::{self, ListenAddress, Transport};
+use super::memory::BenchMemory;
+use super::values::{self, GpuChoice, ListenAddress, MemoryType, Transport};
 use super::{Failure, PacingChoice, ZeroCopyChoice};
 use crate::command::process::metrics;
 use crate::command::size;
@@ -43,18 +42,20 @@ pub(super) struct EngineFlags {
     /// Name of the local segment: with --metadata_type p2p the address IP:PORT to listen on, otherwise any name.
     #[arg(long = "seg_name", default_value = "")]
     seg_name: String,
-    /// Type of memory: DRAM. VRAM is not available: there is no driver of GPU memory.
+    /// Type of memory: DRAM, or VRAM, the memory of a GPU.
     #[arg(long = "seg_type", default_value = "DRAM", value_parser = values::memory)]
-    pub(super) seg_type: String,
-    /// Types of memory, separated by commas: a target registers a buffer for each, and threads use them in turn.
+    pub(super) seg_type: MemoryType,
+    /// Types of memory, separated by commas, instead of --seg_type: a buffer of each on this side, and threads use them
+    /// in turn.
     #[arg(long = "seg_type_mix", default_value = "", value_parser = values::memories)]
-    seg_type_mix: std::vec::Vec<String>,
-    /// GPU of this side: 0 or -1, because this build has no driver of GPU memory.
+    seg_type_mix: std::vec::Vec<MemoryType>,
+    /// Number of this side's GPU for VRAM. -1: all of them, with a buffer on each.
     #[arg(long = "local_gpu_id", default_value = "0", allow_negative_numbers = true, value_parser = values::gpu)]
-    _local_gpu_id: i32,
-    /// GPU of the target: 0 or -1, because this build has no driver of GPU memory.
-    #[arg(long = "target_gpu_id", default_value = "0", allow_negative_numbers = true, value_parser = values::gpu)]
-    _target_gpu_id: i32,
+    local_gpu_id: GpuChoice,
+    /// Number of the GPU whose buffers of a target are used; the target has to tell where its memory is. Default, and
+    /// with -1: all buffers, in turn.
+    #[arg(long = "target_gpu_id", allow_negative_numbers = true, value_parser = values::gpu)]
+    target_gpu_id: Option<GpuChoice>,
     /// Size of the registered memory on each side, in bytes.
     #[arg(long = "total_buffer_size", value_parser = size::parse_some, default_value = "1G")]
     pub(super) total_buffer_size: u64,
@@ -183,28 +184,57 @@ impl EngineFlags {
         metrics::serve(self.metrics_port, move || Some(engine.upgrade()?.metrics_text()))
     }
 
-    /// Allocates the memory of this run. For transfers by CMA it is memory that cannot be mapped.
-    pub(super) fn region(&self, name: &str) -> Result<Arc<Region>, Failure> {
+    /// Returns the types of this side's memory.
+    fn types(&self) -> &[MemoryType] {
+        if self.seg_type_mix.is_empty() { std::slice::from_ref(&self.seg_type) } else { &self.seg_type_mix }
+    }
+
+    /// Returns true if some of this side's memory is a GPU's.
+    pub(super) fn has_gpus(&self) -> bool {
+        self.types().contains(&MemoryType::Vram)
+    }
+
+    /// Returns the GPUs whose buffers of a target are used.
+    pub(super) fn target_gpu(&self) -> GpuChoice {
+        self.target_gpu_id.unwrap_or(GpuChoice::All)
+    }
+
+    /// Returns true if GPUs are used in a way that sessions cannot.
+    pub(super) fn names_gpus(&self) -> bool {
+        self.has_gpus() || self.target_gpu_id.is_some()
+    }
+
+    /// Allocates the memory of this run, a buffer of each type. For transfers by CMA, peers cannot map it.
+    fn memories(&self, name: &str, types: &[MemoryType]) -> Result<Vec<BenchMemory>, Failure> {
         let mappable = self.transport()? != Transport::Cma;
-        allocate(name, self.total_buffer_size, mappable)
+        let mut memories = Vec::new();
+        for &kind in types {
+            let bytes = self.total_buffer_size;
+            memories.append(&mut BenchMemory::allocate(kind, self.local_gpu_id, name, bytes, mappable)?);
+        }
+        Ok(memories)
     }
 
     /// Registers the memory that peers read and write, a buffer for each type of memory.
-    pub(super) fn serve(&self, engine: &TransferEngine) -> Result<Vec<Arc<Region>>, Failure> {
-        let buffers = self.seg_type_mix.len().max(1);
-        let regions = (0..buffers).map(|_| self.region("tebench-target")).collect::<Result<Vec<_>, _>>()?;
-        engine.register_batch(&regions, &RegisterOptions::default())?;
-        Ok(regions)
+    pub(super) fn serve(&self, engine: &TransferEngine) -> Result<Vec<BenchMemory>, Failure> {
+        let memories = self.memories("tebench-target", self.types())?;
+        register(engine, &memories, &RegisterOptions::default())?;
+        Ok(memories)
+    }
+
+    /// Registers the initiator's own memory, which is not published: one buffer for each type of memory.
+    pub(super) fn initiate(&self, engine: &TransferEngine) -> Result<Vec<BenchMemory>, Failure> {
+        let mut types = self.types().to_vec();
+        types.sort_unstable();
+        types.dedup();
+        let memories = self.memories("tebench-initiator", &types)?;
+        let private = RegisterOptions { remote_accessible: false, ..RegisterOptions::default() };
+        register(engine, &memories, &private)?;
+        Ok(memories)
     }
 }
 
-/// Allocates memory for transfers.
-pub(crate) fn allocate(name: &str, bytes: u64, mappable: bool) -> Result<Arc<Region>, Failure> {
-    let options = RegionOptions {
-        shared: mappable,
-        huge: HugePages::Try,
-        prefault: true,
-        ..RegionOptions::new(name, usize::try_from(bytes)?)
-    };
-    Ok(Region::allocate(&options)?)
+fn register(engine: &TransferEngine, memories: &[BenchMemory], options: &RegisterOptions) -> Result<(), Failure> {
+    let backings: Vec<Backing> = memories.iter().map(BenchMemory::backing).collect();
+    Ok(engine.register_batch(&backings, options)?)
 }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvplane::{Metrics, Region, RegisterOptions, TransferEngine, ZeroCopyCounters, cpu};
+use kvplane::{Metrics, TransferEngine, ZeroCopyCounters, cpu};
 use kvplane_tools::tebench::counts::{DeadlineGroup, Slow, Transport as Counted};
 use kvplane_tools::tebench::devices::Device;
 use kvplane_tools::tebench::qos::{Report, Sample};
@@ -14,6 +14,7 @@ use kvplane_tools::tebench::{Case, CaseStats, Class, Samples, Step, classes, plo
 use super::engine::LOCAL;
 use super::gate::Gate;
 use super::load::{Lot, Work};
+use super::memory::BenchMemory;
 use super::thread_error::ThreadError;
 use super::values::Transport;
 use super::worker::{Ground, Worker};
@@ -25,8 +26,9 @@ use crate::command::process::metrics;
 struct BenchRun<'a> {
     options: &'a Tebench,
     engine: Arc<TransferEngine>,
-    region: Arc<Region>,
-    own: Vec<Arc<Region>>,
+    /// Memory of this side; threads use its buffers in turn.
+    memories: Vec<BenchMemory>,
+    own: Vec<BenchMemory>,
     targets: Vec<&'a str>,
     sessions: bool,
     quiet: bool,
@@ -54,13 +56,10 @@ pub(super) fn run(options: &Tebench) -> Result<(), Failure> {
         true => options.engine.serve(&engine)?,
         false => Vec::new(),
     };
-    let region = options.engine.region("tebench-initiator")?;
-    // Memory that only this process uses is not published.
-    let private = RegisterOptions { remote_accessible: false, ..RegisterOptions::default() };
-    engine.register(Arc::clone(&region), &private)?;
+    let memories = options.engine.initiate(&engine)?;
     let quiet = options.json.as_deref() == Some("-");
     let (rows, beside, zero_copy) = (Vec::new(), Beside::default(), ZeroCopyCounters::default());
-    BenchRun { options, engine, region, own, targets, sessions, quiet, rows, beside, zero_copy }.work(&work)
+    BenchRun { options, engine, memories, own, targets, sessions, quiet, rows, beside, zero_copy }.work(&work)
 }
 
 /// Fails if no case can run: the run would pass for a good one.
@@ -90,9 +89,15 @@ fn sessions(options: &Tebench, targets: &[&str]) -> Result<bool, Failure> {
             return Err(format!("--xport_type {name} needs --target_seg_name {what} and no other").into());
         }
     }
-    let needed = options.load.needs_engine() || options.engine.is_stock() || files + local > 0;
+    if options.engine.has_gpus() && files > 0 {
+        return Err("memory of a GPU is not moved to and from files: use --seg_type DRAM for file:///path".into());
+    }
+    let needed =
+        options.load.needs_engine() || options.engine.is_stock() || options.engine.names_gpus() || files + local > 0;
     match (options.api, needed) {
-        (Some(Api::Session), true) => Err("--api session works only between kvplane's engines: omit it here".into()),
+        (Some(Api::Session), true) => {
+            Err("--api session is for DRAM between kvplane's engines only: omit it here".into())
+        }
         (Some(Api::Session), _) if options.engine.metrics_port.is_some() => {
             Err("--metrics_port shows the engine's counters, which exclude sessions: not with --api session".into())
         }
@@ -183,8 +188,9 @@ impl BenchRun<'_> {
         let ground = Ground {
             load,
             engine: &self.engine,
-            region: &self.region,
+            memories: &self.memories,
             own: &self.own,
+            target_gpu: self.options.engine.target_gpu(),
             targets: &self.targets,
             sessions: self.sessions,
             threads: case.threads,

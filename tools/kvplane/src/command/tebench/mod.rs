@@ -8,6 +8,7 @@ pub(crate) mod engine;
 mod gate;
 mod initiator;
 mod load;
+pub(crate) mod memory;
 pub(crate) mod thread_error;
 pub(crate) mod values;
 mod worker;
@@ -144,10 +145,11 @@ impl Tebench {
         self.load.work(self.engine.total_buffer_size)?;
         let engine = self.engine.start(1, true)?;
         let server = self.engine.serve_metrics(&engine)?;
-        let regions = self.engine.serve(&engine)?;
+        let memories = self.engine.serve(&engine)?;
         // Verifying readers find the pattern without a writer having run first.
-        for region in &regions {
-            region.fill_with(0, region.bytes(), &mut |offset, part| pattern::fill(TARGET_SEED, offset, part));
+        for memory in &memories {
+            let bytes = memory.backing().bytes();
+            memory.fill_with(0, bytes, &mut |offset, part| pattern::fill(TARGET_SEED, offset, part))?;
         }
         let notices = take_notices(&engine);
         // In a file or a pipe, escape codes for color would be noise.
@@ -159,7 +161,7 @@ impl Tebench {
             "{begin}To start initiators, run\n  ./tebench --target_seg_name={} --seg_type={} --backend={}\n\
              Press Ctrl-C to terminate{end}",
             engine.name(),
-            self.engine.seg_type,
+            self.engine.seg_type.name(),
             self.engine.backend.name()
         );
         stop::wait(|| Ok(()))?;

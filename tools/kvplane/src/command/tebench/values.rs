@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use kvplane::device::DeviceId;
 use kvplane::{RdmaConfig, RdmaUse};
 
 /// Error of a flag's value.
@@ -22,11 +23,20 @@ pub(crate) enum ValueError {
     Devices { flag: String, devices: String },
     /// A matrix of RDMA devices is given, and RDMA is disabled.
     Matrix,
-    /// The memory is a GPU's.
-    Vram,
+    /// No GPU has a driver.
+    Vram {
+        /// Reasons of the drivers.
+        reasons: Vec<String>,
+    },
+    /// There is no GPU of that number.
+    NoGpu {
+        gpu: GpuChoice,
+        /// Number of visible GPUs.
+        visible: usize,
+    },
     /// No memory is of that type.
     UnknownMemory { kind: String },
-    /// The memory of a GPU is needed.
+    /// A GPU is named for a tool that uses none.
     Gpu { number: i32 },
     /// The text is not the number of a GPU.
     NotGpu { text: String },
@@ -64,10 +74,11 @@ impl fmt::Display for ValueError {
                 write!(f, "{flag} {devices}: RDMA is disabled by the other flags")
             }
             Self::Matrix => f.write_str("a matrix of RDMA devices is given, but RDMA is disabled by the other flags"),
-            Self::Vram => f.write_str("VRAM is not available: this build has no driver of GPU memory; use DRAM"),
-            Self::UnknownMemory { kind } => write!(f, "{kind:?} is not a type of memory: use DRAM"),
+            Self::Vram { reasons } => write!(f, "VRAM is not available: {}; use DRAM", reasons.join("; ")),
+            Self::NoGpu { gpu, visible } => write!(f, "GPU {gpu} is not available: {visible} are visible"),
+            Self::UnknownMemory { kind } => write!(f, "{kind:?} is not a type of memory: use DRAM or VRAM"),
             Self::Gpu { number } => {
-                write!(f, "GPU {number} is not available: this build has no driver of GPU memory; use 0 or -1")
+                write!(f, "GPU {number}: this tool moves memory of the host; use 0 or -1, or kvplane tebench")
             }
             Self::NotGpu { text } => write!(f, "{text:?} is not the number of a GPU"),
             Self::NoSeconds => f.write_str("a case of 0 seconds measures nothing"),
@@ -115,6 +126,52 @@ pub(crate) fn reached(
     }
     let loopback: IpAddr = if address.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
     Ok(ListenAddress { listen: SocketAddr::new(loopback, address.port()), announce: Some(address.ip()) })
+}
+
+/// Type of memory.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum MemoryType {
+    /// Memory of the host.
+    Dram,
+    /// Memory of a GPU.
+    Vram,
+}
+
+impl MemoryType {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::Dram => "DRAM",
+            Self::Vram => "VRAM",
+        }
+    }
+}
+
+/// GPUs of one side.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum GpuChoice {
+    /// All of them.
+    All,
+    /// The one of this number.
+    Number(u16),
+}
+
+impl GpuChoice {
+    /// Returns true if it means this device.
+    pub(crate) const fn takes(self, id: DeviceId) -> bool {
+        match self {
+            Self::All => true,
+            Self::Number(number) => id.ordinal == number,
+        }
+    }
+}
+
+impl fmt::Display for GpuChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("-1"),
+            Self::Number(number) => number.fmt(f),
+        }
+    }
 }
 
 /// Transport of a benchmark, or the best one that both sides have.
@@ -183,7 +240,7 @@ pub(crate) fn transport(text: &str) -> Result<Transport, ValueError> {
 fn missing_part(transport: &str) -> Option<&'static str> {
     Some(match transport {
         "barex" | "efa" | "hp_tcp" => "no driver of network cards that bypass the kernel, other than RDMA's",
-        "mnnvl" | "nvlink" | "nvlink_intra" | "gds" | "musa" | "hip" | "mpcomm" => "no driver of GPU memory",
+        "mnnvl" | "nvlink" | "nvlink_intra" | "gds" | "musa" | "hip" | "mpcomm" => "no transport of GPU memory alone",
         "ascend" | "sunrise_link" | "ub" | "cxl" | "nvmeof" => "no driver of that device",
         _ => return None,
     })
@@ -205,22 +262,31 @@ pub(crate) fn rdma(flag: &str, mode: RdmaUse, devices: &[String], matrix: &str) 
     Ok(RdmaConfig { devices, matrix, ..RdmaConfig::of(mode) })
 }
 
-/// Parses a type of memory; only system memory is supported.
-pub(crate) fn memory(text: &str) -> Result<String, ValueError> {
+/// Parses a type of memory.
+pub(crate) fn memory(text: &str) -> Result<MemoryType, ValueError> {
     match text.to_ascii_uppercase().as_str() {
-        "DRAM" => Ok("DRAM".to_owned()),
-        "VRAM" => Err(ValueError::Vram),
+        "DRAM" => Ok(MemoryType::Dram),
+        "VRAM" => Ok(MemoryType::Vram),
         _ => Err(ValueError::UnknownMemory { kind: text.to_owned() }),
     }
 }
 
 /// Parses types of memory, separated by commas; none for an empty text.
-pub(crate) fn memories(text: &str) -> Result<Vec<String>, ValueError> {
+pub(crate) fn memories(text: &str) -> Result<Vec<MemoryType>, ValueError> {
     text.split(',').map(str::trim).filter(|kind| !kind.is_empty()).map(memory).collect()
 }
 
-/// Parses the number of a GPU: only the values that mean none in particular.
-pub(crate) fn gpu(text: &str) -> Result<i32, ValueError> {
+/// Parses the number of a GPU; -1 means all.
+pub(crate) fn gpu(text: &str) -> Result<GpuChoice, ValueError> {
+    match text.parse::<i32>().map(|number| (number, u16::try_from(number))) {
+        Ok((-1, _)) => Ok(GpuChoice::All),
+        Ok((_, Ok(number))) => Ok(GpuChoice::Number(number)),
+        _ => Err(ValueError::NotGpu { text: text.to_owned() }),
+    }
+}
+
+/// Parses the number of a GPU for a tool that uses none: only the values that mean none in particular.
+pub(crate) fn no_gpu(text: &str) -> Result<i32, ValueError> {
     match text.parse() {
         Ok(number @ (-1 | 0)) => Ok(number),
         Ok(number) => Err(ValueError::Gpu { number }),
@@ -308,9 +374,11 @@ mod tests {
         for name in ["tcp", "rdma", "shm", "cma", "iouring", "local", ""] {
             assert_eq!(transport(name).unwrap().name(), name);
         }
-        assert_eq!(memories("dram, DRAM").unwrap(), ["DRAM", "DRAM"]);
-        assert!(memories("dram,vram").unwrap_err().to_string().contains("VRAM is not available"));
-        assert!(gpu("-1").is_ok() && gpu("0").is_ok() && gpu("1").unwrap_err().to_string().contains("GPU 1"));
+        assert_eq!(memories("dram, VRAM").unwrap(), [MemoryType::Dram, MemoryType::Vram]);
+        assert!(memories("dram,nvram").unwrap_err().to_string().contains("use DRAM or VRAM"));
+        assert_eq!((gpu("-1"), gpu("3")), (Ok(GpuChoice::All), Ok(GpuChoice::Number(3))));
+        assert!(gpu("-2").is_err() && gpu("65536").is_err() && gpu("one").is_err());
+        assert!(no_gpu("-1").is_ok() && no_gpu("0").is_ok() && no_gpu("1").unwrap_err().to_string().contains("GPU 1"));
         assert!(seconds("0").is_err() && seconds("nan").is_err() && seconds("0.02").is_ok());
         assert!(capacity("-1").is_err() && capacity("inf").is_err() && capacity("12.5").is_ok());
     }

@@ -4,8 +4,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use kvplane::device::{Backing, DeviceId};
 use kvplane::{
-    Buffer, Metrics, Notice, Opcode, Region, Segment, SegmentHandle, Session, TaskState, Transfer, TransferEngine,
+    Buffer, Metrics, Notice, Opcode, Segment, SegmentHandle, Session, TaskState, Transfer, TransferEngine,
     TransferRequest,
 };
 use kvplane_tools::pattern;
@@ -13,6 +14,8 @@ use kvplane_tools::tebench::Samples;
 
 use super::engine::LOCAL;
 use super::load::{LoadFlags, Lot};
+use super::memory::BenchMemory;
+use super::values::GpuChoice;
 use super::{Failure, OpType, TARGET_SEED};
 
 const OPEN_DEADLINE: Duration = Duration::from_secs(5);
@@ -23,10 +26,12 @@ const NOTICE_PAUSE: Duration = Duration::from_millis(1);
 pub(super) struct Ground<'a> {
     pub(super) load: &'a LoadFlags,
     pub(super) engine: &'a TransferEngine,
-    /// Memory of the caller.
-    pub(super) region: &'a Arc<Region>,
+    /// Buffers of the caller, at least one; threads use them in turn.
+    pub(super) memories: &'a [BenchMemory],
     /// Buffers of the target, if this process is the target.
-    pub(super) own: &'a [Arc<Region>],
+    pub(super) own: &'a [BenchMemory],
+    /// GPUs whose buffers of a target are used.
+    pub(super) target_gpu: GpuChoice,
     /// Names of targets, at least one.
     pub(super) targets: &'a [&'a str],
     /// Each thread has a session of its own.
@@ -55,6 +60,8 @@ struct Own {
 pub(super) struct Worker<'a> {
     ground: &'a Ground<'a>,
     lot: Lot,
+    /// Memory of this thread's side.
+    memory: &'a BenchMemory,
     mover: Mover<'a>,
     /// Notice that is sent to the target after each batch.
     notice: Option<(SegmentHandle, Notice)>,
@@ -66,11 +73,12 @@ pub(super) struct Worker<'a> {
 
 impl<'a> Worker<'a> {
     pub(super) fn new(ground: &'a Ground<'a>, lot: Lot, thread: u64) -> Result<Self, Failure> {
-        let Ground { load, engine, region, targets, slot_bytes, threads, .. } = *ground;
+        let Ground { load, engine, memories, targets, slot_bytes, threads, .. } = *ground;
+        let memory = &memories[thread as usize % memories.len()];
         let name = targets[(thread % targets.len() as u64) as usize];
         // Threads of one target use its buffers in turn.
         let turn = (thread / targets.len() as u64) as usize;
-        let (mover, there) = if ground.sessions {
+        let (mover, there) = if let (true, Some(region)) = (ground.sessions, memory.region()) {
             let mut session = engine.session()?;
             let buffer = session.register(Arc::clone(region));
             let segment = session.open_segment(name, OPEN_DEADLINE)?;
@@ -98,7 +106,7 @@ impl<'a> Worker<'a> {
             _ => None,
         };
         let (local_at, target_at) = (slot_bytes * thread, load.target_offset + slot_bytes * thread);
-        Ok(Self { ground, lot, mover, notice, local_at, target_at, rounds: 0 })
+        Ok(Self { ground, lot, memory, mover, notice, local_at, target_at, rounds: 0 })
     }
 
     /// Runs batches until the time is over; returns the nanoseconds spent in them and between.
@@ -137,7 +145,7 @@ impl<'a> Worker<'a> {
             OpType::Write => true,
             OpType::Mix => self.rounds.is_multiple_of(2),
             OpType::WriteSeed => {
-                self.fill(TARGET_SEED);
+                self.fill(TARGET_SEED)?;
                 true
             }
             OpType::ReadVerify => {
@@ -152,9 +160,9 @@ impl<'a> Worker<'a> {
     /// Writes a pattern of this round, overwrites the local copy, reads the pattern back and compares it.
     fn consistent_round(&mut self) -> Result<[u64; 2], Failure> {
         let seed = TARGET_SEED ^ self.rounds.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        self.fill(seed);
+        self.fill(seed)?;
         let wrote = self.batch(true)?;
-        self.fill(!seed);
+        self.fill(!seed)?;
         let read = self.batch(false)?;
         self.check(seed)?;
         Ok([wrote, read])
@@ -180,7 +188,7 @@ impl<'a> Worker<'a> {
                 session.run(segment, &transfers, timeout)?;
             }
             Mover::Engine { engine, target, base } => {
-                let source = self.ground.region.address() + local_at;
+                let source = self.memory.backing().address() + local_at;
                 let request = |block| TransferRequest {
                     opcode: if write { Opcode::Write } else { Opcode::Read },
                     source: source + block * bytes,
@@ -200,21 +208,21 @@ impl<'a> Worker<'a> {
     }
 
     /// The pattern follows from the offset in the target's buffer, so that any other process can verify it.
-    fn fill(&self, seed: u64) {
-        let bytes = (self.lot.block_bytes * self.lot.batch) as usize;
-        self.ground.region.fill_with(self.local_at as usize, bytes, &mut |offset, part| {
+    fn fill(&self, seed: u64) -> Result<(), Failure> {
+        let bytes = self.lot.block_bytes * self.lot.batch;
+        self.memory.fill_with(self.local_at, bytes, &mut |offset, part| {
             pattern::fill(seed, self.target_at + offset, part);
-        });
+        })
     }
 
     fn check(&self, seed: u64) -> Result<(), Failure> {
-        let bytes = (self.lot.block_bytes * self.lot.batch) as usize;
+        let bytes = self.lot.block_bytes * self.lot.batch;
         let mut wrong = None;
-        self.ground.region.read_with(self.local_at as usize, bytes, &mut |offset, part| {
+        self.memory.read_with(self.local_at, bytes, &mut |offset, part| {
             if let (None, Err(mismatch)) = (&wrong, pattern::check(seed, self.target_at + offset, part)) {
                 wrong = Some(mismatch);
             }
-        });
+        })?;
         match wrong {
             None => Ok(()),
             Some(mismatch) => Err(format!("inconsistent data detected in round {}: {mismatch}", self.rounds).into()),
@@ -222,16 +230,30 @@ impl<'a> Worker<'a> {
     }
 }
 
-/// Opens the target of this name; returns the address and the length of the buffer whose turn it is.
+/// Opens the target of this name; returns the address and the length of the buffer whose turn it is, of all or of those
+/// on the chosen GPU.
 fn open(ground: &Ground<'_>, name: &str, turn: usize) -> Result<(SegmentHandle, u64, u64), Failure> {
+    let gpu = ground.target_gpu;
+    let is_meant = |id: Option<DeviceId>| gpu == GpuChoice::All || id.is_some_and(|id| gpu.takes(id));
     if name == LOCAL {
-        let region = &ground.own[turn % ground.own.len()];
-        return Ok((SegmentHandle::LOCAL, region.address(), region.bytes() as u64));
+        let mine = ground.own.iter().map(BenchMemory::backing);
+        let id = |one: &Backing| one.device().map(|memory| memory.device().id());
+        let buffers: Vec<Backing> = mine.filter(|one| is_meant(id(one))).collect();
+        let buffer = buffers.get(turn % buffers.len().max(1)).ok_or_else(|| no_buffer(name, gpu))?;
+        return Ok((SegmentHandle::LOCAL, buffer.address(), buffer.bytes()));
     }
     let target = ground.engine.open_segment(name)?;
-    let buffers = ground.engine.segment_info(target)?.buffers;
+    let mut buffers = ground.engine.segment_info(target)?.buffers;
+    buffers.retain(|one| is_meant(one.location.as_deref().and_then(DeviceId::parse)));
+    if buffers.is_empty() && gpu != GpuChoice::All {
+        return Err(no_buffer(name, gpu));
+    }
     let buffer = buffers.get(turn % buffers.len().max(1));
     Ok((target, buffer.map_or(0, |buffer| buffer.address), buffer.map_or(0, |buffer| buffer.bytes)))
+}
+
+fn no_buffer(name: &str, gpu: GpuChoice) -> Failure {
+    format!("the target {name} tells of no memory on GPU {gpu}: omit --target_gpu_id to use all of its memory").into()
 }
 
 /// Runs transfers as one batch; fails if any of them failed.

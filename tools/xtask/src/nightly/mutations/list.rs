@@ -52,8 +52,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         name: "stale-reservation-is-held",
         invariant: "a descriptor carries a generation, so a late writer cannot reach reused memory",
         file: "dataplane/store/src/generational.rs",
-        find: "Place { generation: g, content: Content::Held(value) } if *g == generation => Some(*value),",
-        replace: "Place { generation: g, content: Content::Held(value) } if *g >= generation => Some(*value),",
+        find: "Slot { generation: g, content: Content::Held(value) } if *g == generation => Some(*value),",
+        replace: "Slot { generation: g, content: Content::Held(value) } if *g >= generation => Some(*value),",
         host: Host::World,
     },
     Mutation {
@@ -184,7 +184,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         invariant: "a removed object never returns, over all incarnations of a disk",
         file: "dataplane/tier/src/log/calls.rs",
         find: "        let may_be_there = self.contents.is_doubtful(is_reclaiming, durable_sequence);
-        if known.is_none() && !may_be_there && !self.contents.strikes.may_return(digest) {",
+        if known.is_none() && !may_be_there && !self.contents.replacements.may_return(digest) {",
         replace: "        let may_be_there = self.contents.is_doubtful(is_reclaiming, durable_sequence);
         if known.is_none() || !may_be_there {",
         host: Host::Tiers,

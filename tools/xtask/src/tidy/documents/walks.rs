@@ -5,6 +5,11 @@
 //! root or from any folder. Names in backticks directly behind a stop, `` `function` ``, `` `Type::function` `` or
 //! `` `Type` ``, are defined in that file. A walk has at most nine different files, so that it stays short enough to
 //! follow.
+//!
+//! The stops of a walk between two blank lines follow each other as calls do: the function that is named first behind a
+//! stop is called by a function that is named at the stop before it, or at one of those that had led there. Behind a
+//! blank line the walk goes on elsewhere: in another thread or process, or when an answer has come. Further functions
+//! of a stop are called from anywhere between the same blank lines.
 
 use std::collections::BTreeSet;
 
@@ -42,18 +47,53 @@ struct Walk<'a> {
     line: usize,
     name: &'a str,
     files: BTreeSet<&'a str>,
+    /// Stops since the last blank line.
+    calls: Vec<Stop<'a>>,
     /// Last stop, and the text behind it or behind the function named last.
     stop: Option<&'a File>,
     behind: String,
 }
 
+/// Stop of a walk: a file, and the functions that are named behind it.
+struct Stop<'a> {
+    line: usize,
+    file: &'a File,
+    functions: Vec<&'a str>,
+    /// A name behind the stop is not defined in the file.
+    has_unknown_name: bool,
+}
+
+impl Stop<'_> {
+    /// Returns true if one of the functions named here calls a function of this name. What lies outside all functions,
+    /// such as a table of functions, counts for each.
+    fn calls(&self, name: &str) -> bool {
+        let outline = &self.file.outline;
+        let calls = outline.calls.iter().filter(|call| call.name == last_part(name));
+        let lines: Vec<usize> = calls.map(|call| call.line).collect();
+        lines.iter().any(|line| {
+            let around = || outline.functions.iter().filter(|one| (one.first_line..=one.last_line).contains(line));
+            let is_named = |one: &str| around().any(|function| function.name == last_part(one));
+            around().next().is_none() || self.functions.iter().any(|one| is_named(one))
+        })
+    }
+}
+
+/// Returns the name of a function without its type.
+fn last_part(name: &str) -> &str {
+    let name = name.strip_suffix("()").unwrap_or(name);
+    name.rsplit("::").next().unwrap_or(name)
+}
+
 impl<'a> Walk<'a> {
     const fn new(tree: &'a Tree, line: usize, name: &'a str) -> Self {
-        Self { tree, line, name, files: BTreeSet::new(), stop: None, behind: String::new() }
+        Self { tree, line, name, files: BTreeSet::new(), calls: Vec::new(), stop: None, behind: String::new() }
     }
 
     /// Reads a line, in which text and names in backticks alternate.
-    fn follow(&mut self, line: usize, text: &str, out: &mut Vec<Violation>) {
+    fn follow(&mut self, line: usize, text: &'a str, out: &mut Vec<Violation>) {
+        if text.trim().is_empty() {
+            self.end_calls(out);
+        }
         let mut parts = text.split('`');
         self.behind.push('\n');
         self.read_text(line, parts.next().unwrap_or_default(), out);
@@ -67,6 +107,11 @@ impl<'a> Walk<'a> {
                 if !defines(file, name) {
                     let message = format!("`{}` defines no `{name}`; fix the walk", file.path);
                     out.push(Violation::new(DOCUMENT, line, message));
+                    self.calls.last_mut().into_iter().for_each(|stop| stop.has_unknown_name = true);
+                } else if is_function(file, name)
+                    && let Some(stop) = self.calls.last_mut()
+                {
+                    stop.functions.push(name);
                 }
             } else {
                 self.stop = None;
@@ -90,6 +135,7 @@ impl<'a> Walk<'a> {
         let fault = match files {
             [file] => {
                 self.files.insert(&file.path);
+                self.calls.push(Stop { line, file, functions: Vec::new(), has_unknown_name: false });
                 self.stop = Some(file);
                 return;
             }
@@ -100,7 +146,37 @@ impl<'a> Walk<'a> {
         out.push(Violation::new(DOCUMENT, line, fault));
     }
 
-    fn end(&self, out: &mut Vec<Violation>) {
+    /// Checks that the stops since the last blank line follow each other as calls do.
+    fn end_calls(&mut self, out: &mut Vec<Violation>) {
+        let stops = core::mem::take(&mut self.calls);
+        let mut callers: Vec<&Stop<'_>> = Vec::new();
+        for (at, stop) in stops.iter().enumerate() {
+            let path = &stop.file.path;
+            let fault = match stop.functions.first() {
+                None if stop.has_unknown_name => None,
+                None => Some(format!("the stop at `{path}` names no function of that file")),
+                Some(_) if at == 0 => None,
+                Some(first) => match callers.iter().rposition(|caller| caller.calls(first)) {
+                    Some(caller) => {
+                        callers.truncate(caller + 1);
+                        None
+                    }
+                    None => Some(format!(
+                        "no function named at the stops before calls `{first}` of `{path}`; name the one that does, or \
+                         fix the walk"
+                    )),
+                },
+            };
+            callers.push(stop);
+            let further = stop.functions.iter().skip(1).filter(|name| !stops.iter().any(|stop| stop.calls(name)));
+            let further =
+                further.map(|name| format!("no function named in this part of the walk calls `{name}` of `{path}`"));
+            out.extend(fault.into_iter().chain(further).map(|fault| Violation::new(DOCUMENT, stop.line, fault)));
+        }
+    }
+
+    fn end(&mut self, out: &mut Vec<Violation>) {
+        self.end_calls(out);
         let (name, count) = (self.name, self.files.len());
         if count > MOST_FILES {
             let message = format!(
@@ -163,16 +239,17 @@ fn is_name(name: &str) -> bool {
 }
 
 fn defines(file: &File, name: &str) -> bool {
+    is_function(file, name) || file.outline.definitions.iter().any(|definition| definition.name == name)
+}
+
+fn is_function(file: &File, name: &str) -> bool {
     let name = name.strip_suffix("()").unwrap_or(name);
     let (owner, name) = match name.rsplit_once("::") {
         Some((owner, name)) => (owner.rsplit("::").next(), name),
         None => (None, name),
     };
     let belongs = |found: Option<&str>| owner.is_none() || found == owner;
-    let mut functions = file.outline.functions.iter();
-    let mut definitions = file.outline.definitions.iter();
-    functions.any(|function| function.name == name && belongs(function.owner.as_deref()))
-        || (owner.is_none() && definitions.any(|definition| definition.name == name))
+    file.outline.functions.iter().any(|function| function.name == name && belongs(function.owner.as_deref()))
 }
 
 #[cfg(test)]
@@ -180,7 +257,7 @@ mod tests {
     use super::*;
     use crate::tidy::testing::{found, places};
 
-    const SOURCE: &str = "fn get() {}\nstruct Store;\nimpl Store { fn put() {} }\n";
+    const SOURCE: &str = "fn get() { Store::put(); }\nstruct Store;\nimpl Store { fn put() { get() } }\n";
 
     fn messages(section: &str) -> Vec<String> {
         let document = format!("# A\n`gone.rs`\n## Walks\n{section}\n## Next\n`gone.rs` `f`\n");
@@ -191,7 +268,7 @@ mod tests {
     #[test]
     fn stops_and_names_that_exist_pass() {
         let section = "### A get\n1. [`a/src/x.rs`](../a/src/x.rs) `get` finds it, `any word` and `elsewhere` too.\n\
-                       2. `y.rs`: `Store::put`,\n   `get()`, `Store`, then `src/y.rs` and `S` | `T`.\n\
+                       2. `y.rs`: `Store::put`,\n   `get()`, `Store`, then `src/y.rs` `get` and `S` | `T`.\n\
                        3. [`x.rs`](../a/src/x.rs#L2) `put`, [there](https://a/b.rs) `here`.\n";
         assert_eq!(messages(section), Vec::<String>::new());
         assert!(places(check, &[(DOCUMENT, "# A\n")]).is_empty());
@@ -221,15 +298,54 @@ mod tests {
 
     #[test]
     fn walks_are_short() {
-        let sources: Vec<String> = (0..10).map(|index| format!("a/src/f{index}.rs")).collect();
-        let stops = |count: usize| sources[..count].iter().map(|path| format!("* `{path}`\n")).collect::<String>();
+        let source = |index: usize| (format!("a/src/f{index}.rs"), format!("fn f{index}() {{ f{}(); }}\n", index + 1));
+        let sources: Vec<(String, String)> = (0..10).map(source).collect();
+        let stop = |index: usize| format!("* `a/src/f{index}.rs` `f{index}`\n");
+        let stops = |count: usize| (0..count).map(stop).collect::<String>();
         let document = format!("# A\n## Walks\n### One\n{}### Two\n{}### Three\n{}", stops(9), stops(10), stops(9));
-        let mut files: Vec<(&str, &str)> = sources.iter().map(|path| (path.as_str(), "")).collect();
+        let mut files: Vec<(&str, &str)> = sources.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
         files.push((DOCUMENT, &document));
         assert_eq!(places(check, &files), [format!("{DOCUMENT}:13")]);
-        let document = format!("# A\n## Walks\n{0}{0}{1}", stops(9), stops(10));
+        let document = format!("# A\n## Walks\n{0}\n{0}\n{1}", stops(9), stops(10));
         files.pop();
         files.push((DOCUMENT, &document));
         assert_eq!(places(check, &files), [format!("{DOCUMENT}:2")]);
+    }
+
+    /// Returns the messages about a walk through these files.
+    fn calls(section: &str) -> Vec<String> {
+        let document = format!("# A\n## Walks\n{section}");
+        let files = [
+            (DOCUMENT, document.as_str()),
+            ("a.rs", "fn a() { self.b(); E::e(); }\nfn other() { X::c(); }\n"),
+            ("b.rs", "fn b() { d(); }\n#[test]\nfn tests() { c(); }\n"),
+            ("c.rs", "fn c() {}\nfn unused() {}\n"),
+            ("d.rs", "fn d() {}\nconst TABLE: [fn(); 1] = [|| x.c()];\n"),
+            ("e.rs", "fn e() {}\n"),
+        ];
+        found(check, &files).iter().map(|found| format!("{} {}", found.line, found.message)).collect()
+    }
+
+    #[test]
+    fn stops_follow_each_other_as_calls_do() {
+        for section in [
+            "* `a.rs` `a`\n* `b.rs` `b`\n* `d.rs` `d`\n* `c.rs` `c`\n",
+            // Back to the first.
+            "* `a.rs` `a`\n* `b.rs` `b`\n* `d.rs` `d`\n* `e.rs` `e`\n",
+            "* `b.rs` `b`\n\n* `a.rs` `a`\n",
+        ] {
+            assert_eq!(calls(section), Vec::<String>::new(), "{section}");
+        }
+        for (section, expected) in [
+            ("* `a.rs` `a`\n* `d.rs` `d`\n", "4 no function named at the stops before calls `d` of `d.rs`"),
+            ("* `a.rs` `a`\n* `c.rs` `c`\n", "4 no function named at the stops before calls `c` of `c.rs`"),
+            ("* `b.rs` `b`\n* `c.rs` `c`\n", "4 no function named at the stops before calls `c` of `c.rs`"),
+            ("* `a.rs` `a`\n* `e.rs` `e`\n* `b.rs` `b`\n* `e.rs` `e`\n* `d.rs` `d`\n", "7 no function"),
+            ("* `a.rs` `a`\n* `b.rs`\n", "4 the stop at `b.rs` names no function"),
+            ("* `c.rs` `c`, `unused`\n", "3 no function named in this part of the walk calls `unused` of `c.rs`"),
+        ] {
+            let messages = calls(section);
+            assert!(messages.len() == 1 && messages[0].starts_with(expected), "{section}: {messages:?}");
+        }
     }
 }

@@ -7,8 +7,10 @@
 use crate::tidy::Violation;
 use crate::tidy::sources::tree::Tree;
 
-/// Directories that may use `unsafe`: the system layer, the bindings for Python and C, and the drivers for tests.
-const ALLOWED: [&str; 4] = ["dataplane/sys/", "tools/python/", "tools/capi/", "tests/fake-devices/"];
+/// Directories that may use `unsafe`: the system layer, the bindings for Python and C, and the drivers and devices for
+/// tests.
+const ALLOWED: [&str; 5] =
+    ["dataplane/sys/", "tools/python/", "tools/capi/", "tests/fake-devices/", "tests/soft-verbs/"];
 
 const FORBID: &str = "#![forbid(unsafe_code)]";
 

@@ -19,7 +19,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::tidy::Violation;
-use crate::tidy::sources::crates::{Crate, Module, Place, lies_in};
+use crate::tidy::sources::crates::{Crate, ItemPath, Module, lies_in};
 use crate::tidy::sources::outline::Kind;
 use crate::tidy::sources::tree::Tree;
 
@@ -81,7 +81,7 @@ fn folders<'a>(found: &Crate<'a>) -> BTreeMap<String, Edges<'a>> {
 }
 
 /// Returns the types of the crate with inherent methods.
-fn types_with_methods(found: &Crate<'_>) -> BTreeSet<Place> {
+fn types_with_methods(found: &Crate<'_>) -> BTreeSet<ItemPath> {
     let mut types = BTreeSet::new();
     for (module, file) in found.files() {
         let blocks = file.outline.impls.iter().filter(|block| !block.in_test && !block.of_trait && block.methods > 0);
@@ -90,13 +90,13 @@ fn types_with_methods(found: &Crate<'_>) -> BTreeSet<Place> {
     types
 }
 
-fn does_something(found: &Crate<'_>, place: &Place, busy: &BTreeSet<Place>) -> bool {
+fn does_something(found: &Crate<'_>, place: &ItemPath, busy: &BTreeSet<ItemPath>) -> bool {
     let is_function = found.definition(place).is_some_and(|definition| definition.kind == Kind::Function);
     is_function || busy.contains(place)
 }
 
 /// Returns every place where a file's module names an item of its crate: the module, the evidence, and the item.
-fn references<'c, 'a>(found: &'c Crate<'a>) -> Vec<(&'c str, Evidence<'a>, Place)> {
+fn references<'c, 'a>(found: &'c Crate<'a>) -> Vec<(&'c str, Evidence<'a>, ItemPath)> {
     let mut references = Vec::new();
     for (module, file) in found.files() {
         let outline = &file.outline;

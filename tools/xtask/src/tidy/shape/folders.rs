@@ -1,24 +1,21 @@
-//! Rule: a folder holds fewer than 16 sources.
+//! Rule: a folder holds fewer than 16 sources, of tests and benchmarks too.
 //!
 //! A reader should see the content of a folder at a glance. A larger one is divided into folders by ownership, each
-//! with a front. Files of tests are not counted.
+//! with a front.
 
 use std::collections::BTreeMap;
 
 use crate::tidy::Violation;
-use crate::tidy::sources::crates::Crate;
 use crate::tidy::sources::tree::Tree;
 
 const MOST_FILES: usize = 15;
 
-/// Checks the folders of every crate.
+/// Checks every folder.
 pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
     let mut folders: BTreeMap<&str, usize> = BTreeMap::new();
-    for found in Crate::all(tree) {
-        for (_, file) in found.files() {
-            let folder = file.path.rsplit_once('/').map_or("", |(folder, _)| folder);
-            *folders.entry(folder).or_default() += 1;
-        }
+    for file in tree.rust() {
+        let folder = file.path.rsplit_once('/').map_or("", |(folder, _)| folder);
+        *folders.entry(folder).or_default() += 1;
     }
     for (folder, count) in folders.into_iter().filter(|(_, count)| *count > MOST_FILES) {
         let message = format!(
@@ -36,24 +33,22 @@ mod tests {
 
     fn folders(count: usize, name: impl Fn(usize) -> String) -> Vec<String> {
         let paths: Vec<String> = (0..count).map(name).collect();
-        let mut files = vec![("a/Cargo.toml", "[package]\nname = \"a\"\n"), ("a/src/lib.rs", "#[cfg(test)]\nmod rig;")];
-        files.extend(paths.iter().map(|path| (path.as_str(), "")));
+        let files: Vec<(&str, &str)> = paths.iter().map(|path| (path.as_str(), "")).collect();
         places(check, &files)
     }
 
     #[test]
     fn full_folders_fail() {
         assert_eq!(folders(16, |index| format!("a/src/x/m{index}.rs")), ["a/src/x:1"]);
-        assert_eq!(folders(15, |index| format!("a/src/m{index}.rs")), ["a/src:1"]);
         assert!(folders(15, |index| format!("a/src/x/m{index}.rs")).is_empty());
     }
 
     #[test]
-    fn tests_and_folders_below_are_not_counted() {
-        for folder in ["x/tests", "rig"] {
-            assert!(folders(20, |index| format!("a/src/{folder}/m{index}.rs")).is_empty(), "{folder}");
+    fn tests_are_counted_and_folders_below_are_not() {
+        for folder in ["src/x/tests", "tests/suite", "benches"] {
+            assert_eq!(folders(16, |index| format!("a/{folder}/m{index}.rs")), [format!("a/{folder}:1")]);
         }
         assert!(folders(20, |index| format!("a/src/x/m{index}/mod.rs")).is_empty());
-        assert!(folders(20, |index| format!("a/src/x/m{index}_tests.rs")).is_empty());
+        assert!(folders(20, |index| format!("a/src/x/m{index}.md")).is_empty());
     }
 }

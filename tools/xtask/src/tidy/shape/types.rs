@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::tidy::Violation;
-use crate::tidy::sources::crates::{Crate, Place};
+use crate::tidy::sources::crates::{Crate, ItemPath};
 use crate::tidy::sources::outline::Kind;
 use crate::tidy::sources::tree::Tree;
 
@@ -82,7 +82,7 @@ fn tallies(tree: &Tree) -> Vec<Tally<'_>> {
 }
 
 fn tallies_of<'a>(found: &Crate<'a>) -> Vec<Tally<'a>> {
-    let mut tallies: BTreeMap<Place, Tally<'a>> = BTreeMap::new();
+    let mut tallies: BTreeMap<ItemPath, Tally<'a>> = BTreeMap::new();
     for (module, file) in found.files() {
         for definition in file.outline.definitions.iter().filter(|found| !found.in_test) {
             let fields = match definition.kind {
@@ -117,8 +117,8 @@ fn tallies_of<'a>(found: &Crate<'a>) -> Vec<Tally<'a>> {
 }
 
 /// Returns the place of a type whose definition is not seen: a macro or another crate defines it.
-fn unseen(module: &str, name: &str) -> Place {
-    Place { module: module.to_string(), item: Some(name.to_string()) }
+fn unseen(module: &str, name: &str) -> ItemPath {
+    ItemPath { module: module.to_string(), item: Some(name.to_string()) }
 }
 
 #[cfg(test)]

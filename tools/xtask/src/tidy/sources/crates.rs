@@ -64,7 +64,7 @@ impl<'a> Module<'a> {
 
 /// Target of a path.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Place {
+pub struct ItemPath {
     /// Module that the path names, or that defines the item.
     pub module: String,
     /// Item that the path names; `None` for a module.
@@ -168,14 +168,14 @@ impl<'a> Crate<'a> {
 
     /// Resolves `path`, written in a scope of `module`, to an item of this crate; `None` for items of other crates.
     #[must_use]
-    pub fn resolve(&self, module: &str, scope: &str, path: &str) -> Option<Place> {
+    pub fn resolve(&self, module: &str, scope: &str, path: &str) -> Option<ItemPath> {
         let parts: Vec<&str> = path.split("::").collect();
         self.find(&below(module, scope), &parts, MOST_STEPS)
     }
 
     /// Resolves a path of a type like [`Self::resolve`], and follows its aliases.
     #[must_use]
-    pub fn resolve_type(&self, module: &str, scope: &str, path: &str) -> Option<Place> {
+    pub fn resolve_type(&self, module: &str, scope: &str, path: &str) -> Option<ItemPath> {
         let mut place = self.resolve(module, scope, path)?;
         for _ in 0..MOST_STEPS {
             let Some(Kind::Alias(target)) = self.definition(&place).map(|found| &found.kind) else { break };
@@ -187,12 +187,12 @@ impl<'a> Crate<'a> {
 
     /// Returns the definition of the place's item in its module.
     #[must_use]
-    pub fn definition(&self, place: &Place) -> Option<&'a Definition> {
+    pub fn definition(&self, place: &ItemPath) -> Option<&'a Definition> {
         self.modules.get(&place.module)?.definition(place.item.as_deref()?)
     }
 
     /// Resolves a path that begins in `from` with any valid first word.
-    fn find(&self, from: &str, parts: &[&str], steps: usize) -> Option<Place> {
+    fn find(&self, from: &str, parts: &[&str], steps: usize) -> Option<ItemPath> {
         let (first, rest) = parts.split_first()?;
         if *first == "crate" || *first == self.name.replace('-', "_") {
             return self.descend("", rest, steps);
@@ -208,10 +208,10 @@ impl<'a> Crate<'a> {
     }
 
     /// Resolves the rest of a path in `module`.
-    fn descend(&self, module: &str, parts: &[&str], steps: usize) -> Option<Place> {
+    fn descend(&self, module: &str, parts: &[&str], steps: usize) -> Option<ItemPath> {
         let steps = steps.checked_sub(1)?;
         let Some((first, rest)) = parts.split_first() else {
-            return Some(Place { module: module.to_string(), item: None });
+            return Some(ItemPath { module: module.to_string(), item: None });
         };
         match *first {
             "self" => return self.descend(self.around_bodies(module), rest, steps),
@@ -224,7 +224,7 @@ impl<'a> Crate<'a> {
         }
         let here = self.modules.get(module)?;
         if here.definitions.contains_key(first) {
-            return Some(Place { module: module.to_string(), item: Some((*first).to_string()) });
+            return Some(ItemPath { module: module.to_string(), item: Some((*first).to_string()) });
         }
         if let Some(import) = here.imports.get(first) {
             let path: Vec<&str> = import.path.split("::").chain(rest.iter().copied()).collect();
@@ -235,7 +235,7 @@ impl<'a> Crate<'a> {
             let place = self.find(module, &path, steps)?;
             if place.item.is_none() { self.descend(&place.module, parts, steps) } else { None }
         });
-        let by_macro = || Place { module: module.to_string(), item: Some((*first).to_string()) };
+        let by_macro = || ItemPath { module: module.to_string(), item: Some((*first).to_string()) };
         by_glob.or_else(|| here.macro_words.contains(first).then(by_macro))
     }
 

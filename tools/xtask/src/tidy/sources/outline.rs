@@ -36,6 +36,8 @@ pub struct Outline {
     pub imports: Vec<Import>,
     /// Paths that are written out in code, except those of `use`.
     pub mentions: Vec<Mention>,
+    /// Calls of functions outside tests, except in inputs of macros.
+    pub calls: Vec<Call>,
     /// Lines outside tests of results whose errors are texts: `Result<_, String>`, or a trait's `type Err = String`.
     pub text_errors: Vec<usize>,
 }
@@ -169,6 +171,15 @@ pub struct Mention {
     pub in_test: bool,
 }
 
+/// Call of a function or method, or a path to a function that is passed on.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Call {
+    /// Name of the function, without its path.
+    pub name: String,
+    /// Line of the name.
+    pub line: usize,
+}
+
 /// Error of a source that is not valid Rust.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SyntaxError {
@@ -268,6 +279,16 @@ mod tests {
             assert!(paths.contains(&path), "{path} in {paths:?}");
         }
         assert!(!paths.iter().any(|path| path.starts_with('p') || *path == "r"), "{paths:?}");
+    }
+
+    #[test]
+    fn calls_are_found_by_the_names_of_their_functions() {
+        let outline = of("fn a(x: B) {\n  x.c()?.d::<E>(f(g));\n  H::i(J::k);\n  let l = x.m;\n}\n\
+                          const N: O = O { p: |q| q.r() };\n#[cfg(test)]\nfn s() { t(); }\n");
+        let calls = outline.calls.iter().map(|call| (call.name.as_str(), call.line));
+        let mut found: Vec<_> = calls.collect();
+        found.sort_unstable();
+        assert_eq!(found, [("c", 2), ("d", 2), ("f", 2), ("i", 3), ("k", 3), ("r", 6)]);
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub const GLOSSARY: &str = "docs/glossary.md";
 const FIRST_WORDS: [&str; 18] = [
     "What",
     "Who",
-    "Whose",
+    "TimedTenant",
     "Whom",
     "Whether",
     "Where",

@@ -95,7 +95,7 @@ fn rank() -> Fetch {
 }
 
 fn parent(member: u64) -> RankParent {
-    RankParent { member, segment: format!("s{member}"), addresses: vec![1000], board: None }
+    RankParent { member, segment: format!("s{member}").into(), addresses: vec![1000], board: None }
 }
 
 #[test]

@@ -8,45 +8,113 @@ use serde_json::Value;
 
 /// Reason why a placement manifest is refused.
 #[derive(Debug)]
-pub(super) enum ManifestError {
+#[non_exhaustive]
+pub enum ManifestError {
     /// The text is no JSON.
     Json(serde_json::Error),
     /// The JSON is no object.
     NoObject,
     /// The manifest is of another kind of resource.
-    Resource { kind: String, supported: &'static str },
+    Resource {
+        /// Kind that the manifest has.
+        kind: String,
+        /// Only supported kind.
+        supported: &'static str,
+    },
     /// A required field is missing.
-    Missing { field: &'static str },
+    Missing {
+        /// Name of the field.
+        field: &'static str,
+    },
     /// A field is an empty text.
-    Empty { field: &'static str },
+    Empty {
+        /// Name of the field.
+        field: &'static str,
+    },
     /// A field is no list.
-    NotList { field: &'static str },
+    NotList {
+        /// Name of the field.
+        field: &'static str,
+    },
     /// A field has a value of another kind.
-    Kind { field: &'static str, value: Value, kind: &'static str },
+    Kind {
+        /// Name of the field.
+        field: &'static str,
+        /// Value of the field.
+        value: Value,
+        /// Kind that is needed.
+        kind: &'static str,
+    },
     /// A list has a value that is no number of 64 bits.
-    NotNumber { field: &'static str, value: Value },
+    NotNumber {
+        /// Name of the field.
+        field: &'static str,
+        /// Value in the list.
+        value: Value,
+    },
     /// An entry of a list is no object.
-    EntryNotObject { what: &'static str, at: usize },
+    EntryNotObject {
+        /// Kind of the entry: tensor, part or fragment.
+        what: &'static str,
+        /// Index of the entry in its list.
+        at: usize,
+    },
     /// An entry of a list is refused.
-    Entry { what: &'static str, at: usize, source: Box<Self> },
+    Entry {
+        /// Kind of the entry: tensor, part or fragment.
+        what: &'static str,
+        /// Index of the entry in its list.
+        at: usize,
+        /// Reason.
+        source: Box<Self>,
+    },
     /// The tensor or participant of this name is refused.
-    Named { name: String, source: Box<Self> },
+    Named {
+        /// Name of the tensor or participant.
+        name: String,
+        /// Reason.
+        source: Box<Self>,
+    },
     /// A fragment of this tensor is refused.
-    Fragment { tensor: String, source: Box<Self> },
+    Fragment {
+        /// Name of the tensor.
+        tensor: String,
+        /// Reason.
+        source: Box<Self>,
+    },
     /// The type of the elements is unknown.
-    Dtype { dtype: String },
+    Dtype {
+        /// Name of the type.
+        dtype: String,
+    },
     /// The stated length of an element is not that of its type.
-    ItemBytes { bytes: u64, dtype: Dtype },
+    ItemBytes {
+        /// Stated length.
+        bytes: u64,
+        /// Type of the elements.
+        dtype: Dtype,
+    },
     /// The tensor has no such dimension.
-    Dimension { dimension: u64, dimensions: usize },
+    Dimension {
+        /// Index of the dimension.
+        dimension: u64,
+        /// Number of dimensions of the tensor.
+        dimensions: usize,
+    },
     /// The manifest has no such tensor.
-    UnknownTensor { name: String },
+    UnknownTensor {
+        /// Name of the tensor.
+        name: String,
+    },
     /// Offset and lengths of a fragment contradict each other.
     Box(BoxError),
     /// The stated length of a fragment is not that of its box.
     Bytes {
+        /// Stated length.
         stated: u64,
+        /// Box of the fragment.
         area: TensorBox,
+        /// Type of the elements.
         dtype: Dtype,
         /// Length of the box; `None` beyond 64 bits.
         bytes: Option<u64>,

@@ -1,7 +1,7 @@
 //! Ranks that fetch by a schedule: reading a parent's board takes a latency, and requesting shards another one.
 
 use kvplane_cluster::p2p::{
-    Failure, FailureKind, Follow, HALVES, Place, RankJoin, RankParent, Schedule, ShardSet, half_of,
+    FetchFailure, Follow, HALVES, PeerLocation, RankJoin, RankParent, Schedule, ShardSet, half_of,
 };
 
 use super::{Event, Fluid, Link, SECOND};
@@ -21,7 +21,7 @@ pub(super) struct RankPlan {
 impl Fluid {
     /// Adds a rank now.
     pub(crate) fn join_rank(&mut self, link: Link, rank: u32, ranks: u32) -> u64 {
-        let member = self.join_wanting(link, false, Place::default(), 0, Vec::new());
+        let member = self.join_wanting(link, false, PeerLocation::default(), 0, Vec::new());
         let schedule = Schedule::new(ranks).expect("ranks");
         let lacks = ShardSet::full(self.spec.layout.shards());
         let follow = Follow::new(schedule, rank, &lacks, PATIENCE_NS, self.now_ns);
@@ -88,16 +88,16 @@ impl Fluid {
 
     /// Handles a failed fetch; returns true if the shard was being fetched by the schedule.
     pub(super) fn rank_failed(&mut self, member: u64, shard: u32, source: u64) -> bool {
-        let kind = if self.corrupt == Some(source) { FailureKind::Corrupt } else { FailureKind::Unreachable };
+        let corrupt = self.corrupt == Some(source);
         let Some(ranked) = self.ranked.get_mut(&member) else { return false };
         let ours = ranked.follow.failed(shard);
         if ours {
-            self.want(member, &[Failure { shard, source, kind }]);
+            self.want(member, &[FetchFailure { shard, source, corrupt }]);
         }
         ours
     }
 
-    fn want(&mut self, member: u64, failed: &[Failure]) {
+    fn want(&mut self, member: u64, failed: &[FetchFailure]) {
         let Some(ranked) = self.ranked.get(&member) else { return };
         let want: Vec<(u32, u32)> = ranked.follow.elsewhere().map(|shard| (shard, 1)).collect();
         if !want.is_empty() {

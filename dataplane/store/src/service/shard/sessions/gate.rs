@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use kvplane_proto::Status;
 use kvplane_proto::message::Hello;
 use kvplane_ticket::{
-    Challenges, CheckedTicket, Disbelief, GRACE_S, HandshakeTranscript, HeardTime, Keys, Proof, Rights, Role, Ticket,
+    Challenges, CheckedTicket, GRACE_S, HandshakeTranscript, HeardTime, Keys, Proof, ProofError, Rights, Role, Ticket,
     TicketKey,
 };
 
@@ -73,8 +73,8 @@ impl Gate {
         now_ns: u64,
     ) -> Result<CheckedTicket, Status> {
         let checked = self.keys.check(&shard.identity().cluster, said, proof).map_err(|why| match why {
-            Disbelief::NoKey(_) => Status::NoKey,
-            Disbelief::Torn(_) | Disbelief::Wrong => Status::Unauthorized,
+            ProofError::NoKey(_) => Status::NoKey,
+            ProofError::Malformed(_) | ProofError::Invalid => Status::Unauthorized,
         })?;
         check_ticket(shard, &checked, self.time.now(now_ns), wanted)?;
         Ok(checked)

@@ -55,7 +55,7 @@ impl Sessions {
             return Err(CloseReason::Malformed("a second hello"));
         }
         let Some(challenged) = gate.challenge(hello) else {
-            self.counters.strangers += 1;
+            self.counters.unauthenticated += 1;
             answers.answer(peer, Operation::Hello, header, Status::NoKey);
             return Err(CloseReason::Refused(Status::NoKey));
         };
@@ -87,7 +87,7 @@ impl Sessions {
         let checked = match gate.check(shard, &said, &proof, &wanted, now_ns) {
             Ok(checked) => checked,
             Err(status) => {
-                self.counters.strangers += 1;
+                self.counters.unauthenticated += 1;
                 let greeted = self.is_welcome(peer);
                 answers.answer(peer, Operation::Prove, header, status);
                 // A peer that was admitted before stays for as long as its former ticket is valid.

@@ -50,7 +50,7 @@ pub(in crate::service) struct SessionCounters {
     /// Connections closed from this side.
     pub(in crate::service) closed: u64,
     /// Connections refused for lack of a valid ticket.
-    pub(in crate::service) strangers: u64,
+    pub(in crate::service) unauthenticated: u64,
     /// Connections closed because their tickets expired.
     pub(in crate::service) tickets_ended: u64,
     /// Requests that the peer's ticket does not allow.

@@ -9,6 +9,7 @@ use super::pass::{ChallengedHello, Pass};
 use crate::service::types::{Path, TicketId};
 
 /// Payload in flight.
+#[derive(Debug)]
 pub(in crate::service) enum PendingPayload {
     /// Discarded when received; then the request is answered with this status.
     Refused { request: RequestId, operation: Operation, status: Status, argument: u64 },
@@ -20,6 +21,18 @@ pub(in crate::service) enum PendingPayload {
     Write { request: RequestId, segment: SegmentId, expected: Option<u64> },
     /// Received into these segments.
     WriteMany { request: RequestId, segments: Vec<SegmentId>, expected: Option<u64> },
+}
+
+impl PendingPayload {
+    /// Returns true for a write whose bytes, of this checksum, are those that the peer has sent.
+    pub(in crate::service) fn is_good_write(&self, checksum: Option<u64>) -> bool {
+        match self {
+            Self::Write { expected, .. } | Self::WriteMany { expected, .. } => {
+                expected.is_none() || *expected == checksum
+            }
+            Self::Refused { .. } | Self::Put { .. } | Self::Fill { .. } => false,
+        }
+    }
 }
 
 /// Facts that a client states of its connection in the greeting.

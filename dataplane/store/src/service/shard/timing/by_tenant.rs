@@ -36,7 +36,7 @@ impl TenantOperation {
 
 /// Tenant of the object that a request was about; of a request about several, of one that existed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
-pub enum Whose {
+pub enum TimedTenant {
     /// Tenant with this number; 0 is the default tenant.
     Tenant(u32),
     /// Unknown: the object came from an SSD, and its tail was not read yet.
@@ -49,7 +49,7 @@ pub enum Whose {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TenantTimes {
     /// Tenant of the objects.
-    pub whose: Whose,
+    pub whose: TimedTenant,
     /// Name of the tenant, if a put named it.
     pub name: Option<String>,
     /// Class of the requests.
@@ -62,7 +62,7 @@ pub struct TenantTimes {
 
 #[derive(Debug)]
 struct OfTenant {
-    whose: Whose,
+    whose: TimedTenant,
     /// Requests that were answered in the round of their arrival and are not in a histogram yet.
     fast: [u32; CLASSES],
     times: [[Histogram; 2]; CLASSES],
@@ -71,7 +71,7 @@ struct OfTenant {
 /// Recorder of latencies by tenant.
 #[derive(Debug, Default)]
 pub(in crate::service) struct ByTenant {
-    places: HashMap<Whose, usize>,
+    places: HashMap<TimedTenant, usize>,
     tenants: Vec<OfTenant>,
     names: HashMap<u32, String>,
     /// Tenants with requests that wait for a reading of the clock.
@@ -81,11 +81,11 @@ pub(in crate::service) struct ByTenant {
 }
 
 impl ByTenant {
-    fn place(&mut self, whose: Whose) -> usize {
+    fn place(&mut self, whose: TimedTenant) -> usize {
         if let Some(&at) = self.places.get(&whose) {
             return at;
         }
-        let whose = if self.tenants.len() < TENANTS_TIMED { whose } else { Whose::Others };
+        let whose = if self.tenants.len() < TENANTS_TIMED { whose } else { TimedTenant::Others };
         let next = self.tenants.len();
         let at = *self.places.entry(whose).or_insert(next);
         if at == next {
@@ -102,7 +102,7 @@ impl ByTenant {
     }
 
     /// Records a request that was answered in the round in which it was received.
-    pub(super) fn at_once(&mut self, whose: Whose, operation: TenantOperation) {
+    pub(super) fn at_once(&mut self, whose: TimedTenant, operation: TenantOperation) {
         let at = self.place(whose);
         let tenant = &mut self.tenants[at];
         if tenant.fast == [0; CLASSES] {
@@ -112,7 +112,7 @@ impl ByTenant {
     }
 
     /// Records a request that was answered after `took_ns`.
-    pub(super) fn after(&mut self, whose: Whose, operation: TenantOperation, ssd: bool, took_ns: u64) {
+    pub(super) fn after(&mut self, whose: TimedTenant, operation: TenantOperation, ssd: bool, took_ns: u64) {
         let at = self.place(whose);
         self.tenants[at].times[operation as usize][usize::from(ssd)].add(took_ns);
     }
@@ -135,8 +135,8 @@ impl ByTenant {
         let mut all = Vec::new();
         for tenant in &self.tenants {
             let name = match tenant.whose {
-                Whose::Tenant(number) => self.names.get(&number).cloned(),
-                Whose::Unknown | Whose::Others => None,
+                TimedTenant::Tenant(number) => self.names.get(&number).cloned(),
+                TimedTenant::Unknown | TimedTenant::Others => None,
             };
             for (operation, ssd) in TenantOperation::ALL.into_iter().flat_map(|one| [(one, false), (one, true)]) {
                 let class = operation as usize;
@@ -157,7 +157,7 @@ impl ByTenant {
 mod tests {
     use super::*;
 
-    fn counts(by_tenant: &ByTenant) -> Vec<(Whose, TenantOperation, bool, u64, u64)> {
+    fn counts(by_tenant: &ByTenant) -> Vec<(TimedTenant, TenantOperation, bool, u64, u64)> {
         let of = |one: TenantTimes| (one.whose, one.operation, one.ssd, one.times.count(), one.times.sum_ns());
         by_tenant.snapshot().into_iter().map(of).collect()
     }
@@ -165,7 +165,7 @@ mod tests {
     #[test]
     fn every_request_is_counted_once_for_its_tenant() {
         let (mut all, get, put) = (ByTenant::default(), TenantOperation::Get, TenantOperation::Put);
-        let (one, two) = (Whose::Tenant(1), Whose::Tenant(2));
+        let (one, two) = (TimedTenant::Tenant(1), TimedTenant::Tenant(2));
         (0..3).for_each(|_| all.at_once(one, get));
         all.at_once(two, put);
         all.settle([true, false], 100);
@@ -185,12 +185,12 @@ mod tests {
     fn the_number_of_tenants_is_bounded() {
         let mut all = ByTenant::default();
         for number in 0..1000 {
-            all.at_once(Whose::Tenant(number), TenantOperation::Get);
+            all.at_once(TimedTenant::Tenant(number), TenantOperation::Get);
             all.named(number, b"name");
         }
         all.settle([true, true], 1);
         assert_eq!((all.tenants.len(), all.names.len()), (TENANTS_TIMED + 1, TENANTS_TIMED));
         let last = counts(&all).pop();
-        assert_eq!(last, Some((Whose::Others, TenantOperation::Get, false, 744, 744)));
+        assert_eq!(last, Some((TimedTenant::Others, TenantOperation::Get, false, 744, 744)));
     }
 }

@@ -77,10 +77,10 @@ fn requests_in_flight_are_dropped_and_their_handles_released() {
     let (write, many, put) =
         (rig.join_as(Path::Stream, 1, 2), rig.join_as(Path::Stream, 1, 3), rig.join_as(Path::Stream, 1, 4));
     let to = rig.offer(write, Operation::Write, &body_of([WriteItem { segment, offset: 0 }]), 100);
-    assert!(matches!(to, PayloadTo::Place(_)));
+    assert!(matches!(to, PayloadTo::Extent(_)));
     let run = RunItem { segment, offset: 0, stride_bytes: 200, bytes: 100, ranges: 2 };
     let to = rig.offer(many, Operation::WriteMany, &body_of([run]), 200);
-    assert!(matches!(to, PayloadTo::Places(_)));
+    assert!(matches!(to, PayloadTo::Extents(_)));
     pool_place(rig.begin_put(put, 1, 10));
     assert_eq!(fenced(&mut rig, asks, &[2, 3, 4]), [write, many, put]);
     for peer in [write, many, put] {

@@ -80,9 +80,9 @@ fn named_put(rig: &mut Rig, peer: PeerKey, name: &ObjectName<'_>, tenant: u32) -
     body.extend_from_slice(name.tenant);
     body.extend_from_slice(name.key);
     match rig.offer(peer, Operation::Put, &body, 10) {
-        PayloadTo::Place(_) => assert!(matches!(rig.drain()[..], [Heard::Tail(..)])),
+        PayloadTo::Extent(_) => assert!(matches!(rig.drain()[..], [Heard::Tail(..)])),
         PayloadTo::Discard => rig.assert_quiet(),
-        PayloadTo::Places(_) => panic!("a put goes to one place"),
+        PayloadTo::Extents(_) => panic!("a put goes to one extent"),
     }
     rig.service.payload_done(peer, Some(CHECKSUM), rig.now_ns);
     rig.answer()
@@ -156,7 +156,7 @@ fn a_client_without_a_valid_ticket_is_refused() {
     let foreign = self::mint(2).issue(&terms(), NOW);
     assert_eq!(enter(&mut rig, Path::Stream, &foreign, &hello()).1, Status::NoKey);
     assert_eq!(rig.service.inspect().counters().greeted, 0);
-    assert_eq!(rig.service.inspect().counters().strangers, 145);
+    assert_eq!(rig.service.inspect().counters().unauthenticated, 145);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use kvplane_proto::{Limits, Status};
 
 use crate::service::tests::rig::{POOL_BYTES, Rig, ServiceOutput, digests, hello, identity};
 use crate::service::{CloseReason, Identity, Path, PayloadTo, Service};
+use crate::store::Store;
 
 #[test]
 fn a_hello_is_welcomed_with_the_shards_identity() {
@@ -148,12 +149,12 @@ fn an_index_in_use_cannot_be_joined() {
 #[test]
 #[should_panic(expected = "over the limit of 255")]
 fn a_name_over_the_limit_is_noticed_at_start() {
-    let _ = Service::new(Identity { segment_name: "n".repeat(256), ..identity() }, None);
+    let _ = Service::new(Identity { segment_name: "n".repeat(256), ..identity() }, Store::empty());
 }
 
 #[test]
 fn a_service_without_store_owns_nothing() {
-    let mut service = Service::new(identity(), None);
+    let mut service = Service::new(identity(), Store::empty());
     service.set_owned(Epoch(5), |_| true);
     let mut rig = Rig::new();
     rig.service = service;

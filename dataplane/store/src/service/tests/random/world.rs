@@ -15,7 +15,7 @@ use super::super::rig::{
 };
 use super::Step;
 use crate::StoreConfig;
-use crate::service::{Hold, Memory, Path, PayloadTo, PeerKey, Place};
+use crate::service::{Hold, Memory, MemoryExtent, Path, PayloadTo, PeerKey};
 
 const PEERS: usize = 5;
 const SEGMENT_BYTES: u64 = 4096;
@@ -65,13 +65,13 @@ struct Peer {
     path: Path,
     closed: bool,
     /// Destination of the payload being received.
-    arriving: Option<Vec<Place>>,
+    arriving: Option<Vec<MemoryExtent>>,
     /// Puts not answered yet.
     puts: Vec<RequestId>,
     /// Puts of each request for reservations.
     reserves: BTreeMap<RequestId, Vec<PutItem>>,
-    pins: Vec<(PinId, Place)>,
-    reservations: Vec<(ReservationId, Place)>,
+    pins: Vec<(PinId, MemoryExtent)>,
+    reservations: Vec<(ReservationId, MemoryExtent)>,
 }
 
 /// Returns a put; some have a tail, and some replace.
@@ -80,7 +80,7 @@ fn put_of(key: u8, bytes: u64, pick: usize) -> PutItem {
     PutItem::plain(digest(key), bytes).with_options(&options)
 }
 
-fn overlap(one: &Place, two: &Place) -> bool {
+fn overlap(one: &MemoryExtent, two: &MemoryExtent) -> bool {
     let both = one.memory == Memory::Pool && two.memory == Memory::Pool;
     both && one.offset < two.offset + two.bytes && two.offset < one.offset + one.bytes
 }
@@ -90,7 +90,7 @@ pub(super) struct World {
     peers: [Option<Peer>; PEERS],
     generation: u32,
     epoch: u64,
-    holds: Vec<(Vec<Place>, Hold)>,
+    holds: Vec<(Vec<MemoryExtent>, Hold)>,
     segments: Vec<SegmentId>,
     leaving: Vec<SegmentId>,
 }
@@ -250,25 +250,25 @@ impl World {
     fn send(&mut self, peer: usize, header: &Header, body: &[u8]) {
         let Some(peer) = self.peers[peer].as_mut().filter(|peer| peer.arriving.is_none()) else { return };
         let to = self.rig.service.request(peer.key, header, body, self.rig.now_ns);
-        let places = match &to {
+        let extents = match &to {
             PayloadTo::Discard => Vec::new(),
-            PayloadTo::Place(place) => vec![*place],
-            PayloadTo::Places(range) => self.rig.service.places(range.clone()).to_vec(),
+            PayloadTo::Extent(extent) => vec![*extent],
+            PayloadTo::Extents(range) => self.rig.service.extents(range.clone()).to_vec(),
         };
         if header.kind == Kind::Request(Operation::Put) && !peer.closed {
             peer.puts.push(header.request);
         }
         let along = header.kind == Kind::Request(Operation::Put);
         if header.payload_bytes > 0 && (along || peer.path == Path::Stream) {
-            peer.arriving = Some(places.clone());
+            peer.arriving = Some(extents.clone());
         } else {
             assert_eq!(to, PayloadTo::Discard, "nothing arrives");
         }
         if to != PayloadTo::Discard {
-            assert_eq!(places.iter().map(|place| place.bytes).sum::<u64>(), header.payload_bytes);
+            assert_eq!(extents.iter().map(|extent| extent.bytes).sum::<u64>(), header.payload_bytes);
         }
-        let left = |place: &Place| self.leaving.iter().any(|&left| place.memory == Memory::Segment(left));
-        assert!(!places.iter().any(left), "written after its end");
+        let left = |extent: &MemoryExtent| self.leaving.iter().any(|&left| extent.memory == Memory::Segment(left));
+        assert!(!extents.iter().any(left), "written after its end");
     }
 
     fn payload_done(&mut self, peer: usize, good: bool) {
@@ -308,28 +308,28 @@ impl World {
                     peer.puts.clear();
                 }
                 ServiceOutput::Tail(offset, bytes) => {
-                    let tail = Place { memory: Memory::Pool, offset, bytes: bytes.len() as u64 };
-                    let used = self.writes().chain(self.reads()).find(|place| overlap(&tail, place));
+                    let tail = MemoryExtent { memory: Memory::Pool, offset, bytes: bytes.len() as u64 };
+                    let used = self.writes().chain(self.reads()).find(|extent| overlap(&tail, extent));
                     assert_eq!(used, None, "a tail is written where others are");
                 }
                 ServiceOutput::Unregistered(segment) => {
                     let at = self.leaving.iter().position(|&leaving| leaving == segment);
                     self.leaving.swap_remove(at.expect("it was unregistered, once"));
-                    let used = |place: &Place| place.memory == Memory::Segment(segment);
+                    let used = |extent: &MemoryExtent| extent.memory == Memory::Segment(segment);
                     assert!(
-                        !self.holds.iter().any(|(places, _)| places.iter().any(used)),
+                        !self.holds.iter().any(|(extents, _)| extents.iter().any(used)),
                         "read while its memory goes"
                     );
-                    assert!(!self.writes().any(|place| used(&place)), "written while its memory goes");
+                    assert!(!self.writes().any(|extent| used(&extent)), "written while its memory goes");
                 }
             }
         }
     }
 
     fn hear(&mut self, answer: &Answer) {
-        self.holds.extend(answer.payload.map(|(_, hold)| (answer.places.clone(), hold)));
-        let left = |place: &Place| self.leaving.iter().any(|&left| place.memory == Memory::Segment(left));
-        assert!(!answer.places.iter().any(left), "read after its end");
+        self.holds.extend(answer.payload.map(|(_, hold)| (answer.extents.clone(), hold)));
+        let left = |extent: &MemoryExtent| self.leaving.iter().any(|&left| extent.memory == Memory::Segment(left));
+        assert!(!answer.extents.iter().any(left), "read after its end");
         let Some(peer) = self.peers[answer.peer.index as usize].as_mut().filter(|peer| peer.key == answer.peer) else {
             return;
         };
@@ -342,7 +342,7 @@ impl World {
         if answer.status() != Status::Ok {
             return;
         }
-        let pool = |offset, bytes| Place { memory: Memory::Pool, offset, bytes };
+        let pool = |offset, bytes| MemoryExtent { memory: Memory::Pool, offset, bytes };
         match answer.header.kind {
             Kind::Reply(Operation::Lookup) => {
                 let found = answer.items::<LookupReply>().into_iter().filter(|reply| reply.status == Status::Ok);
@@ -360,7 +360,7 @@ impl World {
     }
 
     /// Returns the ranges that a peer's bytes may be written to, by the host or by the peer.
-    fn writes(&self) -> impl Iterator<Item = Place> {
+    fn writes(&self) -> impl Iterator<Item = MemoryExtent> {
         self.peers
             .iter()
             .flatten()
@@ -368,15 +368,15 @@ impl World {
     }
 
     /// Returns the ranges that are being read.
-    fn reads(&self) -> impl Iterator<Item = Place> {
+    fn reads(&self) -> impl Iterator<Item = MemoryExtent> {
         let lent = self.peers.iter().flatten().flat_map(|peer| peer.pins.iter().map(|held| held.1));
         lent.chain(self.holds.iter().flat_map(|held| held.0.iter().copied()))
     }
 
     pub(super) fn check(&self) {
         self.rig.store().check();
-        let writes: Vec<Place> = self.writes().collect();
-        let reads: Vec<Place> = self.reads().collect();
+        let writes: Vec<MemoryExtent> = self.writes().collect();
+        let reads: Vec<MemoryExtent> = self.reads().collect();
         for (at, write) in writes.iter().enumerate() {
             let others = writes[..at].iter().chain(&reads);
             for other in others {

@@ -116,7 +116,7 @@ fn a_put_during_a_retry_pause_fails_at_once() {
         assert_eq!(put(&mut world, None), Status::Ok);
         for _ in 0..2 {
             assert_eq!(put(&mut world, Some(ack)), Status::NoSpace);
-            let version = world.service.store().and_then(|store| store.peek(digest(3))).expect("in memory").version;
+            let version = world.service.store().peek(digest(3)).expect("in memory").version;
             assert_eq!(world.service.objects.local.kept(digest(3), version), Status::Ok, "as it was answered");
             world.now_ns += 5 * SECOND_NS;
             world.settle();
@@ -189,7 +189,7 @@ fn a_late_prefetch_is_charged_until_its_read_ends_and_then_dropped() {
         let after = counters(&world);
         let stays = u64::from(wanted);
         assert_eq!((after.prefetches_expired, after.promotions), (1 - stays, stays));
-        assert_eq!(world.service.store().expect("a store").exists(digest(3)), wanted);
+        assert_eq!(world.service.store().exists(digest(3)), wanted);
         world.end();
     }
 }

@@ -151,9 +151,9 @@ fn serve(world: &mut World, key: u8, bytes: &[u8]) -> bool {
             let done = match want {
                 Want::List(_, from) if from.changes => empty_page(),
                 Want::List(..) => page_of(key, bytes.len() as u64),
-                Want::Object(object, place) => {
+                Want::Object(object, extent) => {
                     assert_eq!(object, digest(key));
-                    world.memory.pool[place.offset as usize..][..bytes.len()].copy_from_slice(bytes);
+                    world.memory.pool[extent.offset as usize..][..bytes.len()].copy_from_slice(bytes);
                     came = true;
                     FetchDone::Object(bytes.len() as u64, payload_checksum(bytes))
                 }

@@ -83,7 +83,7 @@ fn a_requested_replica_is_made_again_by_the_next_incarnation_and_a_removed_one_i
             }
             copied(&mut world, 1);
         }
-        assert!(wished.iter().all(|digest| matches!(wish(&mut world, *digest), ReplicaProgress::There(_))));
+        assert!(wished.iter().all(|digest| matches!(wish(&mut world, *digest), ReplicaProgress::There { .. })));
         let writes = world.service.inspect().tier().expect("a tier").snapshot().counters.writes;
         assert_eq!(writes, 4 + 3, "each was written once more");
         world.restart_among(&owners);

@@ -25,7 +25,7 @@ fn filled(world: &mut World) -> u64 {
     let body = body_of([FillItem { session: put_session, offset: 0, bytes: BYTES }]);
     let header =
         Header::request(Kind::Request(Operation::Fill), request).with_body(&body, 1).with_payload(BYTES, Some(sum));
-    assert!(matches!(world.service.request(PEER, &header, &body, world.now_ns), PayloadTo::Place(_)));
+    assert!(matches!(world.service.request(PEER, &header, &body, world.now_ns), PayloadTo::Extent(_)));
     world.service.payload_done(PEER, Some(sum), world.now_ns);
     world.hear();
     put_session
@@ -82,7 +82,7 @@ fn a_seal_does_not_replace_an_object_on_the_ssd_alone() {
     world.put_with(KEY, &PutOptions { ack: Some(PutAck::Durable), ..PutOptions::default() });
     world.settle();
     assert_eq!(world.last_put, Status::Ok);
-    let in_memory = |world: &World| world.service.store().is_some_and(|store| store.exists(digest(KEY)));
+    let in_memory = |world: &World| world.service.store().exists(digest(KEY));
     for key in (4..KEYS as u8).cycle().take(100) {
         if !in_memory(&world) {
             break;

@@ -19,7 +19,7 @@ use kvplane_tier::{Action, BlockOp, Fault, Identity, OpenOptions, Tier, TierConf
 use super::super::rig::{body_of, digest, digests, hello, identity};
 use super::memory::{HostMemory, Pool};
 use crate::service::Tiering;
-use crate::service::{MapStanding, Output, Path, PayloadTo, PeerKey, Places, Service, TierPolicy, WritePolicy};
+use crate::service::{Extents, MapStanding, Output, Path, PayloadTo, PeerKey, Service, TierPolicy, WritePolicy};
 use crate::{Store, StoreConfig};
 
 pub(super) const DEVICE_BYTES: usize = 64 << 20;
@@ -135,7 +135,7 @@ fn service(device: &[u8], incarnation: u64, policy: TierPolicy) -> (Service, Hos
     let tier = Tier::open(config, options).expect("a tier");
     let limits = StoreConfig { unit_bytes: 4096, max_pins: 64, ..StoreConfig::for_pool(POOL_BYTES) };
     let store = Store::new(limits, Version(incarnation << 32)).expect("a store");
-    let mut service = Service::new(identity(), Some(store));
+    let mut service = Service::new(identity(), store);
     service.attach_tier(tier, policy);
     (service, HostMemory { pool: vec![0; POOL_BYTES as usize], staging })
 }
@@ -229,10 +229,10 @@ impl World {
         }
         let mut at = op.offset as usize;
         for piece in op.pieces.as_slice() {
-            let place = &mut self.device[at..at + piece.bytes as usize];
+            let extent = &mut self.device[at..at + piece.bytes as usize];
             match op.action {
-                Action::Read => self.memory.of_mut(*piece).copy_from_slice(place),
-                Action::Write { .. } => place.copy_from_slice(self.memory.of(*piece)),
+                Action::Read => self.memory.of_mut(*piece).copy_from_slice(extent),
+                Action::Write { .. } => extent.copy_from_slice(self.memory.of(*piece)),
                 Action::Flush => {}
             }
             at += piece.bytes as usize;
@@ -368,12 +368,12 @@ impl World {
         let to = self.service.request(PEER, &header, &body, self.now_ns);
         self.write_tails();
         match to {
-            PayloadTo::Place(place) => {
-                assert!(place.offset.is_multiple_of(4096), "as direct I/O wants it");
-                self.memory.pool[place.offset as usize..][..bytes.len()].copy_from_slice(&bytes);
+            PayloadTo::Extent(extent) => {
+                assert!(extent.offset.is_multiple_of(4096), "as direct I/O wants it");
+                self.memory.pool[extent.offset as usize..][..bytes.len()].copy_from_slice(&bytes);
             }
             PayloadTo::Discard => {}
-            PayloadTo::Places(_) => panic!("an object is in one place"),
+            PayloadTo::Extents(_) => panic!("an object is in one extent"),
         }
         self.service.payload_done(PEER, Some(sum), self.now_ns);
     }
@@ -398,9 +398,11 @@ impl World {
             let Output::Frame { header, payload, body, .. } = output else { panic!("not {output:?}") };
             if let Some(asked) = self.asked.remove(&header.request.index) {
                 let body = self.service.body(body).to_vec();
-                let bytes = payload.as_ref().map(|(places, _)| match places {
-                    Places::One(place) => self.memory.pool[place.offset as usize..][..place.bytes as usize].to_vec(),
-                    Places::Many(_) => panic!("an object is in one place"),
+                let bytes = payload.as_ref().map(|(extents, _)| match extents {
+                    Extents::One(extent) => {
+                        self.memory.pool[extent.offset as usize..][..extent.bytes as usize].to_vec()
+                    }
+                    Extents::Many(_) => panic!("an object is in one extent"),
                 });
                 self.check(asked, &header, &body, bytes);
             }
@@ -504,7 +506,7 @@ impl World {
         let snapshot = self.service.inspect().tier().expect("a tier").snapshot();
         self.ssd_hits += snapshot.counters.hits;
         assert_eq!((snapshot.backlog, snapshot.backlog_bytes, snapshot.reading), (0, 0, 0));
-        let store = self.service.store().expect("a store");
+        let store = self.service.store();
         store.check();
         assert_eq!((store.stats().pins, store.stats().reservations), (0, 0));
     }

@@ -124,7 +124,7 @@ impl Demotion {
         told: Option<DeferredItem>,
         asked: Option<PutAck>,
     ) {
-        let Some(store) = &mut shard.store else { return };
+        let store = &mut shard.store;
         let object = store.peek(digest);
         let bytes = object.map_or(0, |object| object.extent.bytes);
         let wanted = ssd.fits(bytes) && (self.backlog.has_room(bytes) || ssd.policy.must_write(asked));
@@ -137,7 +137,7 @@ impl Demotion {
             return;
         };
         let (version, bytes, since_ns) = (object.version, object.extent.bytes, shard.now_ns);
-        let account = store.tenants_mut().account_of_stranger(object.tenant);
+        let account = store.tenants_mut().account_of_unconfigured(object.tenant);
         let object =
             DirtyObject { pin, digest, version, bytes, account, since_ns, told, ack: asked, copied: false, tries: 0 };
         self.backlog.add(bytes, account);
@@ -181,7 +181,7 @@ impl Demotion {
         self.wash(ssd, now_ns);
         self.write_inherited(ssd, shard);
         while bytes < ROUND_BYTES {
-            let Some(store) = &mut shard.store else { return progress };
+            let store = &mut shard.store;
             // A waiting removal may concern an earlier object of the same key.
             let waits = self.writes.front().copied().filter(|_| ssd.removals.len() == 0);
             let Some(mut object) = waits else { break };
@@ -276,7 +276,7 @@ impl Demotion {
         let Some(WriteCall { object, failed, .. }) = self.calls.remove(&token.0) else { return };
         if failed {
             // No retry of an object that is gone: replaced, removed, or dropped because its put waited for this write.
-            let live = shard.store.as_ref().is_some_and(|store| store.pinned(object.pin).is_some_and(Entry::is_live));
+            let live = shard.store.pinned(object.pin).is_some_and(Entry::is_live);
             if live && !ssd.is_degraded() && self.retries.add(&object, shard.now_ns) {
                 ssd.counters.writes_retried += 1;
                 return;
@@ -289,7 +289,7 @@ impl Demotion {
     /// Ends the write of an object that is gone. If it was removed after it was put, there is nothing to write, and its
     /// put succeeded.
     fn let_go_of_gone(&mut self, ssd: &Ssd, shard: &mut Shard, mut object: DirtyObject) {
-        let is_removed = shard.store.as_ref().is_some_and(|store| store.peek(object.digest).is_none());
+        let is_removed = shard.peek(object.digest).is_none();
         if is_removed && let Some(item) = object.told.take() {
             shard.settle(item, |_, _| {});
         }
@@ -298,7 +298,7 @@ impl Demotion {
 
     /// Ends the write of an object and unpins it.
     fn let_go(&mut self, ssd: &Ssd, shard: &mut Shard, object: &DirtyObject, good: bool) {
-        let Some(store) = &mut shard.store else { return };
+        let store = &mut shard.store;
         self.backlog.take(object.bytes, object.account);
         self.writing.remove(&(object.digest, object.version));
         store.unpin(object.pin).expect("a pin that the shard holds");
@@ -326,7 +326,7 @@ impl Demotion {
         ssd.counters.quarantined += 1;
         // A failing device does not recover by writes; but another location may be good.
         let lost = self.is_writing(digest) || ssd.removals.has(digest) || matches!(miss, Miss::Stale);
-        if shard.has(digest) && !lost {
+        if shard.store.exists(digest) && !lost {
             ssd.counters.rewritten += 1;
             self.hold(ssd, shard, digest, None, None);
         }

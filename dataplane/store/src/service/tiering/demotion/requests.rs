@@ -27,7 +27,7 @@ impl Demotion {
     /// Checks that the SSD would accept an object of this length. A longer one is refused, so that its client stripes
     /// it: otherwise it would be lost when it is evicted from memory. A put session cannot be striped any more; its
     /// object may be kept in memory alone if the reply promises nothing of the SSD.
-    pub(in crate::service) fn may_be_so_long(
+    pub(in crate::service) fn check_length(
         ssd: &Ssd,
         bytes: u64,
         asked: Option<PutAck>,
@@ -163,7 +163,7 @@ impl Demotion {
         if !ssd.is_awaited(asked) {
             return None;
         }
-        let version = shard.store.as_ref()?.peek(digest).map(|object| object.version);
+        let version = shard.peek(digest).map(|object| object.version);
         if version.is_some_and(|version| self.retries.has(digest, version)) {
             return Some(Status::NoSpace);
         }
@@ -197,7 +197,7 @@ impl Demotion {
     /// Writes the record of an object in memory again if its replication flag is outdated: the next incarnation reads
     /// from the record which replicas it has to make.
     pub(in crate::service) fn write_promise(&mut self, ssd: &mut Ssd, shard: &mut Shard, digest: Digest) {
-        let Some(store) = &shard.store else { return };
+        let store = &shard.store;
         let promised = store.objects().replica(digest).is_owed_a_copy();
         let says_so = self.promise_of(ssd, digest).is_none_or(|says| says == promised);
         if store.exists(digest) && !says_so {

@@ -140,7 +140,7 @@ impl Promotion {
         until_ns: u64,
         needed: bool,
     ) {
-        let unit = shard.store.as_ref().map_or(1, |store| store.config().unit_bytes);
+        let unit = shard.store.config().unit_bytes;
         // The memory that it takes of the pool, rounded up to units.
         let bytes = (u64::from(view.payload_bytes) + u64::from(tail_bytes_of(view))).next_multiple_of(unit);
         let digest = view.digest;
@@ -162,7 +162,7 @@ impl Promotion {
     pub(super) fn expire_prefetched(&mut self, ssd: &mut Ssd, shard: &mut Shard) {
         while let Some(digest) = self.prefetched.due(shard.now_ns) {
             let stays = shard.stays_for_replica(digest);
-            let Some(store) = &mut shard.store else { return };
+            let store = &mut shard.store;
             if self.reading.contains_key(&digest) {
                 // Its memory is in use until the read ends; then it is dropped, unless a get comes before.
                 self.prefetched.expire(digest);
@@ -216,7 +216,7 @@ impl Promotion {
         while let Some((digest, reader, timing)) = self.queued.front().copied() {
             // Another read or a put may have brought it into memory meanwhile; it may have been removed, or its slot
             // lost.
-            let here = shard.has(digest);
+            let here = shard.store.exists(digest);
             let view = ssd.locate(digest).filter(|_| !here);
             let begun = match view {
                 // Its peer is gone.
@@ -271,7 +271,7 @@ impl Promotion {
         reader: Option<(Reader, Timing)>,
     ) -> Result<(), NotBegun> {
         let refused = NotBegun::Refused;
-        let Some(store) = &mut shard.store else { return Err(refused(Status::NotFound)) };
+        let store = &mut shard.store;
         let digest = view.digest;
         // The obstacle is temporary: pins and puts have deadlines.
         let tail_bytes = tail_bytes_of(view);
@@ -315,7 +315,7 @@ impl Promotion {
     pub(super) fn read_done(&mut self, ssd: &mut Ssd, shard: &mut Shard, token: Token, found: Option<(Version, u64)>) {
         let Some(ReadCall { digest, version, reservation, readers }) = self.calls.remove(&token.0) else { return };
         let kept = shard.keeps(digest);
-        let Some(store) = &mut shard.store else { return };
+        let store = &mut shard.store;
         if self.reading.get(&digest) == Some(&token.0) {
             self.reading.remove(&digest);
         }
@@ -352,7 +352,7 @@ impl Promotion {
     fn keep_or_drop(&mut self, ssd: &mut Ssd, shard: &mut Shard, digest: Digest, restored: bool) {
         let stays = shard.stays_for_replica(digest);
         let now_ns = shard.now_ns;
-        let Some(store) = &mut shard.store else { return };
+        let store = &mut shard.store;
         let was_read_for_replica = self.for_replicas.remove(&digest);
         if !restored {
             self.prefetched.take(digest);

@@ -42,7 +42,7 @@ struct TailCall {
 impl Tails {
     /// Enqueues the read of the tail of an object that stays in memory.
     pub(super) fn want(&mut self, ssd: &Ssd, shard: &mut Shard, digest: Digest) {
-        let Some(store) = &mut shard.store else { return };
+        let store = &mut shard.store;
         let Some(version) = store.peek(digest).filter(|object| !object.has_tail).map(|object| object.version) else {
             return;
         };
@@ -59,9 +59,8 @@ impl Tails {
     /// Begins to read tails, as far as the tier accepts reads. Returns true if there was any progress.
     pub(super) fn read(&mut self, ssd: &mut Ssd, shard: &mut Shard) -> bool {
         let mut progress = false;
-        while let Some(store) = &mut shard.store
-            && let Some((digest, version)) = self.queue.front().copied()
-        {
+        let store = &mut shard.store;
+        while let Some((digest, version)) = self.queue.front().copied() {
             let here = store.peek(digest).is_some_and(|object| object.version == version && !object.has_tail);
             let there = ssd.locate(digest).is_some_and(|view| view.version == version);
             if here && there {
@@ -96,7 +95,7 @@ impl Tails {
     ) -> bool {
         let Some(TailCall { digest, version, pin }) = self.calls.remove(&token.0) else { return false };
         let tail = ssd.tier.take_key(token).filter(|_| read.is_some());
-        let store = shard.store.as_mut().expect("a tier belongs to a store");
+        let store = &mut shard.store;
         let object = store.held(pin).expect("a pin that the shard holds");
         let room = store.pinned(pin).map_or(0, |entry| store.pool().tail_room(entry));
         let mut kept = None;
@@ -112,10 +111,10 @@ impl Tails {
         let mut has_room = true;
         if let Some((options, tenant)) = kept {
             let keep = shard.keep_again(&options, tenant);
-            let store = shard.store.as_mut().expect("a tier belongs to a store");
+            let store = &mut shard.store;
             has_room = store.keep_as(pin, &keep);
         }
-        let store = shard.store.as_mut().expect("a tier belongs to a store");
+        let store = &mut shard.store;
         store.unpin(pin).expect("a pin that the shard holds");
         if good && !has_room {
             // Beyond its tenant's quota the object is in memory for its readers only; it stays on the SSD.

@@ -11,7 +11,7 @@ use super::changes::Changes;
 use super::{Reconciliation, SlotSources, VoidCause};
 use crate::service::shard::Shard;
 use crate::service::shard::effects::Effect;
-use crate::service::tiering::ssd::{Ssd, Strike, break_off_events};
+use crate::service::tiering::ssd::{RemovalCause, Ssd, break_off_events};
 
 /// Waiting removals above which no more are enqueued.
 const WAITING_MOST: usize = 256;
@@ -20,7 +20,7 @@ impl Reconciliation {
     /// Puts a slot in doubt that is not served any more, or that had an interim owner. False if its records cannot be
     /// kept.
     pub(in crate::service) fn doubt(&self, ssd: &mut Ssd, shard: &Shard, slot: Slot) -> bool {
-        let Some(store) = &shard.store else { return false };
+        let store = &shard.store;
         if self.state == 0 || ssd.is_degraded() {
             return false;
         }
@@ -137,8 +137,8 @@ impl Reconciliation {
         }
         let mut progress = !lost.is_empty();
         make_void(ssd, &lost);
-        progress |= strike_out(ssd, shard, is_writing);
-        let is_done = ssd.doubts.strikes.is_empty() && ssd.sweep.waiting == 0 && !ssd.tier.is_settling();
+        progress |= remove_doubtful(ssd, shard, is_writing);
+        let is_done = ssd.doubts.to_remove.is_empty() && ssd.sweep.waiting == 0 && !ssd.tier.is_settling();
         if is_done && !ssd.doubts.shown.is_empty() {
             let shown = core::mem::replace(&mut ssd.doubts.shown, SlotSet::none());
             shown.iter().for_each(|slot| ssd.doubts.forget(slot));
@@ -172,7 +172,7 @@ pub(in crate::service) fn compare(ssd: &mut Ssd, shard: &Shard, slots: &[Slot], 
         match told.get(&slot).filter(covers) {
             Some(changes) => {
                 doubts.known.insert(slot);
-                doubts.strikes.extend(changes.since(had));
+                doubts.to_remove.extend(changes.since(had));
                 ssd.counters.slots_compared += 1;
             }
             None => void.insert(slot),
@@ -183,35 +183,35 @@ pub(in crate::service) fn compare(ssd: &mut Ssd, shard: &Shard, slots: &[Slot], 
 
 /// Returns true if an object that others changed has to be removed. A put of it here since then has replaced its record
 /// already.
-fn must_strike_out(ssd: &Ssd, shard: &Shard, digest: Digest, is_writing: &dyn Fn(Digest) -> bool) -> bool {
+fn is_to_be_removed(ssd: &Ssd, shard: &Shard, digest: Digest, is_writing: &dyn Fn(Digest) -> bool) -> bool {
     if ssd.removals.has(digest) || is_writing(digest) {
         return false;
     }
     match ssd.tier.locate(digest) {
         Some(view) => view.version < ssd.doubts.floor,
-        None => !shard.has(digest) && ssd.tier.may_find(digest),
+        None => !shard.store.exists(digest) && ssd.tier.may_find(digest),
     }
 }
 
 /// Removes the records that others changed, and makes the rest visible once all removals are passed to the tier.
-fn strike_out(ssd: &mut Ssd, shard: &mut Shard, is_writing: &dyn Fn(Digest) -> bool) -> bool {
+fn remove_doubtful(ssd: &mut Ssd, shard: &mut Shard, is_writing: &dyn Fn(Digest) -> bool) -> bool {
     // Before recovery is complete, an unrecovered record looks like a missing one.
     if ssd.doubts.known.is_empty() || !ssd.tier.is_recovered() {
         return false;
     }
-    let mut struck = false;
+    let mut progress = false;
     while ssd.removals.len() < WAITING_MOST
-        && let Some(digest) = ssd.doubts.strikes.pop_front()
+        && let Some(digest) = ssd.doubts.to_remove.pop_front()
     {
-        if must_strike_out(ssd, shard, digest, is_writing) {
-            ssd.counters.struck += 1;
+        if is_to_be_removed(ssd, shard, digest, is_writing) {
+            ssd.counters.doubts_removed += 1;
             ssd.sweep.waiting += 1;
-            ssd.removals.add(digest, Strike::Swept);
-            struck = true;
+            ssd.removals.add(digest, RemovalCause::Swept);
+            progress = true;
         }
     }
-    if !ssd.doubts.strikes.is_empty() {
-        return struck;
+    if !ssd.doubts.to_remove.is_empty() {
+        return progress;
     }
     let doubts = &mut ssd.doubts;
     let known = core::mem::replace(&mut doubts.known, SlotSet::none());

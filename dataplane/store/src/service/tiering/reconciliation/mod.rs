@@ -150,7 +150,7 @@ impl Reconciliation {
         epoch: Epoch,
         standing: MapStanding,
     ) {
-        let Some(store) = &shard.store else { return };
+        let store = &shard.store;
         if standing.state != 0 {
             self.state = standing.state;
         }
@@ -208,7 +208,7 @@ impl Reconciliation {
 
     /// Writes the ownership note, if it is outdated and can be expressed.
     pub(in crate::service) fn write_note(&mut self, ssd: &mut Ssd, shard: &mut Shard, memory: &mut dyn Memory) -> bool {
-        let Some(store) = &shard.store else { return false };
+        let store = &shard.store;
         if ssd.is_degraded() {
             let Some((epoch, owned)) = self.wanted.take() else { return false };
             // A gained slot's records may be void, and cannot be removed any more.

@@ -43,7 +43,7 @@ pub(in crate::service) struct Doubts {
     pub(in crate::service::tiering) untold: u64,
     /// Slots that become visible once all objects that others changed are removed.
     pub(in crate::service::tiering) known: SlotSet,
-    pub(in crate::service::tiering) strikes: VecDeque<Digest>,
+    pub(in crate::service::tiering) to_remove: VecDeque<Digest>,
     /// Slots that are visible, while removals may not be durable yet.
     pub(in crate::service::tiering) shown: SlotSet,
     /// Generation of the slots' sources when they were last checked.
@@ -65,7 +65,7 @@ impl Doubts {
             void: SlotSet::none(),
             untold: 0,
             known: SlotSet::none(),
-            strikes: VecDeque::new(),
+            to_remove: VecDeque::new(),
             shown: SlotSet::none(),
             generation: 0,
             noted: Epoch(0),

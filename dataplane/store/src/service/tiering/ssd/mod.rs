@@ -10,14 +10,14 @@ use kvplane_proto::{Digest, Status};
 use kvplane_tier::{Ack, Memory, RecordView, Removal, RemoveError, Tier, Token};
 
 use self::doubts::Doubts;
+pub(in crate::service) use self::removals::RemovalCause;
 use self::removals::Removals;
-pub(in crate::service) use self::removals::Strike;
 use self::sweep::Sweep;
 use super::counters::TierCounters;
 use super::policy::{Frequency, TierPolicy};
-use crate::events::{Change, Medium};
 use crate::service::shard::Shard;
 use crate::service::shard::deferrals::{DeferredItem, Replies};
+use kvplane_proto::events::{ObjectChange, ObjectMedium};
 
 /// Tier of a shard, the visibility of its records, and removals from it.
 #[derive(Debug)]
@@ -130,9 +130,9 @@ impl Ssd {
     }
 
     /// Checks that the SSD can take the tombstones that a put, `replacing` or not, may need.
-    pub(in crate::service) fn may_strike(&self, digest: Digest, replacing: bool) -> Result<(), Status> {
-        let strikes = replacing || may_stand(&self.tier, digest);
-        let is_full = strikes && !self.removals.has_room(1);
+    pub(in crate::service) fn may_replace(&self, digest: Digest, replacing: bool) -> Result<(), Status> {
+        let removes = replacing || may_stand(&self.tier, digest);
+        let is_full = removes && !self.removals.has_room(1);
         let takes_none = self.is_degraded();
         // A degraded tier takes no tombstones, so that recovery has to find its records before a put can be decided.
         let is_late = !replacing && takes_none && self.tier.is_recovering();
@@ -146,7 +146,7 @@ impl Ssd {
 
     /// Returns true if the SSD has, or may yet recover, a record that an object that was put, `replacing` or not, takes
     /// the place of. Such a record may be unknown, as during recovery.
-    pub(in crate::service) fn must_strike(&self, digest: Digest, replacing: bool) -> bool {
+    pub(in crate::service) fn must_remove(&self, digest: Digest, replacing: bool) -> bool {
         match self.tier.degraded() {
             // Also removes hidden records, and those that recovery found while the put was in flight.
             None => replacing || may_stand(&self.tier, digest),
@@ -156,8 +156,8 @@ impl Ssd {
     }
 
     /// Enqueues the removal of an object, and hides the object until it is written.
-    pub(in crate::service) fn queue_removal(&mut self, digest: Digest, strike: Strike) {
-        self.removals.add(digest, strike);
+    pub(in crate::service) fn queue_removal(&mut self, digest: Digest, cause: RemovalCause) {
+        self.removals.add(digest, cause);
     }
 
     /// Checks that this many more removals may be enqueued.
@@ -173,7 +173,7 @@ impl Ssd {
         answer: &impl Fn(usize) -> DeferredItem,
     ) {
         for (item, digest) in digests.iter().enumerate() {
-            self.removals.add(*digest, Strike::Asked(answer(item)));
+            self.removals.add(*digest, RemovalCause::Requested(answer(item)));
         }
         digests.iter().for_each(|digest| self.tell_of(shard, *digest));
     }
@@ -181,12 +181,14 @@ impl Ssd {
     /// Passes waiting removals to the tier, as far as it accepts them. Returns true if there was any progress.
     pub(super) fn give_removals(&mut self, shard: &mut Shard, memory: &mut dyn Memory) -> bool {
         let mut progress = false;
-        while let Some((digest, strike)) = self.removals.next() {
+        while let Some((digest, cause)) = self.removals.next() {
             let ack = if self.policy.ack == PutAck::Durable { Ack::Durable } else { Ack::Buffered };
             let token = self.new_token();
-            let taken = match strike {
-                Strike::Replaced { .. } => self.tier.strike(shard.now_ns, digest, ack, token, memory),
-                Strike::Asked(_) | Strike::Swept => self.tier.remove(shard.now_ns, digest, ack, token, memory),
+            let taken = match cause {
+                RemovalCause::Replaced { .. } => self.tier.remove_replaced(shard.now_ns, digest, ack, token, memory),
+                RemovalCause::Requested(_) | RemovalCause::Swept => {
+                    self.tier.remove(shard.now_ns, digest, ack, token, memory)
+                }
             };
             if taken == Err(RemoveError::Busy) {
                 break;
@@ -195,10 +197,10 @@ impl Ssd {
             self.removals.pass((taken == Ok(Removal::Pending)).then_some(token));
             match taken {
                 Ok(Removal::Pending) => self.counters.removals += 1,
-                Ok(Removal::Absent) => self.end_removal(shard, strike, true),
+                Ok(Removal::Absent) => self.end_removal(shard, cause, true),
                 Err(_) => {
                     self.counters.removals_unwritten += 1;
-                    self.end_removal(shard, strike, false);
+                    self.end_removal(shard, cause, false);
                 }
             }
         }
@@ -208,22 +210,22 @@ impl Ssd {
     /// Handles the outcome of a removal in the tier.
     pub(super) fn removed(&mut self, shard: &mut Shard, token: Token, is_written: bool) {
         self.counters.removals_unwritten += u64::from(!is_written);
-        if let Some(strike) = self.removals.end(token) {
-            self.end_removal(shard, strike, is_written);
+        if let Some(cause) = self.removals.end(token) {
+            self.end_removal(shard, cause, is_written);
         }
     }
 
     /// Ends a removal. One that is not on the SSD may be undone by a restart: the reply that waits for it fails.
-    fn end_removal(&mut self, shard: &mut Shard, strike: Strike, is_written: bool) {
-        match strike {
-            Strike::Swept => self.sweep.waiting -= 1,
-            Strike::Asked(item) => shard.settle(item, |replies, _| {
+    fn end_removal(&mut self, shard: &mut Shard, cause: RemovalCause, is_written: bool) {
+        match cause {
+            RemovalCause::Swept => self.sweep.waiting -= 1,
+            RemovalCause::Requested(item) => shard.settle(item, |replies, _| {
                 if let (Replies::Bits(_, status), false) = (replies, is_written) {
                     *status = Status::NoSpace;
                 }
             }),
-            Strike::Replaced { told: Some(item), .. } if is_written => shard.settle(item, |_, _| {}),
-            Strike::Replaced { digest, version, told } => {
+            RemovalCause::Replaced { told: Some(item), .. } if is_written => shard.settle(item, |_, _| {}),
+            RemovalCause::Replaced { digest, version, told } => {
                 if !is_written {
                     // The former version is still on the SSD, so that this one cannot take its place.
                     shard.drop_version(digest, version);
@@ -250,20 +252,22 @@ impl Ssd {
 
     /// Notifies subscribers of the present state of an object on the SSD.
     pub(super) fn tell_of(&self, shard: &mut Shard, digest: Digest) {
-        let Some(store) = shard.store.as_mut().filter(|store| store.events().is_kept()) else { return };
+        let events = shard.store.objects_mut().events_mut();
+        if !events.is_kept() {
+            return;
+        }
         match self.locate(digest) {
-            Some(view) => store.events_mut().push(Change::Stored, Medium::Ssd, digest, view.payload_bytes.into()),
-            None => store.events_mut().push(Change::Removed, Medium::Ssd, digest, 0),
+            Some(view) => events.push(ObjectChange::Stored, ObjectMedium::Ssd, digest, view.payload_bytes.into()),
+            None => events.push(ObjectChange::Removed, ObjectMedium::Ssd, digest, 0),
         }
     }
 }
 
 /// Notifies subscribers that the SSD's contents have changed as a whole, so that they start over.
 pub(super) fn break_off_events(shard: &mut Shard) {
-    if let Some(store) = &mut shard.store
-        && store.events().is_kept()
-    {
-        store.events_mut().break_off();
+    let events = shard.store.objects_mut().events_mut();
+    if events.is_kept() {
+        events.break_off();
     }
 }
 

@@ -16,9 +16,9 @@ const REMOVALS_MOST: usize = 65_536;
 
 /// Reason for a removal, and the reply that waits for it.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::service) enum Strike {
+pub(in crate::service) enum RemovalCause {
     /// A peer removes the object.
-    Asked(DeferredItem),
+    Requested(DeferredItem),
     /// The object's slot went to another owner, or other owners changed the object there.
     Swept,
     /// The object was replaced by this version.
@@ -28,10 +28,10 @@ pub(in crate::service) enum Strike {
 /// Removals that wait to be passed to the tier, and those in flight there.
 #[derive(Debug, Default)]
 pub(in crate::service) struct Removals {
-    queue: VecDeque<(Digest, Strike)>,
+    queue: VecDeque<(Digest, RemovalCause)>,
     /// Objects whose removals wait to be passed to the tier.
     waiting: BTreeSet<Digest>,
-    calls: BTreeMap<u64, Strike>,
+    calls: BTreeMap<u64, RemovalCause>,
 }
 
 impl Removals {
@@ -55,26 +55,26 @@ impl Removals {
         self.queue.is_empty() && self.calls.is_empty()
     }
 
-    pub(in crate::service::tiering) fn add(&mut self, digest: Digest, strike: Strike) {
-        self.queue.push_back((digest, strike));
+    pub(in crate::service::tiering) fn add(&mut self, digest: Digest, cause: RemovalCause) {
+        self.queue.push_back((digest, cause));
         self.waiting.insert(digest);
     }
     /// Returns the removal that is to be passed to the tier next.
-    pub(super) fn next(&self) -> Option<(Digest, Strike)> {
+    pub(super) fn next(&self) -> Option<(Digest, RemovalCause)> {
         self.queue.front().copied()
     }
 
     /// Removes the next removal from the queue: the tier has taken it under this token, or refused it.
     pub(super) fn pass(&mut self, taken: Option<Token>) {
-        let Some((digest, strike)) = self.queue.pop_front() else { return };
+        let Some((digest, cause)) = self.queue.pop_front() else { return };
         self.waiting.remove(&digest);
         if let Some(token) = taken {
-            self.calls.insert(token.0, strike);
+            self.calls.insert(token.0, cause);
         }
     }
 
     /// Ends a removal in the tier; `None` if the token belongs to none.
-    pub(super) fn end(&mut self, token: Token) -> Option<Strike> {
+    pub(super) fn end(&mut self, token: Token) -> Option<RemovalCause> {
         self.calls.remove(&token.0)
     }
 }
@@ -86,13 +86,13 @@ mod tests {
     #[test]
     fn a_removal_hides_its_object_until_the_tier_has_it_and_is_idle_when_it_is_written() {
         let mut removals = Removals::default();
-        [1, 2].into_iter().for_each(|number| removals.add(Digest(number), Strike::Swept));
+        [1, 2].into_iter().for_each(|number| removals.add(Digest(number), RemovalCause::Swept));
         assert!(removals.has(Digest(1)) && removals.has(Digest(2)));
         assert!(removals.has_room(REMOVALS_MOST - 2) && !removals.has_room(REMOVALS_MOST - 1));
-        assert!(matches!(removals.next(), Some((Digest(1), Strike::Swept))));
+        assert!(matches!(removals.next(), Some((Digest(1), RemovalCause::Swept))));
         removals.pass(Some(Token(7)));
         assert!(!removals.has(Digest(1)) && removals.len() == 1);
-        assert!(matches!(removals.next(), Some((Digest(2), Strike::Swept))));
+        assert!(matches!(removals.next(), Some((Digest(2), RemovalCause::Swept))));
         removals.pass(None);
         assert!(removals.next().is_none() && !removals.is_idle(), "the tier has one");
         assert!(removals.end(Token(8)).is_none() && removals.end(Token(7)).is_some());

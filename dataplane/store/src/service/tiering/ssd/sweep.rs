@@ -9,7 +9,7 @@ use kvplane_proto::ids::{Slot, Version};
 use kvplane_tier::{RecordView, SlotSet, Tier};
 
 use super::doubts::Doubts;
-use super::removals::{Removals, Strike};
+use super::removals::{RemovalCause, Removals};
 
 /// Index entries that one step looks at.
 const STEP: usize = 256;
@@ -94,7 +94,7 @@ impl Sweep {
             if is_void && !removals.has(view.digest) {
                 self.found = true;
                 self.waiting += 1;
-                removals.add(view.digest, Strike::Swept);
+                removals.add(view.digest, RemovalCause::Swept);
                 step.void.push(view.digest);
             }
         }

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use clap::Args;
 use kvplane::rpc::Role;
 use kvplane::rpc::conductor::{
-    BlockChange, BlockTier, CacheReport, DeregisterInstance, InstancePart, RegisterInstance, ReportCache,
+    BlockChange, BlockTier, CacheBatch, CacheReport, DeregisterInstance, InstancePart, RegisterInstance, ReportCache,
 };
 use kvplane::{Buffer, Client, ClientConfig, Control, ControlLink, HugePages, Region, RegionOptions, Slice};
 use kvplane_conductor::cost::PrefillModel;
@@ -309,7 +309,8 @@ impl ServingThread {
             return Ok(());
         }
         let (tenant, instance, incarnation, seq) = (String::new(), self.name.clone(), self.incarnation, self.batches);
-        let taken = self.link.call(ReportCache { tenant, instance, incarnation, seq, kind, changes })?;
+        let taken =
+            self.link.call(ReportCache { tenant, instance, incarnation, batch: CacheBatch { seq, kind, changes } })?;
         self.batches = taken.next;
         Ok(())
     }

@@ -13,17 +13,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
-use clap::{Args, ValueEnum};
+use clap::{Args, ValueEnum as _};
 use kvplane::rpc::Role;
 use kvplane::rpc::conductor::{PromptContext, RequestStep, Schedule, ScheduleMode};
-use kvplane::rpc::placement::{SetPlacement, ShowPlacement};
+use kvplane::rpc::placement::{PlacementPolicy, SetPlacement, ShowPlacement};
 use kvplane::{Client, ClientConfig, ControlLink, Decision, Scheduler};
 use kvplane_tools::trace::{BLOCK_TOKENS, Request, Trace};
 use serde::Serialize;
 
 use super::Plan;
 use crate::command::Failure;
-use crate::command::ctl::conductor::PolicyChoice;
+use crate::command::ctl::conductor::policies;
 use engine::{EngineReport, Prompt, hash_of, model};
 
 /// Time limit for instances to register.
@@ -41,8 +41,8 @@ pub(crate) struct LiveFlags {
     #[arg(long, conflicts_with_all = ["tier", "html", "clients", "ahead", "pause", "server_pid"])]
     pub(super) conductor: bool,
     /// Placement policies to compare, separated by commas; one run each.
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "kvplane", requires = "conductor")]
-    policies: Vec<PolicyChoice>,
+    #[arg(long, value_parser = policies(), value_delimiter = ',', default_value = "kvplane", requires = "conductor")]
+    policies: Vec<PlacementPolicy>,
     /// Number of instances.
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=64), requires = "conductor")]
     engines: u32,
@@ -94,7 +94,7 @@ pub(super) fn replay(plan: &Plan, trace: &Trace, flags: &LiveFlags, json: Option
     let mut outcome = Ok(());
     for policy in &flags.policies {
         eprintln!("{}: {} requests on {} instances", policy.label(), trace.requests.len(), flags.engines);
-        admin.call(SetPlacement { policy: policy.on_the_wire(), ttft_ns: 0, tbt_ns: 0 })?;
+        admin.call(SetPlacement { policy: *policy, ttft_ns: 0, tbt_ns: 0 })?;
         match one(plan, trace, flags, *policy) {
             Ok(run) => runs.push(run),
             Err(error) => {
@@ -160,7 +160,7 @@ fn show(runs: &[PolicyRun], trace: &Trace, flags: &LiveFlags, plan: &Plan, json:
 }
 
 /// Runs one policy.
-fn one(plan: &Plan, trace: &Trace, flags: &LiveFlags, policy: PolicyChoice) -> Result<PolicyRun, Failure> {
+fn one(plan: &Plan, trace: &Trace, flags: &LiveFlags, policy: PlacementPolicy) -> Result<PolicyRun, Failure> {
     let control = plan.control();
     let block_bytes = usize::try_from(plan.block_bytes)?;
     let config = ClientConfig { control: control.clone(), ..ClientConfig::local(&plan.cluster) };
@@ -202,7 +202,7 @@ fn one(plan: &Plan, trace: &Trace, flags: &LiveFlags, policy: PolicyChoice) -> R
         end(&name, &instance)?;
     }
     let blocks: usize = trace.requests.iter().map(|request| request.blocks.len()).sum();
-    Ok(PolicyRun::of(policy.label(), &fates, blocks))
+    Ok(PolicyRun::of(policy.label().to_owned(), &fates, blocks))
 }
 
 /// Starts an instance and a thread that reads its reports.
@@ -308,10 +308,10 @@ fn serve(
     let decision = scheduler.schedule(asked, PATIENCE)?;
     let (name, reuse, booked) = match &decision {
         Decision::Booked(place) => {
-            (&place.prefill, (place.reuse_tokens / BLOCK_TOKENS) as usize, Some(place.reservation))
+            (&*place.prefill, (place.reuse_tokens / BLOCK_TOKENS) as usize, Some(place.reservation))
         }
         // Without the Conductor's prefix index, no cached blocks are assumed.
-        Decision::Local { prefill, .. } => (prefill, 0, None),
+        Decision::Local { prefill, .. } => (prefill.as_str(), 0, None),
         Decision::Refused { .. } => return Ok(Fate::Refused),
     };
     let update = |step: RequestStep| {

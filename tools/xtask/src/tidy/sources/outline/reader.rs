@@ -7,7 +7,7 @@ use syn::{
     TraitItem, Type, UseTree,
 };
 
-use super::{Definition, Function, ImplBlock, Import, Kind, MacroWord, Mention, ModuleDeclaration, Outline};
+use super::{Call, Definition, Function, ImplBlock, Import, Kind, MacroWord, Mention, ModuleDeclaration, Outline};
 use super::{attributes, line, macros};
 
 /// Adds the content of `file` to the outline.
@@ -167,6 +167,12 @@ impl Reader {
     fn mention(&mut self, path: String, line: usize) {
         let (scope, in_test) = (self.scope.clone(), self.in_test);
         self.outline.mentions.push(Mention { scope, path, line, in_test });
+    }
+
+    fn call(&mut self, name: &Ident) {
+        if !self.in_test {
+            self.outline.calls.push(Call { name: name.to_string(), line: line(name.span()) });
+        }
     }
 
     fn text_error(&mut self, line: usize) {
@@ -339,6 +345,30 @@ impl<'ast> Visit<'ast> for Reader {
             }
         }
         visit::visit_path(self, path);
+    }
+
+    fn visit_expr_call(&mut self, call: &'ast syn::ExprCall) {
+        if let syn::Expr::Path(function) = &*call.func
+            && let Some(name) = function.path.get_ident()
+        {
+            self.call(name);
+        }
+        visit::visit_expr_call(self, call);
+    }
+
+    fn visit_expr_method_call(&mut self, call: &'ast syn::ExprMethodCall) {
+        self.call(&call.method);
+        visit::visit_expr_method_call(self, call);
+    }
+
+    fn visit_expr_path(&mut self, path: &'ast syn::ExprPath) {
+        // A single word may be a variable; a longer path is a function, or names no function of a walk.
+        if path.path.segments.len() > 1
+            && let Some(last) = path.path.segments.last()
+        {
+            self.call(&last.ident);
+        }
+        visit::visit_expr_path(self, path);
     }
 
     fn visit_macro(&mut self, called: &'ast syn::Macro) {

@@ -40,8 +40,8 @@ impl World {
             Header::request(Kind::Request(Operation::Put), request).with_body(&body, 1).with_payload(length, Some(sum));
         let to = self.service.request(peer, &header, &body, self.now_ns);
         self.write_tails();
-        if let PayloadTo::Place(place) = to {
-            self.memory.pool[place.offset as usize..][..bytes.len()].copy_from_slice(bytes);
+        if let PayloadTo::Extent(extent) = to {
+            self.memory.pool[extent.offset as usize..][..bytes.len()].copy_from_slice(bytes);
         }
         self.service.payload_done(peer, Some(sum), self.now_ns);
         self.settle();
@@ -52,7 +52,7 @@ impl World {
     pub(in super::super) fn forget(&mut self, digests: &[Digest]) {
         for digest in digests {
             assert!(self.service.objects.local.on_ssd(*digest).is_some(), "the SSD has it");
-            self.service.objects.local.shard.store.as_mut().expect("a store").drop_copy(*digest);
+            self.service.objects.local.shard.store.drop_copy(*digest);
         }
     }
 

@@ -1,0 +1,115 @@
+//! Default policy: late binding from a central queue, shortest prefill first with aging, and cost-based placement.
+//!
+//! * A request is bound only when an instance is about to be free, so it never waits behind another while a second
+//!   instance idles, and the queue can be sorted.
+//! * Order: shortest prefill first, with the best cache of any instance. The rank of a waiting request decreases with
+//!   its wait, to zero after `patience`; so the mean latency is that of shortest-first, and no request starves.
+//!   Requests that can no longer meet their objective go after those that can.
+//! * Cost of an instance: `max(wait, transfer) + prefill`, because transfers overlap with the prefills of others.
+//!   Missing blocks are fetched from all their holders, several at a time, and are not kept: a copy would evict blocks
+//!   without another replica. Only if NICs are busy, which means that the prefix is hot, copies are kept.
+//! * Requests are rejected only at arrival, based on bookings, if the first token or the later ones would miss their
+//!   objective.
+
+use super::{Ask, Choice, Fetch, Placement, Policy, PrefillView, QueuedRequest, Refusal, Slo, View};
+
+/// Default policy.
+#[derive(Clone, Copy, Debug)]
+pub struct LateBinding {
+    /// Booked work up to which an instance accepts another request: it hides transfers and message latency.
+    pub ahead_ns: u64,
+    /// Wait after which a request goes before every newer one.
+    pub patience_ns: u64,
+    /// Work booked on a NIC from which its blocks count as hot, so that fetched copies are kept.
+    pub busy_ns: u64,
+    /// True if requests that would miss their objectives are rejected.
+    pub refuses: bool,
+    /// Fraction of an objective that a prediction may use.
+    pub margin: f64,
+}
+
+impl Default for LateBinding {
+    fn default() -> Self {
+        Self { ahead_ns: 60_000_000, patience_ns: 600_000_000_000, busy_ns: 200_000_000, refuses: false, margin: 1.0 }
+    }
+}
+
+impl LateBinding {
+    /// Returns the cheapest placement on one instance.
+    fn weigh(&self, ask: &Ask, view: &View<'_>, at: usize) -> Placement {
+        let instance = &view.prefill[at];
+        let mut best = view.stay(ask, at);
+        if view.pooled > instance.held {
+            let busy_ns = view.busiest_ns;
+            let transfer_ns = busy_ns.saturating_add(view.move_ns(view.pooled - instance.held));
+            let wait_ns = instance.wait_ns.max(transfer_ns);
+            let prefill_ns = view.prefill_ns(instance, ask.tokens, view.pooled);
+            let fetch = Fetch::Pool { keep: busy_ns > self.busy_ns };
+            let fetched = Placement { reuse: view.pooled, fetch, wait_ns, prefill_ns, ..best };
+            if fetched.takes_ns() < best.takes_ns() {
+                best = fetched;
+            }
+        }
+        best
+    }
+
+    /// Returns the objective that a newly arrived request would miss.
+    fn objection(&self, ask: &Ask, view: &View<'_>) -> Option<Refusal> {
+        let over = |ns: u64, promised: u64| promised < u64::MAX && ns as f64 > promised as f64 * self.margin;
+        let best = view.alive().map(|(at, _)| self.weigh(ask, view, at));
+        let best_ns = best.map(|placement| placement.takes_ns()).min().unwrap_or(0);
+        if over(view.ahead_ns.saturating_add(best_ns), view.slo.ttft_ns) {
+            return Some(Refusal::Ttft);
+        }
+        let (_, step_ns) = view.fastest_decode?;
+        over(step_ns, view.slo.tbt_ns).then_some(Refusal::Tbt)
+    }
+
+    fn refusal(&self, ask: &Ask, view: &View<'_>) -> Option<Choice> {
+        if view.alive().next().is_none() {
+            return Some(View::nobody());
+        }
+        let why = if self.refuses { self.objection(ask, view)? } else { return None };
+        Some(Choice::Refuse { why, retry_after_ns: view.ahead_ns.max(1_000_000_000) })
+    }
+
+    fn place(&self, ask: &Ask, view: &View<'_>, only_free: bool) -> Option<Placement> {
+        let candidates = view.alive().filter(|(_, instance)| !only_free || self.takes(instance));
+        let weighed = candidates.map(|(at, _)| self.weigh(ask, view, at));
+        weighed.min_by_key(|placement| (placement.takes_ns(), placement.prefill))
+    }
+}
+
+impl Policy for LateBinding {
+    fn name(&self) -> String {
+        if self.refuses { "kvplane, admission".into() } else { "kvplane".into() }
+    }
+
+    fn choose(&self, ask: &Ask, view: &View<'_>, queued: bool) -> Choice {
+        if queued {
+            return self.place(ask, view, true).map_or(Choice::Wait, Choice::Place);
+        }
+        self.refusal(ask, view).unwrap_or(Choice::Wait)
+    }
+
+    fn choose_now(&self, ask: &Ask, view: &View<'_>) -> Choice {
+        let refusal = self.refusal(ask, view);
+        refusal.unwrap_or_else(|| self.place(ask, view, false).map_or_else(View::nobody, Choice::Place))
+    }
+
+    fn rank(&self, waiting: &QueuedRequest, now_ns: u64, slo: Slo) -> i64 {
+        let waited = now_ns.saturating_sub(waiting.ask.arrival_ns);
+        let late = slo.ttft_ns < u64::MAX && waited.saturating_add(waiting.best_ns) > slo.ttft_ns;
+        let left = 1.0 - waited as f64 / self.patience_ns as f64;
+        let rank = if left > 0.0 { waiting.best_ns as f64 * left } else { left * 1e12 };
+        (rank as i64).saturating_add(if late { i64::MAX / 4 } else { 0 })
+    }
+
+    fn queues(&self) -> bool {
+        true
+    }
+
+    fn takes(&self, instance: &PrefillView) -> bool {
+        instance.wait_ns <= self.ahead_ns && instance.requests < 2
+    }
+}

@@ -1,0 +1,11 @@
+//! Members of the cluster: the control plane, nodes with their agents and the incarnations of their shards, and the
+//! migration and replication between them.
+
+pub(crate) mod agent;
+pub(crate) mod control;
+pub(crate) mod copies;
+pub(crate) mod departures;
+pub(crate) mod fetch;
+pub(crate) mod joins;
+pub(crate) mod node;
+pub(crate) mod tickets;

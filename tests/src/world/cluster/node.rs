@@ -1,0 +1,312 @@
+//! Nodes and the incarnations of their shards: start and end.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::rc::Rc;
+
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId, SegmentId, ShardId, Version};
+use kvplane_proto::map::{ClusterMap, Member, ShardAddress};
+use kvplane_proto::rng::Rng;
+use kvplane_store::eviction::Eviction;
+use kvplane_store::service::{Identity, PeerKey, Service};
+use kvplane_store::{Store, StoreConfig};
+
+use crate::world::World;
+use crate::world::check::handles::Handles;
+use crate::world::check::ledger::Ledger;
+use crate::world::check::{CheckResult, Rule, broken};
+use crate::world::cluster::departures::Departure;
+use crate::world::faults::device_pool::IncarnationDevice;
+use crate::world::faults::tier::IncarnationTier;
+use crate::world::network::{End, Way};
+use crate::world::queue::Event;
+use crate::world::scenario::{MS, Scenario};
+use crate::world::segments::{register, segment_bytes};
+
+/// Simulated node.
+pub(crate) struct Node {
+    pub(crate) up: bool,
+    pub(crate) incarnation: u64,
+    /// Shards of this incarnation.
+    pub(crate) shards: Vec<usize>,
+    pub(crate) slowness: u64,
+    /// Time until which the node is halted.
+    pub(crate) halted_ns: u64,
+    /// Progress of its departure, if the node leaves.
+    pub(crate) departure: Option<Departure>,
+    pub(crate) joined: bool,
+    pub(crate) epoch: Epoch,
+    /// Map of that epoch.
+    pub(crate) map: Option<Rc<ClusterMap>>,
+    /// Latest report of the control plane: its newest epoch, and the epoch since which no slot has changed owners.
+    pub(crate) heard: (Epoch, Epoch),
+    /// The node was started without its disks.
+    pub(crate) without: bool,
+    /// Epoch, as given by the control plane, from which on a map known to the disks validates their objects.
+    pub(crate) kept_since: Option<Epoch>,
+    /// Remaining disk operations before the node dies.
+    pub(crate) ops_left: Option<u32>,
+    /// The next crash is a power failure.
+    pub(crate) power_fails: bool,
+    weight: u32,
+    pub(crate) host: String,
+    shared_memory: bool,
+    /// Counter that changes the ports when the node comes back.
+    ports: u16,
+}
+
+/// Incarnation of a shard.
+pub(crate) struct ShardIncarnation {
+    pub(crate) node: usize,
+    pub(crate) shard: u16,
+    pub(crate) alive: bool,
+    pub(crate) address: SocketAddr,
+    pub(crate) service: Service,
+    pub(crate) pool: Vec<u8>,
+    pub(crate) segment: Vec<u8>,
+    pub(crate) segment_id: SegmentId,
+    /// Index of the client that fetches for the shard.
+    pub(crate) fetcher: usize,
+    /// Keys that were put or removed here since their slots came.
+    pub(crate) changed: BTreeSet<usize>,
+    pub(crate) ledger: Ledger,
+    pub(crate) handles: Handles,
+    pub(crate) tier: Option<IncarnationTier>,
+    pub(crate) device: Option<IncarnationDevice>,
+    /// Its disk could not be opened, and its node is about to end.
+    pub(crate) refused: bool,
+    pub(crate) ending: bool,
+    pub(crate) epoch: u64,
+    pub(crate) armed_ns: u64,
+    newest_version: Version,
+    peers: Vec<(u32, Option<u32>)>,
+}
+
+impl ShardIncarnation {
+    pub(crate) fn bytes(&self, offset: u64, bytes: u64) -> &[u8] {
+        &self.pool[offset as usize..(offset + bytes) as usize]
+    }
+
+    pub(crate) fn add_peer(&mut self, connection: u32) -> PeerKey {
+        let free = self.peers.iter().position(|(_, connection)| connection.is_none());
+        let position = free.unwrap_or(self.peers.len());
+        if position == self.peers.len() {
+            self.peers.push((0, None));
+        }
+        let entry = &mut self.peers[position];
+        *entry = (entry.0 + 1, Some(connection));
+        PeerKey { index: position as u32, generation: entry.0 }
+    }
+
+    pub(crate) fn drop_peer(&mut self, peer: PeerKey) {
+        if let Some(entry) = self.peers.get_mut(peer.index as usize).filter(|entry| entry.0 == peer.generation) {
+            entry.1 = None;
+        }
+    }
+
+    pub(crate) fn connection_of(&self, peer: PeerKey) -> Option<u32> {
+        self.peers.get(peer.index as usize).filter(|entry| entry.0 == peer.generation)?.1
+    }
+
+    /// Checks that versions of an incarnation grow.
+    pub(crate) fn see_version(&mut self, version: Version) -> CheckResult {
+        if version <= self.newest_version {
+            let what = format!("version {version} came after {}", self.newest_version);
+            return Err(broken(Rule::Version, what));
+        }
+        self.newest_version = version;
+        Ok(())
+    }
+
+    pub(crate) fn is_new(&self, version: Version) -> bool {
+        version > self.newest_version
+    }
+
+    pub(crate) fn imports(&self) -> bool {
+        self.service.inspect().move_counters().importing_slots > 0
+    }
+
+    pub(crate) fn check_store(&self) {
+        if self.alive {
+            self.service.store().check();
+        }
+    }
+}
+
+impl Node {
+    pub(crate) fn new(index: usize, scenario: &Scenario, rng: &mut Rng) -> Self {
+        Self {
+            up: false,
+            incarnation: 0,
+            shards: Vec::new(),
+            slowness: 1,
+            halted_ns: 0,
+            departure: None,
+            joined: false,
+            epoch: Epoch(0),
+            map: None,
+            heard: (Epoch(0), Epoch(0)),
+            without: false,
+            kept_since: None,
+            ops_left: None,
+            power_fails: false,
+            weight: 1 + rng.below(4) as u32,
+            host: format!("host-{}", index % scenario.hosts),
+            shared_memory: scenario.shared_memory,
+            ports: 0,
+        }
+    }
+
+    /// Returns true if the followed map contains the node in its present incarnation.
+    pub(crate) fn is_member(&self, node: usize) -> bool {
+        let member = self.map.as_ref().and_then(|map| map.member(NodeId(node as u64 + 1)));
+        member.is_some_and(|member| member.incarnation == Incarnation(self.incarnation))
+    }
+
+    pub(crate) fn member(&self, node: usize, shards: u16) -> Member {
+        let address = |shard: u16| ShardAddress {
+            tcp: self.address(node, shard),
+            shm: self.shared_memory.then(|| format!("/run/node-{node}-{}-{shard}", self.ports)),
+        };
+        Member {
+            node: NodeId(node as u64 + 1),
+            incarnation: Incarnation(self.incarnation),
+            weight: self.weight,
+            failure_domain: format!("rack-{}", node % 2),
+            host: self.host.clone(),
+            shards: (0..shards).map(address).collect(),
+        }
+    }
+
+    fn address(&self, node: usize, shard: u16) -> SocketAddr {
+        SocketAddr::from(([192, 0, 2, node as u8 + 1], 7000 + shard + 16 * self.ports))
+    }
+}
+
+impl World {
+    /// Starts a node: a new incarnation, empty.
+    pub(crate) fn start_node(&mut self, index: usize) {
+        if self.nodes[index].up {
+            return;
+        }
+        let moved = self.streams.faults.chance(0.3);
+        let without = self.leaves_disks(index);
+        let node = &mut self.nodes[index];
+        (node.without, node.kept_since) = (without, None);
+        node.up = true;
+        node.incarnation += 1;
+        node.joined = false;
+        node.departure = None;
+        (node.epoch, node.map, node.heard) = (Epoch(0), None, (Epoch(0), Epoch(0)));
+        node.slowness = 1;
+        node.ports += u16::from(moved);
+        node.shards.clear();
+        for shard in 0..self.scenario.shards {
+            self.begin_incarnation(index, shard);
+        }
+        let incarnation = self.nodes[index].incarnation;
+        self.after(MS, Event::Agent(index, incarnation));
+    }
+
+    fn begin_incarnation(&mut self, index: usize, shard: u16) {
+        let node = &self.nodes[index];
+        // Greater than any version of an earlier incarnation, and unique in the World, so that a version identifies its
+        // origin.
+        let first = (self.incarnations.len() as u64 + 1) << 32;
+        let tiered = self.scenario.tier.is_some();
+        // The seeds that reveal a host's bug were found with the default eviction policy.
+        let sound = self.scenario.mischief.is_none();
+        let policy = if sound { self.scenario.seed as usize % Eviction::ALL.len() } else { 0 };
+        let eviction = Eviction::ALL[policy];
+        let mut config = StoreConfig {
+            unit_bytes: 256,
+            max_object_bytes: self.scenario.object_bytes,
+            max_pins: self.scenario.max_pins,
+            max_reservations: self.scenario.max_reservations,
+            hash_seed: self.scenario.seed,
+            eviction,
+            ..StoreConfig::for_pool(self.scenario.pool_bytes)
+        };
+        self.scenario.device.into_iter().for_each(|device| device.configure(&mut config));
+        let store = Store::new(config, Version(first)).expect("the scenario's store is valid");
+        let identity = Identity {
+            cluster: "world".to_owned(),
+            node: NodeId(index as u64 + 1),
+            incarnation: Incarnation(node.incarnation),
+            shard: ShardId(shard),
+            segment_name: String::new(),
+        };
+        let mut service = Service::new(identity, store);
+        if let Some(challenges) = self.challenges() {
+            service.control().want_tickets(challenges);
+        }
+        let segment_bytes = segment_bytes(&self.scenario);
+        let segment_id = register(&mut service, segment_bytes);
+        let tier = self.open_tier(index, shard, &mut service);
+        service.control().set_fetch_limits(Self::fetch_limits(&self.scenario));
+        let fetcher = self.add_fetcher(self.nodes[index].host.clone());
+        let node = &mut self.nodes[index];
+        node.shards.push(self.incarnations.len());
+        self.incarnations.push(ShardIncarnation {
+            node: index,
+            shard,
+            alive: true,
+            address: node.address(index, shard),
+            service,
+            segment: vec![0; segment_bytes as usize],
+            segment_id,
+            fetcher,
+            changed: BTreeSet::new(),
+            pool: vec![0; self.scenario.pool_bytes as usize],
+            ledger: Ledger::default(),
+            handles: Handles::default(),
+            tier,
+            device: IncarnationDevice::open(&self.scenario),
+            refused: false,
+            ending: false,
+            epoch: 0,
+            armed_ns: u64::MAX,
+            newest_version: Version(0),
+            peers: Vec::new(),
+        });
+        if tiered {
+            self.drain_service(self.incarnations.len() - 1, None);
+        }
+    }
+
+    /// Kills a node as `kill -9` does: its memory is gone; connections end, shared mappings live on in the processes
+    /// that have them.
+    pub(crate) fn crash_node(&mut self, index: usize) {
+        let power = self.power_fails(index);
+        let node = &mut self.nodes[index];
+        node.up = false;
+        (node.ops_left, node.halted_ns) = (None, 0);
+        let shards = std::mem::take(&mut node.shards);
+        self.forget_moving(&shards);
+        for &incarnation in &shards {
+            self.cut_off_disk(incarnation, power);
+            self.incarnations[incarnation].alive = false;
+            let fetcher = self.incarnations[incarnation].fetcher;
+            self.crash_client(fetcher);
+            self.statistics.evictions += self.incarnations[incarnation].service.store().stats().evictions;
+            self.count_device(incarnation);
+        }
+        let hit: Vec<u32> = self
+            .connections
+            .iter()
+            .filter(|(_, connection)| shards.contains(&connection.incarnation) && connection.server_end != End::Gone)
+            .map(|(&index, _)| index)
+            .collect();
+        for index in hit {
+            self.removals_cut_off(index);
+            let Some(connection) = self.connections.get_mut(&index) else { continue };
+            if connection.server_end == End::Opening {
+                continue;
+            }
+            connection.server_end = End::Gone;
+            connection.to_server.drop_flight();
+            self.end_flight(index, Way::ToClient);
+            self.forget_if_gone(index);
+        }
+    }
+}

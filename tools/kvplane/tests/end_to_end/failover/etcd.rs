@@ -1,0 +1,312 @@
+//! Tests of several control planes over a real etcd: a leader and standbys; leaders are killed and stopped, etcd is
+//! killed, stopped, full and wiped. Data operations continue through all of it.
+
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use kvplane_etcd::Operation;
+
+use crate::launch::{Etcd, soon};
+use crate::security::certificates::{authority, cert, ctl, issue, node};
+use crate::support::{Process, Workplace, http_try, wait_until};
+
+/// Cluster of two control planes and a node.
+struct Cluster {
+    place: Workplace,
+    etcd: Etcd,
+    planes: Vec<Process>,
+    addresses: Vec<SocketAddr>,
+    node: Process,
+}
+
+fn plane(place: &Workplace, etcd: &str, listen: &str) -> Process {
+    let (identity, run) = (place.path("plane"), place.runtime());
+    let control = Process::start(place.bare(&[
+        "control",
+        "--conductor",
+        "--cluster",
+        &place.cluster,
+        "--state",
+        etcd,
+        "--log",
+        "info",
+        "--listen",
+        listen,
+        "--identity",
+        identity.to_str().unwrap(),
+        "--runtime-directory",
+        run.to_str().unwrap(),
+    ]));
+    control.wait_for("(QUIC)");
+    control
+}
+
+impl Cluster {
+    fn start(name: &str, more: &[&'static str]) -> Option<Self> {
+        let place = Workplace::new(name);
+        let etcd = Etcd::start(&place.path("etcd"), more)?;
+        let name = format!("etcd://{}", etcd.address());
+        cert(&place, &["init", "--authority", &authority(&place)]).well();
+        issue(&place, "plane", "control", &[]);
+        issue(&place, "node", "node", &["--node-id", "1"]);
+        issue(&place, "people", "client", &[]);
+        issue(&place, "people", "admin", &[]);
+        let planes = vec![plane(&place, &name, "127.0.0.1:0"), plane(&place, &name, "127.0.0.1:0")];
+        let addresses: Vec<SocketAddr> = planes.iter().map(Process::quic).collect();
+        let at = format!("{},{}", addresses[0], addresses[1]);
+        let node = node(&place, &at, "node", "1");
+        node.wait_for("node 1 with");
+        let cluster = Self { place, etcd, planes, addresses, node };
+        cluster.put("first", "1");
+        Some(cluster)
+    }
+
+    fn name(&self) -> String {
+        format!("etcd://{}", self.etcd.address())
+    }
+
+    fn at(&self) -> String {
+        format!("{},{}", self.addresses[0], self.addresses[1])
+    }
+
+    fn put(&self, key: &str, value: &str) {
+        let file = self.place.file("value", value.as_bytes());
+        ctl(&self.place, &self.at(), "people", &["put", key, file.to_str().unwrap()]).well();
+    }
+
+    fn assert_has(&self, key: &str, value: &str) {
+        assert_eq!(ctl(&self.place, &self.at(), "people", &["get", key]).well(), value.as_bytes());
+    }
+
+    /// Returns the leader: the last of the two that reports to lead, and is alive.
+    fn leader(&self) -> usize {
+        let leads = |at: usize| {
+            let answer = self.health(at)?;
+            answer.contains(r#""role":"leader""#).then_some(at)
+        };
+        wait_until(|| leads(0).or_else(|| leads(1))).expect("nobody leads")
+    }
+
+    #[track_caller]
+    fn wait_for_leader(&self, at: usize) {
+        let leads = || self.health(at).filter(|health| health.contains(r#""role":"leader""#));
+        assert!(wait_until(leads).is_some(), "{:?}", self.planes[at].said());
+    }
+
+    /// Returns the health report of one of the two, if it answers.
+    fn health(&self, at: usize) -> Option<String> {
+        let at = self.planes[at].http();
+        // A killed control plane listens no more. One that steps down may end in the middle of a reply.
+        http_try(at, "GET", "/health", "").ok().map(|(_, body)| body)
+    }
+
+    /// Asserts that the node is a member, as reported by the leader.
+    fn assert_member(&self) {
+        let status = || ctl(&self.place, &self.at(), "people", &["status"]);
+        let is_in = || {
+            let outcome = status();
+            let text = String::from_utf8_lossy(&outcome.stdout).into_owned();
+            text.lines().any(|line| line.trim_start().starts_with("1 ") && line.contains("active")).then_some(())
+        };
+        assert!(wait_until(is_in).is_some(), "{:?}, and the node said {:?}", status(), self.node.said());
+    }
+
+    /// Returns the epoch, which must never go back.
+    fn epoch(&self) -> u64 {
+        let leader = self.leader();
+        let health: serde_json::Value = serde_json::from_str(&self.health(leader).unwrap()).unwrap();
+        health["epoch"].as_u64().unwrap()
+    }
+}
+
+#[test]
+fn a_standby_takes_over_from_a_killed_halted_or_stopped_leader() {
+    let Some(mut cluster) = Cluster::start("turns", &[]) else { return };
+    let first = cluster.leader();
+    assert_eq!(first, 0, "who came first leads");
+    let other = cluster.health(1).unwrap();
+    let where_to = cluster.addresses[0].to_string();
+    assert!(other.contains(r#""role":"standby""#) && other.contains(&where_to), "{other}");
+    // The standby redirects callers to the leader.
+    let sent = ctl(&cluster.place, &cluster.addresses[1], "people", &["status"]);
+    sent.failed(1, &["is a standby", &where_to]);
+    let before = cluster.epoch();
+
+    // The leader is killed.
+    cluster.planes[0].kill();
+    let killed = Instant::now();
+    cluster.wait_for_leader(1);
+    println!("killed: the other leads after {} ms", killed.elapsed().as_millis());
+    cluster.assert_has("first", "1");
+    cluster.assert_member();
+    assert!(cluster.epoch() >= before);
+    cluster.put("second", "2");
+
+    // It comes back as a standby; the other is stopped, and hands over leadership.
+    let (name, at) = (cluster.name(), cluster.addresses[0].to_string());
+    cluster.planes[0] = plane(&cluster.place, &name, &at);
+    cluster.planes[0].wait_for("is a standby");
+    let told = Instant::now();
+    cluster.planes[1].signal("TERM");
+    cluster.wait_for_leader(0);
+    println!("told to end: the other leads after {} ms", told.elapsed().as_millis());
+    assert!(cluster.planes[1].ended().success());
+    cluster.assert_member();
+
+    // A leader that is halted for a while is taken over from, and is a standby when it continues.
+    let at = cluster.addresses[1].to_string();
+    cluster.planes[1] = plane(&cluster.place, &name, &at);
+    cluster.planes[1].wait_for("is a standby");
+    cluster.planes[0].signal("STOP");
+    let stopped = Instant::now();
+    cluster.wait_for_leader(1);
+    println!("stopped: the other leads after {} ms", stopped.elapsed().as_millis());
+    cluster.planes[0].signal("CONT");
+    let second = cluster.addresses[1].to_string();
+    assert!(wait_until(|| cluster.health(0).filter(|health| health.contains(&second))).is_some());
+    cluster.assert_member();
+    cluster.assert_has("first", "1");
+    cluster.assert_has("second", "2");
+    assert!(cluster.epoch() >= before);
+}
+
+#[test]
+fn members_stay_while_etcd_is_away() {
+    let Some(mut cluster) = Cluster::start("away", &[]) else { return };
+    let before = cluster.epoch();
+    // etcd is away for a moment: the leader stays.
+    cluster.etcd.kill();
+    let refused = ctl(&cluster.place, &cluster.at(), "people", &["tenants", "set", "acme", "--memory", "1M"]);
+    refused.failed(1, &["etcd"]);
+    cluster.etcd.restart();
+    cluster.assert_member();
+    cluster.assert_has("first", "1");
+    // etcd is away for so long that the leader redirects its callers to others, which do not know a leader: puts
+    // continue then.
+    let client = kvplane::Client::connect(&kvplane::ClientConfig {
+        control: kvplane::Control::Remote(kvplane::Remote {
+            cluster: cluster.place.cluster.clone(),
+            addresses: cluster.addresses.clone(),
+            identity: cluster.place.path("people"),
+        }),
+        ..kvplane::ClientConfig::local(&cluster.place.cluster)
+    });
+    let mut client = client.unwrap();
+    cluster.etcd.signal("STOP");
+    let quiet = || {
+        let (a, b) = (cluster.health(0)?, cluster.health(1)?);
+        let standby = r#""role":"standby""#;
+        (a.contains(standby) && b.contains(standby)).then_some(())
+    };
+    assert!(wait_until(quiet).is_some(), "{:?}", cluster.planes[0].said());
+    client.put(b"meanwhile", b"3").unwrap();
+    cluster.etcd.signal("CONT");
+    cluster.assert_member();
+    cluster.assert_has("meanwhile", "3");
+    assert!(cluster.epoch() >= before, "no epoch is published twice");
+    cluster.node.assert_alive();
+}
+
+#[test]
+fn the_cluster_survives_a_wiped_or_full_etcd() {
+    // The quota is 16 MiB, so that etcd is soon full.
+    let Some(mut cluster) = Cluster::start("wiped", &["--quota-backend-bytes", "16777216"]) else { return };
+    cluster.etcd.kill();
+    std::fs::remove_dir_all(cluster.etcd.directory()).unwrap();
+    cluster.etcd.restart();
+    // The member offers its map, and keeps its objects.
+    cluster.assert_member();
+    cluster.assert_has("first", "1");
+    let put = || {
+        let file = cluster.place.file("value", b"2");
+        let put = ["put", "second", file.to_str().unwrap()];
+        let is_put = ctl(&cluster.place, &cluster.at(), "people", &put).status.success();
+        let got = ctl(&cluster.place, &cluster.at(), "people", &["get", "second"]);
+        (is_put && got.status.success()).then(|| got.well())
+    };
+    assert_eq!(wait_until(put).as_deref(), Some(&b"2"[..]), "{:?}", cluster.node.said());
+
+    let (gateway, mebibyte) = (cluster.etcd.gateway(), vec![7; 1 << 20]);
+    let puts = (0..100u8).take_while(|n| gateway.put(&[*n], &mebibyte, soon()).is_ok());
+    assert!(puts.count() < 100, "it is never full");
+    let refused = ctl(&cluster.place, &cluster.at(), "people", &["tenants", "set", "acme", "--memory", "1M"]);
+    assert!(!refused.status.success(), "{refused:?}");
+    assert!(refused.stderr.contains("etcd"), "{}", refused.stderr);
+    cluster.node.assert_alive();
+}
+
+#[test]
+fn a_former_leader_changes_no_state() {
+    let Some(cluster) = Cluster::start("fenced", &[]) else { return };
+    let (gateway, base) = (cluster.etcd.gateway(), format!("/kvplane/{}/", cluster.place.cluster));
+    let key = |name: &str| format!("{base}{name}").into_bytes();
+    let leader = cluster.leader();
+    // Another control plane takes the lead, as after a silence. It leads until the call has ended, which would find the
+    // next leader otherwise, and is silent then.
+    let (leads, fence) = (key("leader"), key("fence"));
+    let taken = [Operation::Put(&leads, b"1 192.0.2.1:7"), Operation::Put(&fence, b"1 0")];
+    gateway.transact(&[], &taken, &[], soon()).unwrap();
+    let ended = AtomicBool::new(false);
+    let refused = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ended.load(Ordering::Relaxed) {
+                gateway.transact(&[], &taken[..1], &[], soon()).unwrap();
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+        let set = ["tenants", "set", "a", "--memory", "1M"];
+        let outcome = ctl(&cluster.place, &cluster.addresses[leader], "people", &set);
+        ended.store(true, Ordering::Relaxed);
+        outcome
+    });
+    assert!(!refused.status.success(), "{refused:?}");
+    // No records were changed meanwhile, and one of the two leads again.
+    let again = cluster.leader();
+    cluster.assert_member();
+    let tenants = ctl(&cluster.place, &cluster.addresses[again], "people", &["tenants", "list"]).text();
+    assert!(!tenants.contains("1.0 MiB") && !tenants.lines().any(|line| line.starts_with("a ")), "{tenants}");
+    cluster.assert_has("first", "1");
+}
+
+/// Instances that registered over HTTP, holds and the policy are state: the next leader begins with them, and reports
+/// that its prefix index is not complete yet.
+#[test]
+fn a_standby_that_takes_over_knows_the_conductors_instances_holds_and_policy() {
+    let Some(mut cluster) = Cluster::start("desks", &[]) else { return };
+    assert_eq!(cluster.leader(), 0, "who came first leads");
+    let at = cluster.at();
+    let register = |cluster: &Cluster, plane: usize, name: &str| {
+        let body = format!(
+            r#"{{"type":"vLLM","instance_id":"{name}","modelname":"m","block_size":16,"endpoint":"tcp://127.0.0.1:9"}}"#
+        );
+        http_try(cluster.planes[plane].http(), "POST", "/register", &body).map_or(0, |(status, _)| status)
+    };
+    assert_eq!((register(&cluster, 0, "e0"), register(&cluster, 0, "e1")), (200, 200));
+    ctl(&cluster.place, &at, "people", &["conductor", "hold", "e1@0"]).well();
+    ctl(&cluster.place, &at, "people", &["conductor", "policy", "round-robin"]).well();
+
+    cluster.planes[0].kill();
+    cluster.wait_for_leader(1);
+    let shown = ctl(&cluster.place, &at, "people", &["conductor", "show", "--json"]).text();
+    let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
+    assert_eq!(shown["policy"], "round-robin", "{shown}");
+    let states: Vec<_> =
+        shown["instances"].as_array().unwrap().iter().map(|row| (&row["instance"], &row["state"])).collect();
+    assert_eq!(states.len(), 2, "{shown}");
+    assert_eq!(states[1], (&"e1@0".into(), &"held".into()), "{shown}");
+    let http = cluster.planes[1].http();
+    let (_, services) = http_try(http, "GET", "/services", "").unwrap();
+    assert_eq!(services.matches(r#""degraded":true"#).count(), 2, "{services}");
+    let query = r#"{"model":"m","block_size":16,"seq_hashes":[1,2]}"#;
+    let (_, answer) = http_try(http, "POST", "/query_by_hash", query).unwrap();
+    assert!(answer.contains(r#""degraded":true"#), "{answer}");
+
+    // While the state cannot be written nothing is registered; acknowledged registrations are durable.
+    cluster.etcd.kill();
+    let refused = || (register(&cluster, 1, "e2") != 200).then_some(());
+    assert!(wait_until(refused).is_some(), "{:?}", cluster.planes[1].said());
+    cluster.etcd.restart();
+    let again = || (register(&cluster, 1, "e3") == 200).then_some(());
+    assert!(wait_until(again).is_some(), "{:?}", cluster.planes[1].said());
+}

@@ -1,0 +1,11 @@
+//! Tests of nodes and control planes that end, restart, fall silent, join and leave.
+
+pub(crate) mod absences;
+pub(crate) mod cluster;
+pub(crate) mod etcd;
+pub(crate) mod kills;
+pub(crate) mod moves;
+pub(crate) mod replicas;
+pub(crate) mod restarts;
+pub(crate) mod silence;
+pub(crate) mod waiting;

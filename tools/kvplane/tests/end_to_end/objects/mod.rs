@@ -1,0 +1,10 @@
+//! Tests of objects and of their distribution, by commands and the public crate.
+
+mod keeping;
+mod keys;
+mod p2p;
+mod places;
+mod put_sessions;
+mod replays;
+mod reshard;
+mod stripes;

@@ -1,0 +1,102 @@
+//! Tests of operators' commands for the Conductor.
+
+use kvplane::rpc::Role;
+use kvplane::rpc::conductor::{InstancePart, RegisterInstance};
+use kvplane::{Control, ControlLink};
+
+use crate::support::{Workplace, text};
+
+#[test]
+fn operators_see_instances_take_them_out_and_choose_the_policy() {
+    let place = Workplace::new("conductor");
+    let _dev = place.dev(
+        "16M",
+        &["--shards", "1", "--conductor", "--conductor-policy", "load-balance", "--conductor-replicas", "1M"],
+    );
+    let control = Control::Local { cluster: place.cluster.clone(), runtime_directory: Some(place.runtime()) };
+    let link = ControlLink::to(&control, Role::Client).unwrap();
+    for instance in ["first", "second"] {
+        let register = RegisterInstance {
+            instance: instance.to_owned(),
+            incarnation: 1,
+            tenant: String::new(),
+            model: "m".to_owned(),
+            block_tokens: 16,
+            token_bytes: 0,
+            part: InstancePart::Mixed,
+            capacity_tokens: 1_000_000,
+            report_ns: 0,
+            address: String::new(),
+            events: None,
+        };
+        link.call(register).unwrap();
+    }
+    let ctl = |words: &[&str]| place.run(&[&["ctl", "conductor"], words].concat());
+    let said = ctl(&["show"]).text();
+    assert!(said.starts_with("requests are placed by load-balance\n"), "{said}");
+    assert!(said.lines().any(|line| line.starts_with("first ") && line.contains(" takes ")), "{said}");
+    assert!(said.contains("hot prefixes are not replicated: slots have one owner"), "{said}");
+    let said = ctl(&["hold", "first"]).text();
+    assert!(said.contains("instance first gets no new requests; 0 are booked there"), "{said}");
+    let said = ctl(&["policy", "kvplane", "--promise-ttft-ms", "1500"]).text();
+    assert!(said.contains("requests are placed by kvplane"), "{said}");
+    let shown: serde_json::Value = serde_json::from_str(&ctl(&["show", "--json"]).text()).unwrap();
+    assert_eq!((&shown["policy"], &shown["promise_ttft_ms"]), (&"kvplane".into(), &1500.into()), "{shown}");
+    let states: Vec<&str> =
+        shown["instances"].as_array().unwrap().iter().map(|row| row["state"].as_str().unwrap()).collect();
+    assert_eq!(states, ["held", "takes"]);
+    assert_eq!((&shown["copies"]["most_bytes"], &shown["copies"]["made"]), (&(1 << 20).into(), &0.into()), "{shown}");
+    ctl(&["release", "first"]).well();
+    assert!(!ctl(&["show"]).text().contains(" held "));
+    ctl(&["hold", "third"]).failed(1, &["third"]);
+    ctl(&["policy", "best"]).failed(2, &["round-robin", "kvplane"]);
+    ctl(&["policy", "kvplane", "--promise-ttft-ms", "0"]).failed(2, &["promise-ttft-ms"]);
+    ctl(&["policy", "random", "--promise-ttft-ms", "1"]).failed(1, &["only kvplane"]);
+    for (flag, value) in [
+        ("--conductor-blocks", "0"),
+        ("--conductor-blocks", "99999999999"),
+        ("--conductor-nic", "0"),
+        ("--promise-ttft-ms", "0"),
+        ("--promise-tbt-ms", "0"),
+    ] {
+        place.run(&["dev", "--conductor", flag, value]).failed(2, &[flag]);
+    }
+
+    let none = Workplace::new("no-conductor");
+    let _dev = none.dev("16M", &["--shards", "1"]);
+    none.run(&["ctl", "conductor", "show"]).failed(1, &["--conductor"]);
+}
+
+/// Twelve prompts of two blocks, of which the first is common to all: an instance without it fetches it from the store.
+#[test]
+fn live_instances_are_placed_on_by_each_policy_and_move_real_bytes() {
+    let place = Workplace::new("live");
+    let _dev = place.dev("16M", &["--shards", "1", "--conductor"]);
+    let line = |at: u64| {
+        let blocks = format!("[1, {}]", at + 2);
+        let at_ms = at * 20;
+        format!("{{\"timestamp\": {at_ms}, \"input_length\": 1024, \"output_length\": 1, \"hash_ids\": {blocks}}}\n")
+    };
+    let trace = place.file("trace.jsonl", (0..12).map(line).collect::<String>().as_bytes());
+    let words = ["replay", "--conductor", "--trace", text(&trace), "--block-bytes", "4K", "--json", "-"];
+    let more = ["--engines", "2", "--engine-blocks", "8", "--policies", "kvplane,round-robin"];
+    let shown: serde_json::Value = serde_json::from_str(&place.run(&[&words[..], &more].concat()).text()).unwrap();
+    let runs = shown["runs"].as_array().unwrap();
+    assert_eq!(runs.iter().map(|run| &run["policy"]).collect::<Vec<_>>(), ["kvplane", "round-robin"]);
+    for run in runs {
+        let number = |name: &str| run[name].as_f64().unwrap();
+        assert_eq!((number("requests"), number("refused"), number("unasked")), (12.0, 0.0, 0.0), "{run}");
+        assert_eq!(number("bytes_wrong"), 0.0, "{run}");
+        // Only 13 of the 24 blocks are distinct.
+        assert!(number("local") + number("fetched") > 0.2, "{run}");
+        assert!(number("mean_ttft_s") > 0.0 && number("p99_ttft_s") >= number("p50_ttft_s"), "{run}");
+    }
+    // The policy is restored, and no instance is left.
+    let said = place.run(&["ctl", "conductor", "show"]).text();
+    assert!(said.starts_with("requests are placed by kvplane\n") && said.lines().count() == 3, "{said}");
+    place.run(&[&words[..6], &["--policies", "best"]].concat()).failed(2, &["round-robin"]);
+
+    let none = Workplace::new("live-none");
+    let _dev = none.dev("16M", &["--shards", "1"]);
+    none.run(&["replay", "--conductor", "--trace", text(&trace)]).failed(1, &["--conductor"]);
+}

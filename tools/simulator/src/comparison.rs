@@ -1,0 +1,173 @@
+//! Comparison of placement policies on a simulated cluster.
+
+use std::sync::Arc;
+
+use kvplane_conductor::policy::{LateBinding, Policy};
+use kvplane_sim::{Algorithm1, Fate, Order, Outcome, RejectingAlgorithm1, Rejection, SimConfig, Work, bound, run};
+use kvplane_tools::trace::Request;
+use serde::Serialize;
+
+/// Converts the requests of a trace to work for a cluster, in order of arrival.
+#[must_use]
+pub(crate) fn works(requests: &[Request]) -> Vec<Work> {
+    let mut works: Vec<Work> = requests
+        .iter()
+        .map(|request| Work {
+            arrival_ns: request.timestamp_ms * 1_000_000,
+            input_tokens: request.input_tokens,
+            output_tokens: request.output_tokens,
+            blocks: Arc::from(request.blocks.as_slice()),
+        })
+        .collect();
+    works.sort_by_key(|work| work.arrival_ns);
+    works
+}
+
+/// Creates Algorithm 1 with a rejection of the arXiv version.
+#[must_use]
+pub(crate) fn rejecting(rejection: Rejection) -> Box<dyn Policy> {
+    Box::new(RejectingAlgorithm1::new(rejection))
+}
+
+/// Creates Algorithm 1 without transfers.
+#[must_use]
+pub(crate) fn local() -> Box<dyn Policy> {
+    Box::new(Algorithm1 { transfers: false, ..Algorithm1::default() })
+}
+
+/// Creates the policies that reject requests: those of the papers, and kvplane's.
+#[must_use]
+pub(crate) fn refusing() -> Vec<Box<dyn Policy>> {
+    let mut all: Vec<Box<dyn Policy>> = vec![Box::new(Algorithm1 { refuses: true, ..Algorithm1::default() })];
+    all.extend([Rejection::Baseline, Rejection::Early, Rejection::Predicted].map(rejecting));
+    all.push(Box::new(LateBinding { refuses: true, ..LateBinding::default() }));
+    all
+}
+
+/// Results of one policy.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct PolicyOutcome {
+    /// Name of the policy, or of the bound.
+    pub(crate) policy: String,
+    /// Arrival rate relative to the trace.
+    pub(crate) load: f64,
+    /// Mean time to first token, in seconds.
+    pub(crate) mean_ttft_s: f64,
+    /// Median time to first token, in seconds.
+    pub(crate) p50_ttft_s: f64,
+    /// 90th percentile of the time to first token, in seconds.
+    pub(crate) p90_ttft_s: f64,
+    /// 99th percentile of the time to first token, in seconds.
+    pub(crate) p99_ttft_s: f64,
+    /// Fraction of prompt tokens that were not computed.
+    pub(crate) hit: f64,
+    /// Mean time of a prefill, in seconds.
+    pub(crate) prefill_s: f64,
+    /// Work of the busiest instance relative to the mean.
+    pub(crate) imbalance: f64,
+    /// Fraction of requests with the first token within 30 s and each further token within 0.1 s.
+    pub(crate) goodput: f64,
+    /// Requests rejected at arrival.
+    pub(crate) refused: usize,
+    /// Requests rejected after the prefill.
+    pub(crate) refused_late: usize,
+    /// Oscillation of the booked work, relative to 30 s.
+    pub(crate) oscillation: f64,
+}
+
+impl PolicyOutcome {
+    fn of(policy: String, load: f64, outcome: &Outcome) -> Self {
+        let quantiles = outcome.ttft_quantiles_s(&[0.5, 0.9, 0.99]);
+        Self {
+            policy,
+            load,
+            mean_ttft_s: outcome.mean_ttft_s(),
+            p50_ttft_s: quantiles[0],
+            p90_ttft_s: quantiles[1],
+            p99_ttft_s: quantiles[2],
+            hit: outcome.hit(),
+            prefill_s: outcome.prefill_s(),
+            imbalance: outcome.imbalance,
+            goodput: outcome.goodput(30_000_000_000, 100_000_000),
+            refused: outcome.count(Fate::Refused),
+            refused_late: outcome.count(Fate::RefusedLate),
+            oscillation: outcome.oscillation(30.0),
+        }
+    }
+
+    /// Headings of a table of outcomes.
+    pub(crate) const HEAD: [&'static str; 13] = [
+        "policy",
+        "load",
+        "mean TTFT s",
+        "p50",
+        "p90",
+        "p99",
+        "hit",
+        "prefill s",
+        "imbalance",
+        "goodput",
+        "refused",
+        "late",
+        "swing",
+    ];
+
+    /// Returns a row of such a table.
+    #[must_use]
+    pub(crate) fn cells(&self) -> Vec<String> {
+        vec![
+            self.policy.clone(),
+            format!("{}x", self.load),
+            format!("{:.3}", self.mean_ttft_s),
+            format!("{:.2}", self.p50_ttft_s),
+            format!("{:.2}", self.p90_ttft_s),
+            format!("{:.2}", self.p99_ttft_s),
+            format!("{:.3}", self.hit),
+            format!("{:.3}", self.prefill_s),
+            format!("{:.2}", self.imbalance),
+            format!("{:.3}", self.goodput),
+            self.refused.to_string(),
+            self.refused_late.to_string(),
+            format!("{:.3}", self.oscillation),
+        ]
+    }
+}
+
+/// Runs both bounds and each of `policies` on `trace`, one after the other; calls `done` with each outcome.
+pub(crate) fn compare(
+    trace: &[Work],
+    config: &SimConfig,
+    policies: Vec<Box<dyn Policy>>,
+    mut done: impl FnMut(PolicyOutcome),
+) {
+    for (name, order) in [("bound, FCFS", Order::Fcfs), ("bound, shortest first", Order::Shortest)] {
+        done(PolicyOutcome::of(name.to_owned(), config.load, &bound(trace, config, order)));
+    }
+    for policy in policies {
+        let name = policy.name();
+        done(PolicyOutcome::of(name, config.load, &run(trace, config, policy)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvplane_sim::side_by_side;
+    use kvplane_tools::trace::generate::{Shape, generate};
+
+    use super::*;
+
+    #[test]
+    fn every_policy_serves_a_generated_trace() {
+        let trace = generate(Shape::Conversation, 200, 3).unwrap();
+        let works = works(&trace.requests);
+        assert!(works.is_sorted_by_key(|work| work.arrival_ns));
+        let mut names = Vec::new();
+        compare(&works, &SimConfig::default(), side_by_side(), |fared| {
+            assert!(fared.mean_ttft_s > 0.0 && fared.refused == 0, "{fared:?}");
+            assert_eq!(fared.cells().len(), PolicyOutcome::HEAD.len());
+            names.push(fared.policy);
+        });
+        assert_eq!(names.len(), 10);
+        assert_eq!(refusing().len(), 5);
+    }
+}
