@@ -10,6 +10,7 @@ use kvplane::device::{DeviceId, Family};
 use kvplane::{
     BatchOutcome, Client, ClientConfig, ObjectRange, Open, Put, Region, RegionOptions, ShardSnapshot, Slice, Status,
 };
+use kvplane_fake_devices::{Control, is_missing};
 use kvplane_proto::rng::Rng;
 use kvplane_tests::world::number;
 
@@ -24,6 +25,10 @@ const BYTES: u64 = 48 << 20;
 
 /// Lengths around those of a cache line, a page, a piece, a stage's region and a window of a pool.
 const LENGTHS: [u64; 9] = [1, 63, 4096, 4097, 300_000, (1 << 20) + 1, 5 << 20, (16 << 20) + 5, 20 << 20];
+
+fn fake() -> Control {
+    kvplane_fake_cuda::load_cuda().expect("CUDA's driver")
+}
 
 /// Returns the bytes of an object: those of two numbers have nothing in common.
 fn value(number: u64, bytes: usize) -> Vec<u8> {
@@ -62,6 +67,9 @@ fn gets_are_read_from_the_pool_and_nothing_is_staged() {
 
 #[test]
 fn gets_into_an_ascend_device_are_read_from_the_pool() {
+    if is_missing(kvplane_fake_npu::load_npu) {
+        return;
+    }
     gets(DeviceId { family: Family::Npu, ordinal: 1 });
 }
 
@@ -139,7 +147,8 @@ fn gets(id: DeviceId) {
     // The windows go with the last buffer of the driver.
     let metrics = rig.client.metrics();
     let (pinned, reads) = (rig.fake.counters().pinned, metrics.pool_reads);
-    assert!(pinned > 2 && reads.pinned_bytes > 0 && reads.pinned_bytes <= 256 << 20, "{pinned} {reads:?}");
+    assert!(pinned > 2 || rig.fake.is_the_machines());
+    assert!(reads.pinned_bytes > 0 && reads.pinned_bytes <= 256 << 20, "{reads:?}");
     assert_eq!((reads.copied_reads, reads.refused), (0, 0));
     let DeviceClient { fake, mut client, memory } = rig;
     client.unregister_device(memory);
@@ -150,6 +159,9 @@ fn gets(id: DeviceId) {
 
 #[test]
 fn a_refused_pinning_is_counted_once_and_the_gets_are_staged() {
+    if fake().skips("memory that is not pinned") {
+        return;
+    }
     let bed = Bed::start(1, 128 << 20);
     let mut rig = DeviceClient::on(FIRST, BYTES, &config(&bed));
     let whole = value(1, 2 << 20);
@@ -221,6 +233,9 @@ fn get_all(rig: &mut DeviceClient, count: u64, bytes: u64, what: &str) -> u64 {
 
 #[test]
 fn a_node_that_ends_under_the_copies_harms_nothing() {
+    if fake().skips("slow copies") {
+        return;
+    }
     let mut bed = Bed::start(1, 128 << 20);
     let config = ClientConfig { deadline: Duration::from_millis(500), ..config(&bed) };
     let mut rig = DeviceClient::on(FIRST, BYTES, &config);
@@ -243,6 +258,9 @@ fn a_node_that_ends_under_the_copies_harms_nothing() {
 
 #[test]
 fn gets_that_end_late_leave_their_pins_and_their_memory_in_order() {
+    if fake().skips("slow copies") {
+        return;
+    }
     let bed = Bed::start(1, 64 << 20);
     let mut rig = DeviceClient::on(FIRST, BYTES, &config(&bed));
     (0..20).for_each(|at| put(&mut rig, &format!("key-{at}"), &value(at, 1 << 20)));
@@ -267,6 +285,9 @@ fn gets_that_end_late_leave_their_pins_and_their_memory_in_order() {
 
 #[test]
 fn a_lost_device_fails_its_gets_and_not_those_of_others() {
+    if fake().skips("a device that is lost") {
+        return;
+    }
     let bed = Bed::start(1, 64 << 20);
     let mut rig = DeviceClient::on(FIRST, BYTES, &config(&bed));
     (0..20).for_each(|at| put(&mut rig, &format!("key-{at}"), &value(at, 1 << 20)));
@@ -300,7 +321,7 @@ fn a_lost_device_fails_its_gets_and_not_those_of_others() {
 /// Objects are replaced and evicted all the time while they are read, with copies that take random times: every get
 /// that succeeds has the bytes of one put, whole.
 #[test]
-fn no_wrong_byte_is_read_under_eviction() {
+fn seeds() {
     const KEYS: u64 = 60;
     const VERSIONS: u64 = 200;
     let (rounds, first) = (number("KVPLANE_DEVICE_SEEDS", 20) * 5, number("KVPLANE_SEED", 0));

@@ -169,6 +169,46 @@ fn a_long_object_is_not_starved_by_short_ones() {
     assert_released(fake);
 }
 
+/// A refusal fails what needs the memory, and nothing else; a shorter long chunk that is pinned stays in use.
+#[test]
+fn pinned_memory_that_runs_out_fails_one_object_and_the_next_one_passes() {
+    const OUT_OF_MEMORY: i32 = 2;
+    let bed = Bed::start(1, 256 << 20);
+    let config = ClientConfig { stripe_bytes: 64 << 20, ..bed.client_config(false) };
+    let mut rig = DeviceClient::on(FIRST, 40 << 20, &config);
+    if rig.fake.skips("pinned memory that runs out") {
+        return;
+    }
+    let put = |rig: &mut DeviceClient, number: u64, bytes: u64| {
+        rig.write(0, &value(number, bytes as usize));
+        rig.client.put_from(format!("object-{number}").as_bytes(), rig.memory.slice(0, bytes))
+    };
+    assert!(matches!(put(&mut rig, 1, 18 << 20), Ok(Put::Stored(_))));
+    rig.fake.fail("cuMemHostRegister_v2", 0, OUT_OF_MEMORY);
+    let error = put(&mut rig, 2, 36 << 20).expect_err("no memory to pin");
+    assert_eq!(error.status(), Some(Status::DeviceFailed));
+    assert!(!rig.client.exists(b"object-2").expect("an answer"));
+    for (number, bytes) in [(3, 19 << 20), (4, 36 << 20), (5, 100)] {
+        assert!(matches!(put(&mut rig, number, bytes), Ok(Put::Stored(_))), "{bytes}");
+        rig.write(0, &vec![0; bytes as usize]);
+        let key = format!("object-{number}");
+        rig.client.get_into(key.as_bytes(), rig.memory.slice(0, bytes)).expect("a get").expect("the object");
+        assert!(rig.read(0, bytes) == value(number, bytes as usize), "{bytes}");
+    }
+    // Nor is memory registered that cannot be staged.
+    let DeviceClient { fake, mut client, memory } = rig;
+    client.unregister_device(memory);
+    let device = Device::open(FIRST).expect("a device");
+    let register =
+        |client: &mut Client| client.register_device(DeviceMemory::allocate(&device, 1 << 20).expect("device memory"));
+    fake.fail("cuMemHostRegister_v2", 0, OUT_OF_MEMORY);
+    let error = register(&mut client).err().expect("no memory to pin").to_string();
+    assert!(error.contains("failed on cuda:0: out of memory"), "{error}");
+    let memory = register(&mut client).expect("a stage");
+    drop((client, memory, device));
+    assert_released(fake);
+}
+
 /// A request of the host's memory that is malformed refuses the whole batch, as it does without device memory in it.
 #[test]
 fn a_batch_of_both_kinds_of_memory_is_validated_before_anything_moves() {

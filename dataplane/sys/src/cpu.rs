@@ -2,6 +2,7 @@
 //!
 //! Only hosts call this; pure code gets time as an argument.
 
+use crate::region::PAGE_BYTES;
 use std::fmt;
 use std::fs;
 use std::io;
@@ -109,8 +110,7 @@ pub fn boot_id() -> io::Result<String> {
 /// kernel does not report it.
 #[must_use]
 pub fn node_of(address: u64) -> Option<u32> {
-    const PAGE_BYTES: u64 = 4096;
-    let page = std::ptr::without_provenance::<libc::c_void>((address & !(PAGE_BYTES - 1)) as usize);
+    let page = std::ptr::without_provenance::<libc::c_void>(address as usize & !(PAGE_BYTES - 1));
     let mut node = libc::c_int::MIN;
     let (pages, nowhere) = (1 as libc::c_ulong, std::ptr::null::<libc::c_int>());
     // SAFETY: without target nodes the kernel moves no page: it looks up the one page, at whatever address, and writes

@@ -341,6 +341,17 @@ impl Control {
         mode()
     }
 
+    /// Takes from all devices the means to flush a NIC's writes. To be called before the product opens the driver.
+    ///
+    /// # Panics
+    /// On the machine's own driver.
+    pub fn forbid_flushes(self) {
+        assert!(!self.is_the_machines(), "only devices of the driver for tests have no flush");
+        // SAFETY: the signature of the export.
+        let set: extern "C" fn(c_int) = unsafe { self.function(c"kvplane_fake_flush_options") };
+        set(0);
+    }
+
     /// Damages all memory of a device, as a faulty one would.
     ///
     /// # Panics

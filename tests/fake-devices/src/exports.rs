@@ -5,7 +5,7 @@
 #![allow(non_snake_case, clippy::missing_safety_doc, reason = "the names and the contracts of the C interface")]
 
 use crate::engines::Direction;
-use crate::memory::{Allocation, Source, inode, open_foreign};
+use crate::memory::{Allocation, File, PAGE_BYTES, Source, inode, open_foreign};
 use crate::state::*;
 use crate::streams::{Event, Operation, Stream};
 use crate::virtual_memory::GRANULE;
@@ -125,8 +125,9 @@ pub(crate) unsafe extern "C" fn cuDeviceGetAttribute(value: *mut c_int, attribut
     result(call("cuDeviceGetAttribute").and_then(|state| {
         device(&state, number)?;
         let known = match attribute {
-            // Copy engines; order of a NIC's writes: none; dma-buf descriptors; NUMA node of the host.
+            // Copy engines; flushes of a NIC's writes; their order: none; dma-buf descriptors; NUMA node of the host.
             40 => 2,
+            117 => state.flush_options,
             118 => 0,
             124 => 1,
             134 => 0,
@@ -490,9 +491,9 @@ pub(crate) unsafe extern "C" fn cuMemGetHandleForAddressRange(
     flags: u64,
 ) -> c_int {
     result(call_in_context("cuMemGetHandleForAddressRange").and_then(|(state, _)| {
-        let found = state.memory.find(address).ok_or(INVALID_VALUE)?;
-        // A descriptor is of the whole allocation.
-        if kind != 1 || flags != 0 || found.managed || found.base != address || found.bytes != bytes as u64 {
+        let is_aligned = address.is_multiple_of(PAGE_BYTES);
+        let found = state.memory.find_pages(address, bytes as u64).filter(|_| is_aligned).ok_or(INVALID_VALUE)?;
+        if kind != 1 || flags != 0 || found.managed {
             return Err(INVALID_VALUE);
         }
         // SAFETY: the allocation's descriptor.
@@ -517,7 +518,9 @@ pub(crate) struct Handle {
     bytes: u64,
     /// File behind the descriptor, which may be of another allocation by the time it is opened.
     file: u64,
-    rest: [u64; 3],
+    /// Offset of the allocation in the file.
+    offset: u64,
+    rest: [u64; 2],
 }
 
 #[unsafe(no_mangle)]
@@ -528,8 +531,9 @@ pub(crate) unsafe extern "C" fn cuIpcGetMemHandle(handle: *mut Handle, address: 
             return Err(INVALID_VALUE);
         }
         let (pid, fd, bytes) = (u64::from(std::process::id()), found.fd as u64, found.bytes);
+        let (file, offset) = (inode(found.fd), found.offset);
         // SAFETY: a place of the caller.
-        unsafe { store(handle, Handle { mark: HANDLE_MARK, pid, fd, bytes, file: inode(found.fd), rest: [0; 3] }) }
+        unsafe { store(handle, Handle { mark: HANDLE_MARK, pid, fd, bytes, file, offset, rest: [0; 2] }) }
     }))
 }
 
@@ -545,7 +549,8 @@ pub(crate) unsafe extern "C" fn cuIpcOpenMemHandle_v2(address: *mut u64, handle:
             return Err(ALREADY_MAPPED);
         }
         let fd = open_foreign(handle.pid as u32, handle.fd as u32, handle.file).ok_or(INVALID_VALUE)?;
-        let base = state.memory.import(device, handle.bytes, fd, Source::Handle(handle)).ok_or(OUT_OF_MEMORY)?;
+        let file = File { fd, offset: handle.offset };
+        let base = state.memory.import(device, handle.bytes, file, Source::Handle(handle)).ok_or(OUT_OF_MEMORY)?;
         // SAFETY: a place of the caller.
         unsafe { store(address, base) }
     }))
@@ -661,6 +666,12 @@ pub(crate) extern "C" fn kvplane_fake_capture(stream: u64) -> u64 {
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn kvplane_fake_capture_mode() -> c_int {
     CAPTURE_MODE.get()
+}
+
+/// Sets the ways of flushing a NIC's writes that devices have: `CUflushGPUDirectRDMAWritesOptions`.
+#[unsafe(no_mangle)]
+pub(crate) extern "C" fn kvplane_fake_flush_options(options: c_int) {
+    state().flush_options = options;
 }
 
 /// Inverts a byte of every 256 in all memory of a device.

@@ -7,6 +7,8 @@ use std::sync::Arc;
 
 /// Address range of one device. Reserved and never accessible.
 pub(crate) const ARENA_BYTES: u64 = 1 << 38;
+/// Unit of descriptors for RDMA devices, in which allocations may lie side by side.
+pub(crate) const PAGE_BYTES: u64 = 4096;
 /// Alignment of allocations.
 const ALIGN: u64 = 512;
 
@@ -26,6 +28,14 @@ pub(crate) enum Source {
     },
 }
 
+/// File with an allocation's bytes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct File {
+    pub(crate) fd: c_int,
+    /// Offset of the first byte.
+    pub(crate) offset: u64,
+}
+
 /// Allocation of device memory.
 #[derive(Debug)]
 pub(crate) struct Allocation {
@@ -37,6 +47,8 @@ pub(crate) struct Allocation {
     /// Where the bytes come from.
     pub(crate) source: Source,
     pub(crate) fd: c_int,
+    /// Offset of the bytes in the file: as far as the allocation begins behind its page.
+    pub(crate) offset: u64,
     /// Where the driver maps the bytes.
     pub(crate) alias: *mut u8,
 }
@@ -46,19 +58,18 @@ unsafe impl Send for Allocation {}
 // SAFETY: as above.
 unsafe impl Sync for Allocation {}
 
-impl Allocation {
-    fn mapped_bytes(&self) -> usize {
-        (self.bytes as usize).next_multiple_of(4096)
-    }
-}
-
 impl Drop for Allocation {
     fn drop(&mut self) {
         // SAFETY: mapped by this allocation; copies in flight hold the `Arc`.
-        unsafe { libc::munmap(self.alias.cast(), self.mapped_bytes()) };
+        unsafe { libc::munmap(self.alias.wrapping_sub(self.offset as usize).cast(), mapped(self.offset, self.bytes)) };
         // SAFETY: opened by this allocation.
         unsafe { libc::close(self.fd) };
     }
+}
+
+/// Returns the length of the pages of an allocation that begins at this offset of the first one.
+const fn mapped(offset: u64, bytes: u64) -> usize {
+    (offset + bytes).next_multiple_of(PAGE_BYTES) as usize
 }
 
 /// Memory of all devices.
@@ -87,14 +98,15 @@ impl Memory {
     /// Allocates on a device, at the lowest address that is free.
     pub(crate) fn allocate(&mut self, device: usize, bytes: u64, managed: bool) -> Option<u64> {
         let base = self.place(device, bytes, ALIGN)?;
-        let fd = create(bytes)?;
-        self.insert(device, base, bytes, managed, fd, Source::Own)
+        let offset = base % PAGE_BYTES;
+        let fd = create(offset + bytes)?;
+        self.insert(device, base, bytes, managed, File { fd, offset }, Source::Own)
     }
 
-    /// Maps the bytes of `fd`, at the lowest address of a device that is free.
-    pub(crate) fn import(&mut self, device: usize, bytes: u64, fd: c_int, source: Source) -> Option<u64> {
+    /// Maps the bytes of a file, at the lowest address of a device that is free.
+    pub(crate) fn import(&mut self, device: usize, bytes: u64, file: File, source: Source) -> Option<u64> {
         let base = self.place(device, bytes, ALIGN)?;
-        self.insert(device, base, bytes, false, fd, source)
+        self.insert(device, base, bytes, false, file, source)
     }
 
     /// Returns the lowest address of a device with so many free bytes.
@@ -140,17 +152,17 @@ impl Memory {
         self.arenas.iter().position(|&start| (start..start + ARENA_BYTES).contains(&address))
     }
 
-    /// Adds an allocation at `base` with the bytes of a descriptor, which it closes in the end.
+    /// Adds an allocation at `base` with the bytes of a file, which it closes in the end.
     pub(crate) fn insert(
         &mut self,
         device: usize,
         base: u64,
         bytes: u64,
         managed: bool,
-        fd: c_int,
+        File { fd, offset }: File,
         source: Source,
     ) -> Option<u64> {
-        let length = (bytes as usize).next_multiple_of(4096);
+        let length = mapped(offset, bytes);
         let rights = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice.
         let alias = unsafe { libc::mmap(ptr::null_mut(), length, rights, libc::MAP_SHARED, fd, 0) };
@@ -161,8 +173,8 @@ impl Memory {
         }
         self.last_id += 1;
         let buffer_id = self.last_id;
-        let alias = alias.cast();
-        let allocation = Allocation { base, bytes, device, buffer_id, managed, source, fd, alias };
+        let alias = alias.cast::<u8>().wrapping_add(offset as usize);
+        let allocation = Allocation { base, bytes, device, buffer_id, managed, source, fd, offset, alias };
         self.allocations.insert(base, Arc::new(allocation));
         Some(base)
     }
@@ -190,6 +202,12 @@ impl Memory {
     pub(crate) fn find(&self, address: u64) -> Option<&Arc<Allocation>> {
         let (_, found) = self.allocations.range(..=address).next_back()?;
         (address < found.base + found.bytes).then_some(found)
+    }
+
+    /// Returns an allocation whose whole pages these are.
+    pub(crate) fn find_pages(&self, start: u64, bytes: u64) -> Option<&Arc<Allocation>> {
+        let mut in_first = self.allocations.range(start..start + PAGE_BYTES).map(|(_, found)| found);
+        in_first.find(|found| found.base - start == found.offset && mapped(found.offset, found.bytes) as u64 == bytes)
     }
 
     /// Returns true if the address is in the range of a device, allocated or not.

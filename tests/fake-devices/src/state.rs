@@ -64,6 +64,8 @@ pub(crate) struct State {
     /// Copies from or to host memory that is not pinned.
     pub(crate) unpinned: u64,
     pub(crate) copied_bytes: u64,
+    /// Ways of flushing a NIC's writes: `CUflushGPUDirectRDMAWritesOptions`.
+    pub(crate) flush_options: c_int,
     /// Stream that is being captured into a graph.
     pub(crate) captured: Option<u64>,
     /// Calls that have ended a capture.
@@ -99,6 +101,7 @@ static STATE: LazyLock<Mutex<State>> = LazyLock::new(|| {
         without_context: 0,
         unpinned: 0,
         copied_bytes: 0,
+        flush_options: 1,
         captured: None,
         captures_ended: 0,
     })

@@ -4,7 +4,7 @@
 //! processes import by a descriptor; copies need that access was set.
 
 use crate::exports::{result, store};
-use crate::memory::{Source, create, inode, open_foreign};
+use crate::memory::{File, Source, create, inode, open_foreign};
 use crate::state::*;
 use libc::{c_int, c_void};
 
@@ -112,7 +112,10 @@ impl State {
         let fd = unsafe { libc::fcntl(physical.fd, libc::F_DUPFD_CLOEXEC, 0) };
         physical.references += 1;
         let source = Source::Mapped { handle, accessible: false };
-        self.memory.insert(device, address, bytes, false, fd, source).map(|_| ()).ok_or(OUT_OF_MEMORY)
+        self.memory
+            .insert(device, address, bytes, false, File { fd, offset: 0 }, source)
+            .map(|_| ())
+            .ok_or(OUT_OF_MEMORY)
     }
 
     /// Ends every mapping in a range, which begins and ends with one.

@@ -289,6 +289,30 @@ driver.check_released()
 print("passed")
 """
 
+#: Ends an interpreter, or a child that was forked from it, while copies of a transfer are in flight.
+EXIT = """
+import os, sys
+from mooncake.engine import TransferEngine
+SIZE = 8 << 20
+prefill, decode = TransferEngine(), TransferEngine()
+for engine in (prefill, decode):
+    assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+caches = [allocate(SIZE) for _ in range(2)]
+assert prefill.register_memory(caches[0], SIZE) == 0 and decode.register_memory(caches[1], SIZE) == 0
+peer = f"127.0.0.1:{decode.get_rpc_port()}"
+if driver.is_fake:
+    driver._library.kvplane_fake_set(ctypes.c_uint64(0), ctypes.c_uint64(20 << 20), ctypes.c_uint64(1))
+batch = prefill.transfer_submit_write(peer, caches[0], caches[1], SIZE)
+assert batch != 0
+child = os.fork()
+if child == 0:
+    assert prefill.transfer_sync_write(peer, caches[0], caches[1], SIZE) < 0, "a forked child has no engine"
+    assert prefill.register_memory(caches[1], SIZE) < 0
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+print("passed")
+"""
+
 
 class Devices(unittest.TestCase):
     def run_script(self, script, **more):
@@ -299,6 +323,11 @@ class Devices(unittest.TestCase):
     def test_device_pointers_are_registered_and_transferred(self):
         more = device_driver.environment()
         done = self.run_script(DRIVER + ENGINE, **more)
+        self.assertEqual((done.returncode, done.stdout.strip()), (0, "passed"), done.stderr)
+
+    def test_an_interpreter_and_a_forked_child_end_with_copies_in_flight(self):
+        more = device_driver.environment()
+        done = self.run_script(DRIVER + EXIT, **more)
         self.assertEqual((done.returncode, done.stdout.strip()), (0, "passed"), done.stderr)
 
     def test_objects_are_put_from_and_read_into_device_pointers(self):

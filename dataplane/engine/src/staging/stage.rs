@@ -236,6 +236,7 @@ impl<T> Stage<T> {
                     LongChunk { pinned, in_use: false }
                 }
                 Err(error) => {
+                    self.long = short;
                     self.note(&error);
                     return Err(Status::DeviceFailed);
                 }

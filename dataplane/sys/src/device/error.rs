@@ -162,7 +162,10 @@ impl fmt::Display for DeviceError {
             }
             Self::Call { id, call, code, name } => write!(f, "{call} failed on {id} with {name} ({code})"),
             Self::OutOfMemory { id, call } => {
-                write!(f, "{call} failed on {id}: out of memory; free some, or lower the number of pinned chunks")
+                write!(
+                    f,
+                    "{call} failed on {id}: out of memory; free some, or raise the limit of locked memory (ulimit -l)"
+                )
             }
             Self::Unsupported { id, what } => write!(f, "device {id} does not support {what}"),
             Self::Forked => f.write_str(

@@ -186,6 +186,12 @@ impl PinnedRegion {
         Ok(Self { device: Arc::clone(device), memory })
     }
 
+    /// Returns the device whose driver has pinned it.
+    #[must_use]
+    pub const fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
     /// Returns the region.
     #[must_use]
     pub fn region(&self) -> &Arc<Region> {

@@ -151,6 +151,8 @@ pub struct DeviceInfo {
     pub host_node: Option<u32>,
     /// True if writes of a NIC need a flush before kernels of the device see them.
     pub needs_flush: bool,
+    /// True if kernels may not see writes of a NIC, and no flush helps: its memory is not for RDMA devices.
+    pub hides_writes: bool,
 }
 
 /// Allocation of a device, as its driver describes it.
@@ -222,6 +224,7 @@ mod tests {
             dma_buf: false,
             host_node: None,
             needs_flush: false,
+            hides_writes: false,
         };
         assert_eq!(info("0000:a1:00.0").pci_number(), 0x00a1_0000);
         assert_eq!(info("0001:02:1f.7").pci_number(), 0x0102_1f07);

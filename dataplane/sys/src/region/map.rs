@@ -12,7 +12,7 @@ use std::ptr::{self, NonNull};
 /// Size of a huge page, in bytes.
 pub(super) const HUGE_BYTES: usize = 2 << 20;
 /// Size of a plain page, in bytes.
-pub(super) const PAGE_BYTES: usize = 4096;
+pub(crate) const PAGE_BYTES: usize = 4096;
 /// `madvise`: fault pages in for writing; Linux 5.14.
 const MADV_POPULATE_WRITE: libc::c_int = 23;
 /// `madvise`: collapse these pages into huge ones synchronously; Linux 6.1. Honors `deny`, but neither `never` nor

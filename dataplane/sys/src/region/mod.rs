@@ -23,6 +23,7 @@ mod tests;
 pub use buffer::IoBuf;
 pub use error::RegionError;
 
+pub(crate) use map::PAGE_BYTES;
 use map::{Mapping, Request};
 use std::fs::OpenOptions;
 use std::io;

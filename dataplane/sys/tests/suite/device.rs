@@ -538,6 +538,84 @@ fn captures_of_the_callers_streams_go_on_while_copies_are_made() {
 }
 
 #[test]
+fn copies_are_made_one_by_one_where_the_device_takes_no_batches() {
+    let fake = fake();
+    if fake.skips("a device without batches of copies") {
+        return;
+    }
+    let device = Device::open(FIRST).unwrap();
+    let (pieces, length) = (600_usize, 512_usize);
+    let region = host(pieces * length);
+    let _pin = PinnedRegion::new(&device, Arc::clone(&region)).unwrap();
+    let memory = DeviceMemory::allocate(&device, (pieces * length) as u64).unwrap();
+    region.copy_in(0, &pattern(3, pieces * length));
+    let mut queue = CopyQueue::new(&device).unwrap();
+    // Only the first call of a batch is taken, and none of later ones is made.
+    fake.fail("cuMemcpyBatchAsync", 1, 801);
+    for calls in [2, 2] {
+        fake.write(memory.address(), &vec![0; pieces * length]);
+        let copies = (0..pieces).map(|piece| DeviceCopy::ToDevice {
+            from: IoBuf::new(Arc::clone(&region), piece * length, length),
+            to: DeviceRange::new(&memory, (piece * length) as u64, length as u64),
+        });
+        let ticket = queue.copy(copies.collect()).unwrap();
+        finish(&mut queue, ticket);
+        assert_eq!(fake.read(memory.address(), memory.bytes()), pattern(3, pieces * length));
+        assert_eq!(fake.calls("cuMemcpyBatchAsync"), calls);
+    }
+}
+
+#[test]
+fn a_driver_that_knows_fewer_properties_of_memory_describes_it() {
+    let fake = fake();
+    if fake.skips("an older driver") {
+        return;
+    }
+    let address = fake.allocate(1, MIB);
+    fake.fail("cuPointerGetAttributes", 0, 1);
+    let found = locate(address, MIB).unwrap();
+    assert_eq!(found.kind, MemoryKind::Device(DeviceId { ordinal: 1, ..FIRST }));
+    // SAFETY: it is not freed.
+    let memory = unsafe { DeviceMemory::adopt(address, MIB) }.unwrap();
+    assert!(memory.allocation().rdma);
+}
+
+#[test]
+fn a_device_without_a_flush_keeps_its_memory_from_rdma_devices() {
+    let fake = fake();
+    if fake.skips("a device without a flush") {
+        return;
+    }
+    fake.forbid_flushes();
+    let device = Device::open(FIRST).unwrap();
+    assert!(device.info().hides_writes && !device.info().needs_flush);
+    device.flush_writes().unwrap();
+    assert_eq!(fake.calls("cuFlushGPUDirectRDMAWrites"), 0);
+}
+
+#[test]
+fn a_context_that_is_gone_at_exit_is_no_error() {
+    let fake = fake();
+    if fake.skips("a context that is destroyed") {
+        return;
+    }
+    for code in [4, 709] {
+        let device = Device::open(FIRST).unwrap();
+        let memory = DeviceMemory::allocate(&device, MIB).unwrap();
+        let region = host(MIB as usize);
+        let pinned = PinnedRegion::new(&device, Arc::clone(&region)).unwrap();
+        let mut queue = CopyQueue::new(&device).unwrap();
+        let to = IoBuf::new(Arc::clone(&region), 0, MIB as usize);
+        queue.copy(vec![DeviceCopy::ToHost { from: DeviceRange::new(&memory, 0, MIB), to }]).unwrap();
+        fake.lose(0, code);
+        assert!(matches!(queue.poll(), Err(DeviceError::Lost { .. })), "{code}");
+        drop((queue, pinned, memory, device));
+        assert!(Arc::strong_count(&region) > 1, "a copy may still write it");
+        fake.lose(0, 0);
+    }
+}
+
+#[test]
 fn a_dma_buf_descriptor_is_of_the_whole_allocation() {
     let fake = fake();
     if !Device::open(FIRST).unwrap().info().dma_buf {
@@ -550,6 +628,13 @@ fn a_dma_buf_descriptor_is_of_the_whole_allocation() {
     let (fd, offset) = part.export_dma_buf().unwrap();
     assert_eq!(offset, 4096);
     assert_eq!(std::fs::File::from(fd).metadata().unwrap().len(), 2 * MIB);
+    // It begins and ends inside pages.
+    let [first, second] = [5000, 6000].map(|bytes| fake.allocate(0, bytes));
+    assert!(fake.is_the_machines() || second % 4096 == 1024, "{first:#x} {second:#x}");
+    // SAFETY: it is not freed.
+    let part = unsafe { DeviceMemory::adopt(second + 10, 100) }.unwrap();
+    let (fd, offset) = part.export_dma_buf().unwrap();
+    assert!(fake.is_the_machines() || (offset, std::fs::File::from(fd).metadata().unwrap().len()) == (1034, 8192));
     let managed = fake.allocate_managed(0, 4096);
     // SAFETY: it is not freed.
     let managed = unsafe { DeviceMemory::adopt(managed, 4096) }.unwrap();

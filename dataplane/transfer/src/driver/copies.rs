@@ -44,8 +44,9 @@ struct Books {
 /// a copy.
 pub(crate) struct Copies {
     books: Mutex<Books>,
-    /// Queue of each device in use. The lock is held during copies: those of a device are done in order in any case.
-    queues: Mutex<BTreeMap<DeviceId, CopyQueue>>,
+    /// Queue of each device in use. Its own lock is held during its copies, which are done in order in any case: a copy
+    /// that waits for a caller's stream delays no other device's.
+    queues: Mutex<BTreeMap<DeviceId, Arc<Mutex<CopyQueue>>>>,
     slow_ns: u64,
 }
 
@@ -155,17 +156,22 @@ impl Copies {
     ) -> Result<(), DeviceError> {
         let copies: Vec<DeviceCopy> =
             copies.iter().filter_map(|copy| copy.for_device().transpose()).collect::<Result<_, _>>()?;
-        let mut queues = lock(&self.queues);
-        let queue = match queues.entry(device.id()) {
-            Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => entry.insert(CopyQueue::new(device)?),
-        };
+        let queue = self.queue(device)?;
+        let mut queue = lock(&queue);
         queue.wait_for(StreamHandle::or_default(stream, device.id().family))?;
         let ticket = queue.copy(copies)?;
         while queue.poll()? <= ticket {
             std::thread::yield_now();
         }
         Ok(())
+    }
+
+    /// Returns the queue of a device, which it opens for the first copy.
+    fn queue(&self, device: &Arc<Device>) -> Result<Arc<Mutex<CopyQueue>>, DeviceError> {
+        Ok(match lock(&self.queues).entry(device.id()) {
+            Entry::Occupied(entry) => Arc::clone(entry.get()),
+            Entry::Vacant(entry) => Arc::clone(entry.insert(Arc::new(Mutex::new(CopyQueue::new(device)?)))),
+        })
     }
 
     /// Closes the queue of a device of which no memory is registered any more.

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use kvplane_transfer::error::ArgumentError;
 use kvplane_transfer::{
-    Error, HugePages, Metrics, Opcode, RailCounts, RdmaConfig, RdmaUse, Region, RegionOptions, RegisterOptions,
-    SegmentHandle, SubmitOptions, TaskState, TransferEngine, TransferEngineConfig, Use,
+    Error, Metrics, Opcode, RailCounts, RdmaConfig, RdmaUse, Region, RegisterOptions, SegmentHandle, SubmitOptions,
+    TaskState, TransferEngine, TransferEngineConfig, Use,
 };
 
 use crate::network::{self, End};
-use crate::rig::{Side, Way, check, fill, pair, region};
+use crate::rig::{Side, Way, check, fill, pair, private_region, region};
 
 const BYTES: usize = 1 << 20;
 
@@ -26,14 +26,13 @@ fn config(change: impl FnOnce(&mut TransferEngineConfig)) -> TransferEngineConfi
 /// Creates an engine with memory that can be mapped, and memory that cannot.
 fn both(config: TransferEngineConfig) -> (Side, Arc<Region>) {
     let side = Side::new(config, BYTES);
-    let options = RegionOptions { shared: false, huge: HugePages::Never, ..RegionOptions::new("private", BYTES) };
-    let private = Region::allocate(&options).unwrap();
+    let private = private_region(BYTES);
     side.engine.register(Arc::clone(&private), &RegisterOptions::default()).unwrap();
     (side, private)
 }
 
 /// Returns true if the kernel copies between this process and itself; reports it otherwise.
-fn kernel_copies() -> bool {
+pub(crate) fn kernel_copies() -> bool {
     let (a, b) = (Side::new(config(|_| ()), 4096), Side::new(config(|_| ()), 4096));
     let found = a.engine.explain(b.engine.name()).unwrap();
     let cma = found.choices.iter().find(|one| one.transport == "cma").unwrap();

@@ -3,16 +3,19 @@
 
 mod direct;
 
+use std::collections::BTreeSet;
+
 use kvplane_fake_devices::{Control, Counters, is_missing};
 use kvplane_sys::device::{Device, DeviceId, DeviceMemory, Family};
 use kvplane_transfer::{
-    Backing, Opcode, RdmaUse, RegisterOptions, SegmentHandle, SubmitOptions, TaskState, TransferEngine,
+    Backing, Error, Opcode, RdmaUse, RegisterOptions, SegmentHandle, SubmitOptions, TaskState, TransferEngine,
     TransferEngineConfig, TransferRequest,
 };
 
+use crate::counted;
 use crate::device_peers;
 use crate::network::{self, End};
-use crate::rig::{Way, byte, check, fill, region};
+use crate::rig::{Way, byte, check, fill, private_region, region};
 
 const BYTES: u64 = 6 << 20;
 
@@ -22,7 +25,15 @@ const LENGTHS: [u64; 7] = [1, 63, 4096, 65_537, (1 << 20) + 17, (3 << 20) - 1, 5
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Kind {
     Host,
+    /// Memory of the host that peers cannot map.
+    Private,
     Device(DeviceId),
+}
+
+impl Kind {
+    const fn is_host(self) -> bool {
+        matches!(self, Self::Host | Self::Private)
+    }
 }
 
 const CUDA: DeviceId = DeviceId { family: Family::Cuda, ordinal: 0 };
@@ -37,6 +48,7 @@ fn control(kind: Kind) -> Control {
 fn memory(kind: Kind, bytes: u64) -> Backing {
     match kind {
         Kind::Host => region(bytes as usize).into(),
+        Kind::Private => private_region(bytes as usize).into(),
         Kind::Device(id) => DeviceMemory::allocate(&Device::open(id).unwrap(), bytes).unwrap().into(),
     }
 }
@@ -89,14 +101,20 @@ fn config(way: Way, end: End) -> TransferEngineConfig {
     TransferEngineConfig { rdma, ..config }
 }
 
-/// Writes and reads ranges of all lengths between memory of these kinds, one by one and in one batch.
-fn round_trips(way: Way, ours: Kind, theirs: Kind) {
+/// Writes and reads ranges of all lengths between memory of these kinds, one by one and in one batch. Returns the
+/// transports that carried bytes.
+fn round_trips(way: Way, ours: Kind, theirs: Kind) -> BTreeSet<&'static str> {
+    round_trips_between([End::Asks, End::Serves].map(|end| config(way, end)), ours, theirs)
+}
+
+fn round_trips_between(configs: [TransferEngineConfig; 2], ours: Kind, theirs: Kind) -> BTreeSet<&'static str> {
     for kind in [ours, theirs] {
-        if kind != Kind::Host {
+        if !kind.is_host() {
             control(kind).set_copies(200_000, 0, 11);
         }
     }
-    let (a, b) = (Side::new(config(way, End::Asks), ours), Side::new(config(way, End::Serves), theirs));
+    let [our_config, their_config] = configs;
+    let (a, b) = (Side::new(our_config, ours), Side::new(their_config, theirs));
     let peer = a.engine.open_segment(b.engine.name()).unwrap();
     let request = |opcode, offset: u64, length| TransferRequest {
         opcode,
@@ -108,7 +126,7 @@ fn round_trips(way: Way, ours: Kind, theirs: Kind) {
     let run = |requests: &[TransferRequest]| {
         let batch = a.engine.submit(requests, &SubmitOptions::default()).unwrap();
         let status = batch.wait();
-        assert_eq!(status.state, TaskState::Completed, "{way:?} {ours:?} {theirs:?}: {:?}", batch.problem());
+        assert_eq!(status.state, TaskState::Completed, "{ours:?} {theirs:?}: {:?}", batch.problem());
         assert_eq!(status.transferred_bytes, requests.iter().map(|one| one.length).sum::<u64>());
     };
     for (number, length) in LENGTHS.into_iter().enumerate() {
@@ -128,15 +146,18 @@ fn round_trips(way: Way, ours: Kind, theirs: Kind) {
     (0..300).for_each(|number| b.write(BYTES - number * 9000 - 5000, 5000, 777 + number));
     run(&ranges(Opcode::Read));
     (0..300).for_each(|number| a.check(number * 9000, 5000, 777 + number));
+    let rails = a.engine.metrics().rails.into_iter().filter(|rail| rail.bytes > 0);
+    let carried = rails.map(|rail| rail.transport.name()).collect();
     for side in [a, b] {
         side.engine.unregister(side.memory.address()).unwrap();
     }
     for kind in [ours, theirs] {
-        if kind != Kind::Host {
+        if !kind.is_host() {
             assert_eq!(control(kind).counters().unpinned, 0, "transfers are staged in pinned memory");
             assert_released(control(kind));
         }
     }
+    carried
 }
 
 /// Checks that nothing of a driver is in use, and that it was never misused.
@@ -156,6 +177,28 @@ fn every_way(ours: Kind, theirs: Kind) {
 #[test]
 fn memory_of_a_device_is_written_to_and_read_from_that_of_a_host() {
     every_way(Kind::Device(CUDA), Kind::Host);
+}
+
+/// The peer is one of Mooncake's to an engine that does not speak our protocol.
+#[test]
+fn memory_of_a_device_is_staged_to_engines_of_mooncake_which_do_not_see_ours() {
+    let config = |native| TransferEngineConfig { native, ..config(Way::Tcp, End::Asks) };
+    let carried = round_trips_between([config(false), config(true)], Kind::Device(CUDA), Kind::Host);
+    assert!(carried.contains("mooncake"), "{carried:?}");
+    let (a, b) = (Side::new(config(false), Kind::Host), Side::new(config(true), Kind::Device(CUDA)));
+    let target = a.engine.open_segment(b.engine.name()).unwrap();
+    let (source, target_offset) = (a.memory.address(), b.memory.address());
+    let write = TransferRequest { opcode: Opcode::Write, source, target, target_offset, length: 1 };
+    let refused = a.engine.submit(&[write], &SubmitOptions::default()).unwrap_err();
+    assert!(matches!(refused, Error::AddressNotRegistered(_)), "{refused}");
+}
+
+#[test]
+fn the_kernel_copies_between_staged_memory_of_a_device_and_private_memory_of_a_peer() {
+    if counted::kernel_copies() {
+        let carried = round_trips(Way::Shm, Kind::Device(CUDA), Kind::Private);
+        assert!(carried.contains("cma"), "{carried:?}");
+    }
 }
 
 #[test]
@@ -208,7 +251,7 @@ fn copies_within_one_engine_go_between_ascend_devices_and_the_host() {
 
 fn copies_within_one_engine(kinds: [Kind; 4]) {
     let engine = TransferEngine::start(Way::Tcp.config()).unwrap();
-    let devices = || kinds.into_iter().filter(|kind| *kind != Kind::Host);
+    let devices = || kinds.into_iter().filter(|kind| !kind.is_host());
     devices().for_each(|kind| control(kind).set_copies(200_000, 0, 3));
     let options = RegisterOptions { remote_accessible: false, ..RegisterOptions::default() };
     let sides = kinds.map(|kind| (memory(kind, 1 << 20), kind));
@@ -269,6 +312,27 @@ fn memory_is_registered_where_it_is() {
         buffers.iter().filter(|one| one.address == device.address()).map(|one| one.location.clone()).collect();
     assert_eq!(locations, [Some("cuda:0".to_owned())]);
     engine.unregister_batch(&[device.address(), host.address()]).unwrap();
+    drop((engine, device));
+    assert_released(fake);
+}
+
+#[test]
+fn memory_that_cannot_be_staged_is_refused_and_may_be_registered_later() {
+    let fake = control(Kind::Device(CUDA));
+    if fake.skips("pinned memory that runs out") {
+        return;
+    }
+    let engine = TransferEngine::start(Way::Tcp.config()).unwrap();
+    let device = memory(Kind::Device(CUDA), 1 << 20);
+    // Of the stage of an initiator, and of that for peers.
+    for passes in [0, 1] {
+        fake.fail("cuMemHostRegister_v2", passes, 2);
+        let error = engine.register(device.clone(), &RegisterOptions::default()).unwrap_err();
+        assert!(error.to_string().contains("failed on cuda:0: out of memory"), "{error}");
+        assert_eq!(fake.counters().pinned, 0, "a refusal leaves nothing behind");
+    }
+    engine.register(device.clone(), &RegisterOptions::default()).unwrap();
+    engine.unregister(device.address()).unwrap();
     drop((engine, device));
     assert_released(fake);
 }

@@ -70,6 +70,12 @@ pub(crate) fn region(bytes: usize) -> Arc<Region> {
     Region::allocate(&options).unwrap()
 }
 
+/// Allocates memory that other engines cannot map.
+pub(crate) fn private_region(bytes: usize) -> Arc<Region> {
+    let options = RegionOptions { shared: false, huge: HugePages::Never, ..RegionOptions::new("private", bytes) };
+    Region::allocate(&options).unwrap()
+}
+
 /// Returns the byte that a seed gives for a position.
 pub(crate) fn byte(seed: u64, at: u64) -> u8 {
     let mixed = (seed ^ (at / 8)).wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -38,8 +38,8 @@ impl Kind {
 }
 
 /// All kinds of simulation.
-const KINDS: [Kind; 20] = [
-    Kind::new("world", "seeds", "KVPLANE_SEEDS", 330),
+const KINDS: [Kind; 21] = [
+    Kind::new("world", "seeds", "KVPLANE_SEEDS", 325),
     Kind::new("world", "clocks", "KVPLANE_SEEDS", 20),
     Kind::new("world", "missed_epochs", "KVPLANE_SEEDS", 20),
     Kind::new("tiers", "seeds", "KVPLANE_TIER_SEEDS", 190),
@@ -64,6 +64,7 @@ const KINDS: [Kind; 20] = [
     Kind::new("devices", "seeds", "KVPLANE_DEVICE_POOL_SEEDS", 40),
     Kind::new("devices", "losses", "KVPLANE_DEVICE_POOL_SEEDS", 20),
     Kind::new("device_objects", "seeds", "KVPLANE_DEVICE_SEEDS", 10),
+    Kind::new("device_gets", "seeds", "KVPLANE_DEVICE_SEEDS", 5),
 ];
 
 /// Parsed arguments.
@@ -196,7 +197,7 @@ mod tests {
     #[test]
     fn every_test_that_takes_a_number_of_seeds_is_a_kind() {
         let tests = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/tests");
-        for test in ["world", "tiers", "replicas", "devices"] {
+        for test in ["world", "tiers", "replicas", "devices", "device_objects", "device_gets"] {
             let source = std::fs::read_to_string(format!("{tests}/{test}.rs")).expect("a test of the simulation");
             for function in source.split("#[test]").skip(1) {
                 let name = function.split_once("fn ").and_then(|(_, rest)| rest.split_once('('));

@@ -22,17 +22,19 @@ struct Suite {
     prefix: &'static str,
 }
 
-const SUITES: [Suite; 3] = [
+const SUITES: [Suite; 5] = [
     Suite { package: "kvplane-sys", program: "suite", prefix: "device::" },
     Suite { package: "kvplane-transfer", program: "suite", prefix: "device_memory::" },
+    Suite { package: "kvplane-transfer", program: "suite", prefix: "device_peers::" },
     Suite { package: "kvplane-tests", program: "device_objects", prefix: "" },
+    Suite { package: "kvplane-tests", program: "device_gets", prefix: "" },
 ];
 
 /// Tests over software RDMA devices, which can map memory of the drivers for tests alone.
 const SOFT_DEVICES: &str = "device_memory::direct::";
 
-/// Tests of memory that is shared with other processes, of gets that copy engines carry out, and of device pools.
-const INJECTING: &str = "device_peers, device_gets, device_pool";
+/// Tests of device pools, each of which injects errors or delays.
+const INJECTING: &str = "device_pool";
 
 /// Python's tests of device pointers.
 const PYTHON: [&str; 4] = ["--debug", "--gpu", "test_devices", "test_connectors"];
@@ -72,7 +74,7 @@ pub fn run(workspace: &Workspace) -> Result<(), Failure> {
             skipped.append(&mut filter.skipped);
         }
         skipped.push(format!("{SOFT_DEVICES}: software RDMA devices cannot map memory of a machine's devices"));
-        skipped.push(format!("{INJECTING}: they inject errors and delays, which only the drivers for tests can"));
+        skipped.push(format!("{INJECTING}: its tests inject errors and delays, which only the drivers for tests can"));
         result = python::test(workspace, &PYTHON.map(str::to_owned)).and(result);
     } else {
         skipped.push("the suites of device memory: their first device is one of CUDA".to_string());
@@ -156,6 +158,6 @@ mod tests {
         let chosen = "--package kvplane-transfer --test suite device_memory:: -- --skip device_memory::direct::";
         assert_eq!(shown(Runner::Nextest), chosen);
         assert_eq!(shown(Runner::Cargo), format!("{chosen} --test-threads=1"));
-        assert!(!words(&SUITES[2], Runner::Nextest).contains(&String::new()));
+        assert!(!words(&SUITES[3], Runner::Nextest).contains(&String::new()));
     }
 }

@@ -193,10 +193,11 @@ impl ClientSide {
         self.uploads.finish(request);
     }
 
-    /// Periodically drops mappings whose segments are gone.
+    /// Periodically drops mappings whose segments are gone, and unpins what nothing uses any more.
     pub(crate) fn sweep(&mut self, connections: &Connections, reports: &mut Reports, now_ns: u64) {
         self.mapped.sweep(&connections.shm, now_ns);
         self.peer_memory.sweep(&connections.shm, now_ns);
+        self.pool_reads.unpin();
         reports.counters.peer_memory = self.peer_memory.counters();
         reports.counters.pool_reads = self.pool_reads.counters();
     }
@@ -208,9 +209,9 @@ impl ClientSide {
         }
     }
 
-    /// Returns the time of the client's next timer.
+    /// Returns the time of the client's next timer: at once, while there is something to unpin.
     pub(crate) fn poll_timeout(&self) -> Option<u64> {
-        self.client.poll_timeout()
+        if self.pool_reads.is_unpinning() { Some(0) } else { self.client.poll_timeout() }
     }
 
     /// Prepares for the host to park. Returns true if it may.

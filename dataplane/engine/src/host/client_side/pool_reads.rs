@@ -8,7 +8,8 @@
 //! the first get has bytes in it; all devices of a driver use one pinning. Once the driver has refused one, no further
 //! ones of this connection are pinned, nor of any once [`PINNED_BYTES_MOST`] are: gets that need one go through chunks.
 //! No window gives way to another one, as pinning costs as much as some copies of its bytes. Windows are given back
-//! when the connection has ended, or no device of the driver has a buffer any more.
+//! when no device of the driver has a buffer any more, or the connection has ended: then a few in each round, as the
+//! driver takes about as long to unpin one as to pin it, and other requests are in flight.
 //!
 //! The peer pins the object for the get, and releases it when the get is over, or when the connection is. So each read
 //! in flight keeps the connection's socket open ([`ConnectionHold`]), and its bytes count only if the peer has not
@@ -36,6 +37,9 @@ const WINDOW_BYTES: usize = 16 << 20;
 
 /// Most bytes of windows of one host. They are pages of the peer's, which are in memory anyway.
 const PINNED_BYTES_MOST: u64 = 64 << 30;
+
+/// Most windows that are unpinned in one round.
+const UNPINNED_PER_ROUND: usize = 2;
 
 /// Get whose bytes are in a peer's pool, pinned by the peer.
 #[derive(Clone, Copy, Debug)]
@@ -99,6 +103,8 @@ enum NotPinned {
 pub(crate) struct PoolReads {
     waiting: VecDeque<(PartPlace, PoolRead)>,
     pools: HashMap<ConnectionId, PinnedPool>,
+    /// Windows of connections that have ended, to be unpinned.
+    unused: Vec<Arc<PinnedRegion>>,
     counters: PoolReadCounters,
     problem: Option<String>,
 }
@@ -154,13 +160,15 @@ impl PoolReads {
         Some(PoolSource { ranges: in_windows(&range), connection: id, _windows: windows, hold })
     }
 
-    /// Gives back the windows of a driver none of whose devices has a buffer any more.
+    /// Unpins the windows of a driver none of whose devices has a buffer any more.
     pub(super) fn close_family(&mut self, family: Family) {
         for pool in self.pools.values_mut() {
             pool.windows.retain(|(of, _), _| *of != family);
             pool.refused.retain(|of| *of != family);
         }
-        self.count_windows();
+        self.unused.retain(|window| window.device().id().family != family);
+        let windows = self.pools.values().flat_map(|pool| pool.windows.values()).chain(&self.unused);
+        self.counters.pinned_bytes = windows.map(|window| window.bytes() as u64).sum();
     }
 
     /// Returns and clears the text of the last refusal to pin.
@@ -170,15 +178,20 @@ impl PoolReads {
 
     /// Gives back the windows of a connection that has ended. Reads in flight hold theirs.
     pub(super) fn forget(&mut self, id: ConnectionId) {
-        if self.pools.remove(&id).is_some() {
-            self.count_windows();
+        self.unused.extend(self.pools.remove(&id).into_iter().flat_map(|pool| pool.windows.into_values()));
+    }
+
+    /// Unpins some of the windows that were given back.
+    pub(super) fn unpin(&mut self) {
+        for _ in 0..UNPINNED_PER_ROUND {
+            let Some(window) = self.unused.pop() else { return };
+            self.counters.pinned_bytes -= window.bytes() as u64;
         }
     }
 
-    /// Counts the windows, after a change.
-    fn count_windows(&mut self) {
-        let windows = self.pools.values().flat_map(|pool| pool.windows.values());
-        self.counters.pinned_bytes = windows.map(|window| window.bytes() as u64).sum();
+    /// Returns true if there are windows to be unpinned.
+    pub(super) const fn is_unpinning(&self) -> bool {
+        !self.unused.is_empty()
     }
 
     /// Returns the windows that a range of a connection's pool lies in, which pins them if need be.

@@ -87,6 +87,7 @@ impl Ascend {
             dma_buf: false,
             host_node: None,
             needs_flush: false,
+            hides_writes: false,
         }
     }
 

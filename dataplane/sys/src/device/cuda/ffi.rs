@@ -36,6 +36,10 @@ pub(super) const UNKNOWN: CUresult = 999;
 
 /// `CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT`.
 pub(super) const DEVICE_COPY_ENGINES: c_int = 40;
+/// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS`: bits.
+pub(super) const DEVICE_FLUSH_OPTIONS: c_int = 117;
+/// `CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST`: `cuFlushGPUDirectRDMAWrites` works for the device.
+pub(super) const FLUSH_BY_HOST: c_int = 1;
 /// `CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING`: 0 for none.
 pub(super) const DEVICE_WRITES_ORDERING: c_int = 118;
 /// `CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED`.

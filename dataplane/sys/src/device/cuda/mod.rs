@@ -13,10 +13,12 @@ use super::driver::{
     Direction, Driver, HANDLE_BYTES, Previous, RawContext, RawCopy, RawEvent, RawStream, ShareHandle, SharedPhysical,
 };
 use super::{Allocation, DeviceError, DeviceId, DeviceInfo, Family, MemoryKind};
+use crate::region::PAGE_BYTES;
 use libc::{c_int, c_void};
 use std::ffi::CStr;
 use std::os::fd::{FromRawFd, OwnedFd};
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Most copies in one call; a longer batch takes several.
 const BATCH: usize = 256;
@@ -26,6 +28,8 @@ pub(crate) struct Cuda {
     functions: Functions,
     virtual_memory: Option<VirtualMemory>,
     devices: Vec<DeviceInfo>,
+    /// Set when the driver has the batch call of copies, but not for its devices.
+    no_batches: AtomicBool,
 }
 
 /// Returns the identity of a CUDA device.
@@ -36,7 +40,7 @@ const fn id(ordinal: u16) -> DeviceId {
 impl Cuda {
     /// Initializes the driver and lists its devices. Creates no context.
     fn new(functions: Functions, virtual_memory: Option<VirtualMemory>) -> Result<Self, DeviceError> {
-        let mut cuda = Self { functions, virtual_memory, devices: Vec::new() };
+        let mut cuda = Self { functions, virtual_memory, devices: Vec::new(), no_batches: AtomicBool::new(false) };
         // SAFETY: the flags are to be 0.
         cuda.check(0, "cuInit", unsafe { (cuda.functions.init)(0) })?;
         let mut count: c_int = 0;
@@ -63,7 +67,10 @@ impl Cuda {
             CStr::from_bytes_until_nul(bytes).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
         };
         let exports = self.functions.export_range.is_some();
-        let ordering = self.attribute(device, DEVICE_WRITES_ORDERING);
+        // Drivers before 11.3 have neither attribute: they order writes before each launch.
+        let is_unordered = self.attribute(device, DEVICE_WRITES_ORDERING) == Some(0);
+        let options = self.attribute(device, DEVICE_FLUSH_OPTIONS).unwrap_or(0);
+        let flushes = options & FLUSH_BY_HOST != 0 && self.functions.flush_writes.is_some();
         Ok(DeviceInfo {
             id: id(ordinal),
             name: text(&name),
@@ -71,8 +78,8 @@ impl Cuda {
             copy_engines: self.attribute(device, DEVICE_COPY_ENGINES).and_then(|n| n.try_into().ok()).unwrap_or(1),
             dma_buf: exports && self.attribute(device, DEVICE_DMA_BUF) == Some(1),
             host_node: self.attribute(device, DEVICE_HOST_NODE).and_then(|node| node.try_into().ok()),
-            // Drivers before the attribute order nothing, but have no flush either.
-            needs_flush: ordering == Some(0) && self.functions.flush_writes.is_some(),
+            needs_flush: is_unordered && flushes,
+            hides_writes: is_unordered && !flushes,
         })
     }
 
@@ -108,12 +115,16 @@ impl Cuda {
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     }
 
-    /// Enqueues copies by the driver's batch call.
+    /// Enqueues copies by the driver's batch call, as many as it takes; returns their number.
     ///
     /// # Safety
     /// See [`Driver::copy`].
-    unsafe fn copy_batch(&self, ordinal: u16, stream: RawStream, copies: &[RawCopy]) -> Result<bool, DeviceError> {
-        let Some(batch) = self.functions.copy_batch else { return Ok(false) };
+    unsafe fn copy_batch(&self, ordinal: u16, stream: RawStream, copies: &[RawCopy]) -> Result<usize, DeviceError> {
+        let Some(batch) = self.functions.copy_batch else { return Ok(0) };
+        if self.no_batches.load(Ordering::Relaxed) {
+            return Ok(0);
+        }
+        let mut enqueued = 0;
         let mut attributes = CopyAttributes { order: ORDER_STREAM, ..CopyAttributes::default() };
         for part in copies.chunks(BATCH) {
             let mut to: [u64; BATCH] = [0; BATCH];
@@ -137,9 +148,14 @@ impl Cuda {
                     stream.0 as CUstream,
                 )
             };
+            if code == NOT_SUPPORTED {
+                self.no_batches.store(true, Ordering::Relaxed);
+                break;
+            }
             self.check(ordinal, "cuMemcpyBatchAsync", code)?;
+            enqueued += part.len();
         }
-        Ok(true)
+        Ok(enqueued)
     }
 }
 
@@ -169,6 +185,7 @@ impl Driver for Cuda {
     }
 
     fn describe(&self, address: u64) -> Result<Option<Allocation>, DeviceError> {
+        const PLACES: usize = 8;
         let (mut kind, mut managed, mut ordinal) = (0 as c_int, 0 as c_int, -2 as c_int);
         let (mut base, mut bytes, mut buffer_id) = (0_u64, 0_usize, 0_u64);
         let (mut legacy, mut rdma) = (0 as c_int, 0 as c_int);
@@ -182,7 +199,7 @@ impl Driver for Cuda {
             POINTER_IS_LEGACY_IPC_CAPABLE,
             POINTER_IS_RDMA_CAPABLE,
         ];
-        let mut places: [*mut c_void; 8] = [
+        let mut places: [*mut c_void; PLACES] = [
             (&raw mut kind).cast(),
             (&raw mut managed).cast(),
             (&raw mut ordinal).cast(),
@@ -192,10 +209,19 @@ impl Driver for Cuda {
             (&raw mut legacy).cast(),
             (&raw mut rdma).cast(),
         ];
-        // SAFETY: as many places as attributes, each of the attribute's type; flags are stored as one byte or an int.
-        let code = unsafe {
-            (self.functions.pointer_attributes)(places.len() as u32, wanted.as_mut_ptr(), places.as_mut_ptr(), address)
+        let mut ask = |count: usize| {
+            // SAFETY: as many places as attributes, each of the attribute's type; flags are stored as one byte or an
+            // int.
+            unsafe {
+                (self.functions.pointer_attributes)(count as u32, wanted.as_mut_ptr(), places.as_mut_ptr(), address)
+            }
         };
+        let mut code = ask(PLACES);
+        // A driver before 11.3 does not know the last one. Registration finds out there.
+        if code == INVALID_VALUE {
+            code = ask(PLACES - 1);
+            rdma = 1;
+        }
         // An address that no context knows: some versions say so by an error, others by an ordinal below 0.
         if matches!(code, INVALID_VALUE | INVALID_CONTEXT | NOT_INITIALIZED) {
             return Ok(None);
@@ -309,10 +335,8 @@ impl Driver for Cuda {
 
     unsafe fn copy(&self, ordinal: u16, stream: RawStream, copies: &[RawCopy]) -> Result<(), DeviceError> {
         // SAFETY: by this function's contract.
-        if copies.len() > 1 && unsafe { self.copy_batch(ordinal, stream, copies) }? {
-            return Ok(());
-        }
-        for &RawCopy { to, from, bytes, direction } in copies {
+        let enqueued = if copies.len() > 1 { unsafe { self.copy_batch(ordinal, stream, copies) }? } else { 0 };
+        for &RawCopy { to, from, bytes, direction } in &copies[enqueued..] {
             // The driver finds the sides by their addresses.
             let _: Direction = direction;
             // SAFETY: by this function's contract.
@@ -349,12 +373,15 @@ impl Driver for Cuda {
     fn export_dma_buf(&self, ordinal: u16, base: u64, bytes: u64) -> Result<(OwnedFd, u64), DeviceError> {
         let old = DeviceError::old(Family::Cuda, c"cuMemGetHandleForAddressRange", "515 (CUDA 11.7)");
         let export = self.functions.export_range.ok_or(old)?;
+        // Allocations may share a page, and the driver exports whole ones.
+        let start = base - base % PAGE_BYTES as u64;
+        let length = (base - start + bytes).next_multiple_of(PAGE_BYTES as u64);
         let mut fd: c_int = -1;
         // SAFETY: the driver stores one descriptor.
-        let code = unsafe { export((&raw mut fd).cast(), base, bytes as usize, RANGE_DMA_BUF, 0) };
+        let code = unsafe { export((&raw mut fd).cast(), start, length as usize, RANGE_DMA_BUF, 0) };
         self.check(ordinal, "cuMemGetHandleForAddressRange", code)?;
         // SAFETY: a new descriptor, which belongs to the caller.
-        Ok((unsafe { OwnedFd::from_raw_fd(fd) }, 0))
+        Ok((unsafe { OwnedFd::from_raw_fd(fd) }, base - start))
     }
 
     fn flush_writes(&self, ordinal: u16) -> Result<(), DeviceError> {

@@ -92,6 +92,7 @@ impl Hip {
             dma_buf: self.dma_bufs.is_some(),
             host_node: None,
             needs_flush: false,
+            hides_writes: false,
         })
     }
 

@@ -142,6 +142,10 @@ fn export(memory: &Arc<DeviceMemory>) -> Result<DmaBuf, RegistrationObstacle> {
         let words = format!("the driver of {id} lets no RDMA device access this allocation");
         return Err(obstacle(ObstacleKind::NotCapable, &words));
     }
+    if memory.device().info().hides_writes {
+        let words = format!("kernels of {id} may not see an RDMA device's writes, and its driver has no flush");
+        return Err(obstacle(ObstacleKind::NotCapable, &words));
+    }
     DmaBuf::export(memory).map_err(|error| {
         obstacle(if error.is_lost() { ObstacleKind::Gone } else { ObstacleKind::NoDescriptor }, &error)
     })
