@@ -73,7 +73,7 @@ fn set(keychain: &Keychain, material: Material) -> Result<bool, Error> {
 }
 
 /// Reason why data connections cannot use TLS.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Debug)]
 #[non_exhaustive]
 pub enum DataTlsError {
     /// The control link, which has one keychain, was used with another mode before.

@@ -9,10 +9,10 @@ mod device_pools;
 mod drain;
 mod error;
 mod followed_map;
-mod follower;
 mod incarnation;
 mod membership;
 mod metrics;
+mod orders;
 mod shard_report;
 mod ssd;
 mod store_limits;
@@ -50,8 +50,8 @@ use crate::which::Control;
 pub use device_pools::{DevicePool, ParseDevicePoolError};
 pub use error::NodeConfigError;
 use followed_map::FollowedMap;
-use follower::Follower;
 use membership::Membership;
+use orders::OrderExecutor;
 use shard_report::ShardReports;
 use ssd::Ssds;
 pub use ssd::{ParseSsdError, SsdConfig};
@@ -219,7 +219,7 @@ impl Node {
         membership.join()?;
         membership.wait_until_mapped()?;
         membership.list_pool()?;
-        let follower = Follower {
+        let executor = OrderExecutor {
             link: membership.link.clone(),
             node: node.0,
             incarnation: Arc::clone(&membership.incarnation),
@@ -229,7 +229,7 @@ impl Node {
         let (link, incarnation) = (membership.link.clone(), Arc::clone(&membership.incarnation));
         let thread = std::thread::Builder::new().name("kvplane-member".to_owned()).spawn(move || membership.live())?;
         let mut node = Self { shards, node, link, incarnation, stop, threads: vec![thread], trouble, notes };
-        let thread = std::thread::Builder::new().name("kvplane-follow".to_owned()).spawn(move || follower.live())?;
+        let thread = std::thread::Builder::new().name("kvplane-follow".to_owned()).spawn(move || executor.live())?;
         node.threads.push(thread);
         Ok(node)
     }

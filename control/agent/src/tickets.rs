@@ -248,8 +248,7 @@ fn given(link: &ControlLink, node: u64, incarnation: u64) -> Result<Option<Grant
         return Ok(None);
     }
     let credential = Arc::new(credential_of(&reply.ticket)?);
-    let key = |key: kvplane_rpc::message::KeyOfTickets| TicketKey { id: key.id, secret: key.secret, until: key.until };
-    Ok(Some(GrantedKeys { keys: reply.keys.into_iter().map(key).collect(), seconds: reply.seconds, credential }))
+    Ok(Some(GrantedKeys { keys: reply.keys, seconds: reply.seconds, credential }))
 }
 
 #[cfg(test)]

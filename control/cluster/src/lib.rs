@@ -39,7 +39,7 @@ pub use departure::{FIRST_ANSWER_NS, Moves, MovesLeft, MovesWait};
 pub use kvplane_proto::events::ReplicaProgress;
 pub use membership::ENDS_INTERVALS;
 pub use message::{Change, Counters, Input, Load, MAX_VERSION_BYTES, MemberView, Output, Reply};
-pub use quotas::{LeaseOfTenant, Quotas, ShardIncarnation, TenantFigures};
+pub use quotas::{Quotas, ShardIncarnation, TenantFigures};
 pub use record::conductor::{
     ConductorKey, ConductorRecord, EventsRecord, InstanceDuty, InstanceRecord, MAX_CONDUCTOR_TEXT_BYTES, MasterRecord,
     PlacementRecord, SeedRecord,

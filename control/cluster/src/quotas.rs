@@ -19,6 +19,7 @@ use std::collections::BTreeMap;
 
 use bincode::{Decode, Encode};
 use kvplane_proto::digest::tenant_number;
+use kvplane_proto::tenants::TenantLease;
 
 use crate::tenants::Tenant;
 
@@ -44,16 +45,6 @@ pub struct TenantFigures {
     pub evicted_bytes: u64,
     /// Puts rejected on the shard.
     pub refused: u64,
-}
-
-/// Lease of a tenant on a shard.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Encode, Decode)]
-#[allow(missing_docs, reason = "the fields are named for what they hold")]
-pub struct LeaseOfTenant {
-    pub number: u32,
-    /// Maximum bytes of the tenant's objects on the shard; none without a quota.
-    pub dram_bytes: Option<u64>,
-    pub weight: u32,
 }
 
 /// Number of reports after one with new rejections for which a shard counts as wanting more.
@@ -87,7 +78,7 @@ impl Quotas {
         uses: Vec<TenantFigures>,
         tenants: impl Iterator<Item = &'a Tenant>,
         all_known: bool,
-    ) -> Vec<LeaseOfTenant> {
+    ) -> Vec<TenantLease> {
         let shard = self.shards.entry(who).or_default();
         shard.pool_bytes = pool_bytes;
         shard.granted = uses.iter().filter_map(|one| Some((one.number, one.lease_bytes?))).collect();
@@ -98,7 +89,7 @@ impl Quotas {
         for tenant in tenants {
             let number = tenant_number(tenant.name.as_bytes());
             let dram_bytes = tenant.dram_bytes.map(|quota| self.lease(who, number, quota, pools, all_known));
-            leases.push(LeaseOfTenant { number, dram_bytes, weight: tenant.weight });
+            leases.push(TenantLease { number, dram_bytes, weight: tenant.weight });
         }
         leases
     }

@@ -220,7 +220,7 @@ impl Scheduler {
                     self.model.report(tokens, reused, took_ns, factor);
                 }
                 let until_ns = now_ns.saturating_add(self.config.promise_ns);
-                self.caches.keep_promise(placement.prefill, &reservation.request, until_ns);
+                self.caches.prefill_done(placement.prefill, &reservation.request, until_ns);
             }
             Progress::PrefillDone { .. } => {}
             Progress::Decoding => {
@@ -257,7 +257,7 @@ impl Scheduler {
         }
         if !reservation.prefilled {
             self.bookings.prefill_at(prefill).done(id);
-            self.caches.break_promise(prefill, &reservation.request)?;
+            self.caches.withdraw(prefill, &reservation.request)?;
         }
         Ok(reservation.request)
     }

@@ -71,7 +71,7 @@ pub use crate::message::tier::{
 };
 
 pub use crate::message::tenants::{
-    LeaseOfTenant, ListTenants, RemoveTenant, SetTenant, SyncTenants, Tenant, TenantFigures, TenantLeases, TenantList,
+    ListTenants, RemoveTenant, SetTenant, SyncTenants, Tenant, TenantFigures, TenantLease, TenantLeases, TenantList,
     TenantStatus,
 };
 
@@ -81,7 +81,7 @@ pub use crate::message::tasks::{
 };
 
 pub use crate::message::tickets::{
-    GetTicket, GetTicketKeys, KEYS_PER_REPLY, KeyOfTickets, RotateTickets, TicketKeys, TicketReply,
+    GetTicket, GetTicketKeys, KEYS_PER_REPLY, RotateTickets, TicketKey, TicketKeys, TicketReply,
 };
 
 /// A request that a client sends, with its reply.

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use kvplane_proto::digest::tenant_number;
-use kvplane_rpc::message::{GetTicket, GetTicketKeys, KeyOfTickets, TicketKeys, TicketReply};
+use kvplane_rpc::message::{GetTicket, GetTicketKeys, TicketKeys, TicketReply};
 use kvplane_rpc::p2p::GetPeerKeys;
 use kvplane_rpc::{Caller, Refusal, RefusalCode, Role, random_bytes};
 use kvplane_sys::private_files::{FileError, read_private, write_private};
@@ -240,7 +240,7 @@ impl Tickets {
             incarnation: call.incarnation,
             epochs: (epoch, u64::MAX),
         };
-        let keys = self.mint.keys().map(told).collect();
+        let keys = self.mint.keys().cloned().collect();
         Ok(TicketKeys { seconds, keys, ticket: self.reply(&terms, seconds) })
     }
 
@@ -258,7 +258,7 @@ impl Tickets {
             epochs: (0, u64::MAX),
         };
         let credential = self.mint.issue_to_peer(&call.tenant, &terms, seconds);
-        let keys = self.mint.keys().map(|key| told(&key.for_peers(&call.tenant))).collect();
+        let keys = self.mint.keys().map(|key| key.for_peers(&call.tenant)).collect();
         Ok(TicketKeys { seconds, keys, ticket: self.told(&credential) })
     }
 
@@ -291,10 +291,6 @@ const fn holder_role(role: Role) -> HolderRole {
         Role::Client | Role::Scheduler => HolderRole::Client,
         Role::Admin | Role::Control | Role::Node => HolderRole::Admin,
     }
-}
-
-const fn told(key: &TicketKey) -> KeyOfTickets {
-    KeyOfTickets { id: key.id, secret: key.secret, until: key.until }
 }
 
 /// Formats the keys, one per line: number, end of its last ticket, secret; the current key comes first, then the next

@@ -25,6 +25,7 @@ pub mod narrowing;
 pub mod rng;
 pub mod states;
 pub mod status;
+pub mod tenants;
 
 pub use config::ConfigError;
 pub use digest::Digest;

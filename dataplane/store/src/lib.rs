@@ -31,7 +31,7 @@ mod tail_pages;
 pub use config::StoreConfig;
 pub use entry::{ACCOUNTS, Keep, Replica, Reserve, TAIL_BYTES_MOST};
 pub use errors::{CommitError, GetError, ReserveError, StalePin, StaleReservation};
-pub use order::{TenantLease, TenantUse, Tenants};
+pub use order::{TenantUse, Tenants};
 pub use store::{
     DevicePoolStats, Extent, NoMove, ObjectTable, ObjectView, Pool, PoolMove, PoolMoves, SIZE_CLASSES, Store,
     StoreStats, TailMove,

@@ -24,7 +24,7 @@ mod tenants;
 use crate::entry::{Entries, EntryId, Keep, Mark};
 use crate::eviction::EvictionPolicy;
 use retentions::Retentions;
-pub use tenants::{TenantLease, TenantUse, Tenants};
+pub use tenants::{TenantUse, Tenants};
 
 /// Limit of eviction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -79,28 +79,28 @@ pub struct ObjectView {
     pub copied: bool,
 }
 
-/// Fate of an object when owners change.
+/// Consequence of new owners for an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Fate {
+pub enum OwnershipChange {
     /// It stays as it is.
-    Stays,
+    Unchanged,
     /// A replica: it becomes an object of this shard.
-    Own,
+    Promoted,
     /// It is dropped.
-    Goes,
+    Dropped,
     /// An object of this shard: no other shard has a replica of it.
-    Alone,
+    Unreplicated,
 }
 
 /// Role of an object in replication.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Side {
+pub enum ReplicaRole {
     /// Replica of another owner's object.
-    Copy,
+    Replica,
     /// Object of this shard whose replica owner may have a replica.
-    Copied,
+    Replicated,
     /// Object of this shard without a replica.
-    Plain,
+    Sole,
 }
 
 /// State of one shard, with an eviction policy of type `P`. Single-threaded.
@@ -340,17 +340,17 @@ impl<P: EvictionPolicy> Store<P> {
         removed
     }
 
-    /// Applies a change of owners: `fate` returns the fate of each object, by its role in replication. Returns the
-    /// number of objects dropped. Walks the arena.
-    pub fn reassign(&mut self, mut fate: impl FnMut(Digest, Side) -> Fate) -> u64 {
+    /// Applies a change of owners: `change` returns the consequence for each object, by its role in replication.
+    /// Returns the number of objects dropped. Walks the arena.
+    pub fn reassign(&mut self, mut change: impl FnMut(Digest, ReplicaRole) -> OwnershipChange) -> u64 {
         let mut gone = 0;
         for id in (0..self.objects().entries().touched()).map(EntryId) {
-            let Some((digest, side)) = self.objects().side(id) else { continue };
-            match fate(digest, side) {
-                Fate::Stays => {}
-                Fate::Alone => self.objects_mut().clear_copied(id),
-                Fate::Own => self.objects_mut().own(id),
-                Fate::Goes => {
+            let Some((digest, role)) = self.objects().role(id) else { continue };
+            match change(digest, role) {
+                OwnershipChange::Unchanged => {}
+                OwnershipChange::Unreplicated => self.objects_mut().clear_copied(id),
+                OwnershipChange::Promoted => self.objects_mut().own(id),
+                OwnershipChange::Dropped => {
                     self.space.remove(id);
                     gone += 1;
                 }

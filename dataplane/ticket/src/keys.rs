@@ -13,6 +13,7 @@ pub const MOST_KEYS: usize = 8;
 
 /// A key of the control plane.
 #[derive(Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "bincode", derive(bincode::Encode, bincode::Decode))]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct TicketKey {
     /// Number of the key, drawn at random; tickets refer to it.

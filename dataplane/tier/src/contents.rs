@@ -27,7 +27,7 @@ use kvplane_proto::narrowing::to_u32;
 use crate::config::TierConfig;
 use crate::device::Device;
 use crate::format::Kind;
-use crate::types::{Harm, Miss};
+use crate::types::{DamageCounters, Miss};
 
 /// Phase of the tier: how much of the contents is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -64,7 +64,7 @@ pub(crate) struct Contents {
     /// Objects evicted by reclaim.
     evicted: u64,
     /// Counters of records that were not whole, since the start.
-    harm: Harm,
+    damage: DamageCounters,
 }
 
 impl Contents {
@@ -82,7 +82,7 @@ impl Contents {
             live_bytes: 0,
             tombstones_held: 0,
             evicted: 0,
-            harm: Harm::default(),
+            damage: DamageCounters::default(),
         }
     }
 
@@ -120,13 +120,13 @@ impl Contents {
     }
 
     /// Returns the counters of records that were not whole, since the start.
-    pub(crate) const fn harm(&self) -> Harm {
-        self.harm
+    pub(crate) const fn damage(&self) -> DamageCounters {
+        self.damage
     }
 
     /// Counts a record, or a page of a footer, that is not whole.
     pub(crate) const fn count_harm(&mut self, miss: Miss) {
-        self.harm.count(miss);
+        self.damage.count(miss);
     }
 
     /// Returns the number of objects in the index.
@@ -246,7 +246,7 @@ impl Contents {
     pub(crate) fn quarantine(&mut self, entry: &Entry, miss: Miss, device: &Device) {
         self.forget_record(entry.digest(), entry.sequence(), device);
         self.untracked.note(entry.digest());
-        self.harm.count(miss);
+        self.damage.count(miss);
     }
 
     /// Handles a record that could not be written. The device may have it all the same; after a failed tombstone, the
@@ -254,7 +254,7 @@ impl Contents {
     pub(crate) fn lose(&mut self, kind: Kind, digest: Digest, sequence: u64, device: &Device) {
         self.untracked.note(digest);
         if kind == Kind::Object {
-            self.harm.unwritten += u64::from(self.forget_record(digest, sequence, device));
+            self.damage.unwritten += u64::from(self.forget_record(digest, sequence, device));
             self.give_back(digest, device);
         }
     }
@@ -421,7 +421,7 @@ mod tests {
         assert!(contents.place(found, &device) && contents.shown(found.digest(), &device).is_some());
         contents.quarantine(&found, Miss::Damaged, &device);
         assert!(contents.shown(found.digest(), &device).is_none() && contents.is_current(found.digest(), 5));
-        assert_eq!((contents.objects(), contents.tombstones_held(), contents.harm().damaged), (0, 1, 1));
+        assert_eq!((contents.objects(), contents.tombstones_held(), contents.damage().damaged), (0, 1, 1));
         contents.check(&device);
         contents.drop_removals();
         contents.enter(Phase::Running);

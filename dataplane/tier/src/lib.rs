@@ -51,6 +51,6 @@ pub use scrub::{ScrubPass, ScrubReport, ScrubState};
 pub use tier::{Tier, TierStats};
 pub use types::errors::{GetError, OpenError, PutError, Reason, RemoveError};
 pub use types::{
-    Ack, Event, Get, Harm, Identity, Miss, OpenOptions, Output, Put, PutReceipt, RecordView, RecoveryReport, Removal,
-    Token,
+    Ack, DamageCounters, Event, Get, Identity, Miss, OpenOptions, Output, Put, PutReceipt, RecordView, RecoveryReport,
+    Removal, Token,
 };

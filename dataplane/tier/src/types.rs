@@ -266,7 +266,7 @@ impl fmt::Display for RecoveryReport {
 
 /// Counters of records that were not whole, since the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Harm {
+pub struct DamageCounters {
     /// Reads that the device failed.
     pub unread: u64,
     /// Records that were damaged when they were read.
@@ -279,7 +279,7 @@ pub struct Harm {
     pub unwritten: u64,
 }
 
-impl Harm {
+impl DamageCounters {
     /// Counts a record that was read and is not whole.
     pub(crate) const fn count(&mut self, miss: Miss) {
         match miss {
@@ -297,7 +297,7 @@ impl Harm {
     }
 }
 
-impl fmt::Display for Harm {
+impl fmt::Display for DamageCounters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { unread, damaged, stale, misdirected, unwritten } = self;
         write!(

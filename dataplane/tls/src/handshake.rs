@@ -99,8 +99,7 @@ impl Handshake {
                     self.fed += record;
                     self.records += 1;
                     if self.records > RECORDS || self.fed > HANDSHAKE_BYTES {
-                        let text = format!("the peer's handshake is over {RECORDS} records or {HANDSHAKE_BYTES} bytes");
-                        return Err(TlsError::new(text));
+                        return Err(TlsError::LongHandshake { records: RECORDS, bytes: HANDSHAKE_BYTES });
                     }
                 }
                 Err(error) => {
@@ -148,7 +147,7 @@ impl Handshake {
                     return Ok(session);
                 }
                 out.extend_from_slice(&session.alert(AlertDescription::AccessDenied)?);
-                Err(TlsError::new("the peer's certificate has no role in this cluster"))
+                Err(TlsError::NoRole)
             }
         }
     }

@@ -8,12 +8,12 @@ use rustls::client::verify_server_name;
 use rustls::crypto::CryptoProvider;
 use rustls::crypto::ring::{cipher_suite, default_provider};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::{CertificateDer, InvalidDnsNameError, PrivateKeyDer, ServerName};
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
-use crate::TlsError;
 use crate::verify::OfRole;
+use crate::{TlsError, TlsPart};
 
 /// ALPN protocol, so that a control port and a data port are never mistaken for each other.
 const PROTOCOL_NAME: &[u8] = b"kvplane-data/1";
@@ -109,27 +109,26 @@ impl Keys {
     /// # Errors
     /// Returns an error if a certificate or the key is unusable, or if they do not belong together.
     pub fn new(material: &Material) -> Result<Self, TlsError> {
-        let unusable =
-            |what: &str, why: &dyn fmt::Display| TlsError::new(format!("{what} cannot be used for TLS: {why}"));
+        let unusable = |part, why: &dyn fmt::Display| TlsError::Unusable { part, detail: why.to_string() };
         let mut roots = RootCertStore::empty();
         for authority in CertificateDer::pem_slice_iter(material.trust_pem.as_bytes()) {
-            let authority = authority.map_err(|e| unusable("the authority's certificate", &e))?;
-            roots.add(authority).map_err(|e| unusable("the authority's certificate", &e))?;
+            let authority = authority.map_err(|e| unusable(TlsPart::Authority, &e))?;
+            roots.add(authority).map_err(|e| unusable(TlsPart::Authority, &e))?;
         }
         let certificates: Result<Vec<_>, _> =
             CertificateDer::pem_slice_iter(material.certificate_pem.as_bytes()).collect();
-        let certificates = certificates.map_err(|e| unusable("our certificate", &e))?;
+        let certificates = certificates.map_err(|e| unusable(TlsPart::Certificate, &e))?;
         let key = PrivateKeyDer::from_pem_slice(material.key_pem.as_bytes());
-        let key = key.map_err(|e| unusable("the key of our certificate", &e))?;
+        let key = key.map_err(|e| unusable(TlsPart::Key, &e))?;
         let (roots, provider) = (Arc::new(roots), provider());
         let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider)).build();
-        let verifier = verifier.map_err(|e| unusable("the authority's certificate", &e))?;
+        let verifier = verifier.map_err(|e| unusable(TlsPart::Authority, &e))?;
         let mut server = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_protocol_versions(&[&rustls::version::TLS13])
-            .map_err(|e| unusable("TLS 1.3", &e))?
+            .map_err(|e| unusable(TlsPart::Version, &e))?
             .with_client_cert_verifier(Arc::clone(&verifier))
             .with_single_cert(certificates.clone(), key.clone_key())
-            .map_err(|e| unusable("our certificate with its key", &e))?;
+            .map_err(|e| unusable(TlsPart::Pair, &e))?;
         // Connections are few and long-lived: no sessions are resumed, so each handshake presents a certificate that is
         // valid now.
         server.send_tls13_tickets = 0;
@@ -137,11 +136,11 @@ impl Keys {
         server.enable_secret_extraction = true;
         let mut client = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&rustls::version::TLS13])
-            .map_err(|e| unusable("TLS 1.3", &e))?
+            .map_err(|e| unusable(TlsPart::Version, &e))?
             .dangerous()
             .with_custom_certificate_verifier(Arc::new(OfRole(verifier)))
             .with_client_auth_cert(certificates, key)
-            .map_err(|e| unusable("our certificate with its key", &e))?;
+            .map_err(|e| unusable(TlsPart::Pair, &e))?;
         client.resumption = rustls::client::Resumption::disabled();
         client.alpn_protocols = vec![PROTOCOL_NAME.to_vec()];
         client.enable_secret_extraction = true;
@@ -151,7 +150,9 @@ impl Keys {
     /// Returns the name in the certificate of a server of this role.
     pub(crate) fn server_name(&self, role: &str) -> Result<ServerName<'static>, TlsError> {
         let name = format!("{role}.{}.kvplane", self.cluster);
-        ServerName::try_from(name).map_err(|e| TlsError::new(format!("{:?} cannot name a cluster: {e}", self.cluster)))
+        let failed =
+            |why: InvalidDnsNameError| TlsError::ClusterName { cluster: self.cluster.clone(), detail: why.to_string() };
+        ServerName::try_from(name).map_err(failed)
     }
 
     /// Returns true if a valid certificate is one of this cluster.
@@ -228,7 +229,7 @@ impl Keychain {
     pub fn keys(&self) -> Result<Arc<Keys>, TlsError> {
         let current = self.current.read().unwrap_or_else(PoisonError::into_inner);
         let keys = current.as_ref().map(|(_, keys)| Arc::clone(keys));
-        keys.ok_or_else(|| TlsError::new("this process has no certificate for data connections yet"))
+        keys.ok_or(TlsError::NoCertificate)
     }
 }
 

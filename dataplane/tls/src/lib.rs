@@ -17,7 +17,7 @@ mod keys;
 mod session;
 mod verify;
 
-pub use error::TlsError;
+pub use error::{TlsError, TlsPart};
 pub use handshake::{HANDSHAKE_BYTES, Handshake, Step};
 pub use keys::{DataTls, Keychain, Keys, Material, UnknownTlsMode};
 pub use session::{OpenedRecord, PLAIN_BYTES, RECORD_BYTES, Session};

@@ -19,7 +19,7 @@ use crate::TlsError;
 
 /// Most bytes of plaintext in a record.
 pub const PLAIN_BYTES: usize = 16 << 10;
-const HEADER_BYTES: usize = 5;
+pub(crate) const HEADER_BYTES: usize = 5;
 /// Length of the longest record that TLS allows; those that this module sends are some 240 bytes shorter.
 pub const RECORD_BYTES: usize = HEADER_BYTES + PLAIN_BYTES + 256;
 /// Types of messages after a handshake.
@@ -31,7 +31,7 @@ pub(crate) fn record_at(bytes: &[u8]) -> Result<Option<usize>, TlsError> {
     let Some(header) = bytes.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
     let length = usize::from(u16::from_be_bytes([header[3], header[4]]));
     if !(20..=23).contains(&header[0]) || header[1] != 3 || length == 0 || length > PLAIN_BYTES + 256 {
-        return Err(TlsError::new(format!("the peer sent no TLS record: its bytes begin with {header:02x?}")));
+        return Err(TlsError::NotTls { header: *header });
     }
     Ok((bytes.len() >= HEADER_BYTES + length).then_some(HEADER_BYTES + length))
 }
@@ -93,7 +93,7 @@ pub enum OpenedRecord<'a> {
 
 impl Session {
     pub(crate) fn new(secrets: ExtractedSecrets, kernel: Kernel) -> Result<Self, TlsError> {
-        let suite = kernel.suite().tls13().ok_or_else(|| TlsError::new("the peers did not negotiate TLS 1.3"))?;
+        let suite = kernel.suite().tls13().ok_or(TlsError::OtherVersion)?;
         let ((sealed, tx), (opened, rx)) = (secrets.tx, secrets.rx);
         let (seal, open) = (encrypter(suite, tx)?, decrypter(suite, rx)?);
         let limit = suite.common.confidentiality_limit;
@@ -155,7 +155,7 @@ impl Session {
         let Some(taken) = record_at(bytes)? else { return Ok((0, OpenedRecord::More)) };
         let (header, sealed) = bytes[..taken].split_at_mut(HEADER_BYTES);
         if header[0] != u8::from(ContentType::ApplicationData) {
-            return Err(TlsError::new("the peer sent an unencrypted record after the handshake"));
+            return Err(TlsError::Unencrypted);
         }
         let message = InboundOpaqueMessage::new(ContentType::ApplicationData, ProtocolVersion::TLSv1_2, sealed);
         let message = self.open.decrypt(message, self.opened)?;
@@ -165,21 +165,20 @@ impl Session {
             ContentType::ApplicationData => OpenedRecord::Data(plain),
             ContentType::Alert => match plain {
                 [_, 0] => OpenedRecord::Closed,
-                [_, alert] => return Err(TlsError::alert(AlertDescription::from(*alert))),
-                _ => return Err(TlsError::new("the peer closed TLS with a malformed alert")),
+                [_, alert] => return Err(TlsError::Alert(AlertDescription::from(*alert))),
+                _ => return Err(TlsError::MalformedAlert),
             },
             ContentType::Handshake => self.after_handshake(plain)?,
-            other => return Err(TlsError::new(format!("the peer sent a record of the unexpected type {other:?}"))),
+            other => return Err(TlsError::UnexpectedRecord(other)),
         };
         Ok((taken, opened))
     }
 
     /// Processes handshake messages that follow the handshake.
     fn after_handshake(&mut self, mut plain: &[u8]) -> Result<OpenedRecord<'static>, TlsError> {
-        let wrong = || TlsError::new("the peer sent a handshake message that is not allowed after the handshake");
         while let Some((&[typ, a, b, c], rest)) = plain.split_first_chunk::<4>() {
             let length = u32::from_be_bytes([0, a, b, c]) as usize;
-            let (body, rest) = rest.split_at_checked(length).ok_or_else(wrong)?;
+            let (body, rest) = rest.split_at_checked(length).ok_or(TlsError::UnexpectedHandshake)?;
             match (typ, body) {
                 // Sessions are never resumed.
                 (NEW_SESSION_TICKET, _) => {}
@@ -188,11 +187,11 @@ impl Session {
                     (self.open, self.opened) = (decrypter(self.suite, secrets)?, number);
                     self.asked |= asks == 1;
                 }
-                _ => return Err(wrong()),
+                _ => return Err(TlsError::UnexpectedHandshake),
             }
             plain = rest;
         }
-        if plain.is_empty() { Ok(OpenedRecord::Nothing) } else { Err(wrong()) }
+        if plain.is_empty() { Ok(OpenedRecord::Nothing) } else { Err(TlsError::UnexpectedHandshake) }
     }
 }
 
@@ -219,6 +218,6 @@ fn parts(
         ConnectionTrafficSecrets::Aes128Gcm { key, iv }
         | ConnectionTrafficSecrets::Aes256Gcm { key, iv }
         | ConnectionTrafficSecrets::Chacha20Poly1305 { key, iv } => Ok((key, iv)),
-        _ => Err(TlsError::new("the peers negotiated an unknown cipher")),
+        _ => Err(TlsError::UnknownCipher),
     }
 }

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
 use crate::config::{SimConfig, Work};
-use crate::outcome::{Fate, Outcome, RequestOutcome};
+use crate::outcome::{Outcome, RequestOutcome, RequestStatus};
 
 /// Order in which the queue is served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -48,7 +48,7 @@ pub fn bound(trace: &[Work], config: &SimConfig, order: Order) -> Outcome {
         let (arrival_ns, took_ns, cached) = jobs[at];
         free.push(Reverse(now + took_ns));
         served[at] = Some(RequestOutcome {
-            fate: Fate::Served,
+            status: RequestStatus::Served,
             ttft_ns: now + took_ns - arrival_ns,
             tbt_ns: 0,
             reused_tokens: cached,

@@ -22,6 +22,6 @@ mod world;
 
 pub use bounds::{Order, bound};
 pub use config::{Faults, SimConfig, Work};
-pub use outcome::{Fate, Outcome, ReplicaSample, RequestOutcome};
+pub use outcome::{Outcome, ReplicaSample, RequestOutcome, RequestStatus};
 pub use policies::{Algorithm1, DynamoLike, RejectingAlgorithm1, Rejection, SglangLike, side_by_side};
 pub use world::run;

@@ -1,8 +1,8 @@
 //! Results of a simulation.
 
-/// Outcome of a request.
+/// End of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fate {
+pub enum RequestStatus {
     /// Served.
     Served,
     /// Rejected at arrival.
@@ -17,7 +17,7 @@ pub enum Fate {
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct RequestOutcome {
-    pub fate: Fate,
+    pub status: RequestStatus,
     /// Time to first token.
     pub ttft_ns: u64,
     /// Mean of the longest tenth of the times between its tokens; 0 without decoding.
@@ -60,7 +60,7 @@ pub struct Outcome {
 
 impl Outcome {
     fn ttfts(&self) -> Vec<f64> {
-        let served = self.requests.iter().filter(|request| request.fate == Fate::Served);
+        let served = self.requests.iter().filter(|request| request.status == RequestStatus::Served);
         let mut ttfts: Vec<f64> = served.map(|request| request.ttft_ns as f64 / 1e9).collect();
         ttfts.sort_by(f64::total_cmp);
         ttfts
@@ -102,15 +102,15 @@ impl Outcome {
     #[must_use]
     pub fn goodput(&self, ttft_ns: u64, tbt_ns: u64) -> f64 {
         let good = |served: &&RequestOutcome| {
-            served.fate == Fate::Served && served.ttft_ns <= ttft_ns && served.tbt_ns <= tbt_ns
+            served.status == RequestStatus::Served && served.ttft_ns <= ttft_ns && served.tbt_ns <= tbt_ns
         };
         self.requests.iter().filter(good).count() as f64 / self.requests.len().max(1) as f64
     }
 
     /// Returns the number of requests with this outcome.
     #[must_use]
-    pub fn count(&self, fate: Fate) -> usize {
-        self.requests.iter().filter(|served| served.fate == fate).count()
+    pub fn count(&self, status: RequestStatus) -> usize {
+        self.requests.iter().filter(|served| served.status == status).count()
     }
 
     /// Returns the mean duration of transfers, in seconds.
@@ -123,7 +123,7 @@ impl Outcome {
     /// Returns the mean time between tokens of the served requests, in milliseconds.
     #[must_use]
     pub fn mean_tbt_ms(&self) -> f64 {
-        let served = self.requests.iter().filter(|served| served.fate == Fate::Served);
+        let served = self.requests.iter().filter(|served| served.status == RequestStatus::Served);
         mean(&served.map(|served| served.tbt_ns as f64 / 1e6).collect::<Vec<_>>())
     }
 

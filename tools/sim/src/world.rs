@@ -16,7 +16,7 @@ use crate::config::{DETECTED_NS, SimConfig, Work};
 use crate::copies::{CopyTraffic, LOOK_NS};
 use crate::decode::Decode;
 use crate::events::{Event, EventQueue};
-use crate::outcome::{Fate, Outcome, ReplicaSample, RequestOutcome};
+use crate::outcome::{Outcome, ReplicaSample, RequestOutcome, RequestStatus};
 
 /// Interval between two samples of the load.
 const SAMPLE_NS: u64 = 10_000_000_000;
@@ -131,7 +131,7 @@ impl<'a> World<'a> {
             computed_ns: 0,
         };
         let lost = |work: &Work| RequestOutcome {
-            fate: Fate::Lost,
+            status: RequestStatus::Lost,
             ttft_ns: 0,
             tbt_ns: 0,
             reused_tokens: 0,
@@ -236,7 +236,7 @@ impl<'a> World<'a> {
         match choice {
             Choice::Place(placement) if booked.is_ok() => self.place(id, placement),
             Choice::Wait if booked.is_ok() => {}
-            _ => self.end(id, Fate::Refused),
+            _ => self.end(id, RequestStatus::Refused),
         }
     }
 
@@ -245,7 +245,7 @@ impl<'a> World<'a> {
         while let Ok(Some(next)) = self.scheduler.poll(self.events.now_ns(), &mut self.scratch) {
             match next {
                 Next::Goes { id, placement } => self.place(id as usize, placement),
-                Next::Refused { id, .. } => self.end(id as usize, Fate::Refused),
+                Next::Refused { id, .. } => self.end(id as usize, RequestStatus::Refused),
             }
         }
     }
@@ -355,12 +355,12 @@ impl<'a> World<'a> {
         let _ = self.scheduler.update(id as u64, Progress::PrefillDone { reused, took_ns }, self.events.now_ns());
         let decode = self.placements[id].and_then(|placement| placement.decode);
         match decode {
-            _ if self.decodes.is_empty() => self.end(id, Fate::Served),
+            _ if self.decodes.is_empty() => self.end(id, RequestStatus::Served),
             Some(decode) if self.scheduler.takes_decode(id as u64, self.events.now_ns()) => {
                 self.decodes[decode].join(id, work.input_tokens, work.output_tokens);
                 self.decoded(decode);
             }
-            _ => self.end(id, Fate::RefusedLate),
+            _ => self.end(id, RequestStatus::RefusedLate),
         }
         self.start(instance);
     }
@@ -370,7 +370,7 @@ impl<'a> World<'a> {
         let model = self.config.decode_model;
         for (id, tbt_ns) in self.decodes[instance].advance(self.events.now_ns(), &model) {
             self.served[id].tbt_ns = tbt_ns as u64;
-            self.end(id, Fate::Served);
+            self.end(id, RequestStatus::Served);
         }
         for id in self.decodes[instance].admit(self.config.decode_tokens) {
             let _ = self.scheduler.update(id as u64, Progress::Decoding, self.events.now_ns());
@@ -381,8 +381,8 @@ impl<'a> World<'a> {
         }
     }
 
-    fn end(&mut self, id: usize, fate: Fate) {
-        self.served[id].fate = fate;
+    fn end(&mut self, id: usize, status: RequestStatus) {
+        self.served[id].status = status;
         self.open -= 1;
         // A rejected request was never booked.
         let _ = self.scheduler.release(id as u64);

@@ -7,7 +7,7 @@ use kvplane_conductor::cost::PrefillModel;
 use kvplane_conductor::policy::{LateBinding, Policy, Slo};
 use kvplane_proto::rng::Rng;
 use kvplane_sim::{
-    Algorithm1, Fate, Faults, Order, RejectingAlgorithm1, Rejection, SimConfig, Work, bound, run, side_by_side,
+    Algorithm1, Faults, Order, RejectingAlgorithm1, Rejection, RequestStatus, SimConfig, Work, bound, run, side_by_side,
 };
 
 fn work(arrival_ms: u64, input_tokens: u32, blocks: &[u64]) -> Work {
@@ -73,7 +73,7 @@ fn all_requests_are_served_and_runs_are_deterministic() {
     for (policy, again) in side_by_side().into_iter().zip(side_by_side()) {
         let name = policy.name();
         let (first, second) = (run(&trace, &config, policy), run(&trace, &config, again));
-        assert_eq!(first.count(Fate::Served), trace.len(), "{name}");
+        assert_eq!(first.count(RequestStatus::Served), trace.len(), "{name}");
         assert!(first.requests.iter().all(|served| served.tbt_ns >= 26_000_000), "{name}");
         assert_eq!(first.mean_ttft_s().to_bits(), second.mean_ttft_s().to_bits(), "{name}");
     }
@@ -98,7 +98,7 @@ fn faults_lose_no_request() {
     for policy in side_by_side() {
         let name = policy.name();
         let outcome = run(&trace, &config, policy);
-        assert_eq!(outcome.count(Fate::Served), trace.len(), "{name}");
+        assert_eq!(outcome.count(RequestStatus::Served), trace.len(), "{name}");
     }
 }
 
@@ -109,12 +109,12 @@ fn admission_rejects_at_arrival() {
     let config = SimConfig { prefill: 2, decode: 2, load: 4.0, slo, ..SimConfig::default() };
     for rejection in [Rejection::Baseline, Rejection::Early, Rejection::Predicted] {
         let outcome = run(&trace, &config, Box::new(RejectingAlgorithm1::new(rejection)));
-        assert!(outcome.count(Fate::Refused) > 50, "{rejection:?}");
+        assert!(outcome.count(RequestStatus::Refused) > 50, "{rejection:?}");
     }
     let paper = run(&trace, &config, Box::new(Algorithm1 { refuses: true, ..Algorithm1::default() }));
-    assert!(paper.count(Fate::Refused) > 50);
+    assert!(paper.count(RequestStatus::Refused) > 50);
     let ours = run(&trace, &config, Box::new(LateBinding { refuses: true, ..LateBinding::default() }));
-    assert_eq!(ours.count(Fate::RefusedLate), 0);
+    assert_eq!(ours.count(RequestStatus::RefusedLate), 0);
     let goodput = |outcome: &kvplane_sim::Outcome| outcome.goodput(slo.ttft_ns, slo.tbt_ns);
     assert!(goodput(&ours) >= goodput(&paper), "{} against {}", goodput(&ours), goodput(&paper));
 }
@@ -149,7 +149,7 @@ fn replicas_relieve_a_hot_node() {
     assert!((1..=8).contains(&with.copied) && with.egress_imbalance < 6.0, "{}", with.egress_imbalance);
     assert!(with.transfer_s() < without.transfer_s() / 2.0, "{} and {} s", with.transfer_s(), without.transfer_s());
     assert!(with.mean_ttft_s() < without.mean_ttft_s() / 4.0);
-    assert_eq!(with.count(Fate::Served), trace.len());
+    assert_eq!(with.count(RequestStatus::Served), trace.len());
 }
 
 #[test]

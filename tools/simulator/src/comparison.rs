@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use kvplane_conductor::policy::{LateBinding, Policy};
-use kvplane_sim::{Algorithm1, Fate, Order, Outcome, RejectingAlgorithm1, Rejection, SimConfig, Work, bound, run};
+use kvplane_sim::{
+    Algorithm1, Order, Outcome, RejectingAlgorithm1, Rejection, RequestStatus, SimConfig, Work, bound, run,
+};
 use kvplane_tools::trace::Request;
 use serde::Serialize;
 
@@ -89,8 +91,8 @@ impl PolicyOutcome {
             prefill_s: outcome.prefill_s(),
             imbalance: outcome.imbalance,
             goodput: outcome.goodput(30_000_000_000, 100_000_000),
-            refused: outcome.count(Fate::Refused),
-            refused_late: outcome.count(Fate::RefusedLate),
+            refused: outcome.count(RequestStatus::Refused),
+            refused_late: outcome.count(RequestStatus::RefusedLate),
             oscillation: outcome.oscillation(30.0),
         }
     }

@@ -69,7 +69,9 @@ const GAUGES: [Number; 12] = [
     ("kvplane_shard_objects_replicated", "Objects that the replica owner may have a replica of.", |one| {
         store(one).replicas.elsewhere
     }),
-    ("kvplane_shard_replica_drops_owed", "Replicas that replica owners still have to remove.", |one| one.copies.owed),
+    ("kvplane_shard_replica_removals_outstanding", "Replicas that replica owners still have to remove.", |one| {
+        one.copies.outstanding
+    }),
     ("kvplane_shard_replica_slots", "Slots that the shard is the replica owner of.", |one| one.copies.second_slots),
     ("kvplane_shard_connections", "Open connections.", |one| one.connections),
 ];
@@ -146,10 +148,10 @@ const TIER_COUNTERS: [Number; 41] = [
     }),
     ("kvplane_tier_reclaimed_total", "Objects that reclaim evicted.", |one| tier(one).counters.reclaimed),
     ("kvplane_tier_reinserted_total", "Live records that reclaim rewrote.", |one| tier(one).stats.reinserted),
-    ("kvplane_tier_damaged_total", "Records found damaged.", |one| tier(one).stats.harm.damaged),
-    ("kvplane_tier_stale_total", "Records found stale: a write was lost.", |one| tier(one).stats.harm.stale),
-    ("kvplane_tier_misdirected_total", "Records found in the wrong place.", |one| tier(one).stats.harm.misdirected),
-    ("kvplane_tier_read_faults_total", "Reads that failed on the device.", |one| tier(one).stats.harm.unread),
+    ("kvplane_tier_damaged_total", "Records found damaged.", |one| tier(one).stats.damage.damaged),
+    ("kvplane_tier_stale_total", "Records found stale: a write was lost.", |one| tier(one).stats.damage.stale),
+    ("kvplane_tier_misdirected_total", "Records found in the wrong place.", |one| tier(one).stats.damage.misdirected),
+    ("kvplane_tier_read_faults_total", "Reads that failed on the device.", |one| tier(one).stats.damage.unread),
     ("kvplane_tier_write_faults_total", "Writes that failed on the device.", |one| tier(one).stats.write_faults),
     ("kvplane_tier_device_reads_total", "Reads from the device.", |one| device(one).reads),
     ("kvplane_tier_device_writes_total", "Writes to the device.", |one| device(one).writes),

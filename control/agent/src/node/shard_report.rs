@@ -132,7 +132,7 @@ fn copies(snapshot: &ShardSnapshot) -> CopyFigures {
         second_slots: copies.second_slots,
         made: copies.made,
         failed: copies.failed,
-        owed: copies.owed,
+        outstanding: copies.outstanding,
         refused: copies.refused,
         served: copies.served,
         inherited: copies.inherited,

@@ -3,7 +3,6 @@
 
 use kvplane_engine::ShardHandle;
 use kvplane_rpc::message::{SyncTenants, TenantFigures};
-use kvplane_store::TenantLease;
 
 use crate::link::ControlLink;
 
@@ -22,12 +21,7 @@ pub(crate) fn exchange(link: &ControlLink, node: u64, incarnation: u64, shards: 
         let call = SyncTenants { node, incarnation, shard: number as u16, pool_bytes, uses };
         // A refusal is handled by the heartbeat.
         let Ok(answer) = link.call(call) else { return };
-        let leases = answer.tenants.iter().map(|one| TenantLease {
-            number: one.number,
-            dram_bytes: one.dram_bytes,
-            weight: one.weight,
-        });
         // If the mailbox is full, the leases stay as they are until the next exchange.
-        let _ = shard.set_tenants(leases.collect(), answer.strict);
+        let _ = shard.set_tenants(answer.tenants, answer.strict);
     }
 }

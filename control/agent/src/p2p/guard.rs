@@ -4,10 +4,10 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvplane_rpc::message::{KeyOfTickets, TicketKeys};
+use kvplane_rpc::message::TicketKeys;
 use kvplane_rpc::p2p::GetPeerKeys;
 use kvplane_rpc::random_bytes;
-use kvplane_ticket::{Challenges, TicketKey};
+use kvplane_ticket::Challenges;
 use kvplane_transfer::{TransferEngine, TransferEngineConfig};
 
 use super::catalog::Catalog;
@@ -82,7 +82,6 @@ impl Guard {
 
 fn take(engine: &TransferEngine, reply: &TicketKeys) -> Result<Renewal, Error> {
     let credential = Arc::new(credential_of(&reply.ticket)?);
-    let key = |key: &KeyOfTickets| TicketKey { id: key.id, secret: key.secret, until: key.until };
-    engine.learn_keys(reply.keys.iter().map(key).collect(), reply.seconds, &credential)?;
+    engine.learn_keys(reply.keys.clone(), reply.seconds, &credential)?;
     Ok(Renewal { asked: Instant::now(), valid: Duration::from_nanos(reply.ticket.valid_ns) })
 }

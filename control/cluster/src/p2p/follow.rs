@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::member::Typical;
+use super::member::MovingAverage;
 use super::schedule::{HALVES, Schedule, half_of};
 use super::shards::ShardSet;
 
@@ -28,7 +28,7 @@ struct Half {
     ready: BTreeSet<u32>,
     /// Fetches in flight: shard and start time.
     active: BTreeMap<u32, u64>,
-    took: Typical,
+    took: MovingAverage,
     /// Time without an arrival after which the parent is left.
     patience_ns: u64,
     heard_ns: u64,
@@ -73,7 +73,7 @@ impl Follow {
             absent: lacks.iter().filter(|&shard| half_of(shard) == half).collect(),
             ready: BTreeSet::new(),
             active: BTreeMap::new(),
-            took: Typical::default(),
+            took: MovingAverage::default(),
             patience_ns: patience_ns.saturating_mul(u64::from(schedule.depth(half, rank))),
             heard_ns: now_ns,
             left: false,
@@ -105,7 +105,7 @@ impl Follow {
     /// Returns true if a half's parent should be polled for new shards: fewer are ready or in flight than the window
     /// allows.
     #[must_use]
-    pub fn is_hungry(&self, half: usize) -> bool {
+    pub fn has_room(&self, half: usize) -> bool {
         let half = &self.halves[half];
         !half.left && !half.absent.is_empty() && half.active.len() + half.ready.len() < half.window()
     }

@@ -117,9 +117,9 @@ impl Rate {
 
 /// Moving average: each new value has a weight of one quarter.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Typical(u64);
+pub(super) struct MovingAverage(u64);
 
-impl Typical {
+impl MovingAverage {
     pub(super) const fn ns(self) -> Option<u64> {
         if self.0 == 0 { None } else { Some(self.0) }
     }
@@ -150,9 +150,9 @@ pub(super) struct Member {
     pub(super) serving_late: u32,
     pub(super) up: Rate,
     pub(super) down: Rate,
-    /// Typical durations of its fetches, and of fetches from it.
-    pub(super) fetched: Typical,
-    pub(super) served: Typical,
+    /// MovingAverage durations of its fetches, and of fetches from it.
+    pub(super) fetched: MovingAverage,
+    pub(super) served: MovingAverage,
     /// Sources that it could not reach: the end of each ban, and the number of failures.
     pub(super) bans: BTreeMap<u64, (u64, u32)>,
     /// True while it leaves: no further fetch from it begins.

@@ -1,6 +1,6 @@
-//! Typical duration of fetches in a swarm, and the limits that follow from it.
+//! MovingAverage duration of fetches in a swarm, and the limits that follow from it.
 
-use super::member::Typical;
+use super::member::MovingAverage;
 
 /// Range of the concurrent fetches of a source and of a receiver; the maximum is for very short fetches.
 const PLACES: std::ops::RangeInclusive<u64> = 3..=16;
@@ -12,11 +12,11 @@ const UNKNOWN_NS: u64 = 500_000_000;
 /// Multiple of the typical duration beyond which a member is slow.
 const SLOW: u64 = 3;
 
-/// Typical duration of fetches, and of one fetch without concurrent ones.
+/// MovingAverage duration of fetches, and of one fetch without concurrent ones.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
-    typical: Typical,
-    alone: Typical,
+    typical: MovingAverage,
+    alone: MovingAverage,
 }
 
 impl Pace {

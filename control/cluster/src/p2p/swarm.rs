@@ -13,7 +13,7 @@ use kvplane_proto::rng::Rng;
 
 use super::choose::{Choice, Chooser};
 use super::counts::ShardCounts;
-use super::member::{FetchFailure, Hold, Member, Rate, ShardFetch, Typical};
+use super::member::{FetchFailure, Hold, Member, MovingAverage, Rate, ShardFetch};
 use super::object::{ObjectError, ObjectSpec};
 use super::pace::Pace;
 use super::ranks::{Jobs, RankJoin, RankParent};
@@ -64,7 +64,7 @@ pub(super) struct Swarm {
     jobs: Jobs,
     /// Sources with a free place, and receivers with one.
     free: BTreeSet<u64>,
-    hungry: BTreeSet<u64>,
+    has_room: BTreeSet<u64>,
     pace: Pace,
     rng: Rng,
     /// Members that changed, and must be looked at.
@@ -88,7 +88,7 @@ impl Swarm {
             counts: ShardCounts::new(shards),
             jobs: Jobs::default(),
             free: BTreeSet::new(),
-            hungry: BTreeSet::new(),
+            has_room: BTreeSet::new(),
             pace: Pace::default(),
             rng: Rng::new(seed, "swarm"),
             dirty: VecDeque::new(),
@@ -156,8 +156,8 @@ impl Swarm {
             serving_late: 0,
             up: Rate::of(hold.upload_bytes_per_second),
             down: Rate::of(hold.download_bytes_per_second),
-            fetched: Typical::default(),
-            served: Typical::default(),
+            fetched: MovingAverage::default(),
+            served: MovingAverage::default(),
             bans: BTreeMap::new(),
             leaving: false,
             suspect: false,
@@ -319,7 +319,7 @@ impl Swarm {
             self.give_up(receiver, shard);
         }
         self.free.remove(&number);
-        self.hungry.remove(&number);
+        self.has_room.remove(&number);
         if self.roster.is_empty() {
             self.empty_since_ns = now_ns;
         }
@@ -391,14 +391,14 @@ impl Swarm {
     fn pump(&mut self, now_ns: u64) {
         while let Some(number) = self.dirty.pop_front() {
             self.sort(number, now_ns);
-            while self.hungry.contains(&number) {
+            while self.has_room.contains(&number) {
                 let chance = self.rng.next_u64();
                 let Some(choice) = self.chooser(now_ns, chance).source_for(number, &self.free) else { break };
                 self.grant(choice, now_ns);
             }
             while self.free.contains(&number) {
                 let chance = self.rng.next_u64();
-                let Some(choice) = self.chooser(now_ns, chance).receiver_for(number, &self.hungry) else { break };
+                let Some(choice) = self.chooser(now_ns, chance).receiver_for(number, &self.has_room) else { break };
                 self.grant(choice, now_ns);
             }
         }
@@ -414,12 +414,12 @@ impl Swarm {
         Chooser { roster: &self.roster, counts: &self.counts, pace: &self.pace, now_ns, chance }
     }
 
-    /// Updates the sets of free sources and hungry receivers for a member.
+    /// Updates the sets of free sources and of receivers with room for a member.
     fn sort(&mut self, number: u64, now_ns: u64) {
         let (member, chooser) = (self.roster.get(number), self.chooser(now_ns, 0));
         let free = member.is_some_and(|member| chooser.may_serve(member));
-        let hungry = member.is_some_and(|member| chooser.may_fetch(member));
-        for (set, is_in) in [(&mut self.free, free), (&mut self.hungry, hungry)] {
+        let has_room = member.is_some_and(|member| chooser.may_fetch(member));
+        for (set, is_in) in [(&mut self.free, free), (&mut self.has_room, has_room)] {
             if is_in {
                 set.insert(number);
             } else {

@@ -5,20 +5,11 @@
 //! are objects whose keys are not blocks': both are counted as foreign. An event that cannot be decoded is skipped and
 //! counted.
 
+use kvplane_proto::events::ObjectChange;
+
 use super::hash;
 use super::keys::{BlockKey, read_key};
 use super::msgpack::Value;
-
-/// Kind of a store event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StoreChange {
-    /// An object was stored.
-    Stored,
-    /// An object was removed.
-    Removed,
-    /// All objects were removed.
-    Cleared,
-}
 
 /// Medium of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,7 +39,7 @@ pub enum ObjectName<'a> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct StoreEvent<'a> {
-    pub change: StoreChange,
+    pub change: ObjectChange,
     /// Tenant of the object; empty for the default tenant.
     pub tenant: &'a str,
     /// Part of the store that publishes the event: a clear affects only that part.
@@ -103,9 +94,9 @@ fn read_event<'b>(event: &'b Value<'_>) -> Option<DecodedEvent<'b>> {
     let get = |name: &str| event.get(name).filter(|value| **value != Value::Nil);
     let text = |name: &str| get(name).map_or(Some(""), Value::text);
     let change = match get("event_type")?.text()? {
-        "stored" => StoreChange::Stored,
-        "removed" => StoreChange::Removed,
-        "cleared" => StoreChange::Cleared,
+        "stored" => ObjectChange::Stored,
+        "removed" => ObjectChange::Removed,
+        "cleared" => ObjectChange::Cleared,
         _ => return None,
     };
     let medium = match text("medium")?.to_ascii_lowercase().as_str() {
@@ -113,14 +104,14 @@ fn read_event<'b>(event: &'b Value<'_>) -> Option<DecodedEvent<'b>> {
         "disk" | "ssd" | "nvme" => StoreMedium::Ssd,
         // Medium outside a store: the GPU of an engine.
         "gpu" => return Some(DecodedEvent::Foreign),
-        "" if change == StoreChange::Stored => StoreMedium::Memory,
+        "" if change == ObjectChange::Stored => StoreMedium::Memory,
         "" => StoreMedium::All,
         _ => return None,
     };
     let tenant = Some(text("tenant_id")?).filter(|tenant| *tenant != "default").unwrap_or_default();
     let backend = text("backend_id")?;
     let said = |object, block| Some(DecodedEvent::Event(StoreEvent { change, tenant, backend, medium, object, block }));
-    if change == StoreChange::Cleared {
+    if change == ObjectChange::Cleared {
         return said(ObjectName::All, None);
     }
     let ranks = ["tp_rank", "pp_rank", "pcp_rank", "dcp_rank", "group_id", "layer_id"];
@@ -143,7 +134,7 @@ fn read_event<'b>(event: &'b Value<'_>) -> Option<DecodedEvent<'b>> {
     };
     match (digest, key, block) {
         // For a removal, no more than the digest may be known.
-        (Some(digest), _, block) if block.is_some() || change == StoreChange::Removed => {
+        (Some(digest), _, block) if block.is_some() || change == ObjectChange::Removed => {
             said(ObjectName::Digest(digest), block)
         }
         (None, "", Some(block)) => said(ObjectName::Block(block.clone()), Some(block)),

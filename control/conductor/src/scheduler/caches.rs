@@ -23,7 +23,7 @@ pub(super) struct CacheHolder {
 }
 
 /// Blocks that an instance should have although no event has reported them yet.
-struct Promise {
+struct ExpectedBlocks {
     until_ns: u64,
     context: ContextId,
     holder: HolderId,
@@ -41,7 +41,7 @@ pub(super) struct Caches {
     by_slot: Vec<u32>,
     /// Numbers of instances, by their slots in the index of routed blocks.
     routed_by_slot: Vec<u32>,
-    promises: VecDeque<Promise>,
+    expected: VecDeque<ExpectedBlocks>,
 }
 
 impl Caches {
@@ -52,7 +52,7 @@ impl Caches {
             holders: Vec::new(),
             by_slot: vec![u32::MAX; config.max_holders],
             routed_by_slot: vec![u32::MAX; config.max_holders],
-            promises: VecDeque::new(),
+            expected: VecDeque::new(),
         })
     }
 
@@ -148,15 +148,15 @@ impl Caches {
     }
 
     /// Notes that a prefill is done: its promised blocks count until `until_ns`, or until an event confirms them.
-    pub(super) fn keep_promise(&mut self, instance: usize, request: &Request, until_ns: u64) {
+    pub(super) fn prefill_done(&mut self, instance: usize, request: &Request, until_ns: u64) {
         if let Ok(CacheHolder { holder, .. }) = self.known(instance) {
             let (context, hashes) = (request.context, Arc::clone(&request.hashes));
-            self.promises.push_back(Promise { until_ns, context, holder, hashes });
+            self.expected.push_back(ExpectedBlocks { until_ns, context, holder, hashes });
         }
     }
 
     /// Withdraws the promises of a request that will not be prefilled on its instance.
-    pub(super) fn break_promise(&mut self, instance: usize, request: &Request) -> Result<(), SchedulerError> {
+    pub(super) fn withdraw(&mut self, instance: usize, request: &Request) -> Result<(), SchedulerError> {
         if let Ok(CacheHolder { holder, .. }) = self.known(instance) {
             self.index.removed(request.context, holder, Tier::Promised, &request.hashes)?;
         }
@@ -165,10 +165,10 @@ impl Caches {
 
     /// Ends the promises that events should have confirmed by now.
     pub(super) fn expire(&mut self, now_ns: u64) {
-        while self.promises.front().is_some_and(|promise| promise.until_ns <= now_ns) {
-            let Some(promise) = self.promises.pop_front() else { break };
+        while self.expected.front().is_some_and(|blocks| blocks.until_ns <= now_ns) {
+            let Some(blocks) = self.expected.pop_front() else { break };
             // The promises of an instance that is gone ended with it.
-            let _ = self.index.removed(promise.context, promise.holder, Tier::Promised, &promise.hashes);
+            let _ = self.index.removed(blocks.context, blocks.holder, Tier::Promised, &blocks.hashes);
         }
     }
 

@@ -4,9 +4,10 @@ use kvplane_conductor::conductor::BlockChange;
 use kvplane_conductor::engine::hashes::vllm;
 use kvplane_conductor::engine::keys::{BlockKey, read_key};
 use kvplane_conductor::engine::msgpack::Value;
-use kvplane_conductor::engine::store::{ObjectName, StoreChange, StoreEvent, StoreMedium, read_store_batch};
+use kvplane_conductor::engine::store::{ObjectName, StoreEvent, StoreMedium, read_store_batch};
 use kvplane_conductor::engine::{EngineBatch, RootBlock, read_batch};
 use kvplane_conductor::index::BlockTier;
+use kvplane_proto::events::ObjectChange;
 use proptest::prelude::*;
 
 /// Subset of MessagePack for the tests.
@@ -253,10 +254,10 @@ fn mooncake_master_events_are_decoded() {
     assert_eq!(
         batch.events,
         vec![
-            event(StoreChange::Stored, StoreMedium::Memory, ObjectName::Key(key), Some(five)),
-            event(StoreChange::Stored, StoreMedium::Ssd, ObjectName::Block(high.clone()), Some(high)),
-            event(StoreChange::Removed, StoreMedium::All, ObjectName::Digest(10), None),
-            event(StoreChange::Cleared, StoreMedium::Memory, ObjectName::All, None),
+            event(ObjectChange::Stored, StoreMedium::Memory, ObjectName::Key(key), Some(five)),
+            event(ObjectChange::Stored, StoreMedium::Ssd, ObjectName::Block(high.clone()), Some(high)),
+            event(ObjectChange::Removed, StoreMedium::All, ObjectName::Digest(10), None),
+            event(ObjectChange::Cleared, StoreMedium::Memory, ObjectName::All, None),
         ]
     );
     assert_eq!((batch.foreign, batch.unread), (3, 4));

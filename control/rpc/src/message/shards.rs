@@ -306,7 +306,7 @@ pub struct CopyFigures {
     /// Replicas that replica owners did not store.
     pub failed: u64,
     /// Replicas that replica owners have still to drop.
-    pub owed: u64,
+    pub outstanding: u64,
     /// Requests that were refused because a replica was not dropped in time.
     pub refused: u64,
     /// Gets answered from a replica.

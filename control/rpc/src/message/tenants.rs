@@ -4,7 +4,8 @@
 //! A reply that arrives too late is dropped, so the shard's next report holds the leases that it really has.
 
 use bincode::{Decode, Encode};
-pub use kvplane_cluster::{LeaseOfTenant, Tenant, TenantFigures};
+pub use kvplane_cluster::{Tenant, TenantFigures};
+pub use kvplane_proto::tenants::TenantLease;
 
 /// Creates a tenant, or changes it.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
@@ -77,5 +78,5 @@ pub struct TenantLeases {
     /// True if only these tenants and the default tenant may put.
     pub strict: bool,
     /// Leases, by tenant.
-    pub tenants: Vec<LeaseOfTenant>,
+    pub tenants: Vec<TenantLease>,
 }

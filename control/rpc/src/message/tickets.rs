@@ -5,6 +5,7 @@
 use std::fmt;
 
 use bincode::{Decode, Encode};
+pub use kvplane_ticket::TicketKey;
 
 use crate::identity::{IdentityError, provider};
 
@@ -50,29 +51,13 @@ pub struct TicketKeys {
     /// The control plane's ticket time, in seconds.
     pub seconds: u64,
     /// Keys; at most [`KEYS_PER_REPLY`].
-    pub keys: Vec<KeyOfTickets>,
+    pub keys: Vec<TicketKey>,
     /// The caller's own ticket.
     pub ticket: TicketReply,
 }
 
 /// Most keys in one reply.
 pub const KEYS_PER_REPLY: usize = 16;
-
-/// A key that tickets are verified with.
-#[derive(Clone, PartialEq, Eq, Encode, Decode)]
-#[allow(missing_docs, reason = "the fields are named for what they hold")]
-pub struct KeyOfTickets {
-    pub id: u64,
-    pub secret: [u8; 32],
-    /// End of the last ticket under the key, in seconds of the control plane's ticket time.
-    pub until: u64,
-}
-
-impl fmt::Debug for KeyOfTickets {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "KeyOfTickets({:#x}, until {})", self.id, self.until)
-    }
-}
 
 /// Rotates the ticket key at once. Tickets under the former key stay valid until they end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]

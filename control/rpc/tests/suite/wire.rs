@@ -242,11 +242,11 @@ fn show_shard_replies(show: Show<'_>) {
         refused: 6,
     };
     show("TenantList", encode(&TenantList { strict: true, pool_bytes: 8, tenants: vec![tenant] }));
-    let lease = LeaseOfTenant { number: 1, dram_bytes: Some(2), weight: 3 };
+    let lease = TenantLease { number: 1, dram_bytes: Some(2), weight: 3 };
     show("TenantLeases", encode(&TenantLeases { strict: true, tenants: vec![lease] }));
     let ticket = TicketReply { wanted: true, ticket: vec![1], secret: vec![2], valid_ns: 3 };
     show("TicketReply", encode(&ticket));
-    let key = KeyOfTickets { id: 4, secret: [5; 32], until: 6 };
+    let key = TicketKey { id: 4, secret: [5; 32], until: 6 };
     let keys = TicketKeys { seconds: 7, keys: vec![key; 1], ticket: ticket.clone() };
     assert!(!format!("{keys:?}").contains("5, 5"), "secrets are not shown");
     show("TicketKeys", encode(&keys));

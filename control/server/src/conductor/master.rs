@@ -13,8 +13,9 @@ use std::time::Duration;
 
 use kvplane_conductor::engine::keys::BlockKey;
 use kvplane_conductor::engine::msgpack::Value;
-use kvplane_conductor::engine::store::{ObjectName, StoreChange, StoreMedium, read_store_batch};
+use kvplane_conductor::engine::store::{ObjectName, StoreMedium, read_store_batch};
 use kvplane_proto::Digest;
+use kvplane_proto::events::ObjectChange;
 use kvplane_rpc::conductor::EventSource;
 use kvplane_rpc::{Refusal, RefusalCode};
 use tokio::task::AbortHandle;
@@ -202,11 +203,11 @@ impl Master {
             };
             let (name, of) = ((part, object), changes.entry(part).or_default());
             match event.change {
-                StoreChange::Stored => {
+                ObjectChange::Stored => {
                     of.extend(self.known.stored(name, media, || Some((event.tenant.to_owned(), event.block?))));
                 }
-                StoreChange::Removed => of.extend(self.known.removed(name, media)),
-                StoreChange::Cleared => {
+                ObjectChange::Removed => of.extend(self.known.removed(name, media)),
+                ObjectChange::Cleared => {
                     self.known.cleared(part, media, of);
                     self.unsure.remove(&part);
                     self.unsure.remove(&0);

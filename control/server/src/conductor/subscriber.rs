@@ -1,9 +1,9 @@
-//! Follower of the events that an engine publishes of its cache over ZeroMQ, or a master of its store, as long as it is
-//! registered.
+//! Subscriber of the events that an engine publishes of its cache over ZeroMQ, or a master of its store, as long as it
+//! is registered.
 //!
 //! Messages have a topic, a number and a batch. After a gap in the numbers, the missing batches are requested from the
 //! engine's replay socket, if it has one; batches that it does not hold any more are lost, and the Conductor is
-//! notified of the gap. After a reconnection, numbers that start over mean that the engine restarted. The follower
+//! notified of the gap. After a reconnection, numbers that start over mean that the engine restarted. The subscriber
 //! reconnects to an unreachable publisher; the longer it is unreachable, the less its engine's known cache counts
 //! ([`kvplane_conductor::conductor::Conductor::away`]).
 
@@ -130,11 +130,11 @@ impl Line {
 
 /// Follows the events until the instance is not registered any more in this incarnation.
 pub(super) async fn follow(host: Arc<ConductorHost>, counts: Arc<FeedCounts>, followed: EventOrigin) {
-    let mut follower = Follower { host, counts, followed, next: None, away: false };
+    let mut subscriber = EventSubscriber { host, counts, followed, next: None, away: false };
     let mut away_since = None;
     loop {
         let began = Instant::now();
-        match follower.connected().await {
+        match subscriber.connected().await {
             Err(FollowEnd::Gone) => return,
             // The publisher is unreachable, or there is none at that address.
             Err(FollowEnd::Broken(error)) => {
@@ -143,13 +143,13 @@ pub(super) async fn follow(host: Arc<ConductorHost>, counts: Arc<FeedCounts>, fo
                     away_since = None;
                 }
                 let since = *away_since.get_or_insert_with(Instant::now);
-                if let Feed::Master(master) = &mut follower.followed.feed
+                if let Feed::Master(master) = &mut subscriber.followed.feed
                     && since.elapsed() > FORGET
                 {
-                    (follower.next, away_since) = (None, None);
+                    (subscriber.next, away_since) = (None, None);
                     master.forget(true);
                 }
-                if let Err(FollowEnd::Gone) = follower.is_away(since.elapsed(), &error) {
+                if let Err(FollowEnd::Gone) = subscriber.is_away(since.elapsed(), &error) {
                     return;
                 }
                 sleep(AGAIN).await;
@@ -170,7 +170,7 @@ impl From<io::Error> for FollowEnd {
     }
 }
 
-struct Follower {
+struct EventSubscriber {
     host: Arc<ConductorHost>,
     counts: Arc<FeedCounts>,
     followed: EventOrigin,
@@ -180,7 +180,7 @@ struct Follower {
     away: bool,
 }
 
-impl Follower {
+impl EventSubscriber {
     /// Records that the publisher has been unreachable for `elapsed`: the known cache of its engine counts for less and
     /// less.
     fn is_away(&mut self, elapsed: Duration, error: &io::Error) -> Result<(), FollowEnd> {

@@ -445,8 +445,8 @@ impl ShardHost {
     }
 
     /// Rings the subscriber's bell if there are new events.
-    pub(crate) fn ring_follower(&mut self) {
-        self.service.ring_follower();
+    pub(crate) fn ring_event_bell(&mut self) {
+        self.service.ring_event_bell();
     }
 
     /// Returns the memory that peers may use.

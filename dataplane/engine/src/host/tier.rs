@@ -208,7 +208,7 @@ impl TierDevice {
                 self.note(&event, reports);
             }
             self.tell_admission(service);
-            self.tell_harm(service);
+            self.report_damage(service);
         }
         self.tell_voided(service);
         Ok(progress)
@@ -276,11 +276,11 @@ impl TierDevice {
     }
 
     /// Adds a notice when records are found that are not whole: the first time, and whenever their number has doubled.
-    fn tell_harm(&mut self, service: &mut Service) {
-        let Some(harm) = service.tier_mut().and_then(Tiering::poll_harm) else { return };
+    fn report_damage(&mut self, service: &mut Service) {
+        let Some(damage) = service.tier_mut().and_then(Tiering::poll_damage) else { return };
         let path = self.path();
         let text = "they are misses and can be put again; if their number keeps growing, replace the device";
-        self.notices.push_back(TierNotice::trouble(format!("{path}: {harm} since the start: {text}")));
+        self.notices.push_back(TierNotice::trouble(format!("{path}: {damage} since the start: {text}")));
     }
 
     /// Adds a notice when the first map of this incarnation made all of the device's records void, or some of them.

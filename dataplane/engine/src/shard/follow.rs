@@ -6,7 +6,8 @@ use kvplane_proto::Digest;
 use kvplane_store::events::EventPage;
 use kvplane_store::service::{ReplicaProgress, Service, SnapshotPage};
 
-use kvplane_store::{TenantLease, TenantUse};
+use kvplane_proto::tenants::TenantLease;
+use kvplane_store::TenantUse;
 
 use super::command::Command;
 use super::error::ShardError;

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use kvplane_proto::tenants::TenantLease;
+
 use super::Scarce;
 use crate::allocator::GRANULE_BYTES;
 use crate::entry::{ACCOUNTS, Entries, Entry, EntryId, EvictionList, Mark};
@@ -9,18 +11,6 @@ use crate::eviction::{EvictionPolicy, Segment};
 
 /// Number of accounts up to which tenants that are not configured get accounts of their own.
 const UNCONFIGURED_MOST: usize = 256;
-
-/// Configuration of a tenant at a shard.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct TenantLease {
-    /// Number of the tenant: see [`kvplane_proto::digest::tenant_number`]. 0 is the default tenant, which always
-    /// exists.
-    pub number: u32,
-    /// Bytes of this shard's pool that it may fill; `None` for no limit.
-    pub dram_bytes: Option<u64>,
-    /// Weight among tenants without a lease. 0 counts as 1.
-    pub weight: u32,
-}
 
 /// Usage of a shard by a tenant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -7,7 +7,7 @@ use super::fetches::FetchLimits;
 use super::objects::Objects;
 use super::replication::ReplicaProgress;
 use super::types::PeerKey;
-use crate::TenantLease;
+use kvplane_proto::tenants::TenantLease;
 
 /// Mutable view of a service, for settings and commands.
 pub struct Control<'a> {

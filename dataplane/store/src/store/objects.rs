@@ -10,7 +10,7 @@ use crate::config::StoreConfig;
 use crate::entry::{Entries, Entry, EntryId, Mark, Replica, State};
 use crate::events::EventLog;
 use crate::index::{Index, TOGETHER};
-use crate::store::Side;
+use crate::store::ReplicaRole;
 use kvplane_proto::events::{ObjectChange, ObjectMedium};
 
 /// Entries, index, event log and orphans.
@@ -190,12 +190,12 @@ impl ObjectTable {
     }
 
     /// Returns the digest of a visible object and its role in replication; `None` if the entry is not visible.
-    pub(super) fn side(&self, id: EntryId) -> Option<(Digest, Side)> {
+    pub(super) fn role(&self, id: EntryId) -> Option<(Digest, ReplicaRole)> {
         let entry = &self.entries[id];
         let side = match (entry.is(Mark::Copy), entry.is(Mark::Copied)) {
-            (true, _) => Side::Copy,
-            (false, true) => Side::Copied,
-            (false, false) => Side::Plain,
+            (true, _) => ReplicaRole::Replica,
+            (false, true) => ReplicaRole::Replicated,
+            (false, false) => ReplicaRole::Sole,
         };
         entry.is_live().then(|| (entry.digest(), side))
     }

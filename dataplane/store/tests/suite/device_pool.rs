@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{PinId, ReservationId, Version};
+use kvplane_proto::tenants::TenantLease;
 use kvplane_store::eviction::Eviction;
-use kvplane_store::{Keep, NoMove, ObjectView, PoolMove, Reserve, Store, StoreConfig, TenantLease};
+use kvplane_store::{Keep, NoMove, ObjectView, PoolMove, Reserve, Store, StoreConfig};
 use proptest::prelude::*;
 
 const KIB: u64 = 1024;

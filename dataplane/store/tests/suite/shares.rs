@@ -2,8 +2,9 @@
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{PinId, Version};
+use kvplane_proto::tenants::TenantLease;
 use kvplane_store::eviction::Eviction;
-use kvplane_store::{Keep, Reserve, ReserveError, Store, StoreConfig, TenantLease};
+use kvplane_store::{Keep, Reserve, ReserveError, Store, StoreConfig};
 use proptest::prelude::*;
 
 const MIB: u64 = 1 << 20;

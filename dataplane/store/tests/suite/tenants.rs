@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{PinId, Version};
+use kvplane_proto::tenants::TenantLease;
 use kvplane_store::eviction::Eviction;
-use kvplane_store::{Keep, Replica, Reserve, ReserveError, Store, StoreConfig, TenantLease};
+use kvplane_store::{Keep, Replica, Reserve, ReserveError, Store, StoreConfig};
 use proptest::prelude::*;
 
 const POOL: u64 = 20;

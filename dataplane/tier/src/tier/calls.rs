@@ -11,7 +11,7 @@ use crate::memory::Memory;
 use crate::ops::Priority;
 use crate::scrub::ScrubReport;
 use crate::types::errors::{GetError, PutError, Reason, RemoveError};
-use crate::types::{Ack, Get, Harm, Put, PutReceipt, RecordView, Removal, Token};
+use crate::types::{Ack, DamageCounters, Get, Put, PutReceipt, RecordView, Removal, Token};
 
 /// Objects: puts, removals, gets.
 impl Tier {
@@ -194,8 +194,8 @@ impl Tier {
 
     /// Returns the counters of records that were not whole, since the start.
     #[must_use]
-    pub const fn harm(&self) -> Harm {
-        self.log.contents.harm()
+    pub const fn damage(&self) -> DamageCounters {
+        self.log.contents.damage()
     }
 
     /// Returns counters since the start, and current quantities. Walks the segments.

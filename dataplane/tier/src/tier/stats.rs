@@ -3,7 +3,7 @@
 use crate::contents::SegmentState;
 use crate::log::Log;
 use crate::reclaim::Reclaim;
-use crate::types::Harm;
+use crate::types::DamageCounters;
 use kvplane_proto::narrowing::length_u32;
 
 /// Counters since the start, and current quantities.
@@ -62,7 +62,7 @@ pub struct TierStats {
     /// Operations that the device failed to write.
     pub write_faults: u64,
     /// Records that were not whole.
-    pub harm: Harm,
+    pub damage: DamageCounters,
     /// Completions of unknown operations.
     pub stale_completions: u64,
     /// Removals that the index holds until recovery is complete.
@@ -105,7 +105,7 @@ impl TierStats {
             reinserted_bytes: reclaimed.reinserted_bytes,
             evicted: contents.evicted(),
             write_faults: calls.write_faults,
-            harm: contents.harm(),
+            damage: contents.damage(),
             stale_completions: log.device.stale_completions(),
             tombstones_held: contents.tombstones_held(),
         }

@@ -104,7 +104,7 @@ fn the_head_shows_the_cause_of_a_wrong_payload() {
         assert_eq!(settle(&mut world), [Event::Missed { token: Token(key), miss }]);
     }
     let stats = world.tier.stats();
-    assert_eq!((stats.harm.damaged, stats.harm.misdirected, stats.harm.stale), (1, 1, 0));
+    assert_eq!((stats.damage.damaged, stats.damage.misdirected, stats.damage.stale), (1, 1, 0));
 }
 
 #[test]
@@ -199,7 +199,7 @@ fn an_error_on_reading_is_a_miss_from_then_on() {
         assert_eq!(world.tier.get(&get), Err(GetError::NotFound));
         world.device.faults = Faults::default();
     }
-    assert_eq!(world.tier.stats().harm.unread, 2);
+    assert_eq!(world.tier.stats().damage.unread, 2);
 }
 
 #[test]

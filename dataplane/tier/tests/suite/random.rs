@@ -217,7 +217,7 @@ fn a_device_that_lies_never_gives_wrong_bytes() {
             work(&mut world, 900);
             world.device.faults = Faults::default();
             let stats = world.tier.stats();
-            seen += stats.harm.damaged + stats.harm.stale + stats.harm.misdirected;
+            seen += stats.damage.damaged + stats.damage.stale + stats.damage.misdirected;
             world.restart(rng.chance(0.5));
             world.until_recovered();
             world.tier.check();

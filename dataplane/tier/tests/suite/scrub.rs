@@ -87,7 +87,7 @@ proptest! {
         let expected: BTreeSet<Digest> = damaged.iter().map(|key| digest(*key)).collect();
         prop_assert_eq!(&world.quarantined, &expected);
         prop_assert_eq!(report.pass.bad_records, damaged.len() as u64);
-        prop_assert_eq!(world.tier.stats().harm.damaged - before.harm.damaged, damaged.len() as u64);
+        prop_assert_eq!(world.tier.stats().damage.damaged - before.damage.damaged, damaged.len() as u64);
         for key in 0..sizes.len() as u64 {
             prop_assert_eq!(world.tier.locate(digest(key)).is_some(), !damaged.contains(&key), "object {}", key);
         }

@@ -237,7 +237,7 @@ fn a_truncated_file_causes_errors_not_wrong_bytes() {
     assert_eq!(bed.get(6, 1 << 20), Err(Miss::Fault(Fault::Io)));
     let problem = bed.nvme.take_problem().expect("a description");
     assert!(problem.contains("only 0 bytes were moved"), "{problem}");
-    assert_eq!(bed.tier.stats().harm.unread, 1);
+    assert_eq!(bed.tier.stats().damage.unread, 1);
 }
 
 #[test]

@@ -216,7 +216,7 @@ impl World {
     pub(crate) fn copies_missing(&self, incarnation: usize) -> Option<String> {
         let service = &self.incarnations[incarnation].service;
         let counters = service.inspect().copy_counters();
-        if counters.owed > 0 {
+        if counters.outstanding > 0 {
             return Some(format!("incarnation {incarnation} waits for replicas to be dropped: {counters:?}"));
         }
         if Self::fetch_limits(&self.scenario).bytes_per_s == 0 {

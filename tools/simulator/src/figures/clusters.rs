@@ -2,7 +2,7 @@
 
 use kvplane_conductor::cost::{DecodeModel, PrefillModel};
 use kvplane_conductor::policy::{LateBinding, LoadBalance, Policy, Slo, Spread};
-use kvplane_sim::{Algorithm1, Fate, Rejection, SimConfig, Work, run};
+use kvplane_sim::{Algorithm1, Rejection, RequestStatus, SimConfig, Work, run};
 
 use super::{Curve, Figure, Line, Traces};
 use crate::comparison::{local, rejecting, works};
@@ -190,17 +190,21 @@ pub(super) fn early_rejection(traces: Traces<'_>) -> Option<Figure> {
     let all_s: f64 = trace.iter().map(|work| model.predict_ns(work.input_tokens, 0) as f64 / 1e9).sum();
     for ((label, rejection), paper) in rejections.into_iter().zip(REJECTED) {
         let outcome = run(&trace, &config, rejecting(rejection));
-        let share = |fate| outcome.count(fate) as f64 / trace.len().max(1) as f64;
-        lines.push(Line::new(format!("{label}: refused"), paper, share(Fate::Refused) + share(Fate::RefusedLate)));
-        lines.push(Line::extra(format!("{label}: refused after prefill"), share(Fate::RefusedLate)));
+        let share = |status| outcome.count(status) as f64 / trace.len().max(1) as f64;
+        lines.push(Line::new(
+            format!("{label}: refused"),
+            paper,
+            share(RequestStatus::Refused) + share(RequestStatus::RefusedLate),
+        ));
+        lines.push(Line::extra(format!("{label}: refused after prefill"), share(RequestStatus::RefusedLate)));
         let spent = outcome.prefill_s() * trace.len() as f64 / all_s;
         lines.push(Line::extra(format!("{label}: prefill work, of all without a cache"), spent));
         lines.push(Line::extra(format!("{label}: swing of the prefill load"), outcome.oscillation(30.0)));
     }
     let outcome = run(&trace, &config, Box::new(LateBinding { refuses: true, ..LateBinding::default() }));
-    let share = |fate| outcome.count(fate) as f64 / trace.len().max(1) as f64;
-    lines.push(Line::extra("kvplane: refused", share(Fate::Refused)));
-    lines.push(Line::extra("kvplane: refused after prefill", share(Fate::RefusedLate)));
+    let share = |status| outcome.count(status) as f64 / trace.len().max(1) as f64;
+    lines.push(Line::extra("kvplane: refused", share(RequestStatus::Refused)));
+    lines.push(Line::extra("kvplane: refused after prefill", share(RequestStatus::RefusedLate)));
     lines.push(Line::extra("kvplane: swing of the prefill load", outcome.oscillation(30.0)));
     Some(Figure {
         name: "Early rejection (arXiv, Table 3)",

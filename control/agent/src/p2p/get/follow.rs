@@ -12,7 +12,7 @@ use kvplane_transfer::{Opcode, SubmitOptions, TaskState, TransferRequest};
 
 use crate::error::Error;
 use crate::p2p::catalog::{Catalog, is_away, is_forgotten};
-use crate::p2p::replica::{Appetite, ParentState, Replica, Seat};
+use crate::p2p::replica::{FetchRoom, ParentState, Replica, Seat};
 use crate::p2p::sources::Sources;
 
 /// Limits of the pause between two reads of a board without news, or between two requests for a parent.
@@ -99,10 +99,10 @@ impl SourceFollower<'_> {
         // Estimate of the time between two arrivals at the parent.
         let (mut gap, mut last, mut before) = (*PAUSES.start() * LOOKS, Instant::now(), 0);
         loop {
-            match fetch.appetite(self.half, WAIT) {
-                Appetite::Ended => return,
-                Appetite::Full => continue,
-                Appetite::Hungry => {}
+            match fetch.room(self.half, WAIT) {
+                FetchRoom::Ended => return,
+                FetchRoom::Full => continue,
+                FetchRoom::Free => {}
             }
             if let Err(error) = self.read(parent, board) {
                 tracing::debug!("stops following {}: {error}", parent.segment);

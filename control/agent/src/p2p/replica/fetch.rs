@@ -53,13 +53,13 @@ pub(in crate::p2p) enum ParentState {
 
 /// State of the shards that come from the parent of a half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::p2p) enum Appetite {
+pub(in crate::p2p) enum FetchRoom {
     /// The parent is not followed any more.
     Ended,
     /// The limit of shards that are ready or in flight is reached.
     Full,
     /// More shards could be in flight: the parent's board should be read.
-    Hungry,
+    Free,
 }
 
 /// Shard in flight.
@@ -369,16 +369,16 @@ impl Fetch {
 
     /// Returns true if more shards of a half could be in flight. Otherwise, waits up to `pause` or until a notification
     /// first.
-    pub(in crate::p2p) fn appetite(&self, half: usize, pause: Duration) -> Appetite {
+    pub(in crate::p2p) fn room(&self, half: usize, pause: Duration) -> FetchRoom {
         let mut state = self.state();
         if !self.goes_on(&mut state, half) {
-            return Appetite::Ended;
+            return FetchRoom::Ended;
         }
-        if state.rank.as_ref().is_some_and(|rank| rank.is_hungry(half)) {
-            return Appetite::Hungry;
+        if state.rank.as_ref().is_some_and(|rank| rank.has_room(half)) {
+            return FetchRoom::Free;
         }
         self.pause(state, pause);
-        Appetite::Full
+        FetchRoom::Full
     }
 
     /// Notes the shards of a half's parent, as words of 64 shards, and orders what can be in flight. Then waits up to
@@ -434,9 +434,9 @@ impl Fetch {
         let Some(seat) = &self.seat else { return };
         seat.mark(shard);
         let Some(rank) = &mut state.rank else { return };
-        let hungry = rank.arrived(shard, seat.now_ns());
+        let has_room = rank.arrived(shard, seat.now_ns());
         self.dispatch(state);
-        if hungry {
+        if has_room {
             self.followed.notify_all();
         }
     }

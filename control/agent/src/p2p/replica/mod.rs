@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use kvplane_cluster::p2p::{Follow, ObjectSpec, ShardSet};
 use kvplane_engine::Region;
 
-pub(super) use fetch::{Appetite, Fetch, News, ParentState, Trouble};
+pub(super) use fetch::{Fetch, FetchRoom, News, ParentState, Trouble};
 pub(super) use hashes::{hash_range, hashes};
 pub(super) use order::ShardOrder;
 pub use ranks::Ranks;

@@ -37,8 +37,8 @@ impl RankProgress {
     }
 
     /// Returns true if more shards of a half could be in flight.
-    pub(super) fn is_hungry(&self, half: usize) -> bool {
-        self.follow.is_hungry(half)
+    pub(super) fn has_room(&self, half: usize) -> bool {
+        self.follow.has_room(half)
     }
 
     /// Returns true while no shard has to be fetched from elsewhere.
@@ -59,7 +59,7 @@ impl RankProgress {
     /// Notes the arrival of a shard. Returns true if more shards of a half could be in flight, before new orders.
     pub(super) fn arrived(&mut self, shard: u32, now_ns: u64) -> bool {
         self.follow.arrived(shard, now_ns);
-        (0..HALVES).any(|half| self.follow.is_hungry(half))
+        (0..HALVES).any(|half| self.follow.has_room(half))
     }
 
     /// Takes the failure of a fetch from a parent, which is left; gives another failure back.

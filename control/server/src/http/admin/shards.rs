@@ -93,7 +93,7 @@ pub fn shard_json(shard: &ShardFigures) -> Value {
             "second_slots": shard.copies.second_slots,
             "made": shard.copies.made,
             "failed": shard.copies.failed,
-            "owed": shard.copies.owed,
+            "outstanding": shard.copies.outstanding,
             "refused": shard.copies.refused,
             "served": shard.copies.served,
             "inherited": shard.copies.inherited,

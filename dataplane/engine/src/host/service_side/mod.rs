@@ -7,7 +7,7 @@
 //! [`ServiceSide`] owns the service, the memory that it names, and the server for stock engines. It knows neither the
 //! SSD tier of the store ([`super::tier`]) nor the client of a shard ([`super::fetch`]).
 
-mod follower;
+mod event_bell;
 mod leaving;
 pub(crate) mod memory;
 pub(crate) mod served;
@@ -34,7 +34,7 @@ use kvplane_transport::mooncake::{Server, ServerOptions};
 use kvplane_transport::shm::{Extent, MemoryRequest, SegmentOffer};
 use kvplane_transport::{CloseCause, OutgoingPayload, Pieces, Target, Token};
 
-use self::follower::Follower;
+use self::event_bell::EventBell;
 use self::leaving::LeavingSegments;
 use self::memory::{PoolView, ServedMemory};
 use self::served::{DeviceSnapshot, ServedPayloads};
@@ -56,7 +56,7 @@ pub(crate) struct ServiceSide {
     stock_server: Server,
     leaving: LeavingSegments,
     served: ServedPayloads,
-    follower: Follower,
+    event_bell: EventBell,
 }
 
 impl ServiceSide {
@@ -72,7 +72,7 @@ impl ServiceSide {
             stock_server: Server::new(stock),
             leaving: LeavingSegments::default(),
             served: ServedPayloads::new(connections, pool.as_ref()),
-            follower: Follower::default(),
+            event_bell: EventBell::default(),
             devices: DeviceSegments::default(),
             shared_devices: SharedDevices::default(),
             memory: ServedMemory::new(pool),
@@ -498,12 +498,12 @@ impl ServiceSide {
 
     /// Sets the bell that rings on new events of the service's objects.
     pub(crate) fn follow(&mut self, bell: Option<SyncSender<()>>) {
-        self.follower.set(bell);
+        self.event_bell.set(bell);
     }
 
     /// Rings the subscriber's bell if there are new events.
-    pub(crate) fn ring_follower(&mut self) {
-        self.follower.ring(|| self.service.inspect().next_event());
+    pub(crate) fn ring_event_bell(&mut self) {
+        self.event_bell.ring(|| self.service.inspect().next_event());
     }
 
     /// Runs the service's timers that are due.

@@ -374,7 +374,7 @@ impl Objects {
     pub(super) fn exists_already(&mut self, digest: Digest, asked: Option<PutAck>) -> Status {
         self.replication.removals.note_orphans(&mut self.local.shard);
         let awaited = self.local.awaits_ssd(digest, asked);
-        if self.replication.removals.owes(digest) { Status::Busy } else { awaited.unwrap_or(Status::Exists) }
+        if self.replication.removals.is_outstanding(digest) { Status::Busy } else { awaited.unwrap_or(Status::Exists) }
     }
 
     /// Reserves memory for an object and its tail, and enqueues the tail to be written.

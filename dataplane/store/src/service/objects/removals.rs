@@ -12,7 +12,7 @@ use crate::service::shard::answers::items_of;
 use crate::service::shard::context::RequestContext;
 use crate::service::shard::deferrals::Replies;
 use crate::service::types::CloseReason;
-use crate::store::{Fate, Side};
+use crate::store::{OwnershipChange, ReplicaRole};
 
 /// Bits of a removal's objects: those that existed, and those that are kept because they are stripe heads.
 type RemovalBits = (Vec<bool>, Vec<bool>);
@@ -106,13 +106,13 @@ impl Objects {
         let (peer, request) = (context.peer, header.request);
         let Self { local, replication, .. } = self;
         // The removal is not complete before the replicas are gone.
-        let owed = replication.removals.owed_among(&mut local.shard, digests);
+        let outstanding = replication.removals.outstanding_among(&mut local.shard, digests);
         let mut tiering = local.tiering.as_mut().filter(|_| !digests.is_empty());
         if let Some(status) = tiering.as_ref().and_then(|tiering| tiering.ssd.may_remove(digests.len()).err()) {
             local.shard.answers.answer(peer, Operation::Remove, header, status);
             return;
         }
-        let left = owed.len() + tiering.as_ref().map_or(0, |_| digests.len());
+        let left = outstanding.len() + tiering.as_ref().map_or(0, |_| digests.len());
         if left == 0 {
             let (bits, heads) = bits;
             local.shard.answers.items(peer, Operation::Remove, request, bits.len(), |body| {
@@ -125,7 +125,7 @@ impl Objects {
         if let Some(tiering) = &mut tiering {
             tiering.ssd.remove(&mut local.shard, digests, &item_at);
         }
-        for at in owed {
+        for at in outstanding {
             replication.removals.wait(&mut local.shard, digests[at], item_at(at));
         }
     }
@@ -146,9 +146,9 @@ impl Objects {
         let slots: BTreeSet<Slot> =
             items.clone().filter(|item| is_slot(item.digest)).map(|item| item.digest.slot()).collect();
         if !slots.is_empty() {
-            store.reassign(|digest, side| match side == Side::Copy && slots.contains(&digest.slot()) {
-                true => Fate::Goes,
-                false => Fate::Stays,
+            store.reassign(|digest, role| match role == ReplicaRole::Replica && slots.contains(&digest.slot()) {
+                true => OwnershipChange::Dropped,
+                false => OwnershipChange::Unchanged,
             });
         }
         for DigestItem { digest } in items {
@@ -182,9 +182,9 @@ impl Objects {
                 self.local.write_promise(*digest);
             }
             // A client that retries because the replica owner had not answered gets the same answer.
-            let owed = there && self.replication.removals.owes(*digest);
-            bits.push(owed);
-            if owed {
+            let outstanding = there && self.replication.removals.is_outstanding(*digest);
+            bits.push(outstanding);
+            if outstanding {
                 waits.push(at);
             }
         }

@@ -6,14 +6,15 @@
 //!
 //! Correctness: **a replica is never older than the version that the owner has acknowledged.**
 //! * Before it sends anything, the owner records that the replica owner may have a replica (`Mark::Copied`). When such
-//!   an object is removed, replaced or evicted, the removal of the replica is *owed*. Until the replica owner has
-//!   acknowledged that it is gone, no removal and no put of that object is acknowledged.
+//!   an object is removed, replaced or evicted, the removal of the replica is *outstanding*. Until the replica owner
+//!   has acknowledged that it is gone, no removal and no put of that object is acknowledged.
 //! * A client that gets an object learns whether there is a replica, and may read the replica for a while (a lease).
 //!   When a new map assigns another replica owner, the former one gets no removal requests any more; removals and puts
 //!   of objects that it had replicas of are then acknowledged only when all such leases have expired. A client with an
 //!   older map gets no lease.
-//! * No replica of an object is sent while a removal of one is owed, and no removal while a replica is being sent.
-//!   Requests that were given up on a lost connection are never carried out later: the client fences the connection.
+//! * No replica of an object is sent while a removal of one is outstanding, and no removal while a replica is being
+//!   sent. Requests that were given up on a lost connection are never carried out later: the client fences the
+//!   connection.
 //! * The replica owner accepts and drops replicas only while the newest map that it knows makes it the replica owner of
 //!   this very incarnation of the owner ([`Relation`]), and only from a peer whose map is at least as new as that
 //!   relation.
@@ -28,7 +29,7 @@
 //! as far as memory has room.
 
 mod heat;
-mod owed;
+mod outstanding;
 mod owners;
 mod pushes;
 mod removals;
@@ -54,7 +55,7 @@ use super::local::LocalStore;
 use super::shard::context::RequestContext;
 use super::shard::deferrals::DeferredItem;
 use super::shard::{Relation, Shard};
-use crate::store::{Fate, Side};
+use crate::store::{OwnershipChange, ReplicaRole};
 use crate::{ObjectView, Replica};
 pub use kvplane_proto::events::ReplicaProgress;
 
@@ -79,8 +80,8 @@ pub struct CopyCounters {
     pub served: u64,
     /// Replicas that became objects of this shard because the owner left.
     pub inherited: u64,
-    /// Removals that are owed to replica owners now.
-    pub owed: u64,
+    /// Removals that replica owners still have to acknowledge.
+    pub outstanding: u64,
     /// Slots for which this shard is the replica owner.
     pub second_slots: u64,
 }
@@ -102,7 +103,7 @@ impl CopyWaits {
     }
 }
 
-/// Owner's side of replication: replicas to be made, and those to be removed. Replicas that this shard has as a replica
+/// Owner's role of replication: replicas to be made, and those to be removed. Replicas that this shard has as a replica
 /// owner are recorded in the store.
 #[derive(Debug, Default)]
 pub(super) struct Replication {
@@ -131,7 +132,7 @@ impl Replication {
             failed: pushes.failed,
             dropped: removals.done,
             refused: removals.refused,
-            owed: self.removals.len() as u64,
+            outstanding: self.removals.len() as u64,
             second_slots: shard.replicas.relations() as u64,
             ..self.counters
         }
@@ -199,18 +200,18 @@ impl Replication {
         let mut inherited = Vec::new();
         let store = &mut shard.store;
         let replicas = &shard.replicas;
-        let gone = store.reassign(|digest, side| {
-            let (slot, copy) = (digest.slot(), side == Side::Copy);
+        let gone = store.reassign(|digest, role| {
+            let (slot, copy) = (digest.slot(), role == ReplicaRole::Replica);
             match (copy, ended.contains_key(&slot)) {
-                (false, _) if cleared.contains(&slot) => Fate::Goes,
-                (false, _) => Fate::Stays,
-                (true, false) if replicas.relation(slot).is_some() => Fate::Stays,
+                (false, _) if cleared.contains(&slot) => OwnershipChange::Dropped,
+                (false, _) => OwnershipChange::Unchanged,
+                (true, false) if replicas.relation(slot).is_some() => OwnershipChange::Unchanged,
                 (true, true) if replicas.has_inherited(slot) => {
                     inherited.push(digest);
-                    Fate::Own
+                    OwnershipChange::Promoted
                 }
-                (true, true) if exported.contains(&slot) => Fate::Own,
-                (true, _) => Fate::Goes,
+                (true, true) if exported.contains(&slot) => OwnershipChange::Promoted,
+                (true, _) => OwnershipChange::Dropped,
             }
         });
         shard.counters.dropped_objects += gone;
@@ -249,14 +250,14 @@ impl Replication {
         if !changed.is_empty() {
             // The former replica owners have dropped their replicas, or will before they follow the new map.
             let mut copied = Vec::new();
-            shard.store.reassign(|digest, side| {
-                if side == Side::Copy || !changed.contains(&digest.slot()) {
-                    return Fate::Stays;
+            shard.store.reassign(|digest, role| {
+                if role == ReplicaRole::Replica || !changed.contains(&digest.slot()) {
+                    return OwnershipChange::Unchanged;
                 }
-                if side == Side::Copied {
+                if role == ReplicaRole::Replicated {
                     copied.push(digest);
                 }
-                Fate::Alone
+                OwnershipChange::Unreplicated
             });
             for digest in copied.into_iter().filter(|digest| owns(digest.slot())) {
                 self.removals.lapse(shard, digest, Vec::new());
@@ -267,7 +268,7 @@ impl Replication {
         // recorded here.
         for digest in self.pushes.voided() {
             if shard.replicas.has_owner(digest) {
-                self.removals.owe(digest);
+                self.removals.add(digest);
             }
         }
         self.look_for_unreplicated(shard);
@@ -295,7 +296,7 @@ impl Replication {
         self.removals.note_orphans(shard);
         let possible = shard.replicas.has_owner(digest);
         let copy = possible && shard.store.objects().replica(digest) == Replica::Awaited;
-        CopyWaits { drop: self.removals.owes(digest), copy }
+        CopyWaits { drop: self.removals.is_outstanding(digest), copy }
     }
 
     /// Acts on a commit: the object is replicated next if it is to be. `told` is settled once for each condition that
@@ -340,7 +341,7 @@ impl Replication {
             && shard.replicas.has_owner(digest)
             && shard.ownership.owns(digest)
             && !self.pushes.has(digest)
-            && !self.removals.owes(digest);
+            && !self.removals.is_outstanding(digest);
         if there {
             self.removals.note_lease(shard.now_ns);
         }

@@ -172,8 +172,8 @@ impl Pushes {
                 walk.repeat(shard);
                 continue;
             }
-            if self.has(digest) || removals.owes(digest) {
-                // Sent once the replica in flight, or the owed removal, is done.
+            if self.has(digest) || removals.is_outstanding(digest) {
+                // Sent once the replica in flight, or the outstanding removal, is done.
                 self.queue.push_back((digest, version));
                 continue;
             }
@@ -259,7 +259,7 @@ impl Pushes {
                 if live {
                     store.objects_mut().note_copy(digest, version, false);
                     if !refused {
-                        removals.owe(digest);
+                        removals.add(digest);
                     }
                 }
                 if refused {

@@ -7,7 +7,7 @@ use kvplane_proto::ids::Slot;
 use kvplane_proto::map::ShardKey;
 use kvplane_proto::{Digest, Limits, Status};
 
-use super::owed::{OwedRemovals, all_of};
+use super::outstanding::{OutstandingRemovals, all_of};
 use super::owners::ReplicaOwners;
 use super::waits::{Earliest, WAIT_NS};
 use crate::service::fetches::{Fetch, FetchDone, Want};
@@ -17,7 +17,7 @@ use crate::service::shard::deferrals::DeferredItem;
 /// Removals of replicas at replica owners.
 #[derive(Debug, Default)]
 pub(in crate::service) struct ReplicaRemovals {
-    owed: OwedRemovals,
+    outstanding: OutstandingRemovals,
     /// Requests that replica owners have not answered yet.
     calls: BTreeMap<u64, RemovalCall>,
     /// Time at which the last lease on a replica was granted; 0 for never.
@@ -48,71 +48,71 @@ impl ReplicaRemovals {
         self.counters
     }
 
-    /// Returns the number of owed removals.
+    /// Returns the number of outstanding removals.
     pub(super) fn len(&self) -> usize {
-        self.owed.len()
+        self.outstanding.len()
     }
 
-    /// Records the owed removals of objects that are gone. To be called before any request is acknowledged.
+    /// Records the outstanding removals of objects that are gone. To be called before any request is acknowledged.
     pub(in crate::service) fn note_orphans(&mut self, shard: &mut Shard) {
         if !shard.store.objects().has_orphans() {
             return;
         }
         for digest in shard.store.objects_mut().take_orphans() {
             if shard.replicas.has_owner(digest) {
-                self.owed.owe(digest);
+                self.outstanding.add(digest);
             }
         }
-        self.owed.bound();
+        self.outstanding.bound();
     }
 
     /// Returns true if the replica owner may have a replica that has to be removed before a request for its object is
     /// acknowledged.
-    pub(in crate::service) fn owes(&self, digest: Digest) -> bool {
-        self.owed.has(digest)
+    pub(in crate::service) fn is_outstanding(&self, digest: Digest) -> bool {
+        self.outstanding.has(digest)
     }
 
-    /// Returns true if any removal of a replica is owed.
+    /// Returns true if any removal of a replica is outstanding.
     pub(in crate::service) fn owes_any(&mut self, shard: &mut Shard) -> bool {
         self.note_orphans(shard);
-        self.owed.len() > 0
+        self.outstanding.len() > 0
     }
 
     /// Returns the indexes of those objects of a removal whose replicas have to be removed first.
-    pub(in crate::service) fn owed_among(&mut self, shard: &mut Shard, digests: &[Digest]) -> Vec<usize> {
+    pub(in crate::service) fn outstanding_among(&mut self, shard: &mut Shard, digests: &[Digest]) -> Vec<usize> {
         if !self.owes_any(shard) {
             return Vec::new();
         }
-        (0..digests.len()).filter(|at| self.owes(digests[*at])).collect()
+        (0..digests.len()).filter(|at| self.is_outstanding(digests[*at])).collect()
     }
 
     /// Records that the replica owner may have a replica that has to be removed.
-    pub(super) fn owe(&mut self, digest: Digest) {
-        self.owed.owe(digest);
+    pub(super) fn add(&mut self, digest: Digest) {
+        self.outstanding.add(digest);
     }
 
     /// Allows requests to replica owners at once, after a change.
     pub(super) const fn wake(&mut self) {
-        self.owed.wake();
+        self.outstanding.wake();
     }
 
     /// Merges removals if there are too many.
     pub(super) fn bound(&mut self) {
-        self.owed.bound();
+        self.outstanding.bound();
     }
 
     /// Stops the replication of an object of this shard: a replica that the replica owner may have is to be removed.
     pub(in crate::service) fn give_up(&mut self, shard: &mut Shard, digest: Digest) {
         let had = shard.store.objects_mut().want_no_copy(digest);
         if had && shard.replicas.has_owner(digest) {
-            self.owed.owe(digest);
+            self.outstanding.add(digest);
         }
     }
 
     /// Makes a reply wait until a replica is removed.
     pub(in crate::service) fn wait(&mut self, shard: &mut Shard, digest: Digest, item: DeferredItem) {
         let until_ns = shard.now_ns.saturating_add(WAIT_NS);
-        if self.owed.wait(digest, item, until_ns) {
+        if self.outstanding.wait(digest, item, until_ns) {
             self.due.note(until_ns);
         } else {
             self.refuse(shard, item, Status::Busy);
@@ -137,13 +137,13 @@ impl ReplicaRemovals {
             waiters.into_iter().for_each(|(item, _)| shard.settle(item, |_, _| {}));
             return;
         }
-        self.owed.lapse(digest, until_ns, waiters);
+        self.outstanding.lapse(digest, until_ns, waiters);
         self.due.note(until_ns);
     }
 
-    /// Returns the owed removals in the slots for which `pick` returns true.
+    /// Returns the outstanding removals in the slots for which `pick` returns true.
     pub(super) fn of_slots(&self, pick: impl Fn(Slot) -> bool) -> Vec<Digest> {
-        self.owed.of_slots(pick)
+        self.outstanding.of_slots(pick)
     }
 
     /// Ends these removals, whose slots have another replica owner now, or none. If maps were `missed`, or this shard
@@ -156,7 +156,7 @@ impl ReplicaRemovals {
         owns: &dyn Fn(Slot) -> bool,
     ) {
         for digest in removals {
-            let waiters = self.owed.end(digest);
+            let waiters = self.outstanding.end(digest);
             // The slot's present owner may have inherited the replica.
             let owned = owns(digest.slot());
             if missed || !owned {
@@ -169,7 +169,7 @@ impl ReplicaRemovals {
             }
         }
         if missed {
-            let late = self.owed.take_waiters();
+            let late = self.outstanding.take_waiters();
             late.into_iter().for_each(|item| self.refuse(shard, item, Status::WrongOwner));
         }
     }
@@ -184,7 +184,7 @@ impl ReplicaRemovals {
         is_sending_in: impl Fn(Slot) -> bool,
     ) -> Option<Fetch> {
         let now_ns = shard.now_ns;
-        if !self.owed.is_due(now_ns) {
+        if !self.outstanding.is_due(now_ns) {
             return None;
         }
         let token = shard.new_fetch_token();
@@ -196,8 +196,8 @@ impl ReplicaRemovals {
             };
             !sending && owners.may_drop(owner, now_ns)
         };
-        let Some((owner, digests)) = self.owed.next(token, |slot| shard.replicas.owner(slot), may_ask) else {
-            self.owed.rest(owners.poll_timeout(now_ns).unwrap_or(u64::MAX));
+        let Some((owner, digests)) = self.outstanding.next(token, |slot| shard.replicas.owner(slot), may_ask) else {
+            self.outstanding.rest(owners.poll_timeout(now_ns).unwrap_or(u64::MAX));
             return None;
         };
         owners.begin_drop(owner);
@@ -216,7 +216,7 @@ impl ReplicaRemovals {
     ) -> bool {
         let Some(RemovalCall { owner, digests }) = self.calls.remove(&token) else { return false };
         let gone: &[bool] = if let FetchDone::CopiesDropped(gone) = done { gone } else { &[] };
-        self.owed.wake();
+        self.outstanding.wake();
         owners.end_drop(owner);
         if gone.contains(&true) {
             owners.answered(owner);
@@ -229,7 +229,7 @@ impl ReplicaRemovals {
                 continue;
             }
             let is_gone = gone.get(at) == Some(&true);
-            if let Some(waiters) = self.owed.answered(*digest, token, is_gone, shard.now_ns) {
+            if let Some(waiters) = self.outstanding.answered(*digest, token, is_gone, shard.now_ns) {
                 self.counters.done += 1;
                 waiters.into_iter().for_each(|(item, _)| shard.settle(item, |_, _| {}));
             }
@@ -239,8 +239,8 @@ impl ReplicaRemovals {
 
     /// Ends the waits that have timed out.
     pub(super) fn expire(&mut self, shard: &mut Shard) {
-        let ended = self.owed.expire(shard.now_ns);
-        self.due = Earliest::of(self.owed.poll_timeout());
+        let ended = self.outstanding.expire(shard.now_ns);
+        self.due = Earliest::of(self.outstanding.poll_timeout());
         ended.refused.into_iter().for_each(|item| self.refuse(shard, item, Status::Busy));
         ended.lapsed.into_iter().for_each(|item| shard.settle(item, |_, _| {}));
     }
@@ -285,28 +285,28 @@ mod tests {
     fn a_reply_waits_until_the_leases_on_a_former_owners_replica_have_expired() {
         let (mut shard, mut removals) = (shard(), ReplicaRemovals::default());
         removals.lapse(&mut shard, OBJECT, Vec::new());
-        assert!(!removals.owes(OBJECT), "no lease was granted");
+        assert!(!removals.is_outstanding(OBJECT), "no lease was granted");
         removals.note_lease(shard.now_ns);
         removals.lapse(&mut shard, OBJECT, Vec::new());
         let item = put(&mut shard);
         removals.wait(&mut shard, OBJECT, item);
         let until_ns = shard.now_ns + Limits::COPY_LAPSE_NS;
-        assert_eq!((removals.owes(OBJECT), removals.poll_timeout()), (true, Some(until_ns)));
+        assert_eq!((removals.is_outstanding(OBJECT), removals.poll_timeout()), (true, Some(until_ns)));
         shard.now_ns = until_ns;
         removals.expire(&mut shard);
         assert_eq!((status(&mut shard), removals.counters().refused), (Some(Status::Ok), 0));
-        assert_eq!((removals.owes(OBJECT), removals.poll_timeout()), (false, None));
+        assert_eq!((removals.is_outstanding(OBJECT), removals.poll_timeout()), (false, None));
     }
 
     #[test]
     fn a_reply_is_refused_when_the_replica_owner_does_not_acknowledge_in_time() {
         let (mut shard, mut removals) = (shard(), ReplicaRemovals::default());
-        removals.owe(OBJECT);
+        removals.add(OBJECT);
         let item = put(&mut shard);
         removals.wait(&mut shard, OBJECT, item);
         shard.now_ns = removals.poll_timeout().expect("a reply waits");
         removals.expire(&mut shard);
         assert_eq!((status(&mut shard), removals.counters().refused), (Some(Status::Busy), 1));
-        assert!(removals.owes(OBJECT), "the removal is owed still");
+        assert!(removals.is_outstanding(OBJECT), "the removal is outstanding still");
     }
 }

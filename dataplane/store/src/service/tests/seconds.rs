@@ -164,7 +164,7 @@ fn replica_lease_of_a_former_replica_owner_is_waited_out() {
         rig.assert_quiet();
         rig.pass(1);
         assert_eq!(rig.answer().bits(), [true], "nobody reads the copy any more");
-        assert_eq!(rig.service.inspect().copy_counters().owed, 0);
+        assert_eq!(rig.service.inspect().copy_counters().outstanding, 0);
     }
 }
 
@@ -241,7 +241,7 @@ fn removed_replica_is_created_again_only_on_a_new_request() {
     }
     rig.ask(peer, Operation::RemoveCopy, &digests([key]), 1);
     assert_eq!(rig.answer().bits(), [false], "there was none any more");
-    assert_eq!(rig.service.inspect().copy_counters().owed, 0);
+    assert_eq!(rig.service.inspect().copy_counters().outstanding, 0);
     // A new request for a replica makes one.
     assert_eq!(rig.service.control().want_copy(digest(key), rig.now_ns), ReplicaProgress::Coming);
     assert_eq!(copies(&mut rig).len(), 1);

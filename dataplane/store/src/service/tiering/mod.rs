@@ -49,7 +49,7 @@ pub struct Tiering {
 #[derive(Debug)]
 struct Reports {
     /// Number of damaged records at which the next report is due.
-    harm_to_tell: u64,
+    damage_to_report: u64,
     recovered: Option<RecoveryReport>,
     notices: VecDeque<Event>,
 }
@@ -76,7 +76,7 @@ impl Tiering {
             demotion: Demotion::new(policy.bytes_per_day, part_of_pool(policy.backlog_percent), most),
             promotion: Promotion::new(part_of_pool(policy.prefetch_percent)),
             reconciliation: Reconciliation::new(),
-            reports: Reports { harm_to_tell: 1, recovered: None, notices: VecDeque::new() },
+            reports: Reports { damage_to_report: 1, recovered: None, notices: VecDeque::new() },
             ssd: Ssd::new(tier, policy),
         }
     }

@@ -1,6 +1,6 @@
 //! Commands of an operator to a tier, and reports to the operator.
 
-use kvplane_tier::{Event, Harm, Ownership};
+use kvplane_tier::{DamageCounters, Event, Ownership};
 
 use super::{Admission, Tiering, VoidCause};
 
@@ -44,13 +44,13 @@ impl Tiering {
     }
 
     /// Returns the damaged records since the start: at the first, and whenever their number has doubled.
-    pub fn poll_harm(&mut self) -> Option<Harm> {
-        let harm = self.ssd.tier.harm();
-        let much = harm.records() >= self.reports.harm_to_tell;
+    pub fn poll_damage(&mut self) -> Option<DamageCounters> {
+        let damage = self.ssd.tier.damage();
+        let much = damage.records() >= self.reports.damage_to_report;
         if much {
-            self.reports.harm_to_tell = 2 * harm.records();
+            self.reports.damage_to_report = 2 * damage.records();
         }
-        much.then_some(harm)
+        much.then_some(damage)
     }
 
     /// Returns the record of ownership that the device had when it was opened: the cluster state, and the map.

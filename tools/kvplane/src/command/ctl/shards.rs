@@ -133,9 +133,15 @@ fn show_shard(shard: &ShardFigures) {
     let copies = &shard.copies;
     if copies.second_slots > 0 || copies.elsewhere > 0 {
         println!(
-            "    replicas: {} at replica owners, {} kept for other owners; {} made, {} failed, {} drops owed; {} gets \
-             served, {} taken over",
-            copies.elsewhere, copies.here, copies.made, copies.failed, copies.owed, copies.served, copies.inherited
+            "    replicas: {} at replica owners, {} kept for other owners; {} made, {} failed, \
+             {} outstanding removals; {} gets served, {} taken over",
+            copies.elsewhere,
+            copies.here,
+            copies.made,
+            copies.failed,
+            copies.outstanding,
+            copies.served,
+            copies.inherited
         );
     }
     for one in shard.operations.iter().filter(|one| one.operation != "hello") {

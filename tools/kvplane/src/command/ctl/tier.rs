@@ -12,7 +12,7 @@ use kvplane::rpc::message::{ListTiers, OrderTiers, TierAction, TierNode, TierSha
 use serde_json::{Value, json};
 
 use crate::command::Failure;
-use crate::command::ctl::tier_wait::{Patience, is_done};
+use crate::command::ctl::tier_wait::{ProgressTimeout, is_done};
 use crate::command::size;
 
 /// Interval at which a waiting command polls the nodes.
@@ -108,7 +108,7 @@ fn order(link: &ControlLink, common: &Common, action: TierAction, wait: bool) ->
     let before = link.call(ListTiers { node: common.node })?.nodes;
     let ordered = link.call(OrderTiers { node: common.node, action })?.orders;
     let narrate = !common.json && std::io::stderr().is_terminal();
-    let mut patience = Patience::new(action);
+    let mut timeout = ProgressTimeout::new(action);
     loop {
         let nodes = link.call(ListTiers { node: common.node })?.nodes;
         let mut open = 0;
@@ -127,7 +127,7 @@ fn order(link: &ControlLink, common: &Common, action: TierAction, wait: bool) ->
         if narrate {
             nodes.iter().flat_map(|node| &node.shards).for_each(|shard| eprintln!("{}", progress(shard, action)));
         }
-        patience.look(&nodes)?;
+        timeout.check(&nodes)?;
         std::thread::sleep(LOOK);
     }
 }

@@ -116,20 +116,20 @@ fn shard_is_done(
 }
 
 /// Timeout of an order that makes no progress.
-pub(super) struct Patience {
+pub(super) struct ProgressTimeout {
     action: TierAction,
     /// Progress counters as last seen, and the time of their last change.
     seen: Vec<u64>,
     since: Instant,
 }
 
-impl Patience {
+impl ProgressTimeout {
     pub(super) fn new(action: TierAction) -> Self {
         Self { action, seen: Vec::new(), since: Instant::now() }
     }
 
     /// Checks for progress; fails if there has been none for too long.
-    pub(super) fn look(&mut self, nodes: &[TierNode]) -> Result<(), WaitError> {
+    pub(super) fn check(&mut self, nodes: &[TierNode]) -> Result<(), WaitError> {
         let seen: Vec<u64> = nodes.iter().flat_map(signs).collect();
         if seen != self.seen {
             (self.seen, self.since) = (seen, Instant::now());
@@ -198,17 +198,17 @@ mod tests {
 
     #[test]
     fn an_order_without_progress_times_out() {
-        let mut patience = Patience::new(VERIFY);
+        let mut timeout = ProgressTimeout::new(VERIFY);
         let nodes = [node(|shard| shard.scrub.records = 8)];
-        patience.look(&nodes).expect("it went on");
-        patience.look(&nodes).expect("not yet for long");
-        patience.since -= STALL + Duration::from_secs(1);
-        let error = patience.look(&nodes).expect_err("nothing goes on").to_string();
+        timeout.check(&nodes).expect("it went on");
+        timeout.check(&nodes).expect("not yet for long");
+        timeout.since -= STALL + Duration::from_secs(1);
+        let error = timeout.check(&nodes).expect_err("nothing goes on").to_string();
         assert!(error.contains("for 61 s"), "{error}");
-        patience.look(&[node(|shard| shard.scrub.records = 9)]).expect("it went on");
-        let mut patience = Patience::new(TierAction::Verify { bytes_per_s: 1 });
-        patience.look(&nodes).expect("it went on");
-        patience.since -= STALL + Duration::from_secs(1);
-        patience.look(&nodes).expect("a record takes long at this rate");
+        timeout.check(&[node(|shard| shard.scrub.records = 9)]).expect("it went on");
+        let mut timeout = ProgressTimeout::new(TierAction::Verify { bytes_per_s: 1 });
+        timeout.check(&nodes).expect("it went on");
+        timeout.since -= STALL + Duration::from_secs(1);
+        timeout.check(&nodes).expect("a record takes long at this rate");
     }
 }

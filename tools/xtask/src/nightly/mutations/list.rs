@@ -141,8 +141,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         name: "removal-does-not-wait-for-copies",
         invariant: "when a removal is acknowledged, the replica owner has no replica of the object",
         file: "dataplane/store/src/service/replication/removals.rs",
-        find: "(0..digests.len()).filter(|at| self.owes(digests[*at])).collect()",
-        replace: "(0..digests.len()).filter(|at| self.owes(digests[*at]) && *at > digests.len()).collect()",
+        find: "(0..digests.len()).filter(|at| self.is_outstanding(digests[*at])).collect()",
+        replace: "(0..digests.len()).filter(|at| self.is_outstanding(digests[*at]) && *at > digests.len()).collect()",
         host: Host::Replicas,
     },
     Mutation {

@@ -87,7 +87,10 @@ const EDGES: [(&str, Uses); 34] = [
             "kvplane-transport",
         ]),
     ),
-    ("kvplane-rpc", Uses::Only(&["kvplane-proto", "kvplane-cluster", "kvplane-conductor", "kvplane-sys"])),
+    (
+        "kvplane-rpc",
+        Uses::Only(&["kvplane-proto", "kvplane-cluster", "kvplane-conductor", "kvplane-sys", "kvplane-ticket"]),
+    ),
     // Libraries, independent of the control plane: client of HTTP and etcd; HTTP server.
     ("kvplane-etcd", Uses::Only(&["kvplane-sys"])),
     ("kvplane-http", Uses::Only(&[])),
@@ -138,7 +141,7 @@ const EDGES: [(&str, Uses); 34] = [
 /// External crates that only these packages of the workspace may depend on.
 const HOMES: [(&str, &[&str]); 31] = [
     // The pure crates derive the layout of their types in messages; frames and limits are the first's.
-    ("bincode", &["kvplane-rpc", "kvplane-cluster", "kvplane-conductor", "kvplane-proto"]),
+    ("bincode", &["kvplane-rpc", "kvplane-cluster", "kvplane-conductor", "kvplane-proto", "kvplane-ticket"]),
     ("clap", &["kvplane-tools", "kvplane-simulator"]),
     ("core_affinity", &["kvplane-sys"]),
     ("crc-fast", &["kvplane-proto"]),

@@ -104,9 +104,9 @@ fn a_rank_fetches_from_its_parent_and_the_rest_elsewhere() {
     assert!(matches!(fetch.await_parent(0, Duration::ZERO), ParentState::Unknown));
     fetch.set_parent(0, Some(parent(5)));
     assert!(matches!(fetch.await_parent(0, Duration::ZERO), ParentState::Known(found) if found.member == 5));
-    assert_eq!(fetch.appetite(0, Duration::ZERO), Appetite::Hungry);
+    assert_eq!(fetch.room(0, Duration::ZERO), FetchRoom::Free);
     fetch.learn(0, &[u64::MAX], None);
-    assert_eq!(fetch.appetite(0, Duration::ZERO), Appetite::Full);
+    assert_eq!(fetch.room(0, Duration::ZERO), FetchRoom::Full);
     let first = fetch.next_order().unwrap();
     assert_eq!((first.shard, first.source, first.address), (0, 5, 1000));
     assert_eq!(fetch.complete(&first, Ok(8)), None);
@@ -120,7 +120,7 @@ fn a_rank_fetches_from_its_parent_and_the_rest_elsewhere() {
     let (want, failed) = fetch.elsewhere().unwrap();
     assert_eq!((want.intervals(), failed), (vec![(2, 1)], vec![failure(2, 5, true)]));
     fetch.leave_parent(1);
-    assert_eq!(fetch.appetite(1, Duration::ZERO), Appetite::Ended);
+    assert_eq!(fetch.room(1, Duration::ZERO), FetchRoom::Ended);
     fetch.stop();
     assert!(fetch.elsewhere().is_none());
 }

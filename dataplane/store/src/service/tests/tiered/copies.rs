@@ -114,7 +114,7 @@ fn the_replica_of_a_put_is_made_again_by_the_next_incarnation() {
         assert_eq!(copied(&mut world, 3_000), wanted, "of what only the SSD has");
         assert!(copied(&mut world, 3_000).is_empty(), "each once");
         let counters = world.service.inspect().copy_counters();
-        assert_eq!((counters.made, counters.owed), (3, 0));
+        assert_eq!((counters.made, counters.outstanding), (3, 0));
         world.end();
     }
 }

@@ -71,8 +71,8 @@ struct PolicyRun {
     bytes_wrong: u64,
 }
 
-/// Outcome of one request.
-enum Fate {
+/// End of one request.
+enum RequestStatus {
     Served { ttft: Duration, local: u64, fetched: u64, wrong: u64, asked: bool },
     Refused,
 }
@@ -192,17 +192,17 @@ fn one(plan: &Plan, trace: &Trace, flags: &LiveFlags, policy: PlacementPolicy) -
             move || serve(&scheduler, &instances, at as u64, &request, &model).map_err(|error| error.to_string());
         threads.push(std::thread::Builder::new().stack_size(256 << 10).spawn(serve)?);
     }
-    let mut fates = Vec::with_capacity(threads.len());
+    let mut statuses = Vec::with_capacity(threads.len());
     for (at, thread) in threads.into_iter().enumerate() {
-        let fate = thread.join().map_err(|_| format!("the thread of request {} panicked", at + 1))?;
-        fates.push(fate.map_err(|error| format!("request {}: {error}", at + 1))?);
+        let status = thread.join().map_err(|_| format!("the thread of request {} panicked", at + 1))?;
+        statuses.push(status.map_err(|error| format!("request {}: {error}", at + 1))?);
     }
     let instances = Arc::into_inner(instances).ok_or("a request is still in flight")?;
     for (name, instance) in instances {
         end(&name, &instance)?;
     }
     let blocks: usize = trace.requests.iter().map(|request| request.blocks.len()).sum();
-    Ok(PolicyRun::of(policy.label().to_owned(), &fates, blocks))
+    Ok(PolicyRun::of(policy.label().to_owned(), &statuses, blocks))
 }
 
 /// Starts an instance and a thread that reads its reports.
@@ -291,7 +291,7 @@ fn serve(
     id: u64,
     request: &Request,
     model: &str,
-) -> Result<Fate, Failure> {
+) -> Result<RequestStatus, Failure> {
     let arrived = Instant::now();
     let hashes: Vec<u64> = request.blocks.iter().map(|block| hash_of(*block)).collect();
     let context = PromptContext { model: model.to_owned(), block_tokens: BLOCK_TOKENS, ..PromptContext::default() };
@@ -312,7 +312,7 @@ fn serve(
         }
         // Without the Conductor's prefix index, no cached blocks are assumed.
         Decision::Local { prefill, .. } => (prefill.as_str(), 0, None),
-        Decision::Refused { .. } => return Ok(Fate::Refused),
+        Decision::Refused { .. } => return Ok(RequestStatus::Refused),
     };
     let update = |step: RequestStep| {
         // Updates that fail while the Conductor is away are only logged.
@@ -321,13 +321,13 @@ fn serve(
     };
     let instance = instances.get(name).ok_or_else(|| format!("{name} is not an instance of this replay"))?;
     let told = instance.give(&Prompt { id, tokens: request.input_tokens, reuse, hashes })?;
-    let fate = loop {
+    let status = loop {
         match told.recv_timeout(PATIENCE) {
             Ok(EngineReport::Started { .. }) => update(RequestStep::PrefillStarted),
             Ok(EngineReport::Done { reused_tokens, took_ns, local, fetched, wrong, .. }) => {
                 let ttft = arrived.elapsed();
                 update(RequestStep::PrefillDone { reused_tokens, took_ns });
-                break Ok(Fate::Served { ttft, local, fetched, wrong, asked: booked.is_some() });
+                break Ok(RequestStatus::Served { ttft, local, fetched, wrong, asked: booked.is_some() });
             }
             Err(_) => break Err(format!("instance {name} ended, or sent no report for {PATIENCE:?}")),
         }
@@ -335,15 +335,17 @@ fn serve(
     instance.forget(id);
     update(RequestStep::Ended);
     scheduler.ended(&decision);
-    Ok(fate?)
+    Ok(status?)
 }
 
 impl PolicyRun {
-    fn of(policy: String, fates: &[Fate], blocks: usize) -> Self {
-        let mut ttfts: Vec<f64> = Vec::with_capacity(fates.len());
+    fn of(policy: String, statuses: &[RequestStatus], blocks: usize) -> Self {
+        let mut ttfts: Vec<f64> = Vec::with_capacity(statuses.len());
         let (mut local, mut fetched, mut wrong, mut unasked) = (0, 0, 0, 0);
-        for fate in fates {
-            let Fate::Served { ttft, local: own, fetched: brought, wrong: bytes, asked } = fate else { continue };
+        for status in statuses {
+            let RequestStatus::Served { ttft, local: own, fetched: brought, wrong: bytes, asked } = status else {
+                continue;
+            };
             ttfts.push(ttft.as_secs_f64());
             (local, fetched, wrong) = (local + own, fetched + brought, wrong + bytes);
             unasked += usize::from(!asked);
@@ -353,8 +355,8 @@ impl PolicyRun {
         let share = |count: u64| count as f64 / (blocks.max(1)) as f64;
         Self {
             policy,
-            requests: fates.len(),
-            refused: fates.len() - ttfts.len(),
+            requests: statuses.len(),
+            refused: statuses.len() - ttfts.len(),
             unasked,
             mean_ttft_s: ttfts.iter().sum::<f64>() / ttfts.len().max(1) as f64,
             p50_ttft_s: at(0.5),

@@ -4,12 +4,12 @@ use std::sync::mpsc::SyncSender;
 
 /// Bell that rings when objects have new events.
 #[derive(Default)]
-pub(super) struct Follower {
+pub(super) struct EventBell {
     /// Bell, and the number of the next event at its last ring.
     bell: Option<(SyncSender<()>, u64)>,
 }
 
-impl Follower {
+impl EventBell {
     /// Sets the bell.
     pub(super) fn set(&mut self, bell: Option<SyncSender<()>>) {
         self.bell = bell.map(|bell| (bell, 0));
@@ -37,13 +37,13 @@ mod tests {
     #[test]
     fn the_bell_rings_once_for_new_events() {
         let (bell, rings) = sync_channel(2);
-        let mut follower = Follower::default();
-        follower.ring(|| unreachable!("nobody listens"));
-        follower.set(Some(bell));
-        follower.ring(|| 0);
+        let mut event_bell = EventBell::default();
+        event_bell.ring(|| unreachable!("nobody listens"));
+        event_bell.set(Some(bell));
+        event_bell.ring(|| 0);
         assert!(rings.try_recv().is_err());
-        follower.ring(|| 3);
-        follower.ring(|| 3);
+        event_bell.ring(|| 3);
+        event_bell.ring(|| 3);
         assert!(rings.try_recv().is_ok() && rings.try_recv().is_err());
     }
 }

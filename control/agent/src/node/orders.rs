@@ -35,7 +35,7 @@ const GATHER: Duration = Duration::from_millis(1);
 const STEP: usize = EVENTS_PER_REPORT;
 
 /// State of the thread.
-pub(super) struct Follower {
+pub(super) struct OrderExecutor {
     pub(super) link: ControlLink,
     pub(super) node: u64,
     /// Present incarnation of the node, shared with the membership.
@@ -53,7 +53,7 @@ struct EventSubscription {
     from: Vec<Option<u64>>,
 }
 
-impl Follower {
+impl OrderExecutor {
     pub(super) fn live(self) {
         let (signal, signalled) = sync_channel(1);
         let mut orders: Option<(u64, Receiver<NodeOrder>)> = None;

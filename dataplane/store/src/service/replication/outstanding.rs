@@ -1,0 +1,259 @@
+//! Outstanding removals of replicas: no request for their objects is acknowledged before they are carried out.
+
+use std::collections::BTreeMap;
+
+use kvplane_proto::Digest;
+use kvplane_proto::ids::Slot;
+use kvplane_proto::map::ShardKey;
+
+use crate::service::shard::deferrals::DeferredItem;
+
+/// Most replicas of one removal request.
+const DROPS: usize = 1024;
+/// Number of outstanding removals from which whole slots are outstanding instead.
+const OUTSTANDING_MOST: usize = 1 << 14;
+/// Most replies that wait for one removal.
+const WAITERS_MOST: usize = 1024;
+
+/// Replica that has to be removed.
+#[derive(Debug, Default)]
+struct OutstandingRemoval {
+    /// True if the replica owner has to acknowledge the removal.
+    drops: bool,
+    /// Time until which clients may read a replica at a former replica owner; 0 for none.
+    lapses_ns: u64,
+    /// Token of the request in flight about it; 0 for none.
+    asked: u64,
+    waiters: Vec<(DeferredItem, u64)>,
+}
+
+/// Outstanding removals. A digest whose bits below the slot are zero means the whole slot.
+#[derive(Debug, Default)]
+pub(super) struct OutstandingRemovals {
+    removals: BTreeMap<Digest, OutstandingRemoval>,
+    /// Time before which no removal can be requested from any replica owner, unless something changes.
+    idle_ns: u64,
+}
+
+/// Waits that have ended.
+#[derive(Debug, Default)]
+pub(super) struct EndedWaits {
+    /// Replies that timed out before the replica owner acknowledged.
+    pub(super) refused: Vec<DeferredItem>,
+    /// Replies that waited only until all leases had expired.
+    pub(super) lapsed: Vec<DeferredItem>,
+}
+
+/// Returns the digest that means all of a slot.
+pub(super) const fn all_of(slot: Slot) -> Digest {
+    Digest((slot.0 as u128) << 114)
+}
+
+impl OutstandingRemovals {
+    pub(super) fn len(&self) -> usize {
+        self.removals.len()
+    }
+
+    pub(super) fn add(&mut self, digest: Digest) {
+        if !self.removals.contains_key(&all_of(digest.slot())) {
+            self.removals.entry(digest).or_default().drops = true;
+            self.idle_ns = 0;
+        }
+    }
+
+    /// Allows requests to replica owners at once, after a change.
+    pub(super) const fn wake(&mut self) {
+        self.idle_ns = 0;
+    }
+
+    /// Merges removals into removals of whole slots if there are too many, which takes less memory.
+    pub(super) fn bound(&mut self) {
+        if self.removals.len() <= OUTSTANDING_MOST {
+            return;
+        }
+        let (mut slots, mut asked): (BTreeMap<Digest, OutstandingRemoval>, BTreeMap<Digest, OutstandingRemoval>) =
+            Default::default();
+        for (digest, removal) in core::mem::take(&mut self.removals) {
+            if removal.asked != 0 {
+                asked.insert(digest, removal);
+            } else {
+                let slot = slots.entry(all_of(digest.slot())).or_default();
+                (slot.drops, slot.lapses_ns) = (slot.drops | removal.drops, slot.lapses_ns.max(removal.lapses_ns));
+                slot.waiters.extend(removal.waiters);
+            }
+        }
+        slots.extend(asked);
+        (self.removals, self.idle_ns) = (slots, 0);
+    }
+
+    /// Returns true if the replica of an object has to be removed.
+    pub(super) fn has(&self, digest: Digest) -> bool {
+        let removals = &self.removals;
+        removals.contains_key(&digest) || removals.contains_key(&all_of(digest.slot()))
+    }
+
+    /// Returns the outstanding removals in the slots for which `pick` returns true.
+    pub(super) fn of_slots(&self, pick: impl Fn(Slot) -> bool) -> Vec<Digest> {
+        self.removals.keys().copied().filter(|digest| pick(digest.slot())).collect()
+    }
+
+    /// Ends an outstanding removal; returns the replies that waited for it.
+    pub(super) fn end(&mut self, digest: Digest) -> Vec<(DeferredItem, u64)> {
+        self.removals.remove(&digest).map_or_else(Vec::new, |removal| removal.waiters)
+    }
+
+    /// Takes all waiting replies.
+    pub(super) fn take_waiters(&mut self) -> Vec<DeferredItem> {
+        self.removals.values_mut().flat_map(|removal| removal.waiters.drain(..)).map(|(item, _)| item).collect()
+    }
+
+    /// Makes these replies wait until the clients' leases on a replica have expired.
+    pub(super) fn lapse(&mut self, digest: Digest, until_ns: u64, waiters: Vec<(DeferredItem, u64)>) {
+        let removal = self.removals.entry(digest).or_default();
+        removal.lapses_ns = removal.lapses_ns.max(until_ns);
+        removal.waiters.extend(waiters);
+    }
+
+    /// Makes a reply wait until a replica is removed, until `until_ns` at most; false if too many wait.
+    pub(super) fn wait(&mut self, digest: Digest, item: DeferredItem, until_ns: u64) -> bool {
+        let removal = if self.removals.contains_key(&digest) { digest } else { all_of(digest.slot()) };
+        match self.removals.get_mut(&removal).filter(|removal| removal.waiters.len() < WAITERS_MOST) {
+            Some(removal) => {
+                removal.waiters.push((item, until_ns));
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Returns true if a replica owner may be asked now.
+    pub(super) fn is_due(&self, now_ns: u64) -> bool {
+        !self.removals.is_empty() && self.idle_ns <= now_ns
+    }
+
+    /// Sets the time before which no replica owner can be asked.
+    pub(super) const fn rest(&mut self, until_ns: u64) {
+        self.idle_ns = until_ns;
+    }
+
+    /// Returns the next removals to request under this token from one replica owner, which `owner_of` returns for a
+    /// slot; `may_ask` returns true for those that can be requested.
+    pub(super) fn next(
+        &mut self,
+        token: u64,
+        owner_of: impl Fn(Slot) -> Option<ShardKey>,
+        may_ask: impl Fn(Digest, ShardKey) -> bool,
+    ) -> Option<(ShardKey, Vec<Digest>)> {
+        let mut chosen: Option<ShardKey> = None;
+        let mut digests = Vec::new();
+        for (digest, removal) in &mut self.removals {
+            let Some(owner) = owner_of(digest.slot()) else { continue };
+            let other = chosen.is_some_and(|chosen| chosen != owner);
+            if !removal.drops || removal.asked != 0 || other || !may_ask(*digest, owner) {
+                continue;
+            }
+            chosen = Some(owner);
+            removal.asked = token;
+            digests.push(*digest);
+            if digests.len() == DROPS {
+                break;
+            }
+        }
+        chosen.map(|chosen| (chosen, digests))
+    }
+
+    /// Handles the answer for a replica to the request of this token: it is `gone`, or not. Returns the replies that
+    /// waited for it if nothing is outstanding any more; `None` if the answer belongs to another request.
+    pub(super) fn answered(
+        &mut self,
+        digest: Digest,
+        token: u64,
+        gone: bool,
+        now_ns: u64,
+    ) -> Option<Vec<(DeferredItem, u64)>> {
+        let removal = self.removals.get_mut(&digest).filter(|removal| removal.asked == token)?;
+        removal.asked = 0;
+        if !gone {
+            return None;
+        }
+        removal.drops = false;
+        if removal.lapses_ns <= now_ns { Some(self.end(digest)) } else { Some(Vec::new()) }
+    }
+
+    /// Ends the waits that have timed out.
+    pub(super) fn expire(&mut self, now_ns: u64) -> EndedWaits {
+        let mut ended = EndedWaits::default();
+        self.removals.retain(|_, removal| {
+            if removal.lapses_ns > 0 && removal.lapses_ns <= now_ns {
+                removal.lapses_ns = 0;
+                if !removal.drops {
+                    ended.lapsed.extend(removal.waiters.drain(..).map(|(item, _)| item));
+                }
+            }
+            removal.drops || removal.lapses_ns > 0
+        });
+        for removal in self.removals.values_mut() {
+            let over = removal.waiters.extract_if(.., |(_, until_ns)| *until_ns <= now_ns);
+            ended.refused.extend(over.map(|(item, _)| item));
+        }
+        ended
+    }
+
+    /// Returns the time at which the next wait times out.
+    pub(super) fn poll_timeout(&self) -> Option<u64> {
+        let waits = self.removals.values().flat_map(|removal| &removal.waiters).map(|(_, until_ns)| *until_ns);
+        waits.chain(self.removals.values().map(|removal| removal.lapses_ns).filter(|until_ns| *until_ns > 0)).min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
+
+    use super::*;
+
+    const OWNER: ShardKey = ShardKey { node: NodeId(1), incarnation: Incarnation(1), shard: ShardId(0) };
+
+    fn digest(slot: u16, number: u64) -> Digest {
+        Digest(u128::from(slot) << 114 | u128::from(number))
+    }
+
+    #[test]
+    fn a_removal_is_owed_until_the_replica_owner_acknowledges_it() {
+        let mut outstanding = OutstandingRemovals::default();
+        outstanding.add(digest(1, 5));
+        assert!(outstanding.has(digest(1, 5)) && !outstanding.has(digest(1, 6)) && outstanding.is_due(0));
+        let next = outstanding.next(7, |_| Some(OWNER), |_, _| true);
+        assert_eq!(next, Some((OWNER, vec![digest(1, 5)])));
+        assert_eq!(outstanding.next(8, |_| Some(OWNER), |_, _| true), None, "its request is in flight");
+        assert_eq!(outstanding.answered(digest(1, 5), 8, true, 0), None, "that was another question");
+        assert_eq!(outstanding.answered(digest(1, 5), 7, false, 0), None);
+        assert!(outstanding.has(digest(1, 5)));
+        assert!(outstanding.next(9, |_| Some(OWNER), |_, _| true).is_some());
+        assert_eq!(outstanding.answered(digest(1, 5), 9, true, 0), Some(Vec::new()));
+        assert_eq!((outstanding.has(digest(1, 5)), outstanding.len()), (false, 0));
+    }
+
+    #[test]
+    fn too_many_removals_are_merged_into_slots() {
+        let mut outstanding = OutstandingRemovals::default();
+        (1..=OUTSTANDING_MOST as u64 + 1).for_each(|number| outstanding.add(digest((number % 3) as u16, number)));
+        outstanding.bound();
+        assert_eq!(outstanding.len(), 3);
+        assert!(outstanding.has(digest(2, 12345)));
+        outstanding.add(digest(2, 1));
+        assert_eq!(outstanding.len(), 3, "all of the slot is outstanding already");
+    }
+
+    #[test]
+    fn a_leased_replica_is_waited_for() {
+        let mut outstanding = OutstandingRemovals::default();
+        outstanding.lapse(digest(1, 1), 100, Vec::new());
+        assert_eq!(outstanding.poll_timeout(), Some(100));
+        assert_eq!(outstanding.next(1, |_| Some(OWNER), |_, _| true), None, "no request is sent for it");
+        outstanding.expire(99);
+        assert!(outstanding.has(digest(1, 1)));
+        outstanding.expire(100);
+        assert!(!outstanding.has(digest(1, 1)));
+    }
+}
