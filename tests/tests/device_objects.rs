@@ -45,6 +45,29 @@ fn objects_are_put_from_an_ascend_device_and_read_into_it() {
     put_and_get(DeviceId { family: Family::Npu, ordinal: 1 });
 }
 
+/// The other transports are those of [`configs`].
+#[test]
+fn the_same_over_rdma() {
+    const VARIABLE: &str = "KVPLANE_TEST_TRANSPORT";
+    if std::env::var_os(VARIABLE).is_some() {
+        return;
+    }
+    // The driver is one to a process.
+    for name in [
+        "objects_are_put_from_a_device_and_read_into_it",
+        "batches_of_blocks_and_of_pieces_go_from_a_device_and_back",
+        "ranges_and_sessions_use_memory_of_a_device",
+        "a_long_object_is_not_starved_by_short_ones",
+        "seeds",
+    ] {
+        let mut child = std::process::Command::new(std::env::current_exe().expect("this program"));
+        let done = child.args(["--exact", name]).env(VARIABLE, "rdma").env("KVPLANE_DEVICE_SEEDS", "5").output();
+        let done = done.expect("a process");
+        let printed = [done.stdout, done.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+        assert!(done.status.success() && printed.contains("1 passed"), "{name}: {printed}");
+    }
+}
+
 fn put_and_get(id: DeviceId) {
     let bed = Bed::start(2, 128 << 20);
     for (number, config) in configs(&bed).into_iter().enumerate() {

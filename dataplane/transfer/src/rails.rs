@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn rails_are_ranked_by_both_ends_with_reasons() {
         let near = |same: bool| Nearness { tier: u8::from(!same), same_node: Some(same) };
-        let place = |node: u32| PlaceName { name: format!("cpu:{node}"), node: Some(node) };
+        let place = |node: u32| PlaceName { name: format!("cpu:{node}"), node: Some(node), pci: None };
         let names = ["a".to_owned(), "b".to_owned()];
         let rows = [vec![near(true), near(false)], vec![near(false), near(true)]];
         let devices = NearDevices {

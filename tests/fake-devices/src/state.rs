@@ -127,6 +127,10 @@ pub(crate) fn call(name: &'static str) -> Result<MutexGuard<'static, State>, i32
     let pid = std::process::id();
     let owner = OWNER.compare_exchange(0, pid, Ordering::Relaxed, Ordering::Relaxed).unwrap_or_else(|owner| owner);
     if owner != 0 && owner != pid {
+        // A real driver answers so; no other call may follow.
+        if name == "cuInit" {
+            return Err(NOT_INITIALIZED);
+        }
         eprintln!("fake-devices: {name} in a forked child");
         std::process::abort();
     }

@@ -76,8 +76,10 @@ impl World {
             if self.tiers_degraded() {
                 return;
             }
-            // An object's record on a disk may turn out to be damaged on access, or have been reclaimed.
-            let hurt = self.scenario.tier.as_ref().is_some_and(|tier| tier.faults.any() || tier.may_reclaim());
+            // An object's record on a disk may turn out to be damaged on access, or have been reclaimed. A pool that is
+            // smaller than its objects may evict one between its put and its get.
+            let hurt = self.scenario.tier.as_ref().is_some_and(|tier| tier.faults.any() || tier.may_reclaim())
+                || self.scenario.device.is_some();
             let (put, get): (&[Status], &[Status]) = if hurt {
                 (&[Status::Ok, Status::Exists, Status::NoSpace], &[Status::Ok, Status::NotFound])
             } else {

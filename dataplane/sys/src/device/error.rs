@@ -109,11 +109,12 @@ impl DeviceError {
         matches!(self, Self::Lost { .. } | Self::Forked)
     }
 
-    /// Returns the error of a device that answers nothing of its work any more.
+    /// Returns the error of a device that answers nothing of its work any more, whatever it has answered.
     pub(super) fn into_lost(self) -> Self {
         match self {
             Self::Call { id, call, code, .. } => Self::Lost { id, call, code },
-            Self::OutOfMemory { id, call } => Self::Lost { id, call, code: 0 },
+            Self::OutOfMemory { id, call } | Self::Unsupported { id, what: call } => Self::Lost { id, call, code: 0 },
+            Self::NoDevice { id, .. } => Self::Lost { id, call: "a query of its copies", code: 0 },
             other => other,
         }
     }

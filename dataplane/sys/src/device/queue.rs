@@ -306,7 +306,8 @@ impl CopyQueue {
         if !self.in_flight.is_empty() {
             let Self { device, in_flight, events, .. } = self;
             let result = device.with(|driver, ordinal| retire(in_flight, events, driver, ordinal));
-            result.inspect_err(|error| self.note(error))?;
+            // A context that cannot be entered or queried any more tells nothing of its copies, whatever the code.
+            result.map_err(DeviceError::into_lost).inspect_err(|error| self.note(error))?;
         }
         Ok(self.in_flight.front().map_or(CopyTicket(self.next), |batch| batch.ticket))
     }
@@ -338,8 +339,7 @@ fn retire(
     ordinal: u16,
 ) -> Result<(), DeviceError> {
     while let Some(batch) = in_flight.front() {
-        // A context whose events cannot be queried any more tells nothing of its copies, whatever the code.
-        if !driver.is_done(ordinal, batch.event).map_err(DeviceError::into_lost)? {
+        if !driver.is_done(ordinal, batch.event)? {
             break;
         }
         events.extend(in_flight.pop_front().map(|batch| batch.event));

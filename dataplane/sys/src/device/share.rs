@@ -36,7 +36,7 @@ struct Mapping {
     device: DeviceId,
     process: u64,
     buffer_id: u64,
-    /// Bytes of the handle; zeros for a descriptor.
+    /// Bytes of the handle; zeros for a descriptor, whose mapping is never found.
     handle: [u8; HANDLE_BYTES],
     memory: Weak<DeviceMemory>,
 }
@@ -106,8 +106,9 @@ impl DeviceMemory {
         known.retain(|one| one.memory.strong_count() > 0);
         let is_same =
             |one: &&Mapping| (one.device, one.process, one.buffer_id, one.handle) == (id, process, buffer_id, handle);
-        // A descriptor without a number for its allocation cannot be told from others.
-        let is_named = buffer_id != 0 || !matches!(shared.handle, ShareHandle::Descriptor(_));
+        // Descriptors cannot be told from each other, and a driver may give one number to all physical allocations that
+        // are mapped in one reservation.
+        let is_named = !matches!(shared.handle, ShareHandle::Descriptor(_));
         if let Some(memory) = known.iter().filter(|_| is_named).find(is_same).and_then(|one| one.memory.upgrade()) {
             return Ok(memory);
         }

@@ -384,8 +384,9 @@ fn use_mapping(fake: Control, shared: SharedAllocation) {
     assert_eq!(fake.counters().mapped + fake.counters().allocations, 0, "nothing is mapped");
     let shared = SharedAllocation { bytes: longer.bytes - 2 * MIB, buffer_id: 5, ..longer };
     let memory = DeviceMemory::map(&device, &shared).unwrap();
+    // Of a descriptor, nobody can tell whether it is of the same allocation as another one.
     let again = DeviceMemory::map(&device, &shared).unwrap();
-    assert!(Arc::ptr_eq(&memory, &again));
+    assert_eq!(Arc::ptr_eq(&memory, &again), !matches!(shared.handle, ShareHandle::Descriptor(_)));
     let other = Device::open(DeviceId { ordinal: 1, ..FIRST }).unwrap();
     let beside = DeviceMemory::map(&other, &shared).unwrap();
     assert_ne!(beside.address(), memory.address(), "each device has a mapping of its own");
@@ -591,6 +592,27 @@ fn a_device_without_a_flush_keeps_its_memory_from_rdma_devices() {
     assert!(device.info().hides_writes && !device.info().needs_flush);
     device.flush_writes().unwrap();
     assert_eq!(fake.calls("cuFlushGPUDirectRDMAWrites"), 0);
+}
+
+#[test]
+fn copies_end_as_lost_whatever_a_query_of_them_answers() {
+    let fake = fake();
+    if fake.skips("a device that is lost") {
+        return;
+    }
+    // Invalid value, out of memory, no device, invalid context, illegal address, not supported, unknown.
+    for code in [1, 2, 100, 201, 700, 801, 999] {
+        for call in ["cuEventQuery", "cuCtxPushCurrent_v2"] {
+            let device = Device::open(FIRST).unwrap();
+            let memory = DeviceMemory::allocate(&device, 4096).unwrap();
+            let mut queue = CopyQueue::new(&device).unwrap();
+            let to = IoBuf::new(host(4096), 0, 4096);
+            queue.copy(vec![DeviceCopy::ToHost { from: DeviceRange::new(&memory, 0, 4096), to }]).unwrap();
+            fake.fail(call, 0, code);
+            let error = queue.poll().unwrap_err();
+            assert!(error.is_lost(), "{call} {code}: {error}");
+        }
+    }
 }
 
 #[test]

@@ -45,6 +45,13 @@ fn read(path: &Path) -> Result<String, Error> {
     Ok(std::fs::read_to_string(path).map_err(failed)?)
 }
 
+/// Returns the PCI address of a location that is a GPU.
+fn pci_of(machine: &Machine, location: Location) -> Option<String> {
+    let Location::Gpu(prefix, number) = location else { return None };
+    let mut alike = machine.gpus.iter().filter(|gpu| gpu.usable() && gpu.prefix() == prefix);
+    Some(alike.nth(number as usize)?.pci.function.to_string().to_lowercase())
+}
+
 /// Converts the matrix to places and devices. Devices that a row does not name rank after those that it names.
 pub(crate) fn near_devices(machine: &Machine, matrix: &RailMatrix) -> NearDevices {
     let node_of = |location: Location| match location {
@@ -54,7 +61,11 @@ pub(crate) fn near_devices(machine: &Machine, matrix: &RailMatrix) -> NearDevice
     let places: Vec<PlaceName> = matrix
         .rows
         .iter()
-        .map(|row| PlaceName { name: row.location.to_string(), node: node_of(row.location) })
+        .map(|row| PlaceName {
+            name: row.location.to_string(),
+            node: node_of(row.location),
+            pci: pci_of(machine, row.location),
+        })
         .collect();
     let mut devices = HashMap::new();
     for device in &machine.rdma_devices {

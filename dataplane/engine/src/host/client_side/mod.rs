@@ -132,7 +132,7 @@ impl ClientSide {
             }
             Backing::Device(memory) => {
                 let is_accepted = device_memory::register(&mut connections.rdma, memory);
-                let place = connections.devices.place_of_device(memory.device().id());
+                let place = connections.devices.place_of_device(memory.device());
                 self.client.set_buffer(buffer, place, is_accepted);
             }
         }

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use kvplane_client::{Near, Place};
-use kvplane_sys::device::DeviceId;
+use kvplane_sys::device::Device;
 use kvplane_sys::verbs::Verbs;
 use kvplane_sys::{Poller, Region};
 use kvplane_transport::{Rdma, RdmaOptions};
@@ -70,8 +70,8 @@ impl DeviceFacts {
     }
 
     /// Returns the place of a device's memory.
-    pub(crate) fn place_of_device(&self, id: DeviceId) -> Place {
-        self.near.place(&id.to_string())
+    pub(crate) fn place_of_device(&self, device: &Device) -> Place {
+        self.near.place_of_device(device.info())
     }
 
     /// Returns the place of a region: by its location if one is given, else as the kernel reports it.

@@ -42,7 +42,11 @@ impl Cuda {
     fn new(functions: Functions, virtual_memory: Option<VirtualMemory>) -> Result<Self, DeviceError> {
         let mut cuda = Self { functions, virtual_memory, devices: Vec::new(), no_batches: AtomicBool::new(false) };
         // SAFETY: the flags are to be 0.
-        cuda.check(0, "cuInit", unsafe { (cuda.functions.init)(0) })?;
+        match unsafe { (cuda.functions.init)(0) } {
+            // Another library of the process that forked this one has initialized the driver.
+            NOT_INITIALIZED => return Err(DeviceError::Forked),
+            code => cuda.check(0, "cuInit", code)?,
+        }
         let mut count: c_int = 0;
         // SAFETY: the driver stores one integer.
         cuda.check(0, "cuDeviceGetCount", unsafe { (cuda.functions.device_count)(&raw mut count) })?;
