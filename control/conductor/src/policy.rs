@@ -230,13 +230,28 @@ pub enum Choice {
     Refuse { why: Refusal, retry_after_ns: u64 },
 }
 
-/// Request in the central queue.
-#[derive(Clone, Copy, Debug)]
-pub struct QueuedRequest {
-    /// Request as a policy sees it.
-    pub ask: Ask,
-    /// Predicted prefill duration with the best cache that any instance had when the request arrived.
-    pub best_ns: u64,
+/// Order in which a policy serves its central queue: the shortest prefill first, unless others would miss their
+/// deadlines by that; then the earliest deadline.
+///
+/// A deadline is the objective for the first token. Without an objective it follows from the wait that first come,
+/// first served would have meant: so a longer backlog makes deadlines later, and a short request does not wait for it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueueRules {
+    /// Wait of a request that arrives at an empty queue, up to its deadline.
+    pub grace_ns: u64,
+    /// Ratio of a wait to that of first come, first served, up to the deadline.
+    pub stretch: f64,
+    /// Fraction of all requests, those with the longest prefills, that go after the others: so that as few as possible
+    /// bear what a backlog costs. None are with an objective for the first token.
+    pub deferred: f64,
+    /// Fraction of the work that goes to the request that has waited longest. It bounds every wait.
+    pub oldest_share: f64,
+}
+
+impl Default for QueueRules {
+    fn default() -> Self {
+        Self { grace_ns: 15_000_000_000, stretch: 1.1, deferred: 0.01, oldest_share: 0.02 }
+    }
 }
 
 /// Placement policy.
@@ -253,9 +268,9 @@ pub trait Policy: Send {
         self.choose(ask, view, false)
     }
 
-    /// Returns the rank of a queued request: lower is served sooner. In nanoseconds, by convention.
-    fn rank(&self, waiting: &QueuedRequest, _now_ns: u64, _slo: Slo) -> i64 {
-        waiting.ask.arrival_ns as i64
+    /// Returns the order of its central queue.
+    fn queue_rules(&self) -> QueueRules {
+        QueueRules::default()
     }
 
     /// Returns true if the policy uses the tokens that were ever routed to instances, which costs another index lookup.

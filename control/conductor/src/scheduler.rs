@@ -24,6 +24,7 @@ mod instances;
 mod queue;
 mod request;
 mod reservations;
+mod sizes;
 mod views;
 
 use crate::cost::PrefillModel;
@@ -163,7 +164,8 @@ impl Scheduler {
                     return Err(SchedulerError::QueueFull { most: self.config.max_queue });
                 }
                 let best_ns = self.best_ns(&request);
-                self.queue.push(request, best_ns);
+                let order = self.order(self.serving(&request), now_ns);
+                self.queue.push(request, best_ns, &order);
                 Ok(())
             }
         }
@@ -307,7 +309,7 @@ impl Scheduler {
                 let request = request.clone();
                 let id = request.id;
                 self.book(request, placement, now_ns)?;
-                self.queue.remove_at(at);
+                self.queue.serve_at(at, &self.policy.queue_rules());
                 Ok(Some(Next::Goes { id, placement }))
             }
             Choice::Refuse { why, retry_after_ns } => {
@@ -325,11 +327,16 @@ impl Scheduler {
             return None;
         }
         let takers = if self.policy.queues() { Some(self.bookings.takers(self.policy.as_ref(), now_ns)) } else { None };
-        self.queue.first(self.order(now_ns), takers.as_deref())
+        self.queue.first(&self.order(self.bookings.serving(&[]), now_ns), takers.as_deref())
     }
 
-    /// Returns the order of queued requests, as of now.
-    fn order(&self, now_ns: u64) -> QueueOrder<'_> {
-        QueueOrder { policy: self.policy.as_ref(), slo: self.config.slo, now_ns }
+    /// Returns the number of instances that serve a queued request.
+    fn serving(&self, request: &Request) -> u64 {
+        self.bookings.serving(&request.barred.prefill)
+    }
+
+    /// Returns the order of queued requests, as of now, with so many instances.
+    fn order(&self, servers: u64, now_ns: u64) -> QueueOrder {
+        QueueOrder { rules: self.policy.queue_rules(), slo: self.config.slo, now_ns, servers }
     }
 }

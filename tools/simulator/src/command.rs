@@ -7,9 +7,9 @@ use kvplane_conductor::copies::CopyConfig;
 use kvplane_conductor::policy::Slo;
 use kvplane_sim::{Faults, SimConfig, side_by_side};
 use kvplane_tools::sim::tokens;
-use kvplane_tools::trace::{self, Request};
+use kvplane_tools::trace::{self, Request, Shape};
 
-use crate::comparison::{PolicyOutcome, compare, refusing, works};
+use crate::comparison::{PolicyOutcome, Verdict, compare, refusing, works};
 use crate::figures::{self, Traces, report};
 
 /// Error of a command, as a sentence for the operator.
@@ -19,8 +19,14 @@ type Failure = Box<dyn std::error::Error>;
 #[derive(Args)]
 pub(crate) struct Policies {
     /// Trace files in Mooncake's format.
-    #[arg(long, num_args = 1.., required = true)]
+    #[arg(long, num_args = 1.., required_unless_present = "generate")]
     trace: Vec<PathBuf>,
+    /// Generate a trace of this shape, as long as the published one.
+    #[arg(long, value_enum)]
+    generate: Option<Shape>,
+    /// Seed of the generated trace.
+    #[arg(long, default_value_t = 1, requires = "generate")]
+    seed: u64,
     /// Arrival rates relative to the trace, as factors separated by commas.
     #[arg(long, value_delimiter = ',', default_value = "0.5,1,2,3")]
     load: Vec<f64>,
@@ -66,6 +72,19 @@ pub(crate) struct Policies {
 }
 
 impl Policies {
+    /// Returns the traces, with their names.
+    fn traces(&self) -> Result<Vec<(String, Vec<Request>)>, Failure> {
+        let mut traces = Vec::new();
+        for path in &self.trace {
+            traces.push((path.display().to_string(), trace::load(path)?.requests));
+        }
+        if let Some(shape) = self.generate {
+            let generated = trace::generate(shape, shape.published_requests(), self.seed)?;
+            traces.push((generated.label, generated.requests));
+        }
+        Ok(traces)
+    }
+
     pub(crate) fn run(self) -> Result<(), Failure> {
         if self.load.iter().any(|load| !(0.01..=100.0).contains(load)) {
             return Err("--load takes factors from 0.01 to 100".into());
@@ -80,9 +99,10 @@ impl Policies {
             death_ns: self.death_s.map(|seconds| seconds.saturating_mul(1_000_000_000)),
         };
         let mut all = Vec::new();
-        for path in &self.trace {
-            let works = works(&trace::load(path)?.requests);
-            println!("{}\n{}", path.display(), PolicyOutcome::HEAD.join("\t"));
+        for (name, requests) in self.traces()? {
+            let works = works(&requests);
+            println!("{name}\n{}", PolicyOutcome::HEAD.join("\t"));
+            let mut verdicts = Vec::new();
             for load in &self.load {
                 let config = SimConfig {
                     prefill: usize::try_from(self.prefill)?,
@@ -100,16 +120,21 @@ impl Policies {
                     nic_bytes_s: self.nic.unwrap_or(SimConfig::default().nic_bytes_s),
                     ..SimConfig::default()
                 };
+                let mut fared_so = Vec::new();
                 let mut show = |fared: PolicyOutcome| {
                     println!("{}", fared.cells().join("\t"));
-                    all.push(serde_json::json!({ "trace": path.display().to_string(), "fared": fared }));
+                    all.push(serde_json::json!({ "trace": name, "fared": &fared }));
+                    fared_so.push(fared);
                 };
                 compare(&works, &config, side_by_side(), &mut show);
                 if self.admission {
                     let slo = Slo { ttft_ns: 30_000_000_000, tbt_ns: 100_000_000 };
                     compare(&works, &SimConfig { slo, ..config }, refusing(), &mut show);
                 }
+                verdicts.extend(Verdict::of(&fared_so));
             }
+            println!("kvplane beside the best other policy\n{}", Verdict::HEAD.join("\t"));
+            verdicts.iter().for_each(|verdict| println!("{}", verdict.cells().join("\t")));
         }
         if let Some(path) = &self.json {
             write(path, &format!("{:#}\n", serde_json::Value::Array(all)))?;

@@ -61,6 +61,8 @@ pub(crate) struct PolicyOutcome {
     pub(crate) p90_ttft_s: f64,
     /// 99th percentile of the time to first token, in seconds.
     pub(crate) p99_ttft_s: f64,
+    /// Longest time to first token, in seconds.
+    pub(crate) longest_ttft_s: f64,
     /// Fraction of prompt tokens that were not computed.
     pub(crate) hit: f64,
     /// Mean time of a prefill, in seconds.
@@ -79,7 +81,7 @@ pub(crate) struct PolicyOutcome {
 
 impl PolicyOutcome {
     fn of(policy: String, load: f64, outcome: &Outcome) -> Self {
-        let quantiles = outcome.ttft_quantiles_s(&[0.5, 0.9, 0.99]);
+        let quantiles = outcome.ttft_quantiles_s(&[0.5, 0.9, 0.99, 1.0]);
         Self {
             policy,
             load,
@@ -87,6 +89,7 @@ impl PolicyOutcome {
             p50_ttft_s: quantiles[0],
             p90_ttft_s: quantiles[1],
             p99_ttft_s: quantiles[2],
+            longest_ttft_s: quantiles[3],
             hit: outcome.hit(),
             prefill_s: outcome.prefill_s(),
             imbalance: outcome.imbalance,
@@ -98,13 +101,14 @@ impl PolicyOutcome {
     }
 
     /// Headings of a table of outcomes.
-    pub(crate) const HEAD: [&'static str; 13] = [
+    pub(crate) const HEAD: [&'static str; 14] = [
         "policy",
         "load",
         "mean TTFT s",
         "p50",
         "p90",
         "p99",
+        "longest",
         "hit",
         "prefill s",
         "imbalance",
@@ -124,6 +128,7 @@ impl PolicyOutcome {
             format!("{:.2}", self.p50_ttft_s),
             format!("{:.2}", self.p90_ttft_s),
             format!("{:.2}", self.p99_ttft_s),
+            format!("{:.1}", self.longest_ttft_s),
             format!("{:.3}", self.hit),
             format!("{:.3}", self.prefill_s),
             format!("{:.2}", self.imbalance),
@@ -135,6 +140,49 @@ impl PolicyOutcome {
     }
 }
 
+/// Results of kvplane's policy divided by those of the best other policy, for each result another one.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Verdict {
+    load: f64,
+    mean: f64,
+    p99: f64,
+    goodput: f64,
+    /// Mean divided by that of the shortest-first bound.
+    bound: f64,
+}
+
+impl Verdict {
+    /// Headings of a table of verdicts.
+    pub(crate) const HEAD: [&'static str; 5] =
+        ["load", "mean TTFT", "p99", "goodput", "mean, by the shortest-first bound"];
+
+    /// Compares the outcomes of one run; `None` without a policy of kvplane and another one.
+    pub(crate) fn of(outcomes: &[PolicyOutcome]) -> Option<Self> {
+        let ours = outcomes.iter().find(|one| one.policy == "kvplane")?;
+        let bound = outcomes.iter().find(|one| one.policy == SHORTEST)?;
+        let is_other = |one: &&PolicyOutcome| !one.policy.starts_with("kvplane") && !one.policy.starts_with("bound");
+        let others = || outcomes.iter().filter(is_other).take_while(|one| one.refused == 0);
+        others().next()?;
+        let least = |of: fn(&PolicyOutcome) -> f64| others().map(of).fold(f64::INFINITY, f64::min);
+        Some(Self {
+            load: ours.load,
+            mean: ours.mean_ttft_s / least(|one| one.mean_ttft_s),
+            p99: ours.p99_ttft_s / least(|one| one.p99_ttft_s),
+            goodput: ours.goodput / others().map(|one| one.goodput).fold(f64::MIN_POSITIVE, f64::max),
+            bound: ours.mean_ttft_s / bound.mean_ttft_s,
+        })
+    }
+
+    /// Returns a row of such a table.
+    pub(crate) fn cells(&self) -> Vec<String> {
+        let ratios = [self.mean, self.p99, self.goodput, self.bound].map(|ratio| format!("{ratio:.2}"));
+        std::iter::once(format!("{}x", self.load)).chain(ratios).collect()
+    }
+}
+
+/// Name of the bound of shortest prefill first.
+const SHORTEST: &str = "bound, shortest first";
+
 /// Runs both bounds and each of `policies` on `trace`, one after the other; calls `done` with each outcome.
 pub(crate) fn compare(
     trace: &[Work],
@@ -142,7 +190,7 @@ pub(crate) fn compare(
     policies: Vec<Box<dyn Policy>>,
     mut done: impl FnMut(PolicyOutcome),
 ) {
-    for (name, order) in [("bound, FCFS", Order::Fcfs), ("bound, shortest first", Order::Shortest)] {
+    for (name, order) in [("bound, FCFS", Order::Fcfs), (SHORTEST, Order::Shortest)] {
         done(PolicyOutcome::of(name.to_owned(), config.load, &bound(trace, config, order)));
     }
     for policy in policies {
@@ -163,13 +211,18 @@ mod tests {
         let trace = generate(Shape::Conversation, 200, 3).unwrap();
         let works = works(&trace.requests);
         assert!(works.is_sorted_by_key(|work| work.arrival_ns));
-        let mut names = Vec::new();
+        let (mut names, mut all) = (Vec::new(), Vec::new());
         compare(&works, &SimConfig::default(), side_by_side(), |fared| {
             assert!(fared.mean_ttft_s > 0.0 && fared.refused == 0, "{fared:?}");
             assert_eq!(fared.cells().len(), PolicyOutcome::HEAD.len());
-            names.push(fared.policy);
+            names.push(fared.policy.clone());
+            all.push(fared);
         });
         assert_eq!(names.len(), 10);
+        let verdict = Verdict::of(&all).unwrap();
+        assert!(verdict.mean > 0.0 && verdict.bound >= 1.0, "{verdict:?}");
+        assert_eq!(verdict.cells().len(), Verdict::HEAD.len());
+        assert_eq!(Verdict::of(&all[..2]), None, "bounds alone");
         assert_eq!(refusing().len(), 5);
     }
 }

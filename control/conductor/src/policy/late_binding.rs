@@ -1,25 +1,25 @@
-//! Default policy: late binding from a central queue, shortest prefill first with aging, and cost-based placement.
+//! Default policy: late binding from a central queue, shortest prefill first within deadlines, and placement by cost.
 //!
 //! * A request is bound only when an instance is about to be free, so it never waits behind another while a second
 //!   instance idles, and the queue can be sorted.
-//! * Order: shortest prefill first, with the best cache of any instance. The rank of a waiting request decreases with
-//!   its wait, to zero after `patience`; so the mean latency is that of shortest-first, and no request starves.
-//!   Requests that can no longer meet their objective go after those that can.
+//! * Order: shortest prefill first, with the best cache of any instance, within deadlines ([`QueueRules`]): so the mean
+//!   latency is close to that of shortest-first, the 99th percentile to that of first come, first served, and no
+//!   request starves. Requests that can no longer meet their objective go after those that can.
 //! * Cost of an instance: `max(wait, transfer) + prefill`, because transfers overlap with the prefills of others.
 //!   Missing blocks are fetched from all their holders, several at a time, and are not kept: a copy would evict blocks
 //!   without another replica. Only if NICs are busy, which means that the prefix is hot, copies are kept.
 //! * Requests are rejected only at arrival, based on bookings, if the first token or the later ones would miss their
 //!   objective.
 
-use super::{Ask, Choice, Fetch, Placement, Policy, PrefillView, QueuedRequest, Refusal, Slo, View};
+use super::{Ask, Choice, Fetch, Placement, Policy, PrefillView, QueueRules, Refusal, View};
 
 /// Default policy.
 #[derive(Clone, Copy, Debug)]
 pub struct LateBinding {
     /// Booked work up to which an instance accepts another request: it hides transfers and message latency.
     pub ahead_ns: u64,
-    /// Wait after which a request goes before every newer one.
-    pub patience_ns: u64,
+    /// Order of the queue.
+    pub order: QueueRules,
     /// Work booked on a NIC from which its blocks count as hot, so that fetched copies are kept.
     pub busy_ns: u64,
     /// True if requests that would miss their objectives are rejected.
@@ -30,7 +30,7 @@ pub struct LateBinding {
 
 impl Default for LateBinding {
     fn default() -> Self {
-        Self { ahead_ns: 60_000_000, patience_ns: 600_000_000_000, busy_ns: 200_000_000, refuses: false, margin: 1.0 }
+        Self { ahead_ns: 60_000_000, order: QueueRules::default(), busy_ns: 200_000_000, refuses: false, margin: 1.0 }
     }
 }
 
@@ -97,12 +97,8 @@ impl Policy for LateBinding {
         refusal.unwrap_or_else(|| self.place(ask, view, false).map_or_else(View::nobody, Choice::Place))
     }
 
-    fn rank(&self, waiting: &QueuedRequest, now_ns: u64, slo: Slo) -> i64 {
-        let waited = now_ns.saturating_sub(waiting.ask.arrival_ns);
-        let late = slo.ttft_ns < u64::MAX && waited.saturating_add(waiting.best_ns) > slo.ttft_ns;
-        let left = 1.0 - waited as f64 / self.patience_ns as f64;
-        let rank = if left > 0.0 { waiting.best_ns as f64 * left } else { left * 1e12 };
-        (rank as i64).saturating_add(if late { i64::MAX / 4 } else { 0 })
+    fn queue_rules(&self) -> QueueRules {
+        self.order
     }
 
     fn queues(&self) -> bool {

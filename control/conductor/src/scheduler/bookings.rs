@@ -198,6 +198,12 @@ impl Bookings {
         &mut self.decode[instance]
     }
 
+    /// Returns the number of instances that accept requests, without those that a request excludes; at least 1.
+    pub(super) fn serving(&self, barred: &[u32]) -> u64 {
+        let serves = |(at, book): &(usize, &PrefillBook)| book.alive && book.takes && !barred.contains(&(*at as u32));
+        self.prefill.iter().enumerate().filter(serves).count().max(1) as u64
+    }
+
     /// Returns the prefill instances that accept a queued request.
     pub(super) fn takers(&self, policy: &dyn Policy, now_ns: u64) -> Vec<u32> {
         let takes = |book: &PrefillBook| {

@@ -1,9 +1,8 @@
 //! Views of the cluster for policies.
 
-use super::bookings::PrefillBook;
 use super::{Request, Scheduler, Scratch};
 use crate::cost::DecodeModel;
-use crate::policy::{Choice, DecodeView, PrefillView, QueuedRequest, View};
+use crate::policy::{Choice, DecodeView, PrefillView, View};
 
 /// Views of all instances.
 pub(super) struct Views {
@@ -97,11 +96,8 @@ impl Scheduler {
         if self.queue.is_empty() {
             return (0, 0);
         }
-        let (count, work_ns) = self.queue.before(&QueuedRequest { ask: request.ask(), best_ns }, self.order(now_ns));
-        let serves = |(at, book): &(usize, &PrefillBook)| {
-            book.alive && book.takes && !request.barred.prefill.contains(&(*at as u32))
-        };
-        let serving = self.bookings.prefills().iter().enumerate().filter(serves).count().max(1) as u64;
+        let serving = self.serving(request);
+        let (count, work_ns) = self.queue.before(request, best_ns, &self.order(serving, now_ns));
         (count, work_ns / serving)
     }
 

@@ -9,7 +9,6 @@ use kvplane_tools::sim::{Cell, Keeper, Row, tokens};
 use kvplane_tools::trace::{self, Shape, Trace};
 
 use crate::command::Failure;
-use crate::command::replay::GeneratedTrace;
 
 /// Run a simulation.
 #[derive(Args)]
@@ -32,7 +31,7 @@ struct Cache {
     trace: Vec<PathBuf>,
     /// Generate a trace of this shape instead of reading one.
     #[arg(long, value_enum)]
-    generate: Option<GeneratedTrace>,
+    generate: Option<Shape>,
     /// Seed of a generated trace.
     #[arg(long, default_value_t = 1)]
     seed: u64,
@@ -94,7 +93,6 @@ impl Cache {
     fn traces(&self) -> Result<Vec<Trace>, Failure> {
         let mut traces = Vec::new();
         if let Some(shape) = self.generate {
-            let shape = Shape::from(shape);
             let requests = self.requests.unwrap_or(shape.published_requests() as u64);
             traces.push(trace::generate(shape, usize::try_from(requests)?, self.seed)?);
         }

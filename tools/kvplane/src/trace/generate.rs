@@ -38,11 +38,12 @@ const MAX_INPUT_TOKENS: u32 = 126_195;
 const MAX_OUTPUT_TOKENS: u32 = 2_000;
 
 /// Shape of a generated trace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Shape {
-    /// Mooncake's conversation trace.
+    /// Like Mooncake's conversation trace.
     Conversation,
-    /// Mooncake's tool and agent trace.
+    /// Like Mooncake's toolagent trace.
+    #[value(name = "toolagent")]
     ToolAgent,
 }
 

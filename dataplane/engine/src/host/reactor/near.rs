@@ -40,8 +40,8 @@ impl NearDevices {
         self.places.iter().position(is).map_or(Place::UNKNOWN, Place::at)
     }
 
-    /// Returns the place of a device's memory: by its PCI address, as drivers number only the devices that are visible to
-    /// the process, in an order of their own; by its name if the address is unknown.
+    /// Returns the place of a device's memory: by its PCI address, as drivers number only the devices that are visible
+    /// to the process, in an order of their own; by its name if the address is unknown.
     #[must_use]
     pub fn place_of_device(&self, info: &DeviceInfo) -> Place {
         let is = |place: &PlaceName| place.pci.as_deref() == Some(&info.pci_address);

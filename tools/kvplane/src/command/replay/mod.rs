@@ -61,24 +61,6 @@ impl Way {
     }
 }
 
-/// Shape of a generated trace.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
-pub(crate) enum GeneratedTrace {
-    /// Like Mooncake's conversation trace.
-    Conversation,
-    /// Like Mooncake's toolagent trace.
-    Toolagent,
-}
-
-impl From<GeneratedTrace> for Shape {
-    fn from(generated: GeneratedTrace) -> Self {
-        match generated {
-            GeneratedTrace::Conversation => Self::Conversation,
-            GeneratedTrace::Toolagent => Self::ToolAgent,
-        }
-    }
-}
-
 /// Replay a trace against live nodes.
 #[derive(Args)]
 pub(crate) struct Replay {
@@ -87,7 +69,7 @@ pub(crate) struct Replay {
     trace: Option<PathBuf>,
     /// Generate a trace of this shape instead of reading one.
     #[arg(long, value_enum)]
-    generate: Option<GeneratedTrace>,
+    generate: Option<Shape>,
     /// Number of requests to replay, from the trace's beginning; for a generated trace, its length. Default: all.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..))]
     requests: Option<u64>,
@@ -194,7 +176,6 @@ impl Replay {
 
     fn load(&self) -> Result<Trace, Failure> {
         if let Some(shape) = self.generate {
-            let shape = Shape::from(shape);
             let requests = self.requests.unwrap_or(shape.published_requests() as u64);
             return Ok(trace::generate(shape, usize::try_from(requests)?, self.seed)?);
         }
