@@ -55,8 +55,8 @@ fn by_transport(metrics: &Metrics) -> BTreeMap<&'static str, RailCounts> {
     all
 }
 
-fn move_all(side: &Side, opcode: Opcode, target: SegmentHandle, theirs: &Region) {
-    let request = side.request(opcode, 0, (target, theirs.address()), BYTES);
+fn move_all(side: &Side, opcode: Opcode, target: SegmentHandle, theirs: u64) {
+    let request = side.request(opcode, 0, (target, theirs), BYTES);
     let done = side.engine.submit(&[request], &SubmitOptions::default()).unwrap().wait();
     assert_eq!(done.state, TaskState::Completed);
 }
@@ -67,13 +67,13 @@ fn every_transport_is_counted_under_its_own_name() {
     let (a, (b, private)) = (Side::new(config(|_| ()), BYTES), both(config(|_| ())));
     let peer = a.engine.open_segment(b.engine.name()).unwrap();
     fill(&a.region, 0, BYTES, 1);
-    move_all(&a, Opcode::Write, peer, &b.region);
-    move_all(&a, Opcode::Write, peer, &private);
+    move_all(&a, Opcode::Write, peer, b.region.address());
+    move_all(&a, Opcode::Write, peer, private.address());
     check(&private, 0, BYTES, 1);
     let second = region(BYTES);
     a.engine.register(Arc::clone(&second), &RegisterOptions::default()).unwrap();
-    move_all(&a, Opcode::Write, SegmentHandle::LOCAL, &second);
-    move_all(&a, Opcode::Read, SegmentHandle::LOCAL, &second);
+    move_all(&a, Opcode::Write, SegmentHandle::LOCAL, second.address());
+    move_all(&a, Opcode::Read, SegmentHandle::LOCAL, second.address());
     let metrics = a.engine.metrics();
     let counted = by_transport(&metrics);
     let bytes: Vec<_> = counted.iter().map(|(name, counts)| (*name, counts.bytes)).collect();
@@ -99,7 +99,7 @@ fn devices_are_explained_and_counted_under_their_own_name() {
     let open: Vec<&str> = found.choices.iter().filter(|one| one.usable).map(|one| one.transport).collect();
     assert_eq!(open, ["rdma"], "{found:#?}");
     fill(&a.region, 0, BYTES, 1);
-    move_all(&a, Opcode::Write, peer, &b.region);
+    move_all(&a, Opcode::Write, peer, b.region.address());
     check(&b.region, 0, BYTES, 1);
     let metrics = a.engine.metrics();
     assert!(metrics.rails.iter().all(|rail| rail.bytes == 0 || rail.peer == b.engine.name()), "{metrics:?}");
@@ -122,7 +122,7 @@ fn devices_are_explained_and_counted_under_their_own_name() {
 fn files_and_stock_peers_are_counted_under_their_own_names() {
     let (a, b) = (Side::new(config(|config| config.native = false), BYTES), Side::new(config(|_| ()), BYTES));
     let peer = a.engine.open_segment(b.engine.name()).unwrap();
-    move_all(&a, Opcode::Read, peer, &b.region);
+    move_all(&a, Opcode::Read, peer, b.region.address());
     let path = std::env::temp_dir().join(format!("kvplane-counted-{}", std::process::id()));
     let name = format!("file://{}?create={BYTES}&buffered", path.display());
     let file = a.engine.open_segment(&name).unwrap();
@@ -140,10 +140,10 @@ fn a_slow_transfer_reports_its_transport_and_stage_times() {
     let a = Side::new(config(|config| config.slow = Duration::ZERO), BYTES);
     let b = Side::new(config(|_| ()), BYTES);
     let peer = a.engine.open_segment(b.engine.name()).unwrap();
-    move_all(&a, Opcode::Write, peer, &b.region);
+    move_all(&a, Opcode::Write, peer, b.region.address());
     let second = region(BYTES);
     a.engine.register(Arc::clone(&second), &RegisterOptions::default()).unwrap();
-    move_all(&a, Opcode::Write, SegmentHandle::LOCAL, &second);
+    move_all(&a, Opcode::Write, SegmentHandle::LOCAL, second.address());
     let slow = a.engine.metrics().slow;
     for (name, peer) in [("shm", b.engine.name()), ("local", a.engine.name())] {
         let found = slow.iter().find(|one| one.transport.name() == name && one.bytes > 0);
@@ -201,10 +201,10 @@ fn the_explained_transport_is_used_and_the_others_have_a_reason() {
             );
         }
         let peer = a.engine.open_segment(b.engine.name()).unwrap();
-        move_all(&a, Opcode::Write, peer, &b.region);
+        move_all(&a, Opcode::Write, peer, b.region.address());
         let taken: Vec<&str> = by_transport(&a.engine.metrics()).into_keys().collect();
         assert_eq!(taken, [mapped], "case {number}");
-        move_all(&a, Opcode::Write, peer, &private);
+        move_all(&a, Opcode::Write, peer, private.address());
         assert!(by_transport(&a.engine.metrics()).contains_key(other), "case {number}");
     }
     let own = b.engine.explain(b.engine.name()).unwrap();
@@ -245,7 +245,7 @@ fn the_text_for_scrapers_says_what_was_counted_and_only_grows() {
     let nothing = a.engine.metrics_text();
     assert!(!samples(&nothing).keys().any(|series| series.starts_with("kvplane_transfer_bytes_total")), "{nothing}");
     let peer = a.engine.open_segment(b.engine.name()).unwrap();
-    move_all(&a, Opcode::Write, peer, &b.region);
+    move_all(&a, Opcode::Write, peer, b.region.address());
     let text = a.engine.metrics_text();
     let found = samples(&text);
     let name = b.engine.name();

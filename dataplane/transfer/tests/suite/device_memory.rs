@@ -2,6 +2,7 @@
 //! touches it, and their copies are late. Each test runs in a process of its own, as the driver is one to a process.
 
 mod direct;
+mod engines;
 
 use std::collections::BTreeSet;
 

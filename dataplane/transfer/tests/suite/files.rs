@@ -9,7 +9,7 @@ use kvplane_transfer::{
     TransferEngineConfig, TransferRequest,
 };
 
-use crate::rig::{Side, Way, byte, check, fill, pair, region};
+use crate::rig::{Side, TestBytes as _, Way, byte, check, fill, pair, region};
 
 const BYTES: usize = 2 << 20;
 

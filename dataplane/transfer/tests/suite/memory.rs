@@ -37,7 +37,7 @@ fn the_location_of_memory_is_detected_or_taken_as_given() {
     let side = Side::new(Way::network().config(), 8192);
     fill(&side.region, 0, 8192, 1);
     side.engine.unregister(side.region.address()).unwrap();
-    side.engine.register(Arc::clone(&side.region), &RegisterOptions::default()).unwrap();
+    side.engine.register(side.region.clone(), &RegisterOptions::default()).unwrap();
     let location = || side.engine.segment_info(SegmentHandle::LOCAL).unwrap().buffers[0].location.clone().unwrap();
     match kvplane_transfer::cpu::node_of(side.region.address()) {
         Some(node) => assert_eq!(location(), format!("cpu:{node}")),
@@ -48,7 +48,7 @@ fn the_location_of_memory_is_detected_or_taken_as_given() {
     }
     side.engine.unregister(side.region.address()).unwrap();
     let said = RegisterOptions { location: "cpu:7".to_owned(), ..RegisterOptions::default() };
-    side.engine.register(Arc::clone(&side.region), &said).unwrap();
+    side.engine.register(side.region.clone(), &said).unwrap();
     assert_eq!(location(), "cpu:7");
 }
 

@@ -9,8 +9,10 @@ use std::task::Wake;
 use std::thread::Thread;
 use std::time::Duration;
 
+use kvplane_fake_devices::Control;
+use kvplane_sys::device::{Device, DeviceId, DeviceMemory, Family};
 use kvplane_transfer::{
-    HugePages, Opcode, Pacing, RdmaConfig, RdmaUse, Region, RegionOptions, RegisterOptions, SegmentHandle,
+    Backing, HugePages, Opcode, Pacing, RdmaConfig, RdmaUse, Region, RegionOptions, RegisterOptions, SegmentHandle,
     TransferEngine, TransferEngineConfig, TransferRequest, Transport, ZeroCopy, ZeroCopyOptions,
 };
 
@@ -51,7 +53,8 @@ impl Way {
         let directory = std::env::temp_dir().join(format!("kvplane-transfer-{}", std::process::id()));
         TransferEngineConfig {
             shared_memory: self == Self::Shm,
-            tcp: matches!(self, Self::Tcp | Self::Lent),
+            // Memory of a device in the same process cannot be mapped, and is staged over a network.
+            tcp: matches!(self, Self::Tcp | Self::Lent) || (self == Self::Shm && on_devices()),
             rdma: self.rdma(),
             zero_copy: ZeroCopyOptions {
                 when: if self == Self::Lent { ZeroCopy::Always } else { ZeroCopy::Auto },
@@ -82,8 +85,91 @@ pub(crate) fn byte(seed: u64, at: u64) -> u8 {
     (mixed ^ (mixed >> 29)).to_le_bytes()[(at % 8) as usize]
 }
 
-pub(crate) fn fill(region: &Region, offset: usize, bytes: usize, seed: u64) {
-    region.fill_with(offset, bytes, &mut |at, part| {
+/// Memory that tests fill and check.
+pub(crate) trait TestBytes {
+    /// Has `fill` write the bytes of a range, part by part.
+    fn fill_with(&self, offset: usize, bytes: usize, fill: &mut dyn FnMut(u64, &mut [u8]));
+
+    /// Passes the bytes of a range to `read`, part by part.
+    fn read_with(&self, offset: usize, bytes: usize, read: &mut dyn FnMut(u64, &[u8]));
+}
+
+impl TestBytes for Region {
+    fn fill_with(&self, offset: usize, bytes: usize, fill: &mut dyn FnMut(u64, &mut [u8])) {
+        Self::fill_with(self, offset, bytes, &mut |at, part| fill(at, part));
+    }
+
+    fn read_with(&self, offset: usize, bytes: usize, read: &mut dyn FnMut(u64, &[u8])) {
+        Self::read_with(self, offset, bytes, &mut |at, part| read(at, part));
+    }
+}
+
+impl TestBytes for Arc<Region> {
+    fn fill_with(&self, offset: usize, bytes: usize, fill: &mut dyn FnMut(u64, &mut [u8])) {
+        TestBytes::fill_with(&**self, offset, bytes, fill);
+    }
+
+    fn read_with(&self, offset: usize, bytes: usize, read: &mut dyn FnMut(u64, &[u8])) {
+        TestBytes::read_with(&**self, offset, bytes, read);
+    }
+}
+
+/// Memory of an engine: of the host, or of a device in a process that runs the tests on devices.
+#[derive(Clone)]
+pub(crate) struct TestMemory(Backing);
+
+impl TestMemory {
+    fn new(bytes: usize) -> Self {
+        if !on_devices() {
+            return Self(region(bytes).into());
+        }
+        driver().set_copies(50_000, 0, 3);
+        let device = Device::open(DeviceId { family: Family::Cuda, ordinal: 0 }).unwrap();
+        Self(DeviceMemory::allocate(&device, bytes as u64).unwrap().into())
+    }
+
+    pub(crate) fn address(&self) -> u64 {
+        self.0.address()
+    }
+}
+
+impl From<TestMemory> for Backing {
+    fn from(memory: TestMemory) -> Self {
+        memory.0
+    }
+}
+
+impl TestBytes for TestMemory {
+    fn fill_with(&self, offset: usize, bytes: usize, fill: &mut dyn FnMut(u64, &mut [u8])) {
+        match &self.0 {
+            Backing::Host(region) => TestBytes::fill_with(region, offset, bytes, fill),
+            Backing::Device(memory) => {
+                let mut whole = vec![0; bytes];
+                fill(0, &mut whole);
+                driver().write(memory.address() + offset as u64, &whole);
+            }
+        }
+    }
+
+    fn read_with(&self, offset: usize, bytes: usize, read: &mut dyn FnMut(u64, &[u8])) {
+        match &self.0 {
+            Backing::Host(region) => TestBytes::read_with(region, offset, bytes, read),
+            Backing::Device(memory) => read(0, &driver().read(memory.address() + offset as u64, bytes as u64)),
+        }
+    }
+}
+
+/// Returns true in a process in which engines have memory of devices: with `KVPLANE_TEST_MEMORY=device`.
+pub(crate) fn on_devices() -> bool {
+    std::env::var("KVPLANE_TEST_MEMORY").is_ok_and(|kind| kind == "device")
+}
+
+fn driver() -> Control {
+    kvplane_fake_cuda::load_cuda().unwrap()
+}
+
+pub(crate) fn fill(memory: &impl TestBytes, offset: usize, bytes: usize, seed: u64) {
+    memory.fill_with(offset, bytes, &mut |at, part| {
         for (index, out) in part.iter_mut().enumerate() {
             *out = byte(seed, at + index as u64);
         }
@@ -91,8 +177,8 @@ pub(crate) fn fill(region: &Region, offset: usize, bytes: usize, seed: u64) {
 }
 
 /// Panics at the first byte that differs from the seed's.
-pub(crate) fn check(region: &Region, offset: usize, bytes: usize, seed: u64) {
-    region.read_with(offset, bytes, &mut |at, part| {
+pub(crate) fn check(memory: &impl TestBytes, offset: usize, bytes: usize, seed: u64) {
+    memory.read_with(offset, bytes, &mut |at, part| {
         for (index, &found) in part.iter().enumerate() {
             let at = at + index as u64;
             assert_eq!(found, byte(seed, at), "byte {at} of {bytes} at {offset}, seed {seed:#x}");
@@ -103,7 +189,7 @@ pub(crate) fn check(region: &Region, offset: usize, bytes: usize, seed: u64) {
 /// Engine with one registered region.
 pub(crate) struct Side {
     pub(crate) engine: TransferEngine,
-    pub(crate) region: Arc<Region>,
+    pub(crate) region: TestMemory,
     /// True if only RDMA may carry its transfers.
     rdma_only: bool,
 }
@@ -123,8 +209,8 @@ impl Side {
             config.rdma.devices = network::devices(end);
         }
         let engine = TransferEngine::start(config).unwrap();
-        let region = region(bytes);
-        engine.register(Arc::clone(&region), &RegisterOptions::default()).unwrap();
+        let region = TestMemory::new(bytes);
+        engine.register(region.clone(), &RegisterOptions::default()).unwrap();
         Self { engine, region, rdma_only }
     }
 

@@ -99,7 +99,7 @@ fn unregistered_memory_is_unreachable_and_its_replacement_is_found() {
     assert_eq!(failed.state, TaskState::Failed, "{failed:?}");
     check(&b.region, 0, BYTES, 7);
     // Under another key: an initiator with a stale key requests the descriptor again.
-    b.engine.register(Arc::clone(&b.region), &RegisterOptions::default()).unwrap();
+    b.engine.register(b.region.clone(), &RegisterOptions::default()).unwrap();
     to_and_fro(&a, &b, handle, 9);
     // Memory for its owner only has no key.
     let hidden = region(4096);
@@ -243,7 +243,7 @@ fn requests_to_a_stopped_peer_fail_and_a_restarted_one_is_reached() {
     assert!(!matches!(last, Ok(TaskState::Pending)), "{last:?}");
     // Nothing of it is in flight any more: the memory can be freed at once.
     a.engine.unregister(a.region.address()).unwrap();
-    a.engine.register(Arc::clone(&a.region), &RegisterOptions::default()).unwrap();
+    a.engine.register(a.region.clone(), &RegisterOptions::default()).unwrap();
     let again = TransferEngineConfig { native: false, listen: address, ..Way::Rdma.config() };
     let b = Side::new(again, BYTES);
     b.engine.announce_rdma(None).unwrap();

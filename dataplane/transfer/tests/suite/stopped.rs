@@ -10,7 +10,7 @@ use kvplane_transfer::{
     Transport,
 };
 
-use crate::rig::{PATIENCE, Side, Way, byte, check, fill, region};
+use crate::rig::{PATIENCE, Side, TestBytes as _, Way, byte, check, fill, region};
 
 const BYTES: usize = 4 << 20;
 const WRITES: &str = "KVPLANE_TEST_WRITES";
@@ -142,7 +142,7 @@ fn memory_used_by_a_stopped_process_is_unregistered_when_released() {
                 Err(error) => break error,
                 // Stopped between two copies. It asks for the description of the memory again.
                 Ok(()) => {
-                    owner.engine.register(Arc::clone(&owner.region), &RegisterOptions::default()).unwrap();
+                    owner.engine.register(owner.region.clone(), &RegisterOptions::default()).unwrap();
                     writer.signal("CONT");
                 }
             }
@@ -155,7 +155,7 @@ fn memory_used_by_a_stopped_process_is_unregistered_when_released() {
         assert_eq!(error.code(), -4);
         // The memory stays in place, and cannot be reused, while this lasts.
         assert!(matches!(owner.engine.unregister(address), Err(Error::MemoryHeld { .. })));
-        let error = owner.engine.register(Arc::clone(&owner.region), &RegisterOptions::default()).unwrap_err();
+        let error = owner.engine.register(owner.region.clone(), &RegisterOptions::default()).unwrap_err();
         assert!(matches!(error, Error::AddressOverlapped { leaving: true, .. }), "{error}");
         assert!(owner.engine.segment_info(SegmentHandle::LOCAL).unwrap().buffers.is_empty());
         let copy = owner.request(Opcode::Write, 0, (SegmentHandle::LOCAL, address + 4096), 100);
@@ -170,7 +170,7 @@ fn memory_used_by_a_stopped_process_is_unregistered_when_released() {
         std::thread::sleep(Duration::from_millis(50));
         check(&owner.region, 0, BYTES, 53);
         assert_eq!(owner.engine.unregister(address).unwrap_err().code(), -3);
-        owner.engine.register(Arc::clone(&owner.region), &RegisterOptions::default()).unwrap();
+        owner.engine.register(owner.region.clone(), &RegisterOptions::default()).unwrap();
         if !killed {
             until_written(&owner);
         }
@@ -189,7 +189,7 @@ fn concurrent_unregistrations_both_wait() {
         assert!(outcomes.iter().any(Result::is_ok), "{outcomes:?}");
         // Too late for the second: there was nothing registered any more.
         assert!(outcomes.iter().flat_map(|outcome| outcome.as_ref().err()).all(|error| error.code() == -3));
-        side.engine.register(Arc::clone(&side.region), &RegisterOptions::default()).unwrap();
+        side.engine.register(side.region.clone(), &RegisterOptions::default()).unwrap();
     }
 }
 
@@ -213,7 +213,7 @@ fn other_peers_are_not_delayed_by_a_stopped_owner() {
     stopped.stop();
     let waiting = a.engine.submit(&[read(&a, slow, there)], &SubmitOptions::default()).unwrap();
     let mine = Side::new(Way::Shm.config(), 4096);
-    a.engine.register(Arc::clone(&mine.region), &RegisterOptions::default()).unwrap();
+    a.engine.register(mine.region.clone(), &RegisterOptions::default()).unwrap();
     for block in 0..10 {
         let at = b.region.address() + block * 4096;
         let request = TransferRequest { source: mine.region.address(), length: 4096, ..read(&a, quick, at) };
