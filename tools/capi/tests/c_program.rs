@@ -18,6 +18,18 @@ fn a_c_program_moves_bytes_between_two_engines() {
 }
 
 #[test]
+fn a_c_program_moves_bytes_of_devices() {
+    let Some(cc) = compiler() else { return };
+    let drivers = kvplane_fake_devices::directory().expect("the drivers for tests");
+    let capi = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let out = run(cc, capi, "devices", &["-ldl"], |command| {
+        let path = [library_directory(), drivers].map(|directory| directory.display().to_string()).join(":");
+        command.env("LD_LIBRARY_PATH", path).env("MC_FORCE_TCP", "1");
+    });
+    assert!(out.lines().count() > 20, "{out}");
+}
+
+#[test]
 fn exactly_the_functions_of_the_headers_are_exported() {
     let headers = [include_str!("../include/transfer_engine_c.h"), include_str!("../include/p2p_store_c.h")];
     let declared = headers.into_iter().flat_map(str::lines).filter(|line| {

@@ -128,7 +128,10 @@ const EDGES: [(&str, Uses); 34] = [
             "kvplane-rpc",
         ]),
     ),
-    ("kvplane-capi", Uses::Only(&["kvplane"])),
+    (
+        "kvplane-capi",
+        Uses::Only(&["kvplane", "kvplane-fake-devices", "kvplane-fake-cuda", "kvplane-fake-hip", "kvplane-fake-npu"]),
+    ),
     ("kvplane-python", Uses::Only(&["kvplane"])),
     ("kvplane-tools", Uses::Ours),
     ("kvplane-simulator", Uses::Ours),
