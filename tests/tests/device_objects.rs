@@ -21,6 +21,8 @@ use bed::Bed;
 use device::{DeviceClient, FIRST, assert_released};
 
 const BYTES: u64 = 24 << 20;
+/// Variable of the number of seeds.
+const SEEDS: &str = "KVPLANE_DEVICE_SEEDS";
 
 /// Lengths below and above those of a piece, of a stage's region, and of a stripe.
 const LENGTHS: [u64; 6] = [1, 4097, 300_000, (1 << 20) + 1, 5 << 20, 20 << 20];
@@ -61,7 +63,7 @@ fn the_same_over_rdma() {
         "seeds",
     ] {
         let mut child = std::process::Command::new(std::env::current_exe().expect("this program"));
-        let done = child.args(["--exact", name]).env(VARIABLE, "rdma").env("KVPLANE_DEVICE_SEEDS", "5").output();
+        let done = child.args(["--exact", name]).env(VARIABLE, "rdma").env(SEEDS, "5").output();
         let done = done.expect("a process");
         let printed = [done.stdout, done.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
         assert!(done.status.success() && printed.contains("1 passed"), "{name}: {printed}");
