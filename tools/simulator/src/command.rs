@@ -102,6 +102,10 @@ impl Policies {
         for (name, requests) in self.traces()? {
             let works = works(&requests);
             println!("{name}\n{}", PolicyOutcome::HEAD.join("\t"));
+            let mut show = |outcome: &PolicyOutcome| {
+                println!("{}", outcome.cells().join("\t"));
+                all.push(serde_json::json!({ "trace": name, "fared": outcome }));
+            };
             let mut verdicts = Vec::new();
             for load in &self.load {
                 let config = SimConfig {
@@ -120,18 +124,16 @@ impl Policies {
                     nic_bytes_s: self.nic.unwrap_or(SimConfig::default().nic_bytes_s),
                     ..SimConfig::default()
                 };
-                let mut fared_so = Vec::new();
-                let mut show = |fared: PolicyOutcome| {
-                    println!("{}", fared.cells().join("\t"));
-                    all.push(serde_json::json!({ "trace": name, "fared": &fared }));
-                    fared_so.push(fared);
-                };
-                compare(&works, &config, side_by_side(), &mut show);
+                let mut outcomes = Vec::new();
+                compare(&works, &config, side_by_side(), |outcome| {
+                    show(&outcome);
+                    outcomes.push(outcome);
+                });
+                verdicts.extend(Verdict::of(&outcomes));
                 if self.admission {
                     let slo = Slo { ttft_ns: 30_000_000_000, tbt_ns: 100_000_000 };
-                    compare(&works, &SimConfig { slo, ..config }, refusing(), &mut show);
+                    compare(&works, &SimConfig { slo, ..config }, refusing(), |outcome| show(&outcome));
                 }
-                verdicts.extend(Verdict::of(&fared_so));
             }
             println!("kvplane beside the best other policy\n{}", Verdict::HEAD.join("\t"));
             verdicts.iter().for_each(|verdict| println!("{}", verdict.cells().join("\t")));

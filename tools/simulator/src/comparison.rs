@@ -47,7 +47,7 @@ pub(crate) fn refusing() -> Vec<Box<dyn Policy>> {
 }
 
 /// Results of one policy.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct PolicyOutcome {
     /// Name of the policy, or of the bound.
     pub(crate) policy: String,
@@ -156,12 +156,12 @@ impl Verdict {
     pub(crate) const HEAD: [&'static str; 5] =
         ["load", "mean TTFT", "p99", "goodput", "mean, by the shortest-first bound"];
 
-    /// Compares the outcomes of one run; `None` without a policy of kvplane and another one.
+    /// Compares the outcomes of policies that admit every request; `None` without a policy of kvplane and another one.
     pub(crate) fn of(outcomes: &[PolicyOutcome]) -> Option<Self> {
         let ours = outcomes.iter().find(|one| one.policy == "kvplane")?;
         let bound = outcomes.iter().find(|one| one.policy == SHORTEST)?;
         let is_other = |one: &&PolicyOutcome| !one.policy.starts_with("kvplane") && !one.policy.starts_with("bound");
-        let others = || outcomes.iter().filter(is_other).take_while(|one| one.refused == 0);
+        let others = || outcomes.iter().filter(is_other);
         others().next()?;
         let least = |of: fn(&PolicyOutcome) -> f64| others().map(of).fold(f64::INFINITY, f64::min);
         Some(Self {
@@ -224,5 +224,27 @@ mod tests {
         assert_eq!(verdict.cells().len(), Verdict::HEAD.len());
         assert_eq!(Verdict::of(&all[..2]), None, "bounds alone");
         assert_eq!(refusing().len(), 5);
+    }
+
+    #[test]
+    fn a_verdict_takes_the_best_other_policy_for_each_result() {
+        let outcome = |policy: &str, mean_ttft_s, p99_ttft_s, goodput| PolicyOutcome {
+            policy: policy.to_owned(),
+            load: 2.0,
+            mean_ttft_s,
+            p99_ttft_s,
+            goodput,
+            ..PolicyOutcome::default()
+        };
+        let outcomes = [
+            outcome("bound, FCFS", 0.1, 0.1, 1.0),
+            outcome(SHORTEST, 2.0, 0.1, 1.0),
+            outcome("one", 4.0, 50.0, 0.25),
+            outcome("other", 8.0, 10.0, 0.5),
+            outcome("kvplane", 3.0, 5.0, 0.75),
+            outcome("kvplane, admission", 0.1, 0.1, 1.0),
+        ];
+        let verdict = Verdict { load: 2.0, mean: 0.75, p99: 0.5, goodput: 1.5, bound: 1.5 };
+        assert_eq!(Verdict::of(&outcomes), Some(verdict));
     }
 }
