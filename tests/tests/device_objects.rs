@@ -209,9 +209,11 @@ fn pinned_memory_that_runs_out_fails_one_object_and_the_next_one_passes() {
         rig.client.put_from(format!("object-{number}").as_bytes(), rig.memory.slice(0, bytes))
     };
     assert!(matches!(put(&mut rig, 1, 18 << 20), Ok(Put::Stored(_))));
+    let pinned = rig.fake.counters().pinned;
     rig.fake.fail("cuMemHostRegister_v2", 0, OUT_OF_MEMORY);
     let error = put(&mut rig, 2, 36 << 20).expect_err("no memory to pin");
     assert_eq!(error.status(), Some(Status::DeviceFailed));
+    assert_eq!(rig.fake.counters().pinned, pinned, "the shorter chunk is pinned still");
     assert!(!rig.client.exists(b"object-2").expect("an answer"));
     for (number, bytes) in [(3, 19 << 20), (4, 36 << 20), (5, 100)] {
         assert!(matches!(put(&mut rig, number, bytes), Ok(Put::Stored(_))), "{bytes}");

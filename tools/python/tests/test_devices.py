@@ -313,6 +313,21 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 print("passed")
 """
 
+#: Registers a device pointer in a child whose parent's driver was initialized, by another library than ours.
+FORKED = """
+import os, sys
+from mooncake.engine import TransferEngine
+cache = allocate(1 << 20)
+child = os.fork()
+if child == 0:
+    engine = TransferEngine()
+    assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+    assert engine.register_memory(cache, 1 << 20) < 0, "the driver cannot be used in a forked child"
+    sys.exit(7)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+print("passed")
+"""
+
 
 class Devices(unittest.TestCase):
     def run_script(self, script, **more):
@@ -328,6 +343,11 @@ class Devices(unittest.TestCase):
     def test_an_interpreter_and_a_forked_child_end_with_copies_in_flight(self):
         more = device_driver.environment()
         done = self.run_script(DRIVER + EXIT, **more)
+        self.assertEqual((done.returncode, done.stdout.strip()), (0, "passed"), done.stderr)
+
+    def test_a_child_of_a_process_with_a_driver_gets_an_error(self):
+        more = device_driver.environment()
+        done = self.run_script(DRIVER + FORKED, **more)
         self.assertEqual((done.returncode, done.stdout.strip()), (0, "passed"), done.stderr)
 
     def test_objects_are_put_from_and_read_into_device_pointers(self):

@@ -7,16 +7,15 @@ mod engines;
 use std::collections::BTreeSet;
 
 use kvplane_fake_devices::{Control, Counters, is_missing};
-use kvplane_sys::device::{Device, DeviceId, DeviceMemory, Family};
+use kvplane_sys::device::{Device, DeviceId, Family};
 use kvplane_transfer::{
     Backing, Error, Opcode, RdmaUse, RegisterOptions, SegmentHandle, SubmitOptions, TaskState, TransferEngine,
     TransferEngineConfig, TransferRequest,
 };
 
 use crate::counted;
-use crate::device_peers;
 use crate::network::{self, End};
-use crate::rig::{Way, byte, check, fill, private_region, region};
+use crate::rig::{CUDA, Way, check, device_memory, driver, fill, private_region, region};
 
 const BYTES: u64 = 6 << 20;
 
@@ -37,25 +36,20 @@ impl Kind {
     }
 }
 
-const CUDA: DeviceId = DeviceId { family: Family::Cuda, ordinal: 0 };
 const HIP: DeviceId = DeviceId { family: Family::Hip, ordinal: 1 };
 const NPU: DeviceId = DeviceId { family: Family::Npu, ordinal: 0 };
 
 /// Loads the driver of the device; CUDA's for memory of the host.
 fn control(kind: Kind) -> Control {
-    device_peers::control(if let Kind::Device(id) = kind { id } else { CUDA })
+    driver(if let Kind::Device(id) = kind { id } else { CUDA })
 }
 
 fn memory(kind: Kind, bytes: u64) -> Backing {
     match kind {
         Kind::Host => region(bytes as usize).into(),
         Kind::Private => private_region(bytes as usize).into(),
-        Kind::Device(id) => DeviceMemory::allocate(&Device::open(id).unwrap(), bytes).unwrap().into(),
+        Kind::Device(id) => device_memory(id, bytes),
     }
-}
-
-fn pattern(seed: u64, bytes: u64) -> Vec<u8> {
-    (0..bytes).map(|at| byte(seed, at)).collect()
 }
 
 /// Engine with memory of one kind.
@@ -74,21 +68,11 @@ impl Side {
     }
 
     fn write(&self, offset: u64, bytes: u64, seed: u64) {
-        match &self.memory {
-            Backing::Host(region) => fill(region, offset as usize, bytes as usize, seed),
-            Backing::Device(memory) => control(self.kind).write(memory.address() + offset, &pattern(seed, bytes)),
-        }
+        fill(&self.memory, offset as usize, bytes as usize, seed);
     }
 
     fn check(&self, offset: u64, bytes: u64, seed: u64) {
-        match &self.memory {
-            Backing::Host(region) => check(region, offset as usize, bytes as usize, seed),
-            Backing::Device(memory) => {
-                let found = control(self.kind).read(memory.address() + offset, bytes);
-                let wrong = found.iter().zip(pattern(seed, bytes)).position(|(found, expected)| *found != expected);
-                assert_eq!(wrong, None, "first wrong byte of {bytes} at {offset}, seed {seed:#x}, in {:?}", self.kind);
-            }
-        }
+        check(&self.memory, offset as usize, bytes as usize, seed);
     }
 }
 

@@ -114,58 +114,58 @@ impl TestBytes for Arc<Region> {
     }
 }
 
-/// Memory of an engine: of the host, or of a device in a process that runs the tests on devices.
-#[derive(Clone)]
-pub(crate) struct TestMemory(Backing);
-
-impl TestMemory {
-    fn new(bytes: usize) -> Self {
-        if !on_devices() {
-            return Self(region(bytes).into());
-        }
-        driver().set_copies(50_000, 0, 3);
-        let device = Device::open(DeviceId { family: Family::Cuda, ordinal: 0 }).unwrap();
-        Self(DeviceMemory::allocate(&device, bytes as u64).unwrap().into())
-    }
-
-    pub(crate) fn address(&self) -> u64 {
-        self.0.address()
-    }
-}
-
-impl From<TestMemory> for Backing {
-    fn from(memory: TestMemory) -> Self {
-        memory.0
-    }
-}
-
-impl TestBytes for TestMemory {
+impl TestBytes for Backing {
     fn fill_with(&self, offset: usize, bytes: usize, fill: &mut dyn FnMut(u64, &mut [u8])) {
-        match &self.0 {
-            Backing::Host(region) => TestBytes::fill_with(region, offset, bytes, fill),
-            Backing::Device(memory) => {
+        match self {
+            Self::Host(region) => TestBytes::fill_with(region, offset, bytes, fill),
+            Self::Device(memory) => {
                 let mut whole = vec![0; bytes];
                 fill(0, &mut whole);
-                driver().write(memory.address() + offset as u64, &whole);
+                driver(memory.device().id()).write(memory.address() + offset as u64, &whole);
             }
         }
     }
 
     fn read_with(&self, offset: usize, bytes: usize, read: &mut dyn FnMut(u64, &[u8])) {
-        match &self.0 {
-            Backing::Host(region) => TestBytes::read_with(region, offset, bytes, read),
-            Backing::Device(memory) => read(0, &driver().read(memory.address() + offset as u64, bytes as u64)),
+        match self {
+            Self::Host(region) => TestBytes::read_with(region, offset, bytes, read),
+            Self::Device(memory) => {
+                read(0, &driver(memory.device().id()).read(memory.address() + offset as u64, bytes as u64));
+            }
         }
     }
+}
+
+/// First device of CUDA.
+pub(crate) const CUDA: DeviceId = DeviceId { family: Family::Cuda, ordinal: 0 };
+
+/// Loads the driver for tests that has this device.
+pub(crate) fn driver(id: DeviceId) -> Control {
+    match id.family {
+        Family::Cuda => kvplane_fake_cuda::load_cuda().unwrap(),
+        Family::Hip => kvplane_fake_hip::load_hip().unwrap(),
+        Family::Npu => kvplane_fake_npu::load_npu().unwrap(),
+    }
+}
+
+/// Allocates memory of a device.
+pub(crate) fn device_memory(id: DeviceId, bytes: u64) -> Backing {
+    driver(id);
+    DeviceMemory::allocate(&Device::open(id).unwrap(), bytes).unwrap().into()
+}
+
+/// Allocates memory of an engine: of the host, or of a device in a process that runs the tests on devices.
+fn engine_memory(bytes: usize) -> Backing {
+    if !on_devices() {
+        return region(bytes).into();
+    }
+    driver(CUDA).set_copies(50_000, 0, 3);
+    device_memory(CUDA, bytes as u64)
 }
 
 /// Returns true in a process in which engines have memory of devices: with `KVPLANE_TEST_MEMORY=device`.
 pub(crate) fn on_devices() -> bool {
     std::env::var("KVPLANE_TEST_MEMORY").is_ok_and(|kind| kind == "device")
-}
-
-fn driver() -> Control {
-    kvplane_fake_cuda::load_cuda().unwrap()
 }
 
 pub(crate) fn fill(memory: &impl TestBytes, offset: usize, bytes: usize, seed: u64) {
@@ -189,7 +189,7 @@ pub(crate) fn check(memory: &impl TestBytes, offset: usize, bytes: usize, seed: 
 /// Engine with one registered region.
 pub(crate) struct Side {
     pub(crate) engine: TransferEngine,
-    pub(crate) region: TestMemory,
+    pub(crate) region: Backing,
     /// True if only RDMA may carry its transfers.
     rdma_only: bool,
 }
@@ -209,7 +209,7 @@ impl Side {
             config.rdma.devices = network::devices(end);
         }
         let engine = TransferEngine::start(config).unwrap();
-        let region = TestMemory::new(bytes);
+        let region = engine_memory(bytes);
         engine.register(region.clone(), &RegisterOptions::default()).unwrap();
         Self { engine, region, rdma_only }
     }

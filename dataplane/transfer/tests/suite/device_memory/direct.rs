@@ -184,6 +184,21 @@ fn device_memory_that_no_rdma_device_registers_is_staged() {
     pair.end();
 }
 
+#[test]
+fn device_memory_of_a_device_without_a_flush_is_staged() {
+    let device = Kind::Device(CUDA);
+    control(device).forbid_flushes();
+    let pair = Pair::new(&fabric(), device, device);
+    pair.exchange();
+    assert!(pair.staged().iter().all(|bytes| *bytes > BYTES), "{:?}", pair.staged());
+    for one in pair.registrations().concat() {
+        let text = one.to_string();
+        assert!(matches!(&one.path, RegistrationPath::Staged(why) if why.kind == ObstacleKind::NotCapable), "{text}");
+        assert!(text.contains("its driver has no flush"), "{text}");
+    }
+    pair.end();
+}
+
 /// At our end it is staged; the peer's is accessed directly.
 #[test]
 fn device_memory_that_one_of_our_rdma_devices_refuses_is_staged() {

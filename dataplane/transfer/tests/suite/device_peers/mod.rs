@@ -6,30 +6,20 @@ mod peer;
 use std::time::{Duration, Instant};
 
 use kvplane_fake_devices::{Control, Counters, is_missing};
-use kvplane_sys::device::{Device, DeviceId, DeviceMemory, Family};
+use kvplane_sys::device::{DeviceId, Family};
 use kvplane_transfer::{
     Backing, Opcode, RegisterOptions, SegmentHandle, StreamHandle, SubmitOptions, TaskState, TransferEngine,
     TransferRequest,
 };
 
-use crate::rig::{PATIENCE, byte, check, fill, region};
+use crate::rig::{CUDA, PATIENCE, byte, check, device_memory, driver, fill, region};
 use peer::{Kind, Peer, config};
 
 const BYTES: u64 = 18 << 20;
-const CUDA: DeviceId = DeviceId { family: Family::Cuda, ordinal: 0 };
 const HIP: DeviceId = DeviceId { family: Family::Hip, ordinal: 0 };
 
 /// Lengths that are shorter and longer than pieces.
 const LENGTHS: [u64; 5] = [1, 63, 65_537, (4 << 20) + 3, (16 << 20) + 17];
-
-/// Loads the driver for tests that has this device.
-pub(crate) fn control(id: DeviceId) -> Control {
-    match id.family {
-        Family::Cuda => kvplane_fake_cuda::load_cuda().unwrap(),
-        Family::Hip => kvplane_fake_hip::load_hip().unwrap(),
-        Family::Npu => kvplane_fake_npu::load_npu().unwrap(),
-    }
-}
 
 fn pattern(seed: u64, bytes: u64) -> Vec<u8> {
     (0..bytes).map(|at| byte(seed, at)).collect()
@@ -45,9 +35,8 @@ struct Side {
 
 impl Side {
     fn new(id: DeviceId) -> Self {
-        control(id);
+        let device = device_memory(id, BYTES);
         let engine = TransferEngine::start(config()).unwrap();
-        let device: Backing = DeviceMemory::allocate(&Device::open(id).unwrap(), BYTES).unwrap().into();
         let host: Backing = region(BYTES as usize).into();
         engine.register(device.clone(), &RegisterOptions::default()).unwrap();
         engine.register(host.clone(), &RegisterOptions::default()).unwrap();
@@ -59,21 +48,11 @@ impl Side {
     }
 
     fn fill(&self, is_host: bool, offset: u64, bytes: u64, seed: u64) {
-        match self.memory(is_host) {
-            Backing::Host(region) => fill(region, offset as usize, bytes as usize, seed),
-            Backing::Device(memory) => control(self.id).write(memory.address() + offset, &pattern(seed, bytes)),
-        }
+        fill(self.memory(is_host), offset as usize, bytes as usize, seed);
     }
 
     fn check(&self, is_host: bool, offset: u64, bytes: u64, seed: u64) {
-        match self.memory(is_host) {
-            Backing::Host(region) => check(region, offset as usize, bytes as usize, seed),
-            Backing::Device(memory) => {
-                let found = control(self.id).read(memory.address() + offset, bytes);
-                let wrong = found.iter().zip(pattern(seed, bytes)).position(|(found, expected)| *found != expected);
-                assert_eq!(wrong, None, "first wrong byte of {bytes} at {offset}, seed {seed:#x}");
-            }
-        }
+        check(self.memory(is_host), offset as usize, bytes as usize, seed);
     }
 
     fn run(&self, requests: &[TransferRequest], options: &SubmitOptions) -> TaskState {
@@ -103,7 +82,7 @@ impl Side {
 
     /// Ends everything, and checks that nothing of the driver is in use.
     fn end(self) {
-        let fake = control(self.id);
+        let fake = driver(self.id);
         let addresses = [self.device.address(), self.host.address()];
         self.engine.unregister_batch(&addresses).unwrap();
         drop(self);
@@ -120,7 +99,7 @@ fn request(opcode: Opcode, source: u64, to: (SegmentHandle, u64), length: u64) -
 
 /// Writes and reads ranges of all lengths, one by one and in batches of many, without staging.
 fn round_trips(ours: DeviceId, theirs: DeviceId, kind: Kind, is_host: bool) {
-    control(ours).set_copies(200_000, 0, 17);
+    driver(ours).set_copies(200_000, 0, 17);
     let (side, mut peer) = (Side::new(ours), Peer::start(theirs, kind));
     let segment = side.engine.open_segment(&peer.name).unwrap();
     let source = side.memory(is_host).address();
@@ -160,7 +139,7 @@ fn round_trips(ours: DeviceId, theirs: DeviceId, kind: Kind, is_host: bool) {
 #[test]
 fn devices_of_two_processes_copy_without_staging() {
     for number in [0, 1] {
-        let ordinal = control(CUDA).ordinal(number);
+        let ordinal = driver(CUDA).ordinal(number);
         round_trips(CUDA, DeviceId { ordinal, ..CUDA }, Kind::Allocated, false);
     }
 }
@@ -175,7 +154,7 @@ fn hip_devices_of_two_processes_copy_without_staging() {
 
 #[test]
 fn memory_of_the_virtual_memory_interface_is_mapped_by_descriptors_and_fabric_handles() {
-    if control(CUDA).skips("allocations for handles of each type") {
+    if driver(CUDA).skips("allocations for handles of each type") {
         return;
     }
     round_trips(CUDA, CUDA, Kind::Mapped, false);
@@ -185,7 +164,7 @@ fn memory_of_the_virtual_memory_interface_is_mapped_by_descriptors_and_fabric_ha
 #[test]
 fn memory_of_the_host_is_copied_by_the_device_of_both_processes() {
     round_trips(CUDA, CUDA, Kind::Allocated, true);
-    if !control(CUDA).skips("allocations for descriptors") {
+    if !driver(CUDA).skips("allocations for descriptors") {
         round_trips(CUDA, CUDA, Kind::Mapped, true);
     }
 }
@@ -209,7 +188,7 @@ fn staged_round_trip(side: &Side, peer: &mut Peer, is_written: bool) {
 
 #[test]
 fn memory_that_cannot_be_mapped_is_staged() {
-    if control(CUDA).skips("handles that are refused") {
+    if driver(CUDA).skips("handles that are refused") {
         return;
     }
     let side = Side::new(CUDA);
@@ -221,7 +200,7 @@ fn memory_that_cannot_be_mapped_is_staged() {
     staged_round_trip(&side, &mut peer, true);
     // The driver of this process does not map it, as the devices cannot access each other.
     let mut peer = Peer::start(DeviceId { ordinal: 1, ..CUDA }, Kind::Allocated);
-    control(CUDA).fail("cuIpcOpenMemHandle_v2", 0, 217);
+    driver(CUDA).fail("cuIpcOpenMemHandle_v2", 0, 217);
     staged_round_trip(&side, &mut peer, true);
     assert_eq!(side.engine.metrics().peer_memory.refused, 3);
     drop(peer);
@@ -232,7 +211,7 @@ fn memory_that_cannot_be_mapped_is_staged() {
 
 #[test]
 fn memory_that_its_owner_freed_and_allocated_anew_is_not_touched() {
-    if control(CUDA).skips("an address that is used again") {
+    if driver(CUDA).skips("an address that is used again") {
         return;
     }
     for kind in [Kind::Allocated, Kind::Mapped, Kind::Fabric] {
@@ -259,10 +238,10 @@ fn memory_that_its_owner_freed_and_allocated_anew_is_not_touched() {
 
 #[test]
 fn memory_of_this_process_that_was_freed_and_allocated_anew_is_not_copied() {
-    if control(CUDA).skips("an address that is used again") {
+    if driver(CUDA).skips("an address that is used again") {
         return;
     }
-    let fake = control(CUDA);
+    let fake = driver(CUDA);
     let (side, mut peer) = (Side::new(CUDA), Peer::start(CUDA, Kind::Allocated));
     let segment = side.engine.open_segment(&peer.name).unwrap();
     let source = side.device.address();
@@ -282,7 +261,7 @@ fn memory_of_this_process_that_was_freed_and_allocated_anew_is_not_copied() {
 
 #[test]
 fn copies_wait_for_the_callers_stream() {
-    let fake = control(CUDA);
+    let fake = driver(CUDA);
     let (side, mut peer) = (Side::new(CUDA), Peer::start(CUDA, Kind::Allocated));
     let segment = side.engine.open_segment(&peer.name).unwrap();
     let source = side.device.address();
@@ -304,10 +283,10 @@ fn copies_wait_for_the_callers_stream() {
 
 #[test]
 fn a_batch_can_be_cancelled_and_ends_by_its_deadline_and_a_lost_device_fails_it() {
-    if control(CUDA).skips("slow copies") {
+    if driver(CUDA).skips("slow copies") {
         return;
     }
-    let fake = control(CUDA);
+    let fake = driver(CUDA);
     let (side, mut peer) = (Side::new(CUDA), Peer::start(CUDA, Kind::Allocated));
     let segment = side.engine.open_segment(&peer.name).unwrap();
     let write = request(Opcode::Write, side.device.address(), (segment, peer.address), BYTES);
@@ -329,10 +308,10 @@ fn a_batch_can_be_cancelled_and_ends_by_its_deadline_and_a_lost_device_fails_it(
 
 #[test]
 fn a_peer_frees_nothing_that_a_lost_device_may_still_write() {
-    if control(CUDA).skips("a device that is lost") {
+    if driver(CUDA).skips("a device that is lost") {
         return;
     }
-    let fake = control(CUDA);
+    let fake = driver(CUDA);
     let (side, mut peer) = (Side::new(CUDA), Peer::start_with(CUDA, Kind::Allocated, Duration::from_millis(200)));
     let segment = side.engine.open_segment(&peer.name).unwrap();
     let write = request(Opcode::Write, side.device.address(), (segment, peer.address), BYTES);
@@ -352,7 +331,7 @@ fn a_peer_frees_nothing_that_a_lost_device_may_still_write() {
 
 #[test]
 fn a_peer_that_is_killed_ends_its_mappings_and_harms_nothing() {
-    control(CUDA).set_copies(100_000, 1 << 32, 3);
+    driver(CUDA).set_copies(100_000, 1 << 32, 3);
     let (side, mut peer) = (Side::new(CUDA), Peer::start(CUDA, Kind::Allocated));
     let segment = side.engine.open_segment(&peer.name).unwrap();
     let write = request(Opcode::Write, side.device.address(), (segment, peer.address), BYTES);

@@ -9,8 +9,8 @@ use kvplane_fake_devices::{Control, HandleType};
 use kvplane_sys::device::{Device, DeviceId, DeviceMemory};
 use kvplane_transfer::{Error, RegisterOptions, TransferEngine, TransferEngineConfig};
 
-use super::{BYTES, control, pattern};
-use crate::rig::Way;
+use super::{BYTES, pattern};
+use crate::rig::{Way, driver};
 
 const ROLE: &str = "KVPLANE_TEST_DEVICE";
 
@@ -42,7 +42,7 @@ fn the_other_process() {
     let quiet_deadline = Duration::from_millis(quiet_ms.parse().unwrap());
     let id = DeviceId::parse(device).unwrap();
     let kind = KINDS.into_iter().find(|one| format!("{one:?}") == kind).unwrap();
-    let fake = control(id);
+    let fake = driver(id);
     match kind {
         Kind::Mapped => fake.set_virtual(HandleType::Descriptor),
         Kind::Fabric => fake.set_virtual(HandleType::Fabric),
