@@ -1,12 +1,13 @@
 //! Latency of small messages: TCP against a raw socket ping-pong, shared memory against TCP.
 
 use std::net::TcpStream;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use kvplane::{Buffer, Client, Pacing, Region, RegionOptions, Segment, Session, Transfer, TransferEngine, cpu};
+use kvplane::{Client, Region, RegionOptions, Transfer, cpu};
 
+use super::initiator::Initiator;
 use crate::Failure;
-use crate::bed::{Bed, Directory, client_config, engine_config, pacing_of};
+use crate::bed::{Bed, Directory, client_config, pacing_of};
 use crate::peer::{Peer, receive, send};
 use crate::rounds::{Series, median};
 
@@ -15,7 +16,6 @@ const BYTES: usize = 4096;
 const QUESTION_BYTES: usize = 64 + 32;
 const ANSWER_BYTES: usize = 64 + BYTES;
 const CALLS: usize = 20_000;
-const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Measures 4 KiB by TCP against a raw ping-pong of the same size, spinning against spinning and parked against parked.
 ///
@@ -126,28 +126,18 @@ impl Raw {
     }
 }
 
-struct Ours {
-    session: Session,
-    segment: Segment,
-    buffer: Buffer,
-    _engine: TransferEngine,
-    _target: Peer,
-}
+struct Ours(Initiator);
 
 impl Ours {
     fn start(way: &str, pacing: &str, core: usize, directory: &Directory) -> Result<Self, Failure> {
         // The shard's thread inherits the affinity of the thread that starts it.
         let target = Peer::start(&["on-core", &core.to_string(), "target", way, pacing, directory.text()])?;
-        let config = engine_config(way, pacing, directory.text())?;
-        let engine = TransferEngine::start(kvplane::TransferEngineConfig { pacing: Pacing::Park, ..config })?;
-        let mut session = engine.session_with(pacing_of(pacing)?)?;
-        let segment = session.open_segment(&target.said, DEADLINE)?;
-        let buffer = session.register(Region::allocate(&RegionOptions::new("latency", BYTES))?);
-        Ok(Self { session, segment, buffer, _engine: engine, _target: target })
+        let memory = RegionOptions::new("latency", BYTES);
+        Ok(Self(Initiator::open(target, way, pacing_of(pacing)?, &memory, directory)?))
     }
 
     fn measure(&mut self, calls: usize, write: bool) -> Result<f64, Failure> {
-        let transfer = Transfer { local: self.buffer.slice(0, BYTES), region: 0, offset: 0, write };
-        p50_us(calls, || Ok(self.session.run(&self.segment, &[transfer], DEADLINE)?))
+        let transfer = Transfer { local: self.0.buffer.slice(0, BYTES), region: 0, offset: 0, write };
+        p50_us(calls, || self.0.run(&[transfer]))
     }
 }

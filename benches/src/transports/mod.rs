@@ -2,6 +2,7 @@
 
 pub(crate) mod data_tls;
 pub(crate) mod handshakes;
+mod initiator;
 pub(crate) mod latency;
 pub(crate) mod many_peers;
 pub(crate) mod perftest;

@@ -4,10 +4,11 @@ use std::net::TcpListener;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use kvplane::{Buffer, HugePages, Region, RegionOptions, Segment, Session, Transfer, TransferEngine, cpu};
+use kvplane::{HugePages, Pacing, RegionOptions, Transfer, cpu};
 
+use super::initiator::Initiator;
 use crate::Failure;
-use crate::bed::{Directory, engine_config};
+use crate::bed::Directory;
 use crate::peer::Peer;
 use crate::rounds::Series;
 
@@ -15,7 +16,6 @@ const BLOCK_BYTES: usize = 1 << 20;
 /// Number of blocks in flight.
 const BATCH: usize = 8;
 const ROUND: Duration = Duration::from_secs(2);
-const DEADLINE: Duration = Duration::from_secs(10);
 
 pub(crate) fn run(rounds: usize) -> Result<(), Failure> {
     println!("tcp-stream: 1 MiB blocks, {BATCH} in flight, one initiator, against iperf3 with one stream");
@@ -53,36 +53,24 @@ pub(crate) fn run(rounds: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Target in another process and a session to it.
-struct Ours {
-    session: Session,
-    segment: Segment,
-    buffer: Buffer,
-    _engine: TransferEngine,
-    _target: Peer,
-}
+struct Ours(Initiator);
 
 impl Ours {
     fn start(way: &str, directory: &Directory) -> Result<Self, Failure> {
         // The two targets exist in turns: one that spins while the other is measured would take its core.
         let target = Peer::start(&["target", way, "adaptive", directory.text()])?;
-        // The local serving thread has nothing to do here and would only spin.
-        let engine = TransferEngine::start(engine_config(way, "park", directory.text())?)?;
-        let mut session = engine.session_with(kvplane::Pacing::Spin)?;
-        let segment = session.open_segment(&target.said, DEADLINE)?;
-        let options = RegionOptions {
+        let memory = RegionOptions {
             huge: HugePages::Try,
             prefault: true,
             ..RegionOptions::new("bench-initiator", BLOCK_BYTES * BATCH)
         };
-        let buffer = session.register(Region::allocate(&options)?);
-        Ok(Self { session, segment, buffer, _engine: engine, _target: target })
+        Ok(Self(Initiator::open(target, way, Pacing::Spin, &memory, directory)?))
     }
 
     fn measure(&mut self, write: bool) -> Result<(f64, f64), Failure> {
         let transfers: Vec<Transfer> = (0..BATCH)
             .map(|block| Transfer {
-                local: self.buffer.slice(block * BLOCK_BYTES, BLOCK_BYTES),
+                local: self.0.buffer.slice(block * BLOCK_BYTES, BLOCK_BYTES),
                 region: 0,
                 offset: (block * BLOCK_BYTES) as u64,
                 write,
@@ -91,7 +79,7 @@ impl Ours {
         let (start, cpu_ns) = (Instant::now(), cpu::thread_cpu_ns());
         let mut bytes = 0;
         while start.elapsed() < ROUND {
-            self.session.run(&self.segment, &transfers, DEADLINE)?;
+            self.0.run(&transfers)?;
             bytes += BLOCK_BYTES * BATCH;
         }
         let gigabytes = bytes as f64 / 1e9;

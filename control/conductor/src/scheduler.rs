@@ -222,7 +222,7 @@ impl Scheduler {
                     self.model.report(tokens, reused, took_ns, factor);
                 }
                 let until_ns = now_ns.saturating_add(self.config.promise_ns);
-                self.caches.prefill_done(placement.prefill, &reservation.request, until_ns);
+                self.caches.expect_blocks(placement.prefill, &reservation.request, until_ns);
             }
             Progress::PrefillDone { .. } => {}
             Progress::Decoding => {

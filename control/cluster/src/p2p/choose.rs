@@ -44,9 +44,9 @@ impl Chooser<'_> {
         self.choose(free, |source| (receiver, source))
     }
 
-    /// Returns the best grant from a source to a receiver in `has_room`.
-    pub(super) fn receiver_for(&self, source: u64, has_room: &BTreeSet<u64>) -> Option<Choice> {
-        self.choose(has_room, |receiver| (receiver, source))
+    /// Returns the best grant from a source to one of these receivers.
+    pub(super) fn receiver_for(&self, source: u64, receivers: &BTreeSet<u64>) -> Option<Choice> {
+        self.choose(receivers, |receiver| (receiver, source))
     }
 
     fn choose(&self, among: &BTreeSet<u64>, pair: impl Fn(u64) -> (u64, u64)) -> Option<Choice> {

@@ -150,7 +150,7 @@ pub(super) struct Member {
     pub(super) serving_late: u32,
     pub(super) up: Rate,
     pub(super) down: Rate,
-    /// MovingAverage durations of its fetches, and of fetches from it.
+    /// Typical durations of its fetches, and of fetches from it.
     pub(super) fetched: MovingAverage,
     pub(super) served: MovingAverage,
     /// Sources that it could not reach: the end of each ban, and the number of failures.

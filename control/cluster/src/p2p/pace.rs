@@ -1,4 +1,4 @@
-//! MovingAverage duration of fetches in a swarm, and the limits that follow from it.
+//! Typical duration of fetches in a swarm, and the limits that follow from it.
 
 use super::member::MovingAverage;
 
@@ -12,7 +12,7 @@ const UNKNOWN_NS: u64 = 500_000_000;
 /// Multiple of the typical duration beyond which a member is slow.
 const SLOW: u64 = 3;
 
-/// MovingAverage duration of fetches, and of one fetch without concurrent ones.
+/// Typical duration of fetches, and of one fetch without concurrent ones.
 #[derive(Debug, Default)]
 pub(super) struct Pace {
     typical: MovingAverage,

@@ -64,7 +64,7 @@ pub(super) struct Swarm {
     jobs: Jobs,
     /// Sources with a free place, and receivers with one.
     free: BTreeSet<u64>,
-    has_room: BTreeSet<u64>,
+    receivers: BTreeSet<u64>,
     pace: Pace,
     rng: Rng,
     /// Members that changed, and must be looked at.
@@ -88,7 +88,7 @@ impl Swarm {
             counts: ShardCounts::new(shards),
             jobs: Jobs::default(),
             free: BTreeSet::new(),
-            has_room: BTreeSet::new(),
+            receivers: BTreeSet::new(),
             pace: Pace::default(),
             rng: Rng::new(seed, "swarm"),
             dirty: VecDeque::new(),
@@ -319,7 +319,7 @@ impl Swarm {
             self.give_up(receiver, shard);
         }
         self.free.remove(&number);
-        self.has_room.remove(&number);
+        self.receivers.remove(&number);
         if self.roster.is_empty() {
             self.empty_since_ns = now_ns;
         }
@@ -391,14 +391,14 @@ impl Swarm {
     fn pump(&mut self, now_ns: u64) {
         while let Some(number) = self.dirty.pop_front() {
             self.sort(number, now_ns);
-            while self.has_room.contains(&number) {
+            while self.receivers.contains(&number) {
                 let chance = self.rng.next_u64();
                 let Some(choice) = self.chooser(now_ns, chance).source_for(number, &self.free) else { break };
                 self.grant(choice, now_ns);
             }
             while self.free.contains(&number) {
                 let chance = self.rng.next_u64();
-                let Some(choice) = self.chooser(now_ns, chance).receiver_for(number, &self.has_room) else { break };
+                let Some(choice) = self.chooser(now_ns, chance).receiver_for(number, &self.receivers) else { break };
                 self.grant(choice, now_ns);
             }
         }
@@ -418,8 +418,8 @@ impl Swarm {
     fn sort(&mut self, number: u64, now_ns: u64) {
         let (member, chooser) = (self.roster.get(number), self.chooser(now_ns, 0));
         let free = member.is_some_and(|member| chooser.may_serve(member));
-        let has_room = member.is_some_and(|member| chooser.may_fetch(member));
-        for (set, is_in) in [(&mut self.free, free), (&mut self.has_room, has_room)] {
+        let receives = member.is_some_and(|member| chooser.may_fetch(member));
+        for (set, is_in) in [(&mut self.free, free), (&mut self.receivers, receives)] {
             if is_in {
                 set.insert(number);
             } else {

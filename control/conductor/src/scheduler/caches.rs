@@ -148,7 +148,7 @@ impl Caches {
     }
 
     /// Notes that a prefill is done: its promised blocks count until `until_ns`, or until an event confirms them.
-    pub(super) fn prefill_done(&mut self, instance: usize, request: &Request, until_ns: u64) {
+    pub(super) fn expect_blocks(&mut self, instance: usize, request: &Request, until_ns: u64) {
         if let Ok(CacheHolder { holder, .. }) = self.known(instance) {
             let (context, hashes) = (request.context, Arc::clone(&request.hashes));
             self.expected.push_back(ExpectedBlocks { until_ns, context, holder, hashes });

@@ -38,14 +38,14 @@ pub(super) struct QueueOrder {
     pub(super) rules: QueueRules,
     pub(super) slo: Slo,
     pub(super) now_ns: u64,
-    /// Number of instances that serve the queue.
+    /// Number of instances that serve the queue; at least 1.
     pub(super) servers: u64,
 }
 
 impl QueueOrder {
     /// Returns the time in which all servers do so much work.
     fn share_ns(&self, work_ns: u64) -> u64 {
-        work_ns / self.servers.max(1)
+        work_ns / self.servers
     }
 
     /// Returns true if there is an objective for the first token.
@@ -128,7 +128,7 @@ impl CentralQueue {
 
     /// Enqueues a request whose prefill takes `best_ns` with the best cache of any instance.
     pub(super) fn push(&mut self, request: Request, best_ns: u64, order: &QueueOrder) {
-        let (deadline_ns, deferred) = self.terms(request.arrival_ns, best_ns, order);
+        let (deadline_ns, deferred) = self.classify(request.arrival_ns, best_ns, order);
         self.sizes.add(best_ns);
         if !deferred {
             self.timely_ns = self.timely_ns.saturating_add(best_ns);
@@ -139,7 +139,7 @@ impl CentralQueue {
     }
 
     /// Returns the deadline of a request that arrives now, and whether it is deferred.
-    fn terms(&self, arrival_ns: u64, best_ns: u64, order: &QueueOrder) -> (u64, bool) {
+    fn classify(&self, arrival_ns: u64, best_ns: u64, order: &QueueOrder) -> (u64, bool) {
         if order.has_objective() {
             return (arrival_ns.saturating_add(order.slo.ttft_ns), false);
         }
@@ -224,7 +224,7 @@ impl CentralQueue {
     /// their number, and the work of all. With an objective, those with earlier deadlines count as well, since they may
     /// have to go first.
     pub(super) fn before(&self, request: &Request, best_ns: u64, order: &QueueOrder) -> (usize, u64) {
-        let (deadline_ns, deferred) = self.terms(request.arrival_ns, best_ns, order);
+        let (deadline_ns, deferred) = self.classify(request.arrival_ns, best_ns, order);
         let is_before = |other: &&WaitingRequest| {
             let is_timely = other.is_timely(order);
             let is_due = order.has_objective() && other.deadline_ns <= deadline_ns;

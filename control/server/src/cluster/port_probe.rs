@@ -78,7 +78,8 @@ pub(crate) async fn watch(host: Arc<ClusterHost>, cluster: String) {
     loop {
         tokio::select! {
             _ = look.tick() => {
-                let found = host.lock().map(|hosted| probe_targets(hosted.cluster(), host.now_ns(), &reached, AT_ONCE));
+                let find = |cluster: &Cluster| find_probe_targets(cluster, host.now_ns(), &reached, AT_ONCE);
+                let found = host.lock().map(|hosted| find(hosted.cluster()));
                 let Ok((incarnations, probe_targets)) = found else { continue };
                 reached.retain(|incarnation, _| incarnations.contains(incarnation));
                 tries.retain(|incarnation, _| incarnations.contains(incarnation));
@@ -115,7 +116,12 @@ pub(crate) async fn watch(host: Arc<ClusterHost>, cluster: String) {
 /// Returns the incarnations of the map's members, and the ports of at most `most` members to probe now: members that
 /// have not been heard since the start; if slots have replicas, members that are not in `known`; and silent members
 /// that were reached before.
-fn probe_targets(cluster: &Cluster, now_ns: u64, known: &BTreeMap<NodeIncarnation, bool>, most: usize) -> ProbeTargets {
+fn find_probe_targets(
+    cluster: &Cluster,
+    now_ns: u64,
+    known: &BTreeMap<NodeIncarnation, bool>,
+    most: usize,
+) -> ProbeTargets {
     let of = |member: &Member| (member.node, member.incarnation);
     let members = &cluster.map().members;
     let incarnations = members.iter().map(of).collect();
@@ -264,11 +270,15 @@ mod tests {
         let (one, other) = (join(7, 1), join(8, 2));
         let both = BTreeSet::from([one.0, other.0]);
         let none = BTreeMap::new();
-        assert_eq!(probe_targets(&cluster, 3, &none, 8), (both.clone(), vec![one.clone(), other.clone()]));
-        assert_eq!(probe_targets(&cluster, 3, &none, 1), (both.clone(), vec![one.clone()]), "one at a time");
+        assert_eq!(find_probe_targets(&cluster, 3, &none, 8), (both.clone(), vec![one.clone(), other.clone()]));
+        assert_eq!(find_probe_targets(&cluster, 3, &none, 1), (both.clone(), vec![one.clone()]), "one at a time");
         let known = BTreeMap::from([(one.0, true), (other.0, false)]);
-        assert_eq!(probe_targets(&cluster, 3, &known, 8), (both.clone(), vec![]), "they were probed, and are heard");
+        assert_eq!(
+            find_probe_targets(&cluster, 3, &known, 8),
+            (both.clone(), vec![]),
+            "they were probed, and are heard"
+        );
         let late_ns = 2 + 2 * interval_ns;
-        assert_eq!(probe_targets(&cluster, late_ns, &known, 8), (both, vec![one]), "the other was never reached");
+        assert_eq!(find_probe_targets(&cluster, late_ns, &known, 8), (both, vec![one]), "the other was never reached");
     }
 }

@@ -439,14 +439,14 @@ impl ShardHost {
         }
     }
 
-    /// Sets the bell that rings on new events of the service's objects.
-    pub fn follow(&mut self, bell: Option<SyncSender<()>>) {
-        self.service.follow(bell);
+    /// Sets the subscriber that is notified of new events of the service's objects.
+    pub fn follow(&mut self, subscriber: Option<SyncSender<()>>) {
+        self.service.follow(subscriber);
     }
 
-    /// Rings the subscriber's bell if there are new events.
-    pub(crate) fn ring_event_bell(&mut self) {
-        self.service.ring_event_bell();
+    /// Notifies the subscriber if there are new events.
+    pub(crate) fn notify_subscriber(&mut self) {
+        self.service.notify_subscriber();
     }
 
     /// Returns the memory that peers may use.

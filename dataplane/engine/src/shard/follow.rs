@@ -27,15 +27,15 @@ pub struct ObjectPlaces {
 pub type PlacedName = (usize, Vec<u8>, Vec<u8>);
 
 impl ShardHandle {
-    /// Keeps the latest `capacity` events of its objects from now on, and signals new ones to `bell`, without waiting
-    /// if its channel is full; 0 keeps none.
+    /// Keeps the latest `capacity` events of its objects from now on, and notifies `subscriber` of new ones, without
+    /// waiting if its channel is full; 0 keeps none.
     ///
     /// # Errors
     /// If its mailbox is full.
-    pub fn keep_events(&self, capacity: usize, bell: Option<SyncSender<()>>) -> Result<(), ShardError> {
+    pub fn keep_events(&self, capacity: usize, subscriber: Option<SyncSender<()>>) -> Result<(), ShardError> {
         self.send(Command::Ask(Box::new(move |host| {
             host.service().control().keep_events(capacity);
-            host.follow(bell);
+            host.follow(subscriber);
         })))
     }
 

@@ -66,7 +66,7 @@ pub(super) fn run(
         }
         progress |= host.poll()?;
         if progress {
-            host.ring_event_bell();
+            host.notify_subscriber();
         }
         while let Some(notice) = host.tier().and_then(TierDevice::poll_notice) {
             let text = notice.text;

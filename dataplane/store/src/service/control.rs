@@ -1,13 +1,13 @@
 //! Settings and commands of the host, on behalf of the control plane and of operators.
 
 use kvplane_proto::Digest;
+use kvplane_proto::tenants::TenantLease;
 use kvplane_ticket::{Challenges, TicketKey};
 
 use super::fetches::FetchLimits;
 use super::objects::Objects;
 use super::replication::ReplicaProgress;
 use super::types::PeerKey;
-use kvplane_proto::tenants::TenantLease;
 
 /// Mutable view of a service, for settings and commands.
 pub struct Control<'a> {

@@ -31,12 +31,12 @@ pub struct SharedAllocation {
     pub handle: ShareHandle,
 }
 
-/// Mapping in this process.
+/// Mapping in this process by a handle.
 struct Mapping {
     device: DeviceId,
     process: u64,
     buffer_id: u64,
-    /// Bytes of the handle; zeros for a descriptor, whose mapping is never found.
+    /// Bytes of the handle.
     handle: [u8; HANDLE_BYTES],
     memory: Weak<DeviceMemory>,
 }
@@ -99,30 +99,35 @@ impl DeviceMemory {
         }
         let handle = match &shared.handle {
             ShareHandle::Bytes(bytes) | ShareHandle::Fabric(bytes) => *bytes,
-            ShareHandle::Descriptor(_) => [0; HANDLE_BYTES],
+            // Descriptors cannot be told from each other, and a driver may give one number to all physical allocations
+            // that are mapped in one reservation: each gets a mapping of its own.
+            ShareHandle::Descriptor(_) => return Self::map_anew(device, shared),
         };
-        let SharedAllocation { process, buffer_id, bytes, .. } = *shared;
+        let SharedAllocation { process, buffer_id, .. } = *shared;
         let mut known = MAPPINGS.lock().unwrap_or_else(PoisonError::into_inner);
         known.retain(|one| one.memory.strong_count() > 0);
         let is_same =
             |one: &&Mapping| (one.device, one.process, one.buffer_id, one.handle) == (id, process, buffer_id, handle);
-        // Descriptors cannot be told from each other, and a driver may give one number to all physical allocations that
-        // are mapped in one reservation.
-        let is_named = !matches!(shared.handle, ShareHandle::Descriptor(_));
-        if let Some(memory) = known.iter().filter(|_| is_named).find(is_same).and_then(|one| one.memory.upgrade()) {
+        if let Some(memory) = known.iter().find(is_same).and_then(|one| one.memory.upgrade()) {
             return Ok(memory);
         }
-        let memory = match &shared.handle {
-            ShareHandle::Bytes(bytes_of) => {
-                let base = device.with(|driver, ordinal| driver.map(ordinal, bytes_of))?;
-                Self::owned(device, base, bytes, Ownership::Handle)?
+        let memory = Self::map_anew(device, shared)?;
+        known.push(Mapping { device: id, process, buffer_id, handle, memory: Arc::downgrade(&memory) });
+        Ok(memory)
+    }
+
+    /// Maps an allocation of another process, whether or not it is mapped already.
+    fn map_anew(device: &Arc<Device>, shared: &SharedAllocation) -> Result<Arc<Self>, DeviceError> {
+        let bytes = shared.bytes;
+        match &shared.handle {
+            ShareHandle::Bytes(handle) => {
+                let base = device.with(|driver, ordinal| driver.map(ordinal, handle))?;
+                Self::owned(device, base, bytes, Ownership::Handle)
             }
             physical @ (ShareHandle::Descriptor(_) | ShareHandle::Fabric(_)) => {
                 let base = device.with(|driver, ordinal| driver.map_physical(ordinal, physical, bytes))?;
-                Self::owned(device, base, bytes, Ownership::Physical)?
+                Self::owned(device, base, bytes, Ownership::Physical)
             }
-        };
-        known.push(Mapping { device: id, process, buffer_id, handle, memory: Arc::downgrade(&memory) });
-        Ok(memory)
+        }
     }
 }

@@ -111,8 +111,8 @@ fn instances_that_requests_exclude_do_not_serve_them() {
 }
 
 proptest! {
-    /// Whatever arrives later, a request is served before the work that was there at its arrival, its own included, is
-    /// 1 / share of all work served since, and two prefills more.
+    /// Bound of a wait, whatever arrives later: a request is served before all work served since its arrival exceeds
+    /// the work that was there then, its own included, divided by the share of the oldest, and two prefills more.
     #[test]
     fn every_wait_is_bounded_by_the_work_that_was_there(
         arrivals in prop::collection::vec((1..60_u64, 0..3_u8), 1..150),

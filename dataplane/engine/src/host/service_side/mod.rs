@@ -7,7 +7,7 @@
 //! [`ServiceSide`] owns the service, the memory that it names, and the server for stock engines. It knows neither the
 //! SSD tier of the store ([`super::tier`]) nor the client of a shard ([`super::fetch`]).
 
-mod event_bell;
+mod event_notifier;
 mod leaving;
 pub(crate) mod memory;
 pub(crate) mod served;
@@ -34,7 +34,7 @@ use kvplane_transport::mooncake::{Server, ServerOptions};
 use kvplane_transport::shm::{Extent, MemoryRequest, SegmentOffer};
 use kvplane_transport::{CloseCause, OutgoingPayload, Pieces, Target, Token};
 
-use self::event_bell::EventBell;
+use self::event_notifier::EventNotifier;
 use self::leaving::LeavingSegments;
 use self::memory::{PoolView, ServedMemory};
 use self::served::{DeviceSnapshot, ServedPayloads};
@@ -56,7 +56,7 @@ pub(crate) struct ServiceSide {
     stock_server: Server,
     leaving: LeavingSegments,
     served: ServedPayloads,
-    event_bell: EventBell,
+    event_notifier: EventNotifier,
 }
 
 impl ServiceSide {
@@ -72,7 +72,7 @@ impl ServiceSide {
             stock_server: Server::new(stock),
             leaving: LeavingSegments::default(),
             served: ServedPayloads::new(connections, pool.as_ref()),
-            event_bell: EventBell::default(),
+            event_notifier: EventNotifier::default(),
             devices: DeviceSegments::default(),
             shared_devices: SharedDevices::default(),
             memory: ServedMemory::new(pool),
@@ -496,14 +496,14 @@ impl ServiceSide {
         self.stock_server.close_users(&connections.poller, &mut ranges, segment.to_bits());
     }
 
-    /// Sets the bell that rings on new events of the service's objects.
-    pub(crate) fn follow(&mut self, bell: Option<SyncSender<()>>) {
-        self.event_bell.set(bell);
+    /// Sets the subscriber that is notified of new events of the service's objects.
+    pub(crate) fn follow(&mut self, subscriber: Option<SyncSender<()>>) {
+        self.event_notifier.set(subscriber);
     }
 
-    /// Rings the subscriber's bell if there are new events.
-    pub(crate) fn ring_event_bell(&mut self) {
-        self.event_bell.ring(|| self.service.inspect().next_event());
+    /// Notifies the subscriber if there are new events.
+    pub(crate) fn notify_subscriber(&mut self) {
+        self.event_notifier.notify(|| self.service.inspect().next_event());
     }
 
     /// Runs the service's timers that are due.

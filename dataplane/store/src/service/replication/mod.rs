@@ -103,7 +103,7 @@ impl CopyWaits {
     }
 }
 
-/// Owner's role of replication: replicas to be made, and those to be removed. Replicas that this shard has as a replica
+/// Owner's side of replication: replicas to be made, and those to be removed. Replicas that this shard has as a replica
 /// owner are recorded in the store.
 #[derive(Debug, Default)]
 pub(super) struct Replication {

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_removal_is_owed_until_the_replica_owner_acknowledges_it() {
+    fn a_removal_is_outstanding_until_the_replica_owner_acknowledges_it() {
         let mut outstanding = OutstandingRemovals::default();
         outstanding.add(digest(1, 5));
         assert!(outstanding.has(digest(1, 5)) && !outstanding.has(digest(1, 6)) && outstanding.is_due(0));

@@ -2,12 +2,12 @@
 //! time.
 
 use kvplane_proto::message::{Operation, PutAck, PutOptions};
+use kvplane_proto::tenants::TenantLease;
 use kvplane_proto::{FrameFlags, Status};
 
 use super::super::rig::{digest, digests};
 use super::world::{KEYS, World};
 use crate::service::{TierCounters, TierPolicy, WritePolicy};
-use kvplane_proto::tenants::TenantLease;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
