@@ -89,7 +89,8 @@ fn the_longest_of_many_are_deferred() {
         queue.remove(id);
     }
     queue.push(request(200, 0), 11 * SECOND, &order);
-    queue.push(request(201, 0), 10 * SECOND, &order);
+    // Were the longest one not deferred, its deadline would be earlier: 21 s instead of 25 s.
+    queue.push(request(201, 5), 10 * SECOND, &order);
     let late = QueueOrder { now_ns: 1_000 * SECOND, ..order };
     assert_eq!(first(&queue, &late), Some(201), "the longest one has no deadline to be met");
     assert_eq!(queue.before(&request(202, 0), 12 * SECOND, &order), (2, 21 * SECOND));
