@@ -167,7 +167,8 @@ class Tensors(unittest.TestCase):
         memory = bytearray(1 << 20)
         at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
         self.assertEqual(self.store.register_buffer(at, len(memory)), 0)
-        self.addCleanup(self.store.unregister_buffer, at)
+        # The cleanup also holds the memory, which has no owner once this method returns.
+        self.addCleanup(lambda _memory: self.store.unregister_buffer(at), memory)
         pointers, sizes, end = [], [], 0
         for made in several:
             raw = _serialize_tensor(made)[0] + made.raw()
