@@ -1,22 +1,23 @@
 //! Conductor over QUIC on loopback: latency of placements at a given rate of requests.
 //!
 //! The control plane, Conductor included, is one thread; the client is another, which sends a request when it is due,
-//! without waiting for earlier replies. Each request is booked behind others and released as soon as it is answered, so
-//! the server has twice as many calls. Prompts are as long as those of Mooncake's conversation trace, 24 blocks of 512
-//! tokens, and half of each is in the prefix index.
+//! without waiting for earlier replies. Each request is booked behind others and ends as soon as it is answered: by a
+//! call of its own, so that the server has twice as many calls, or, in every second round, with the next request.
+//! Prompts are as long as those of Mooncake's conversation trace, 24 blocks of 512 tokens, and half of each is in the
+//! prefix index.
 //!
 //! Each side has a core of its own. The kernel's scheduling statistics of both are printed too, because a control plane
 //! that is kept off its core for three milliseconds has thirty requests queued, and its p99 is then that of the
 //! machine's other programs.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvplane::rpc::conductor::{
     BlockChange, BlockTier, CacheBatch, CacheReport, InstancePart, PromptContext, RegisterInstance, ReportCache,
-    RequestStep, Schedule, ScheduleMode, ScheduleReply, UpdateRequest,
+    RequestStep, RequestTerms, Schedule, ScheduleMode, ScheduleOnTerms, ScheduleReply, UpdateRequest,
 };
 use kvplane::rpc::{Client, ClientConfig, Limits, Role};
 use kvplane_proto::rng::{Rng, mix64};
@@ -80,10 +81,16 @@ pub(crate) fn run(rounds: usize) -> Result<(), Failure> {
         let (client, _) = Client::connect(&local, Rng::new(1, "bench")).await?;
         prepare(&client).await?;
         for round in 0..rounds as u64 {
-            measure(&client, (round + 1) << 24).await?;
+            for rides in [false, true] {
+                measure(&client, ((2 * round + u64::from(rides) + 1) << 24, rides)).await?;
+            }
         }
         Ok(())
     })
+}
+
+fn locked(ended: &Mutex<Vec<u64>>) -> MutexGuard<'_, Vec<u64>> {
+    ended.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 async fn prepare(client: &Client) -> Result<(), Failure> {
@@ -166,8 +173,11 @@ fn dropped() -> u64 {
     found.and_then(|(_, value)| value.parse().ok()).unwrap_or(0)
 }
 
-async fn measure(client: &Client, first: u64) -> Result<(), Failure> {
+/// Measures one round of requests, numbered from `first`. Each ends with a call of its own, or, if `rides`, with the
+/// next request.
+async fn measure(client: &Client, (first, rides): (u64, bool)) -> Result<(), Failure> {
     let failed = Arc::new(AtomicU64::new(0));
+    let ended: Arc<Mutex<Vec<u64>>> = Arc::default();
     let (before, dropped_before) = ([ThreadTimes::server(), ThreadTimes::here()], dropped());
     let (count, start) = (RATE * SECONDS, Instant::now());
     let mut asked = tokio::task::JoinSet::new();
@@ -180,11 +190,17 @@ async fn measure(client: &Client, first: u64) -> Result<(), Failure> {
             tokio::task::yield_now().await;
         }
         late_ns.push(due.elapsed().as_nanos() as u64);
-        let (client, failed) = (client.clone(), Arc::clone(&failed));
+        let (client, failed, ended) = (client.clone(), Arc::clone(&failed), Arc::clone(&ended));
         asked.spawn(async move {
-            let answer = client.call(&ask(first + at)).await;
+            let (schedule, gone) = (ask(first + at), std::mem::take(&mut *locked(&ended)));
+            let answer = if rides {
+                client.call(&ScheduleOnTerms { schedule, terms: RequestTerms::default(), ended: gone }).await
+            } else {
+                client.call(&schedule).await
+            };
             let took_ns = due.elapsed().as_nanos() as u64;
             match answer {
+                Ok(ScheduleReply::Assigned(assignment)) if rides => locked(&ended).push(assignment.reservation),
                 Ok(ScheduleReply::Assigned(assignment)) => {
                     let update = UpdateRequest { reservation: assignment.reservation, step: RequestStep::Ended };
                     failed.fetch_add(u64::from(client.call(&update).await.is_err()), Ordering::Relaxed);
@@ -203,10 +219,15 @@ async fn measure(client: &Client, first: u64) -> Result<(), Failure> {
         times_ns.push(done?);
     }
     let took = start.elapsed().as_secs_f64();
+    let rest = std::mem::take(&mut *locked(&ended));
+    for reservation in rest {
+        client.call(&UpdateRequest { reservation, step: RequestStep::Ended }).await?;
+    }
     let (after, dropped) = ([ThreadTimes::server(), ThreadTimes::here()], dropped() - dropped_before);
     times_ns.sort_unstable();
     late_ns.sort_unstable();
     let at = |times: &[u64], part: f64| times[((times.len() - 1) as f64 * part) as usize] as f64 / 1e3;
+    println!("  {}", if rides { "the end of a request rides on the next one" } else { "two calls a request" });
     println!(
         "  p50 {:7.1} us   p99 {:7.1} us   p99.9 {:7.1} us   {:6.0} requests/s   {} failed   (wanted: 150, 500 us)",
         at(&times_ns, 0.5),

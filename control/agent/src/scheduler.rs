@@ -4,16 +4,19 @@
 //! unreachable, or takes longer than the budget of the call, requests are placed by the last table of instances and a
 //! local rule ([`kvplane_conductor::fallback`]); the Conductor is tried again after a backoff.
 
+mod releases;
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use kvplane_conductor::conductor::MOST_ENDED;
 use kvplane_conductor::fallback;
 use kvplane_proto::Digest;
 use kvplane_rpc::conductor::{
-    Assignment, InstancePart, InstanceStatus, InstanceTable, RequestStep, Reschedule, Schedule, ScheduleRefusal,
-    ScheduleReply, UpdateRequest, WatchAssignments, WatchInstances,
+    Assignment, InstancePart, InstanceStatus, InstanceTable, RequestStep, RequestTerms, Reschedule, Schedule,
+    ScheduleOnTerms, ScheduleRefusal, ScheduleReply, UpdateRequest, WatchAssignments, WatchInstances,
 };
 use kvplane_rpc::message::{CreateTask, Request};
 use kvplane_rpc::{CallError, Role};
@@ -23,6 +26,7 @@ use kvplane_sys::random::random_u64;
 use crate::error::Error;
 use crate::link::ControlLink;
 use crate::which::Control;
+use releases::Releases;
 
 /// Backoff after the Conductor could not be reached.
 const LEAVE_ALONE: Duration = Duration::from_millis(500);
@@ -94,7 +98,14 @@ pub struct Scheduler {
     link: ControlLink,
     client: u64,
     shared: Arc<SchedulerState>,
+    releases: Arc<Releases>,
     budget: Duration,
+}
+
+impl Drop for Scheduler {
+    fn drop(&mut self) {
+        self.releases.close();
+    }
 }
 
 impl Scheduler {
@@ -105,7 +116,7 @@ impl Scheduler {
     /// When the control plane is not found, is unreachable, or rejects this process.
     pub fn connect(control: &Control, budget: Duration) -> Result<Self, Error> {
         let link = ControlLink::to_within(control, Role::Scheduler, ControlLink::RESTART)?;
-        let scheduler = Self { link, client: random_u64()?, shared: Arc::default(), budget };
+        let scheduler = Self { link, client: random_u64()?, shared: Arc::default(), releases: Arc::default(), budget };
         scheduler.follow()?;
         Ok(scheduler)
     }
@@ -212,13 +223,27 @@ impl Scheduler {
     ///
     /// # Errors
     /// When the Conductor rejects the request as malformed, or is unreachable and no instance is known.
-    pub fn schedule(&self, mut request: Schedule, patience: Duration) -> Result<Decision, Error> {
+    pub fn schedule(&self, request: Schedule, patience: Duration) -> Result<Decision, Error> {
+        self.schedule_on_terms(request, RequestTerms::default(), patience)
+    }
+
+    /// Returns the placement of a request with terms: its flow, class, priority, objective and expected output.
+    ///
+    /// # Errors
+    /// Those of [`Self::schedule`], and when the terms are out of range or no operator has set the class.
+    pub fn schedule_on_terms(
+        &self,
+        mut request: Schedule,
+        terms: RequestTerms,
+        patience: Duration,
+    ) -> Result<Decision, Error> {
         request.client = self.client;
         let until = Instant::now() + patience;
         if request.wait_ns == 0 {
             request.wait_ns = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
         }
-        self.settle(&request, until, |line| line.ask(&request))
+        let call = ScheduleOnTerms { schedule: request, terms, ended: Vec::new() };
+        self.settle(&call, until, |line| line.place(&call))
     }
 
     /// Places a reserved request again whose instances `failed`; it keeps its position in the queue. `request` is the
@@ -235,19 +260,22 @@ impl Scheduler {
     ) -> Result<Decision, Error> {
         request.client = self.client;
         request.barred.extend_from_slice(failed);
+        // The Conductor keeps the terms of the reservation.
+        let again = ScheduleOnTerms { schedule: request, terms: RequestTerms::default(), ended: Vec::new() };
         let call = Reschedule { reservation, failed: failed.to_vec() };
         // Placements received earlier name the instances that failed.
-        self.shared.inner().told.remove(request.request.as_str());
-        self.settle(&request, Instant::now() + patience, |line| line.ask(&call))
+        self.shared.inner().told.remove(again.schedule.request.as_str());
+        self.settle(&again, Instant::now() + patience, |line| line.ask(&call))
     }
 
     /// Obtains the outcome of a request until then; by the local rule while the Conductor does not answer.
     fn settle(
         &self,
-        request: &Schedule,
+        call: &ScheduleOnTerms,
         until: Instant,
         first: impl FnOnce(&Self) -> Result<ScheduleReply, Error>,
     ) -> Result<Decision, Error> {
+        let request = &call.schedule;
         if self.shared.inner().left_alone_until.is_some_and(|until| Instant::now() < until) {
             return self.decide(request);
         }
@@ -268,7 +296,7 @@ impl Scheduler {
                 Ok(ScheduleReply::Queued { reservation, .. }) => {
                     asked = match self.wait_told(id, until) {
                         Some(told) => Ok(told),
-                        None if Instant::now() < until && !interrupt::is_ended() => self.ask(request),
+                        None if Instant::now() < until && !interrupt::is_ended() => self.place(call),
                         None => {
                             // The reservation may have ended at the same moment.
                             let _ = self.update(reservation, RequestStep::Ended);
@@ -278,6 +306,20 @@ impl Scheduler {
                 }
             }
         }
+    }
+
+    /// Requests a placement; reservations that have ended ride on the call. A request without either is a call that
+    /// earlier control planes know, too.
+    fn place(&self, call: &ScheduleOnTerms) -> Result<ScheduleReply, Error> {
+        let ended = self.releases.take(MOST_ENDED);
+        if ended.is_empty() && call.terms == RequestTerms::default() {
+            return self.ask(&call.schedule);
+        }
+        let asked = self.ask(&ScheduleOnTerms { ended: ended.clone(), ..call.clone() });
+        if asked.is_err() {
+            self.releases.put_back(ended);
+        }
+        asked
     }
 
     fn ask<R>(&self, request: &R) -> Result<ScheduleReply, Error>
@@ -371,6 +413,19 @@ impl Scheduler {
         } else {
             inner.local.insert(prefill.clone(), left);
         }
+    }
+
+    /// Ends a reservation without a call of its own: the Conductor learns of it with the next request, or within some
+    /// 20 ms if none follows.
+    pub fn release(&self, reservation: u64) {
+        if !self.releases.add(reservation) {
+            return;
+        }
+        let (link, budget) = (self.link.clone(), self.budget);
+        self.releases.start(move |reservation| {
+            let ended = link.call_within(UpdateRequest { reservation, step: RequestStep::Ended }, budget);
+            !ended.is_err_and(|error| is_away(&error))
+        });
     }
 
     /// Reports the progress of a reserved request.

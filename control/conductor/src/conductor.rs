@@ -9,7 +9,8 @@
 //!
 //! * `pools`: scheduler, index, and counts of hot prefixes, per pool;
 //! * `instances`: names, incarnations, missed reports, and the state of each cache feed (`cache_feed`);
-//! * `requests`: ids, leases, and notices for waiting clients.
+//! * `requests`: ids, leases, and notices for waiting clients;
+//! * `service`: classes of requests, and weights of flows.
 //!
 //! It has a single owner, which calls it with the time: nanoseconds of a monotonic clock. No clock of another process
 //! matters; messages contain durations only. Notices for waiting clients are polled with [`Conductor::take_told`].
@@ -26,6 +27,7 @@ mod instance_spec;
 mod instances;
 mod pools;
 mod requests;
+mod service;
 mod views;
 
 use crate::copies::Copies;
@@ -36,8 +38,8 @@ pub use cache_feed::{
 };
 use calls::MOST_BARRED;
 pub use calls::{
-    Assignment, ClientNotice, FetchSource, PlacementNotice, RequestStep, Schedule, ScheduleMode, ScheduleRefusal,
-    ScheduleReply,
+    Assignment, ClientNotice, FetchSource, MOST_ENDED, PlacementNotice, RequestStep, Schedule, ScheduleMode,
+    ScheduleOnTerms, ScheduleRefusal, ScheduleReply,
 };
 pub use config::{ConductorConfig, MAX_ID_BYTES, MAX_PROMPT_BLOCKS};
 pub use durable::{Durable, DurableInstance};
@@ -48,9 +50,9 @@ pub use instance_spec::{
 };
 pub use instances::InstanceRegistry;
 use instances::ReportCounts;
-pub use pools::PoolKey;
-use pools::Pools;
-use requests::{PrefillReport, RequestCounts, RequestLedger};
+pub use pools::{PoolKey, Pools};
+use requests::{PrefillReport, RequestCounts, RequestGrant, RequestLedger};
+pub use service::{ClassTerms, MAX_PRIORITY, MAX_SERVICE_NAME_BYTES, RequestTerms, ServiceLevels};
 pub use views::{
     CandidateStatus, CopyKey, CopyState, CopyWanted, HotPrefix, InstanceRow, InstanceStatus, InstanceTable,
     ModelStatus, PoolRow, PrefixHolder, PrefixHolders, RequestExplained, Table,
@@ -92,6 +94,7 @@ pub struct Conductor {
     pools: Pools,
     instances: InstanceRegistry,
     requests: RequestLedger,
+    service: ServiceLevels,
     copies: Copies<CopyKey>,
     /// True if the placement policy changed since it was last made durable.
     placement_changed: bool,
@@ -106,10 +109,21 @@ impl Conductor {
             pools: Pools::default(),
             instances: InstanceRegistry::new(config.max_instances, config.missed),
             requests: RequestLedger::new(&config, first >> 2),
+            service: ServiceLevels::default(),
             copies: Copies::new(config.copies),
             placement_changed: false,
             config,
         }
+    }
+
+    /// Returns the pools, for the shared store's changes.
+    pub const fn pools(&mut self) -> &mut Pools {
+        &mut self.pools
+    }
+
+    /// Returns the classes of requests, and the weights of flows.
+    pub const fn service(&mut self) -> &mut ServiceLevels {
+        &mut self.service
     }
 
     /// Returns the instances.
@@ -166,10 +180,40 @@ impl Conductor {
     /// # Errors
     /// When it is malformed, no instance serves the model, or the id belongs to another request.
     pub fn schedule(&mut self, asked: &Schedule, now_ns: u64) -> Result<ScheduleReply, ConductorError> {
+        self.schedule_on_terms(asked, &RequestTerms::default(), &[], now_ns)
+    }
+
+    /// Chooses the instances of a request with terms, after it has ended the reservations in `ended`; those that are
+    /// gone already are ignored.
+    ///
+    /// # Errors
+    /// Those of [`Self::schedule`], and when the terms are out of range or their class is unknown. The reservations
+    /// have ended nevertheless.
+    pub fn schedule_on_terms(
+        &mut self,
+        asked: &Schedule,
+        terms: &RequestTerms,
+        ended: &[u64],
+        now_ns: u64,
+    ) -> Result<ScheduleReply, ConductorError> {
+        if ended.len() > MOST_ENDED {
+            return Err(bad(format!("{} reservations end with one call; at most {MOST_ENDED}", ended.len())));
+        }
+        for reservation in ended {
+            match self.update(*reservation, RequestStep::Ended, now_ns) {
+                Ok(()) | Err(ConductorError::UnknownReservation { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
         asked.check()?;
+        if terms.ttft_ns.is_some() && !self.config.policy.heeds_promises() {
+            let policy = self.config.policy.label();
+            return Err(bad(format!("policy {policy} keeps no objective; only kvplane keeps one of a request")));
+        }
+        let terms = self.service.resolve(&asked.context.tenant, terms)?;
         let pool = self.pools.of_context(&asked.context)?;
         let excluded = self.instances.excluded(pool, &asked.barred);
-        self.requests.schedule(asked, pool, excluded, now_ns, &mut self.pools)
+        self.requests.schedule(asked, pool, RequestGrant { excluded, terms }, now_ns, &mut self.pools)
     }
 
     /// Notes the progress of a request.

@@ -76,6 +76,8 @@ pub struct Ask {
     pub arrival_ns: u64,
     /// Length of the prompt in tokens.
     pub tokens: u32,
+    /// Objective of this request for its first token; none for that of all ([`View::slo`]).
+    pub ttft_ns: Option<u64>,
 }
 
 /// Prefill instance, from the perspective of a policy.
@@ -244,7 +246,7 @@ pub struct QueueRules {
     /// Fraction of all requests, those with the longest prefills, that go after the others: so that as few as possible
     /// bear what a backlog costs. None are with an objective for the first token.
     pub deferred: f64,
-    /// Fraction of the work that goes to the request that has waited longest. It bounds every wait.
+    /// Fraction of a flow's work that goes to its request that has waited longest. It bounds every wait.
     pub oldest_share: f64,
 }
 

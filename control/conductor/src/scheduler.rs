@@ -12,7 +12,7 @@
 //! * `caches`: blocks that prefill instances hold, will hold, and were ever sent;
 //! * `bookings`: work, transfers and decode capacity booked on instances;
 //! * `reservations`: booked requests, with their leases;
-//! * `queue`: requests that wait for an instance.
+//! * `queue`: requests that wait for an instance, and their flows.
 //!
 //! [`SchedulerConfig`] bounds all state; times are nanoseconds of one monotonic clock, supplied by the caller.
 
@@ -20,6 +20,7 @@ mod bookings;
 mod caches;
 mod config;
 mod error;
+mod flows;
 mod instances;
 mod queue;
 mod request;
@@ -35,10 +36,11 @@ use bookings::Bookings;
 use caches::Caches;
 pub use config::SchedulerConfig;
 pub use error::SchedulerError;
+pub use flows::{DEFAULT_FLOW_WEIGHT, MAX_FLOW_WEIGHT};
 pub use instances::{Foreign, InstanceNumbers};
 pub use queue::Next;
 use queue::{CentralQueue, QueueOrder};
-pub use request::{ExcludedInstances, Progress, Request};
+pub use request::{ExcludedInstances, Progress, Request, ServiceTerms};
 use reservations::{Reservation, Reservations};
 
 /// Delay before a retry of a request that excludes every instance.
@@ -86,7 +88,7 @@ impl Scheduler {
             bookings: Bookings::default(),
             model: config.model.clone(),
             reservations: Reservations::new(config.max_reservations, config.lease_ns),
-            queue: CentralQueue::new(config.max_queue),
+            queue: CentralQueue::new(config.max_queue, config.max_flows),
             placed: 0,
             config,
             policy,
@@ -155,7 +157,10 @@ impl Scheduler {
         }
         match choice {
             Choice::Refuse { .. } => Ok(()),
-            Choice::Place(placement) => self.book(request, *placement, now_ns),
+            Choice::Place(placement) => {
+                self.queue.flows().charge(&request.terms, placement.prefill_ns);
+                self.book(request, *placement, now_ns)
+            }
             Choice::Wait => {
                 if self.queue.get(request.id).is_some() {
                     return Ok(());
@@ -194,7 +199,7 @@ impl Scheduler {
         self.bookings.book_transfer(placement.fetch, took_ns, now_ns);
         if let Some(decode) = placement.decode {
             let expected_ns = now_ns.saturating_add(placement.takes_ns());
-            self.bookings.decode_at(decode).expect(request.id, u64::from(request.tokens), expected_ns);
+            self.bookings.decode_at(decode).expect(request.id, request.decode_tokens(), expected_ns);
         }
         self.placed += 1;
         let touched_ns = now_ns;
@@ -210,6 +215,7 @@ impl Scheduler {
         let reservation = self.reservations.get_mut(id).ok_or(SchedulerError::UnknownRequest { id })?;
         reservation.touched_ns = now_ns;
         let (placement, tokens) = (reservation.placement, reservation.request.tokens);
+        let decode_tokens = reservation.request.decode_tokens();
         let book = self.bookings.prefill_at(placement.prefill);
         match progress {
             Progress::PrefillStarted => book.started(id, now_ns),
@@ -229,7 +235,7 @@ impl Scheduler {
                 if let Some(decode) = placement.decode
                     && !std::mem::replace(&mut reservation.decoding, true)
                 {
-                    self.bookings.decode_at(decode).begin(id, u64::from(tokens), now_ns);
+                    self.bookings.decode_at(decode).begin(id, decode_tokens, now_ns);
                 }
             }
         }

@@ -31,8 +31,8 @@ use kvplane_proto::map::{ClusterMap, Member};
 use crate::codec::Message;
 use crate::message::conductor::{
     CacheTaken, DeregisterInstance, ExplainRequest, InstanceRegistered, InstanceTable, PlacementNotice, PrefixHolders,
-    QueryPrefix, RegisterInstance, ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, ScheduleReply,
-    UpdateRequest, WatchAssignments, WatchInstances,
+    QueryPrefix, RegisterInstance, ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, ScheduleOnTerms,
+    ScheduleReply, UpdateRequest, WatchAssignments, WatchInstances,
 };
 pub use kvplane_proto::events::{ObjectChange, ObjectEvent, ObjectMedium};
 
@@ -53,7 +53,8 @@ use crate::message::p2p::{
     PublishObject, RanksJoined, ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
 };
 use crate::message::placement::{
-    CopiesShown, HoldInstance, InstanceHeld, Placement, SetPlacement, ShowCopies, ShowPlacement,
+    CopiesShown, HoldInstance, InstanceHeld, Placement, ServiceShown, SetClass, SetPlacement, SetWeight, ShowCopies,
+    ShowPlacement, ShowService,
 };
 pub use crate::message::segments::{
     ClientId, GetSegment, ListSegments, RegisterSegment, RenewReply, RenewSegments, Segment, SegmentKind, SegmentList,
@@ -202,6 +203,10 @@ messages! {
     SetPlacement = 0x003d small => EmptyReply;
     ShowCopies = 0x003b small => CopiesShown, idempotent;
     ShowPlacement = 0x003e small => Placement, idempotent;
+    ScheduleOnTerms = 0x003f large => ScheduleReply, idempotent;
+    SetClass = 0x0044 small => EmptyReply, idempotent;
+    SetWeight = 0x0045 small => EmptyReply, idempotent;
+    ShowService = 0x0046 small => ServiceShown, idempotent;
     PublishObject = 0x0050 large => ObjectPublished;
     FindObject = 0x0051 small => ObjectFound, idempotent;
     HoldObject = 0x0052 large => ObjectHeld;
@@ -252,6 +257,7 @@ messages! {
     InstanceHeld = 0x803c small;
     CopiesShown = 0x803b small;
     Placement = 0x803e large;
+    ServiceShown = 0x8046 large;
     ObjectPublished = 0x8050 small;
     ObjectFound = 0x8051 large;
     ObjectHeld = 0x8052 small;

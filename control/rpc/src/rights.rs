@@ -8,13 +8,15 @@ use crate::codec::Message;
 use crate::identity::role::{Role, Scope};
 use crate::message::conductor::{
     DeregisterInstance, ExplainRequest, QueryPrefix, RegisterInstance, ReportCache, ReportLoad, Reschedule, Schedule,
-    UpdateRequest, WatchAssignments, WatchInstances,
+    ScheduleOnTerms, UpdateRequest, WatchAssignments, WatchInstances,
 };
 use crate::message::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, PublishObject,
     ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
 };
-use crate::message::placement::{HoldInstance, SetPlacement, ShowCopies, ShowPlacement};
+use crate::message::placement::{
+    HoldInstance, SetClass, SetPlacement, SetWeight, ShowCopies, ShowPlacement, ShowService,
+};
 use crate::message::{
     AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetIncarnation, GetMap, GetMoves, GetRoom,
     GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments, ListShards, ListTasks,
@@ -126,6 +128,7 @@ rights! {
     ReportCache = "report_cache" ANY |call| Some(Scope::Tenant(call.tenant.clone()));
     QueryPrefix = "query_prefix" ROUTERS;
     Schedule = "schedule" ROUTERS;
+    ScheduleOnTerms = "schedule_on_terms" ROUTERS;
     UpdateRequest = "update_request" ROUTERS;
     Reschedule = "reschedule" ROUTERS;
     WatchInstances = "watch_instances" ROUTERS;
@@ -135,6 +138,9 @@ rights! {
     SetPlacement = "set_placement" OPERATORS;
     ShowCopies = "show_copies" ROUTERS;
     ShowPlacement = "show_placement" ROUTERS;
+    SetClass = "set_class" OPERATORS;
+    SetWeight = "set_weight" OPERATORS;
+    ShowService = "show_service" ROUTERS;
     PublishObject = "publish_object" HOLDERS |call| Some(Scope::Tenant(call.tenant.clone()));
     FindObject = "find_object" LOOKERS |call| Some(Scope::Tenant(call.tenant.clone()));
     HoldObject = "hold_object" HOLDERS |call| Some(Scope::Tenant(call.tenant.clone()));
@@ -228,6 +234,7 @@ mod tests {
         "report_cache cncsa",
         "query_prefix csa",
         "schedule csa",
+        "schedule_on_terms csa",
         "update_request csa",
         "reschedule csa",
         "watch_instances csa",
@@ -237,6 +244,9 @@ mod tests {
         "set_placement ca",
         "show_copies csa",
         "show_placement csa",
+        "set_class ca",
+        "set_weight ca",
+        "show_service csa",
         "publish_object cnc",
         "find_object cnca",
         "hold_object cnc",

@@ -13,14 +13,17 @@ use crate::error::{Refusal, RefusalCode};
 use crate::identity::role::Role;
 use crate::message::conductor::{
     CacheTaken, DeregisterInstance, ExplainRequest, InstanceRegistered, PrefixHolders, QueryPrefix, RegisterInstance,
-    ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, ScheduleReply, UpdateRequest, WatchAssignments,
+    ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, ScheduleOnTerms, ScheduleReply, UpdateRequest,
+    WatchAssignments,
 };
 use crate::message::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, ObjectFound, ObjectHeld,
     ObjectList, ObjectMembers, ObjectPlaces, ObjectPublished, ObjectReleased, ObjectsRenewed, PublishObject,
     RanksJoined, ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
 };
-use crate::message::placement::{CopiesShown, HoldInstance, InstanceHeld, Placement, SetPlacement};
+use crate::message::placement::{
+    CopiesShown, HoldInstance, InstanceHeld, Placement, ServiceShown, SetClass, SetPlacement, SetWeight,
+};
 use crate::message::{
     Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Drain, EmptyReply,
     GetIncarnation, GetMoves, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join, JoinReply,
@@ -207,6 +210,10 @@ pub trait Service: Send + Sync + 'static {
     fn schedule(&self, _caller: Caller, _call: Schedule) -> Result<ScheduleReply, Refusal> {
         Err(no_conductor())
     }
+    /// Ends reservations, and places a request with terms.
+    fn schedule_on_terms(&self, _caller: Caller, _call: ScheduleOnTerms) -> Result<ScheduleReply, Refusal> {
+        Err(no_conductor())
+    }
     /// Records the progress of a request.
     fn update_request(&self, _caller: Caller, _call: UpdateRequest) -> Result<EmptyReply, Refusal> {
         Err(no_conductor())
@@ -229,6 +236,18 @@ pub trait Service: Send + Sync + 'static {
     }
     /// Returns the placement policy and the held instances.
     fn show_placement(&self, _caller: Caller) -> Result<Placement, Refusal> {
+        Err(no_conductor())
+    }
+    /// Sets or removes a class of requests.
+    fn set_class(&self, _caller: Caller, _call: SetClass) -> Result<EmptyReply, Refusal> {
+        Err(no_conductor())
+    }
+    /// Sets the weight of a flow.
+    fn set_weight(&self, _caller: Caller, _call: SetWeight) -> Result<EmptyReply, Refusal> {
+        Err(no_conductor())
+    }
+    /// Returns the classes and weights.
+    fn show_service(&self, _caller: Caller) -> Result<ServiceShown, Refusal> {
         Err(no_conductor())
     }
     /// Returns figures of the replicas of hot prefixes.

@@ -34,11 +34,13 @@ use kvplane_conductor::conductor::{Conductor, PoolKey};
 use kvplane_conductor::index::Tiers;
 use kvplane_rpc::conductor::{
     CacheTaken, DeregisterInstance, ExplainRequest, InstanceRegistered, InstanceTable, PrefixHolders, QueryPrefix,
-    RegisterInstance, ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, ScheduleReply, UpdateRequest,
-    WatchAssignments,
+    RegisterInstance, ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, ScheduleOnTerms, ScheduleReply,
+    UpdateRequest, WatchAssignments,
 };
 use kvplane_rpc::message::EmptyReply;
-use kvplane_rpc::placement::{CopiesShown, HoldInstance, InstanceHeld, Placement, SetPlacement};
+use kvplane_rpc::placement::{
+    CopiesShown, HoldInstance, InstanceHeld, Placement, ServiceShown, SetClass, SetPlacement, SetWeight,
+};
 use kvplane_rpc::{ItemFrame, Refusal, RefusalCode};
 use serde_json::Value;
 use tokio::sync::mpsc;
@@ -155,6 +157,11 @@ impl ConductorService {
         self.host.with(|conductor, now_ns| conductor.schedule(call, now_ns))
     }
 
+    pub(crate) fn schedule_on_terms(&self, call: &ScheduleOnTerms) -> Result<ScheduleReply, Refusal> {
+        self.host
+            .with(|conductor, now_ns| conductor.schedule_on_terms(&call.schedule, &call.terms, &call.ended, now_ns))
+    }
+
     pub(crate) fn update(&self, call: UpdateRequest) -> Result<EmptyReply, Refusal> {
         self.host.with(|conductor, now_ns| conductor.update(call.reservation, call.step, now_ns)).map(|()| EmptyReply)
     }
@@ -194,6 +201,22 @@ impl ConductorService {
         })?;
         tracing::info!(policy = ?call.policy, call.ttft_ns, call.tbt_ns, "an operator changed the placement policy");
         Ok(EmptyReply)
+    }
+
+    pub(crate) fn set_class(&self, call: &SetClass) -> Result<EmptyReply, Refusal> {
+        self.host.change(|conductor, _| conductor.service().set_class(&call.class, call.terms))?;
+        tracing::info!(call.class, terms = ?call.terms, "an operator changed a class of requests");
+        Ok(EmptyReply)
+    }
+
+    pub(crate) fn set_weight(&self, call: &SetWeight) -> Result<EmptyReply, Refusal> {
+        self.host.change(|conductor, _| conductor.service().set_weight(&call.tenant, &call.flow, call.weight))?;
+        tracing::info!(call.tenant, call.flow, weight = ?call.weight, "an operator changed the weight of a flow");
+        Ok(EmptyReply)
+    }
+
+    pub(crate) fn service(&self) -> ServiceShown {
+        self.host.look(|conductor, _| placement::service(conductor))
     }
 
     pub(crate) fn placement(&self) -> Placement {

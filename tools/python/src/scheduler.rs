@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use kvplane::rpc::conductor::{
     CacheBatch, CacheReport, DeregisterInstance, EventSource, ExplainRequest, InstanceLoad, QueryPrefix,
-    RegisterInstance, ReportCache, ReportLoad, Schedule, ScheduleMode,
+    RegisterInstance, ReportCache, ReportLoad, RequestTerms, Schedule, ScheduleMode,
 };
 use kvplane::rpc::{CallError, RefusalCode};
 use kvplane::{Decision, Error};
@@ -33,8 +33,11 @@ const LATE: i64 = -901;
 /// The caller lacks the permission.
 const NOT_PERMITTED: i64 = -601;
 
-/// Request to schedule: its id, context, tokens, and excluded instances.
-type ScheduleArguments = (String, Context, u32, Vec<String>);
+/// Request to schedule: its id, context, tokens, excluded instances, and terms.
+type ScheduleArguments = (String, Context, u32, Vec<String>, TermsArguments);
+
+/// Terms of a request: flow, class, priority, objective for the first token in seconds, expected output tokens.
+type TermsArguments = (String, String, Option<i8>, Option<f64>, u32);
 
 /// Instance to register: name, incarnation, tenant, model, tokens of a block, bytes of a token, part, decode capacity
 /// in tokens, seconds between reports, address.
@@ -112,7 +115,7 @@ impl Scheduler {
         patience: f64,
         failed: Option<(u64, Vec<String>)>,
     ) -> PyResult<(i64, Option<DecisionDict>)> {
-        let (request, context, tokens, barred) = asked;
+        let (request, context, tokens, barred, (flow, class, priority, ttft, output_tokens)) = asked;
         let hashes = numbers(hashes)?;
         let mode = match mode {
             "reserve" => ScheduleMode::Reserve,
@@ -122,10 +125,12 @@ impl Scheduler {
         };
         let context = context.out();
         let request = Schedule { client: 0, request, context, tokens, hashes, wait_ns: 0, mode, barred };
+        let ttft_ns = ttft.map(nanoseconds);
+        let terms = RequestTerms { class, flow, priority, ttft_ns, output_tokens };
         let patience = Duration::from_nanos(nanoseconds(patience));
         let decided = self.ask(py, |line| match failed {
             Some((reservation, failed)) => line.reschedule(reservation, &failed, request, patience),
-            None => line.schedule(request, patience),
+            None => line.schedule_on_terms(request, terms, patience),
         })?;
         Ok(decided.map_or_else(|code| (code, None), |decision| (0, Some(DecisionDict::of(decision)))))
     }
@@ -137,6 +142,15 @@ impl Scheduler {
             return Ok(invalid(format!("unknown step {step:?}")));
         };
         Ok(self.ask(py, |line| line.update(reservation, step))?.map_or_else(|code| code, |()| 0))
+    }
+
+    /// Ends a reservation, with the next request or soon.
+    fn release(&self, py: Python<'_>, reservation: u64) -> PyResult<i64> {
+        let told = self.ask(py, |line| {
+            line.release(reservation);
+            Ok(())
+        })?;
+        Ok(told.map_or_else(|code| code, |()| 0))
     }
 
     /// Ends a request that was placed on `prefill` by the local rule.

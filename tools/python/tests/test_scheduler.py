@@ -87,10 +87,17 @@ class Schedulers(unittest.TestCase):
         self.assertEqual((row.instance, row.model, row.part, row.address), ("one", "m", "mixed", "10.0.0.1:80"))
         one.report_load(100, 200, 3)
         line.ended(booked)
+
+        def is_gone():
+            try:
+                line.explain("a")
+            except kvplane.NotFound:
+                return True
+            return False
+
+        wait_until(is_gone)
         with self.assertRaises(kvplane.NotFound):
             line.alive(booked)
-        with self.assertRaises(kvplane.NotFound):
-            line.explain("a")
         advised = line.schedule("b", prompt(3), mode="advise")
         self.assertEqual(advised.reservation, 0)
         line.ended(advised)
@@ -123,6 +130,24 @@ class Schedulers(unittest.TestCase):
             self.assertEqual({booked.prefill, again.prefill}, {"one", "two"})
             # No instance is left.
             self.assertEqual(line.reschedule(again, [again.prefill], "4", other).why, "no instance")
+
+    def test_terms_of_a_request(self):
+        line = self.scheduler
+        with line.register("one", "m"):
+            terms = kvplane.Terms(flow="bot", priority=-2, ttft=600.0, output_tokens=100)
+            booked = line.schedule("a", prompt(1), terms=terms)
+            self.assertIsInstance(booked, kvplane.Booked)
+            # The end of a request rides on the next one.
+            line.ended(booked)
+            refused = line.schedule("b", prompt(2, 2_000), terms=kvplane.Terms(ttft=0.000001))
+            self.assertEqual(refused.why, "ttft")
+            with self.assertRaises(kvplane.NotFound):
+                line.alive(booked)
+            for bad in (kvplane.Terms(priority=5), kvplane.Terms(flow="x" * 129)):
+                with self.assertRaises(kvplane.InvalidArgument):
+                    line.schedule("c", prompt(3), terms=bad)
+            with self.assertRaisesRegex(kvplane.NotFound, "there is no class 'chat'|class \\"chat\\""):
+                line.schedule("c", prompt(3), terms=kvplane.Terms(service_class="chat"))
 
     def test_bad_input_is_refused(self):
         line = self.scheduler

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use kvplane_conductor::copies::CopyConfig;
 use kvplane_conductor::cost::{DecodeModel, PrefillModel};
 use kvplane_conductor::policy::Slo;
+use kvplane_conductor::scheduler::ServiceTerms;
 use kvplane_store::eviction::Eviction;
 
 /// Request of a trace.
@@ -18,6 +19,8 @@ pub struct Work {
     pub output_tokens: u32,
     /// Blocks of the prompt: ids chained over the prefix.
     pub blocks: Arc<[u64]>,
+    /// Service that the request gets.
+    pub terms: ServiceTerms,
 }
 
 /// Settings of a simulated cluster. The default is that of the paper's Figure 5: eight prefill nodes of eight A800,

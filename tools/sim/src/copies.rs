@@ -6,6 +6,7 @@ use std::sync::Arc;
 use kvplane_conductor::copies::{Copies, CopyConfig, CopyOrder, PrefixFetch, Sources};
 use kvplane_conductor::cost::transfer_ns;
 use kvplane_conductor::hot::HotTable;
+use kvplane_conductor::scheduler::ServiceTerms;
 
 use crate::config::Work;
 use crate::events::Event;
@@ -95,7 +96,8 @@ impl World<'_> {
         let alive = self.nodes[instance].alive;
         if alive {
             let tokens = chain.len() as u32 * self.config.block_tokens;
-            let work = Work { arrival_ns: 0, input_tokens: tokens, output_tokens: 0, blocks: Arc::clone(chain) };
+            let (blocks, terms) = (Arc::clone(chain), ServiceTerms::default());
+            let work = Work { arrival_ns: 0, input_tokens: tokens, output_tokens: 0, blocks, terms };
             self.nodes[instance].cache.put(&work, chain.len(), &(0..0));
             self.tell(instance);
             self.outcome.copied += 1;

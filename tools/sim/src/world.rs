@@ -226,6 +226,7 @@ impl<'a> World<'a> {
             context: self.context,
             hashes,
             barred: ExcludedInstances::default(),
+            terms: work.terms.clone(),
         });
     }
 

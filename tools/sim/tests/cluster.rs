@@ -5,13 +5,20 @@ use std::sync::Arc;
 use kvplane_conductor::copies::CopyConfig;
 use kvplane_conductor::cost::PrefillModel;
 use kvplane_conductor::policy::{LateBinding, Policy, Slo};
+use kvplane_conductor::scheduler::ServiceTerms;
 use kvplane_proto::rng::Rng;
 use kvplane_sim::{
     Algorithm1, Faults, Order, RejectingAlgorithm1, Rejection, RequestStatus, SimConfig, Work, bound, run, side_by_side,
 };
 
 fn work(arrival_ms: u64, input_tokens: u32, blocks: &[u64]) -> Work {
-    Work { arrival_ns: arrival_ms * 1_000_000, input_tokens, output_tokens: 10, blocks: Arc::from(blocks) }
+    Work {
+        arrival_ns: arrival_ms * 1_000_000,
+        input_tokens,
+        output_tokens: 10,
+        blocks: Arc::from(blocks),
+        terms: ServiceTerms::default(),
+    }
 }
 
 /// Returns sessions with growing prompts and a shared head, which arrive a little faster than one instance could serve.

@@ -13,7 +13,7 @@ use crate::comparison::{PolicyOutcome, Verdict, compare, refusing, works};
 use crate::figures::{self, Traces, report};
 
 /// Error of a command, as a sentence for the operator.
-type Failure = Box<dyn std::error::Error>;
+pub(crate) type Failure = Box<dyn std::error::Error>;
 
 /// Simulate placement policies on a trace.
 #[derive(Args)]

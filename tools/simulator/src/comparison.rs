@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use kvplane_conductor::policy::{LateBinding, Policy};
+use kvplane_conductor::scheduler::ServiceTerms;
 use kvplane_sim::{
     Algorithm1, Order, Outcome, RejectingAlgorithm1, Rejection, RequestStatus, SimConfig, Work, bound, run,
 };
@@ -19,6 +20,7 @@ pub(crate) fn works(requests: &[Request]) -> Vec<Work> {
             input_tokens: request.input_tokens,
             output_tokens: request.output_tokens,
             blocks: Arc::from(request.blocks.as_slice()),
+            terms: ServiceTerms::default(),
         })
         .collect();
     works.sort_by_key(|work| work.arrival_ns);

@@ -6,6 +6,7 @@
 
 mod command;
 mod comparison;
+mod fairness;
 mod figures;
 
 use std::process::ExitCode;
@@ -25,6 +26,8 @@ enum Command {
     /// Simulate a cluster on a trace: the Conductor's placement policies and those of other schedulers, beside bounds
     /// that no scheduler beats.
     Policies(command::Policies),
+    /// Simulate tenants of one model, of which one sends many times its share.
+    Fairness(fairness::Fairness),
     /// Reproduce figures of Mooncake's papers with the simulator.
     Figures(command::Figures),
 }
@@ -32,6 +35,7 @@ enum Command {
 fn main() -> ExitCode {
     let done = match Arguments::parse().command {
         Command::Policies(policies) => policies.run(),
+        Command::Fairness(fairness) => fairness.run(),
         Command::Figures(figures) => figures.run(),
     };
     match done {

@@ -1,4 +1,5 @@
-//! Durable records of the Conductor: registered instances, followed masters, hash seeds, placement policy.
+//! Durable records of the Conductor: registered instances, followed masters, hash seeds, placement policy, classes of
+//! requests, weights of flows.
 //!
 //! The cluster's state machine keeps none of these records; it only passes them through. The Conductor's host persists
 //! them before it replies to a registration, and restores them after a restart or a takeover. The prefix index is not
@@ -12,6 +13,8 @@
 //! master:    17 u8 | block_tokens u32 | name, tenant, model, publisher: long texts
 //! placement: 18 u8 | ttft_ns u64 | tbt_ns u64 | policy text
 //! seed:      19 u8 | block_tokens u32 | tenant, model, seed: long texts
+//! class:     20 u8 | priority u8, two's complement | ttft_ns u64, 0 for none | name: long text
+//! weight:    21 u8 | weight u32 | tenant, flow: long texts
 //! ```
 
 use kvplane_proto::Digest;
@@ -33,6 +36,10 @@ pub enum ConductorRecord {
     Placement(PlacementRecord),
     /// The hash seed of a model.
     Seed(SeedRecord),
+    /// A class of requests.
+    Class(ClassRecord),
+    /// The weight of a flow.
+    Weight(WeightRecord),
 }
 
 /// Key under which a record of the Conductor is stored.
@@ -46,6 +53,10 @@ pub enum ConductorKey {
     Placement,
     /// Digest of tenant, model and block size: see [`SeedRecord::digest`].
     Seed(u128),
+    /// The class of this name.
+    Class(String),
+    /// Digest of tenant and flow: see [`WeightRecord::digest`].
+    Weight(u128),
 }
 
 /// The phases of a request that an instance runs.
@@ -140,6 +151,33 @@ pub struct SeedRecord {
     pub seed: String,
 }
 
+/// Class of requests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub struct ClassRecord {
+    pub name: String,
+    pub priority: i8,
+    /// Objective for the time to first token, in nanoseconds; 0 for none.
+    pub ttft_ns: u64,
+}
+
+/// Weight of a flow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub struct WeightRecord {
+    pub tenant: String,
+    pub flow: String,
+    pub weight: u32,
+}
+
+impl WeightRecord {
+    /// Returns a digest of tenant and flow, under which the weight is stored.
+    #[must_use]
+    pub fn digest(&self) -> u128 {
+        Digest::of(self.tenant.as_bytes(), self.flow.as_bytes()).0
+    }
+}
+
 impl SeedRecord {
     /// Returns a digest of tenant, model and block size, under which the seed is stored.
     #[must_use]
@@ -156,6 +194,8 @@ impl ConductorKey {
             Self::Master(name) => [&[17], name.as_bytes()].concat(),
             Self::Placement => vec![18],
             Self::Seed(digest) => [&[19][..], &digest.to_be_bytes()].concat(),
+            Self::Class(name) => [&[20], name.as_bytes()].concat(),
+            Self::Weight(digest) => [&[21][..], &digest.to_be_bytes()].concat(),
         }
     }
 }
@@ -169,6 +209,8 @@ impl ConductorRecord {
             Self::Master(master) => ConductorKey::Master(master.name.clone()),
             Self::Placement(_) => ConductorKey::Placement,
             Self::Seed(seed) => ConductorKey::Seed(seed.digest()),
+            Self::Class(class) => ConductorKey::Class(class.name.clone()),
+            Self::Weight(weight) => ConductorKey::Weight(weight.digest()),
         }
     }
 
@@ -192,6 +234,16 @@ impl ConductorRecord {
                 out.extend_from_slice(&seed.block_tokens.to_le_bytes());
                 put_all(out, &[&seed.tenant, &seed.model, &seed.seed]);
             }
+            Self::Class(class) => {
+                out.extend_from_slice(&[20, class.priority as u8]);
+                out.extend_from_slice(&class.ttft_ns.to_le_bytes());
+                put_all(out, &[&class.name]);
+            }
+            Self::Weight(weight) => {
+                out.push(21);
+                out.extend_from_slice(&weight.weight.to_le_bytes());
+                put_all(out, &[&weight.tenant, &weight.flow]);
+            }
         }
     }
 
@@ -214,6 +266,15 @@ impl ConductorRecord {
                 let block_tokens = reader.u32()?;
                 let (tenant, model) = (text(reader)?, text(reader)?);
                 Self::Seed(SeedRecord { tenant, model, block_tokens, seed: text(reader)? })
+            }
+            20 => {
+                let (priority, ttft_ns) = (reader.u8()? as i8, reader.u64()?);
+                Self::Class(ClassRecord { name: text(reader)?, priority, ttft_ns })
+            }
+            21 => {
+                let weight = reader.u32()?;
+                let tenant = text(reader)?;
+                Self::Weight(WeightRecord { tenant, flow: text(reader)?, weight })
             }
             _ => return Ok(None),
         }))

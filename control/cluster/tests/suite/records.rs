@@ -3,8 +3,9 @@
 use crate::support;
 
 use kvplane_cluster::{
-    ClientId, ConductorKey, ConductorRecord, Devices, EventsRecord, Header, InstanceDuty, InstanceRecord, MasterRecord,
-    MemberRecord, MemberState, PlacementRecord, Record, RecordKey, SeedRecord, SegmentKind, SegmentOwner, Tenant,
+    ClassRecord, ClientId, ConductorKey, ConductorRecord, Devices, EventsRecord, Header, InstanceDuty, InstanceRecord,
+    MasterRecord, MemberRecord, MemberState, PlacementRecord, Record, RecordKey, SeedRecord, SegmentKind, SegmentOwner,
+    Tenant, WeightRecord,
 };
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_proto::map::codec::{begin, seal};
@@ -17,7 +18,7 @@ fn bytes_of(record: &Record) -> Vec<u8> {
     bytes
 }
 
-fn examples() -> [Record; 11] {
+fn examples() -> [Record; 13] {
     let (capacity_bytes, version) = (1 << 30, "0.1.0".to_owned());
     let left = MemberState::Left;
     let mut client = segment("y", SegmentOwner::Client { client: ClientId(2) }, 77);
@@ -55,6 +56,8 @@ fn examples() -> [Record; 11] {
             tbt_ns: 0,
         })),
         Record::Conductor(ConductorRecord::Seed(seed("acme", "llama"))),
+        Record::Conductor(ConductorRecord::Class(ClassRecord { name: "chat".to_owned(), priority: -2, ttft_ns: 7 })),
+        Record::Conductor(ConductorRecord::Weight(weight("acme", "bot"))),
     ]
 }
 
@@ -88,6 +91,17 @@ fn seed(tenant: &str, model: &str) -> SeedRecord {
     SeedRecord { tenant: tenant.to_owned(), model: model.to_owned(), block_tokens: 16, seed: "0".to_owned() }
 }
 
+fn weight(tenant: &str, flow: &str) -> WeightRecord {
+    WeightRecord { tenant: tenant.to_owned(), flow: flow.to_owned(), weight: 300 }
+}
+
+#[test]
+fn weights_of_different_flows_have_different_keys() {
+    let digests = [weight("", "ab"), weight("a", "b"), weight("ab", "")].map(|weight| weight.digest());
+    assert!(digests[0] != digests[1] && digests[1] != digests[2] && digests[0] != digests[2]);
+    assert_eq!(weight("a", "b").digest(), WeightRecord { weight: 1, ..weight("a", "b") }.digest());
+}
+
 #[test]
 fn seeds_of_different_models_have_different_keys() {
     let digests: std::collections::BTreeSet<u128> =
@@ -104,7 +118,7 @@ fn golden_record_bytes() {
     let hex = examples().map(|record| bytes_of(&record).iter().map(|byte| format!("{byte:02x}")).collect::<String>());
     assert_eq!(hex, GOLDEN, "the encoding changed: that needs a new format number");
 }
-const GOLDEN: [&str; 11] = [
+const GOLDEN: [&str; 13] = [
     "4b5643520100000900000000000000020470726f64dcd2888f3ff0a341",
     concat!(
         "4b564352010001040800000000000000000000400000000005302e312e3001000000000000000500",
@@ -133,6 +147,8 @@ const GOLDEN: [&str; 11] = [
     "4b5643520100111000000003006d4030040061636d6505006c6c616d6109007463703a2f2f683a329bbe36f2322bceea",
     "4b56435201001207000000000000000000000000000000076b76706c616e65ce04ec50a9419605",
     "4b56435201001310000000040061636d6505006c6c616d61010030200ff029a516f79e",
+    "4b564352010014fe0700000000000000040063686174a36811ec6d622be3",
+    "4b5643520100152c010000040061636d650300626f74bc9ab732a9f3f62b",
 ];
 
 #[test]
@@ -153,6 +169,9 @@ fn keys_sort_like_their_bytes() {
         RecordKey::Conductor(ConductorKey::Placement),
         RecordKey::Conductor(ConductorKey::Seed(1)),
         RecordKey::Conductor(ConductorKey::Seed(256)),
+        RecordKey::Conductor(ConductorKey::Class("a".to_owned())),
+        RecordKey::Conductor(ConductorKey::Weight(1)),
+        RecordKey::Conductor(ConductorKey::Weight(256)),
     ];
     assert!(keys.is_sorted() && keys.iter().map(RecordKey::to_bytes).is_sorted());
 }

@@ -6,9 +6,10 @@ use bincode::{Decode, Encode};
 
 use super::config::{MAX_ID_BYTES, MAX_PROMPT_BLOCKS};
 use super::error::{ConductorError, bad};
+use super::service::RequestTerms;
 use crate::index::{ContextId, PromptContext};
 use crate::policy::Refusal;
-use crate::scheduler::{ExcludedInstances, Request};
+use crate::scheduler::{ExcludedInstances, Request, ServiceTerms};
 
 /// Booking mode of a request. Tags are append-only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
@@ -23,6 +24,9 @@ pub enum ScheduleMode {
 
 /// Maximum number of instances that a request may exclude.
 pub(super) const MOST_BARRED: usize = 256;
+
+/// Maximum number of reservations that end with one call.
+pub const MOST_ENDED: usize = 1024;
 
 /// Requests a placement for a request, and books it.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
@@ -43,6 +47,17 @@ pub struct Schedule {
     pub mode: ScheduleMode,
     /// Instances that it must not be placed on.
     pub barred: Vec<String>,
+}
+
+/// Requests a placement for a request with terms, and ends earlier ones.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct ScheduleOnTerms {
+    /// The request.
+    pub schedule: Schedule,
+    /// Service that it gets.
+    pub terms: RequestTerms,
+    /// Reservations that have ended, at most [`MOST_ENDED`]; those that are gone already are ignored.
+    pub ended: Vec<u64>,
 }
 
 impl Schedule {
@@ -73,8 +88,8 @@ impl Schedule {
 
     /// Converts the request for a scheduler, with a number, and the context and hashes of its pool.
     pub(super) fn numbered(&self, id: u64, context: ContextId, hashes: Arc<[u64]>, now_ns: u64) -> Request {
-        let barred = ExcludedInstances::default();
-        Request { id, arrival_ns: now_ns, tokens: self.tokens, context, hashes, barred }
+        let (barred, terms) = (ExcludedInstances::default(), ServiceTerms::default());
+        Request { id, arrival_ns: now_ns, tokens: self.tokens, context, hashes, barred, terms }
     }
 }
 

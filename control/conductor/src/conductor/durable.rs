@@ -1,4 +1,4 @@
-//! Durable state of the Conductor: registered instances, held ones, and the placement policy.
+//! Durable state of the Conductor: registered instances, held ones, the placement policy, classes, weights of flows.
 //!
 //! After every call the host takes [`take_durable`], persists it, and only then answers. A new Conductor begins with
 //! [`restore`]. Bookings, loads and caches are not durable: schedulers retry, instances report again, and until their
@@ -10,6 +10,7 @@
 use std::sync::Arc;
 
 use super::instance_spec::RegisterInstance;
+use super::service::ClassTerms;
 use crate::policy::{PlacementPolicy, Slo};
 
 /// Change of the durable state.
@@ -21,6 +22,17 @@ pub enum Durable {
     Gone(Arc<str>),
     /// Placement policy and objectives.
     Placement(PlacementPolicy, Slo),
+    /// Terms of the class of this name; none if it was removed.
+    Class(String, Option<ClassTerms>),
+    /// Weight of a tenant's flow; none if it was reset to the default.
+    Weight {
+        /// Tenant of the flow.
+        tenant: String,
+        /// Name of the flow.
+        flow: String,
+        /// Its weight.
+        weight: Option<u32>,
+    },
 }
 
 /// The durable state of an instance.

@@ -21,6 +21,8 @@ pub enum ConductorError {
     UnknownReservation { reservation: u64 },
     /// No instance serves that model.
     UnknownModel { model: String, tenant: String, block_tokens: u32 },
+    /// No operator has set that class.
+    UnknownClass { name: String },
     /// The request conflicts with an existing entry.
     Conflict {
         /// Text that describes the request and the entry that it conflicts with.
@@ -56,6 +58,9 @@ impl fmt::Display for ConductorError {
                 "no instance of model {model:?} with blocks of {block_tokens} tokens is registered for tenant \
                  {tenant:?}"
             ),
+            Self::UnknownClass { name } => {
+                write!(f, "there is no class {name:?}; an operator sets it: kvplane ctl conductor class {name}")
+            }
             Self::Limit { what, most } => write!(f, "there are {most} {what} already, which is the limit"),
             Self::StaleIncarnation { name, incarnation } => {
                 write!(

@@ -169,27 +169,6 @@ impl Conductor {
         self.instances.hashes_as_expected(name, incarnation, does)
     }
 
-    /// Notes that a part of the shared store has a block of a model, or has it no longer. Returns false if no instance
-    /// serves that model.
-    ///
-    /// # Errors
-    /// When there are too many holders.
-    pub fn store_has(
-        &mut self,
-        part: u64,
-        tenant: &str,
-        model: &str,
-        hash: u64,
-        there: bool,
-    ) -> Result<bool, ConductorError> {
-        self.pools.change_store(part, tenant, model, hash, there)
-    }
-
-    /// Notes that a part of the shared store was cleared, for every model.
-    pub fn store_cleared(&mut self, part: u64) {
-        self.pools.clear_store(part);
-    }
-
     /// Takes the changes of the durable state since the last call, one for each instance.
     pub fn take_durable(&mut self) -> Vec<Durable> {
         let changed = self.instances.take_changed();
@@ -203,13 +182,14 @@ impl Conductor {
         if std::mem::take(&mut self.placement_changed) {
             durable.push(Durable::Placement(self.config.policy, self.config.scheduler.slo));
         }
+        durable.extend(self.service.take_changes());
         durable
     }
 
     /// Returns true while [`Self::take_durable`] has changes to return.
     #[must_use]
     pub fn has_durable(&self) -> bool {
-        self.placement_changed || self.instances.has_changed()
+        self.placement_changed || self.service.has_changes() || self.instances.has_changed()
     }
 
     /// Restores an instance that was registered with an earlier Conductor. Its silence counts from `graced_ns` on,

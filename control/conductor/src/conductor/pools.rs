@@ -308,7 +308,7 @@ fn from_store(assigned: &Assignment, fetch: Fetch) -> bool {
 
 /// All pools, by number.
 #[derive(Default)]
-pub(super) struct Pools {
+pub struct Pools {
     by_number: BTreeMap<u32, Pool>,
     next: u32,
     scratch: Scratch,
@@ -345,7 +345,9 @@ impl Pools {
         self.by_number.iter_mut().map(|(number, pool)| (*number, pool))
     }
 
-    pub(super) fn count(&self) -> usize {
+    /// Returns the number of models with instances.
+    #[must_use]
+    pub fn models(&self) -> usize {
         self.by_number.len()
     }
 
@@ -396,7 +398,10 @@ impl Pools {
 
     /// Notes that a part of the shared store has a block of a model, or has it no longer. Returns false if no instance
     /// serves that model.
-    pub(super) fn change_store(
+    ///
+    /// # Errors
+    /// When there are too many holders.
+    pub fn store_has(
         &mut self,
         part: u64,
         tenant: &str,
@@ -414,7 +419,7 @@ impl Pools {
     }
 
     /// Notes that a part of the shared store was cleared, for every model.
-    pub(super) fn clear_store(&mut self, part: u64) {
+    pub fn store_cleared(&mut self, part: u64) {
         for pool in self.by_number.values_mut() {
             if let Some(holder) = pool.store.remove(&part) {
                 // The holder was registered with this index, and not retired since.

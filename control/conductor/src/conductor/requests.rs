@@ -15,7 +15,7 @@ use super::error::{ConductorError, bad};
 use super::pools::Pools;
 use crate::index::ContextId;
 use crate::policy::{Choice, Placement};
-use crate::scheduler::{ExcludedInstances, Next, Progress, Request, SchedulerError};
+use crate::scheduler::{ExcludedInstances, Next, Progress, Request, SchedulerError, ServiceTerms};
 
 /// Delay before a retry after a table was full.
 const AGAIN_NS: u64 = 1_000_000_000;
@@ -63,6 +63,14 @@ struct RequestLimits {
     wait_ns: u64,
     lease_ns: u64,
     claim_ns: u64,
+}
+
+/// Service and excluded instances of a request, as the Conductor knows them.
+pub(super) struct RequestGrant {
+    /// Instances that it excludes, by number.
+    pub(super) excluded: ExcludedInstances,
+    /// Service that it gets.
+    pub(super) terms: ServiceTerms,
 }
 
 /// Report of a finished prefill: the assignment, and the tokens reused.
@@ -130,13 +138,13 @@ impl RequestLedger {
         Some((id, self.requests.get(&id)?))
     }
 
-    /// Chooses the instances of a request, none of them in `excluded`, and books it. Idempotent: a repeated request
+    /// Chooses the instances of a request, none of the excluded ones, and books it. Idempotent: a repeated request
     /// with the same id gets the same answer.
     pub(super) fn schedule(
         &mut self,
         asked: &Schedule,
         pool: u32,
-        excluded: ExcludedInstances,
+        granted: RequestGrant,
         now_ns: u64,
         pools: &mut Pools,
     ) -> Result<ScheduleReply, ConductorError> {
@@ -155,7 +163,8 @@ impl RequestLedger {
             return Ok(ScheduleReply::Refused { why: ScheduleRefusal::Full, retry_after_ns: AGAIN_NS });
         }
         let id = self.last + 1;
-        let request = Request { barred: excluded, ..asked.numbered(id, context, hashes, now_ns) };
+        let RequestGrant { excluded: barred, terms } = granted;
+        let request = Request { barred, terms, ..asked.numbered(id, context, hashes, now_ns) };
         if asked.mode == ScheduleMode::Advise {
             return Ok(self.advise(pool, &request, now_ns, pools));
         }

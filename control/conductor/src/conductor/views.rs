@@ -410,12 +410,6 @@ impl Conductor {
         self.pools.get(number).is_some_and(Pool::is_mismatched) || self.instances.has_alien(number)
     }
 
-    /// Returns the number of models with instances.
-    #[must_use]
-    pub fn models(&self) -> usize {
-        self.pools.count()
-    }
-
     /// Returns the hottest prefixes of all models, at most `count`; prefixes with less than one request in two minutes
     /// are left out.
     pub fn hot(&mut self, count: usize, now_ns: u64) -> Vec<HotPrefix> {

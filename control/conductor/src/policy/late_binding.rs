@@ -22,7 +22,8 @@ pub struct LateBinding {
     pub order: QueueRules,
     /// Work booked on a NIC from which its blocks count as hot, so that fetched copies are kept.
     pub busy_ns: u64,
-    /// True if requests that would miss their objectives are rejected.
+    /// True if requests that would miss the objectives of all are rejected; those with an objective of their own are
+    /// always judged by it.
     pub refuses: bool,
     /// Fraction of an objective that a prediction may use.
     pub margin: f64,
@@ -55,21 +56,26 @@ impl LateBinding {
 
     /// Returns the objective that a newly arrived request would miss.
     fn objection(&self, ask: &Ask, view: &View<'_>) -> Option<Refusal> {
+        let ttft_ns = match ask.ttft_ns {
+            None if !self.refuses => u64::MAX,
+            own => own.unwrap_or(view.slo.ttft_ns),
+        };
+        let tbt_ns = if self.refuses { view.slo.tbt_ns } else { u64::MAX };
         let over = |ns: u64, promised: u64| promised < u64::MAX && ns as f64 > promised as f64 * self.margin;
         let best = view.alive().map(|(at, _)| self.weigh(ask, view, at));
         let best_ns = best.map(|placement| placement.takes_ns()).min().unwrap_or(0);
-        if over(view.ahead_ns.saturating_add(best_ns), view.slo.ttft_ns) {
+        if over(view.ahead_ns.saturating_add(best_ns), ttft_ns) {
             return Some(Refusal::Ttft);
         }
         let (_, step_ns) = view.fastest_decode?;
-        over(step_ns, view.slo.tbt_ns).then_some(Refusal::Tbt)
+        over(step_ns, tbt_ns).then_some(Refusal::Tbt)
     }
 
     fn refusal(&self, ask: &Ask, view: &View<'_>) -> Option<Choice> {
         if view.alive().next().is_none() {
             return Some(View::nobody());
         }
-        let why = if self.refuses { self.objection(ask, view)? } else { return None };
+        let why = self.objection(ask, view)?;
         Some(Choice::Refuse { why, retry_after_ns: view.ahead_ns.max(1_000_000_000) })
     }
 

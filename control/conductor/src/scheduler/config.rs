@@ -19,6 +19,8 @@ pub struct SchedulerConfig {
     pub slo: Slo,
     /// Maximum number of requests in the central queue.
     pub max_queue: usize,
+    /// Maximum number of flows with a share of their own; those beyond it share the default flow.
+    pub max_flows: usize,
     /// Maximum number of booked requests.
     pub max_reservations: usize,
     /// Lease of a booked request without an update.
@@ -46,6 +48,7 @@ impl Default for SchedulerConfig {
             nic_bytes_s: 87_000_000_000,
             slo: Slo::NONE,
             max_queue: 65_536,
+            max_flows: 1024,
             max_reservations: 1 << 20,
             lease_ns: 3_600_000_000_000,
             promise_ns: 2_000_000_000,

@@ -1,21 +1,20 @@
 //! Central queue: requests that wait for an instance, and the order in which they are served.
 //!
-//! The order is the policy's [`QueueRules`]. Requests are kept in the order of their deadlines. The shortest prefill
-//! goes first as long as all requests with earlier deadlines can still meet theirs, behind each other and behind it; if
-//! not, the one with the earliest deadline goes. Requests that are deferred, or late for their objective, go when there
-//! are no others.
+//! The order is the policy's [`QueueRules`]. First comes fairness: only flows whose turn it is ([`Flows`]) are served.
+//! Among their requests those of the highest priority go first. Of these the shortest prefill goes first as long as all
+//! requests with earlier deadlines can still meet theirs, behind each other and behind it; if not, the one with the
+//! earliest deadline goes. Requests that are deferred, or late for their objective, go when there are no others.
 //!
-//! Every service of another request earns the oldest one credit, a share of the served work; it goes when it has earned
-//! its own. So a request waits at most until the work that was there at its arrival, its own included, is served within
-//! that share: a bound that later arrivals cannot change.
+//! Every service of another request of its flow earns the oldest one of the flow credit, a share of the served work; it
+//! goes when it has earned its own. So a request waits at most until its flow has had the work that was there at the
+//! request's arrival, its own included, divided by that share. Neither later arrivals nor other flows' requests change
+//! that bound, and a flow with requests always gets its weight's part of all work, but for a constant.
 
 use super::bookings::PrefillBook;
+use super::flows::{FlowNumber, Flows};
 use super::request::Request;
 use super::sizes::SizeWindow;
 use crate::policy::{Placement, QueueRules, Refusal, Slo};
-
-/// Largest credit of the oldest request, in nanoseconds of prefill: longer than the longest prefill.
-const CREDIT_MOST_NS: u64 = 600_000_000_000;
 
 /// Outcome for a queued request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,10 +47,22 @@ impl QueueOrder {
         work_ns / self.servers
     }
 
-    /// Returns true if there is an objective for the first token.
-    const fn has_objective(&self) -> bool {
-        self.slo.ttft_ns < u64::MAX
+    /// Returns a request's objective for the first token: its own, or that of all requests.
+    fn objective_ns(&self, request: &Request) -> Option<u64> {
+        let common_ns = (self.slo.ttft_ns < u64::MAX).then_some(self.slo.ttft_ns);
+        request.terms.ttft_ns.or(common_ns)
     }
+}
+
+/// Position of a request in the order of its flow.
+#[derive(Clone, Copy, Debug)]
+struct QueueClass {
+    /// Time by which its prefill should be done.
+    deadline_ns: u64,
+    /// True if the deadline is an objective.
+    is_objective: bool,
+    /// True if it goes after the requests that are not deferred.
+    deferred: bool,
 }
 
 /// Queued request.
@@ -59,18 +70,16 @@ struct WaitingRequest {
     request: Request,
     /// Predicted prefill duration with the best cache that any instance had when the request arrived.
     best_ns: u64,
-    /// Time by which its prefill should be done.
-    deadline_ns: u64,
-    /// True if it goes after the requests that are not deferred.
-    deferred: bool,
+    class: QueueClass,
+    flow: FlowNumber,
 }
 
 impl WaitingRequest {
     /// Returns true if it goes before deferred requests, and those that are late for their objective.
     const fn is_timely(&self, order: &QueueOrder) -> bool {
         let done_ns = order.now_ns.saturating_add(self.best_ns);
-        let is_late = order.has_objective() && done_ns > self.deadline_ns;
-        !self.deferred && !is_late
+        let is_late = self.class.is_objective && done_ns > self.class.deadline_ns;
+        !self.class.deferred && !is_late
     }
 
     const fn age_key(&self) -> (u64, u64) {
@@ -88,16 +97,18 @@ pub(super) struct CentralQueue {
     most: usize,
     /// Sizes of the last requests.
     sizes: SizeWindow,
-    /// Work of the requests that are not deferred.
-    timely_ns: u64,
-    /// Work that the oldest request has earned.
-    credit_ns: u64,
+    flows: Flows,
 }
 
 impl CentralQueue {
-    /// Creates an empty queue of at most `most` requests.
-    pub(super) const fn new(most: usize) -> Self {
-        Self { waiting: Vec::new(), most, sizes: SizeWindow::new(), timely_ns: 0, credit_ns: 0 }
+    /// Creates an empty queue of at most `most` requests, and of `most_flows` flows with a share of their own.
+    pub(super) const fn new(most: usize, most_flows: usize) -> Self {
+        Self { waiting: Vec::new(), most, sizes: SizeWindow::new(), flows: Flows::new(most_flows) }
+    }
+
+    /// Returns the flows, to charge them for work that was never queued.
+    pub(super) const fn flows(&mut self) -> &mut Flows {
+        &mut self.flows
     }
 
     pub(super) const fn len(&self) -> usize {
@@ -128,25 +139,26 @@ impl CentralQueue {
 
     /// Enqueues a request whose prefill takes `best_ns` with the best cache of any instance.
     pub(super) fn push(&mut self, request: Request, best_ns: u64, order: &QueueOrder) {
-        let (deadline_ns, deferred) = self.classify(request.arrival_ns, best_ns, order);
+        let class = self.classify(&request, best_ns, order);
         self.sizes.add(best_ns);
-        if !deferred {
-            self.timely_ns = self.timely_ns.saturating_add(best_ns);
-        }
-        let waiting = WaitingRequest { request, best_ns, deadline_ns, deferred };
-        let behind = self.waiting.partition_point(|other| other.deadline_ns <= deadline_ns);
+        let flow = self.flows.enter(&request.terms, best_ns, class.deferred);
+        let waiting = WaitingRequest { request, best_ns, class, flow };
+        let behind = self.waiting.partition_point(|other| other.class.deadline_ns <= class.deadline_ns);
         self.waiting.insert(behind, waiting);
     }
 
-    /// Returns the deadline of a request that arrives now, and whether it is deferred.
-    fn classify(&self, arrival_ns: u64, best_ns: u64, order: &QueueOrder) -> (u64, bool) {
-        if order.has_objective() {
-            return (arrival_ns.saturating_add(order.slo.ttft_ns), false);
+    /// Classifies a request that arrives now.
+    fn classify(&self, request: &Request, best_ns: u64, order: &QueueOrder) -> QueueClass {
+        if let Some(objective_ns) = order.objective_ns(request) {
+            let deadline_ns = request.arrival_ns.saturating_add(objective_ns);
+            return QueueClass { deadline_ns, is_objective: true, deferred: false };
         }
         let QueueRules { grace_ns, stretch, deferred, .. } = order.rules;
-        let wait_ns = (order.share_ns(self.timely_ns) as f64 * stretch) as u64;
-        let deadline_ns = arrival_ns.saturating_add(best_ns).saturating_add(grace_ns).saturating_add(wait_ns);
-        (deadline_ns, self.sizes.is_among_longest(best_ns, deferred))
+        let timely_ns = self.flows.timely_before_ns(&request.terms);
+        let wait_ns = (order.share_ns(timely_ns) as f64 * stretch) as u64;
+        let deadline_ns = request.arrival_ns.saturating_add(best_ns).saturating_add(grace_ns).saturating_add(wait_ns);
+        let deferred = self.sizes.is_among_longest(best_ns, deferred);
+        QueueClass { deadline_ns, is_objective: false, deferred }
     }
 
     /// Removes the request of this number from the queue.
@@ -155,27 +167,17 @@ impl CentralQueue {
     }
 
     pub(super) fn remove_at(&mut self, at: usize) -> Request {
-        let WaitingRequest { request, best_ns, deferred, .. } = self.waiting.remove(at);
-        if !deferred {
-            self.timely_ns = self.timely_ns.saturating_sub(best_ns);
-        }
-        if self.waiting.is_empty() {
-            self.credit_ns = 0;
-        }
+        let WaitingRequest { request, best_ns, class, flow } = self.waiting.remove(at);
+        self.flows.leave(flow, best_ns, class.deferred);
         request
     }
 
     /// Removes a request that starts.
     pub(super) fn serve_at(&mut self, at: usize, rules: &QueueRules) -> Request {
-        let best_ns = self.waiting[at].best_ns;
-        let is_oldest = self.waiting.iter().map(WaitingRequest::age_key).min() == Some(self.waiting[at].age_key());
-        self.credit_ns = match is_oldest {
-            true => self.credit_ns.saturating_sub(best_ns),
-            false => {
-                let earned_ns = (best_ns as f64 * rules.oldest_share) as u64;
-                self.credit_ns.saturating_add(earned_ns).min(CREDIT_MOST_NS)
-            }
-        };
+        let WaitingRequest { best_ns, flow, .. } = self.waiting[at];
+        let of_flow = self.waiting.iter().filter(|waiting| waiting.flow == flow);
+        let is_oldest = of_flow.map(WaitingRequest::age_key).min() == Some(self.waiting[at].age_key());
+        self.flows.serve(flow, best_ns, (!is_oldest).then_some(rules.oldest_share));
         self.remove_at(at)
     }
 
@@ -189,11 +191,25 @@ impl CentralQueue {
             Some(takers) => takers.iter().any(|at| !waiting.request.barred.prefill.contains(at)),
             None => true,
         };
-        let candidates = || self.waiting.iter().enumerate().filter(|(_, waiting)| takes(waiting));
-        let (oldest, waiting) = candidates().min_by_key(|(_, waiting)| waiting.age_key())?;
-        if waiting.best_ns <= self.credit_ns {
-            return Some(oldest);
+        let takeable = || self.waiting.iter().enumerate().filter(|(_, waiting)| takes(waiting));
+        let mut oldest: Vec<Option<usize>> = vec![None; self.flows.count()];
+        for (at, waiting) in takeable() {
+            let of_flow = &mut oldest[waiting.flow];
+            if of_flow.is_none_or(|other| waiting.age_key() < self.waiting[other].age_key()) {
+                *of_flow = Some(at);
+            }
         }
+        let of_flows = || oldest.iter().enumerate().filter_map(|(flow, at)| Some((flow, (*at)?)));
+        let furthest_behind_ns = of_flows().map(|(flow, _)| self.flows.virtual_ns(flow)).min()?;
+        let has_turn = |flow: FlowNumber| self.flows.virtual_ns(flow) == furthest_behind_ns;
+        let earned =
+            of_flows().filter(|(flow, at)| has_turn(*flow) && self.waiting[*at].best_ns <= self.flows.credit_ns(*flow));
+        if let Some((_, at)) = earned.min_by_key(|(_, at)| self.waiting[*at].age_key()) {
+            return Some(at);
+        }
+        let of_turn = || takeable().filter(|(_, waiting)| has_turn(waiting.flow));
+        let priority = of_turn().map(|(_, waiting)| waiting.request.terms.priority).max()?;
+        let candidates = || of_turn().filter(|(_, waiting)| waiting.request.terms.priority == priority);
         let timely = || candidates().filter(|(_, waiting)| waiting.is_timely(order));
         let Some((shortest, short)) = timely().min_by_key(|(_, waiting)| waiting.size_key()) else {
             return candidates().min_by_key(|(_, waiting)| waiting.size_key()).map(|(at, _)| at);
@@ -202,7 +218,7 @@ impl CentralQueue {
         let mut work_ns = short.best_ns;
         for (_, waiting) in timely().take_while(|(at, _)| *at < shortest) {
             let done_ns = order.now_ns.saturating_add(order.share_ns(work_ns)).saturating_add(waiting.best_ns);
-            if done_ns > waiting.deadline_ns {
+            if done_ns > waiting.class.deadline_ns {
                 return timely().next().map(|(at, _)| at);
             }
             work_ns = work_ns.saturating_add(waiting.best_ns);
@@ -221,23 +237,26 @@ impl CentralQueue {
     }
 
     /// Returns the queued requests that are served before a request whose prefill takes `best_ns`, not counting itself:
-    /// their number, and the work of all. With an objective, those with earlier deadlines count as well, since they may
-    /// have to go first.
+    /// their number, and the work of all. Of its own flow these are the requests of a higher priority, and those of the
+    /// same one that are shorter; with an objective, those with earlier deadlines count as well, since they may have to
+    /// go first. Of other flows it is the work that they are given until this flow has had as much.
     pub(super) fn before(&self, request: &Request, best_ns: u64, order: &QueueOrder) -> (usize, u64) {
-        let (deadline_ns, deferred) = self.classify(request.arrival_ns, best_ns, order);
+        let class = self.classify(request, best_ns, order);
+        let terms = &request.terms;
         let is_before = |other: &&WaitingRequest| {
-            let is_timely = other.is_timely(order);
-            let is_due = order.has_objective() && other.deadline_ns <= deadline_ns;
-            if deferred {
-                is_timely || other.best_ns <= best_ns
-            } else {
-                is_timely && (other.best_ns <= best_ns || is_due)
-            }
+            let theirs = &other.request.terms;
+            let (is_timely, is_shorter) = (other.is_timely(order), other.best_ns <= best_ns);
+            let is_due = class.is_objective && other.class.deadline_ns <= class.deadline_ns;
+            let is_first = if class.deferred { is_timely || is_shorter } else { is_timely && (is_shorter || is_due) };
+            theirs.priority > terms.priority || (theirs.priority == terms.priority && is_first)
         };
-        self.waiting.iter().filter(is_before).fold((0, 0u64), |(count, sum_ns), other| {
+        let own = self.waiting.iter().filter(|other| other.request.terms.flow == terms.flow);
+        let (count, own_ns) = own.filter(is_before).fold((0, 0u64), |(count, sum_ns), other| {
             let is_other = other.request.id != request.id;
             (count + usize::from(is_other), sum_ns.saturating_add(other.best_ns))
-        })
+        });
+        let (others, others_ns) = self.flows.others_before(terms, own_ns);
+        (count + others, own_ns.saturating_add(others_ns))
     }
 }
 

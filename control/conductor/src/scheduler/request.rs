@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::flows::DEFAULT_FLOW_WEIGHT;
 use crate::index::ContextId;
 use crate::policy::Ask;
 
@@ -20,11 +21,41 @@ pub struct Request {
     pub hashes: Arc<[u64]>,
     /// Instances that it must not be placed on.
     pub barred: ExcludedInstances,
+    /// Service that it gets.
+    pub terms: ServiceTerms,
 }
 
 impl Request {
     pub(super) const fn ask(&self) -> Ask {
-        Ask { id: self.id, arrival_ns: self.arrival_ns, tokens: self.tokens }
+        Ask { id: self.id, arrival_ns: self.arrival_ns, tokens: self.tokens, ttft_ns: self.terms.ttft_ns }
+    }
+
+    /// Returns the tokens that its KV cache has when its decode ends, as far as that is known.
+    pub(super) fn decode_tokens(&self) -> u64 {
+        u64::from(self.tokens) + u64::from(self.terms.output_tokens)
+    }
+}
+
+/// Service that a request gets, beside that of others of its model. The default is that of a request without any terms.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceTerms {
+    /// Flow whose share of the prefill time it uses; the empty name is the default flow.
+    pub flow: Arc<str>,
+    /// Weight of that flow, from 1 to [`MAX_FLOW_WEIGHT`].
+    ///
+    /// [`MAX_FLOW_WEIGHT`]: super::MAX_FLOW_WEIGHT
+    pub weight: u32,
+    /// Priority among the requests of the flows whose turn it is: higher ones go first.
+    pub priority: i8,
+    /// Objective for its first token, counted from its arrival; none for that of its model.
+    pub ttft_ns: Option<u64>,
+    /// Expected number of tokens that it decodes; 0 if unknown.
+    pub output_tokens: u32,
+}
+
+impl Default for ServiceTerms {
+    fn default() -> Self {
+        Self { flow: Arc::from(""), weight: DEFAULT_FLOW_WEIGHT, priority: 0, ttft_ns: None, output_tokens: 0 }
     }
 }
 

@@ -56,7 +56,7 @@ impl Scheduler {
         let (_, ahead_ns) = self.before(request, best_ns, now_ns);
         let taking = prefill.iter().filter(|view| view.alive);
         let busiest_ns = taking.map(|view| view.egress_wait_ns).max().unwrap_or(0);
-        let fastest_decode = fastest(&decode, request.tokens, &self.config.decode_model);
+        let fastest_decode = fastest(&decode, request.decode_tokens(), &self.config.decode_model);
         Views { prefill, decode, pooled, ahead_ns, fastest_decode, busiest_ns }
     }
 
@@ -136,9 +136,9 @@ impl Scheduler {
 }
 
 /// Returns the decode instance with the shortest step if it gets `tokens` more; a full one only if all are full.
-fn fastest(decode: &[DecodeView], tokens: u32, model: &DecodeModel) -> Option<(usize, u64)> {
+fn fastest(decode: &[DecodeView], tokens: u64, model: &DecodeModel) -> Option<(usize, u64)> {
     let weigh = |(at, decode): (usize, &DecodeView)| {
-        let resident = decode.tokens + u64::from(tokens);
+        let resident = decode.tokens + tokens;
         let step_ns = model.step_ns(resident, decode.requests as usize + 1);
         (resident > decode.capacity, step_ns, at)
     };

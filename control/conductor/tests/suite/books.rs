@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvplane_conductor::index::{ContextId, PromptContext, Tier};
 use kvplane_conductor::policy::{Choice, Fetch, LateBinding, Placement};
-use kvplane_conductor::scheduler::{ExcludedInstances, Request, Scheduler, SchedulerConfig};
+use kvplane_conductor::scheduler::{ExcludedInstances, Request, Scheduler, SchedulerConfig, ServiceTerms};
 
 const BLOCK: u32 = 512;
 
@@ -24,7 +24,15 @@ fn scheduler() -> (Scheduler, ContextId) {
 fn request(id: u64, context: ContextId, blocks: u64) -> Request {
     let hashes: Arc<[u64]> = (0..blocks).collect();
     let tokens = blocks as u32 * BLOCK;
-    Request { id, arrival_ns: 0, tokens, context, hashes, barred: ExcludedInstances::default() }
+    Request {
+        id,
+        arrival_ns: 0,
+        tokens,
+        context,
+        hashes,
+        barred: ExcludedInstances::default(),
+        terms: ServiceTerms::default(),
+    }
 }
 
 fn placed(prefill: usize, reuse: u32, fetch: Fetch) -> Choice {

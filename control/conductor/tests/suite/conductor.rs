@@ -342,17 +342,17 @@ fn blocks_of_the_store_can_be_fetched_by_all_instances() {
     let long = prompt(1, 600);
     for (at, hash) in long.iter().enumerate() {
         let part = at as u64 % 3;
-        assert_eq!(conductor.store_has(part, "", "m", *hash, true), Ok(true));
+        assert_eq!(conductor.pools().store_has(part, "", "m", *hash, true), Ok(true));
     }
-    assert_eq!(conductor.store_has(0, "", "another", 5, true), Ok(false));
+    assert_eq!(conductor.pools().store_has(0, "", "another", 5, true), Ok(false));
     let found = conductor.query(&context(), &long, 4, Tiers::ALL).expect("served");
     assert_eq!((found.holders.len(), found.pooled_tokens), (0, 9_600));
     let answer = conductor.schedule(&asked("a", long.clone()), 0).expect("good");
     assert_eq!(assigned(&answer).reuse_tokens, 9_600);
     assert!(assigned(&answer).sources.iter().all(|source| source.instance.is_none()));
-    conductor.store_has(0, "", "m", long[300], false).expect("known");
+    conductor.pools().store_has(0, "", "m", long[300], false).expect("known");
     assert_eq!(conductor.query(&context(), &long, 4, Tiers::ALL).expect("served").pooled_tokens, 4_800);
-    conductor.store_cleared(1);
+    conductor.pools().store_cleared(1);
     assert_eq!(conductor.query(&context(), &long, 4, Tiers::ALL).expect("served").pooled_tokens, 16);
 }
 

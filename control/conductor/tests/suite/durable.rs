@@ -5,7 +5,7 @@ use crate::support;
 use std::collections::BTreeMap;
 
 use kvplane_conductor::conductor::{
-    BlockChange, CacheBatch, CacheReport, CacheWanted, Conductor, ConductorError, Durable, DurableInstance,
+    BlockChange, CacheBatch, CacheReport, CacheWanted, ClassTerms, Conductor, ConductorError, Durable, DurableInstance,
     EventSource, InstanceLoad, InstancePart, InstanceSpec, RegisterInstance, RequestStep,
 };
 use kvplane_conductor::index::Tiers;
@@ -20,11 +20,19 @@ struct DurableDesk {
     conductor: Conductor,
     disk: BTreeMap<String, DurableInstance>,
     placement: Option<(PlacementPolicy, Slo)>,
+    classes: BTreeMap<String, ClassTerms>,
+    weights: BTreeMap<(String, String), u32>,
 }
 
 impl DurableDesk {
     fn new() -> Self {
-        Self { conductor: Conductor::new(config(), 0), disk: BTreeMap::new(), placement: None }
+        Self {
+            conductor: Conductor::new(config(), 0),
+            disk: BTreeMap::new(),
+            placement: None,
+            classes: BTreeMap::new(),
+            weights: BTreeMap::new(),
+        }
     }
 
     /// Stores the changes, as a host does after each call.
@@ -34,6 +42,12 @@ impl DurableDesk {
                 Durable::Instance(instance) => drop(self.disk.insert(instance.spec.instance.clone(), *instance)),
                 Durable::Gone(name) => drop(self.disk.remove(&*name)),
                 Durable::Placement(policy, slo) => self.placement = Some((policy, slo)),
+                Durable::Class(name, Some(terms)) => drop(self.classes.insert(name, terms)),
+                Durable::Class(name, None) => drop(self.classes.remove(&name)),
+                Durable::Weight { tenant, flow, weight: Some(weight) } => {
+                    self.weights.insert((tenant, flow), weight);
+                }
+                Durable::Weight { tenant, flow, weight: None } => drop(self.weights.remove(&(tenant, flow))),
             }
         }
         assert!(!self.conductor.has_durable());
@@ -46,6 +60,12 @@ impl DurableDesk {
             (config.policy, config.refuses, config.scheduler.slo) = (policy, slo != Slo::NONE, slo);
         }
         self.conductor = Conductor::new(config, 1 << 40);
+        for (name, terms) in &self.classes {
+            self.conductor.service().restore_class(name, *terms).expect("it was there before");
+        }
+        for ((tenant, flow), weight) in &self.weights {
+            self.conductor.service().restore_weight(tenant, flow, *weight).expect("it was there before");
+        }
         for instance in self.disk.values() {
             self.conductor.restore(instance.clone(), now_ns + GRACE).expect("it was there before");
         }
@@ -65,6 +85,22 @@ impl DurableDesk {
 fn publisher() -> EventSource {
     let (publisher, replay, topic) = ("tcp://h:1".to_owned(), "tcp://h:2".to_owned(), "kv".to_owned());
     EventSource { publisher, replay, topic }
+}
+
+#[test]
+fn classes_and_weights_survive_a_restart() {
+    let mut kept = DurableDesk::new();
+    let terms = ClassTerms { priority: -1, ttft_ns: Some(SECOND) };
+    kept.conductor.service().set_class("kept", Some(terms)).expect("valid");
+    kept.conductor.service().set_class("gone", Some(terms)).expect("valid");
+    kept.conductor.service().set_class("gone", None).expect("set before");
+    kept.conductor.service().set_weight("t", "kept", Some(7)).expect("valid");
+    kept.conductor.service().set_weight("", "gone", Some(8)).expect("valid");
+    kept.conductor.service().set_weight("", "gone", None).expect("valid");
+    kept.keep();
+    kept.restart(0);
+    assert_eq!(kept.conductor.service().classes().clone(), BTreeMap::from([("kept".to_owned(), terms)]));
+    assert_eq!(kept.conductor.service().weights().collect::<Vec<_>>(), [("t", "kept", 7)]);
 }
 
 #[test]

@@ -93,7 +93,7 @@ fn hot_prefixes_report_the_store() {
     let head = prompt(3, 2);
     hold(&mut conductor, "p0", 0, head.clone());
     for hash in &head {
-        assert!(conductor.store_has(9, "", "m", *hash, true).expect("room"));
+        assert!(conductor.pools().store_has(9, "", "m", *hash, true).expect("room"));
     }
     (0..4).for_each(|at| ask(&mut conductor, at, head.clone(), 0));
     let hot = conductor.hot(8, 0);
@@ -127,7 +127,7 @@ fn conductor_with_a_store() -> (Conductor, Vec<u64>) {
         hold(&mut conductor, &format!("i{at}"), 0, prompt[..1].to_vec());
     }
     for (part, hash) in prompt.iter().enumerate() {
-        assert!(conductor.store_has(part as u64, "", "m", *hash, true).expect("room"));
+        assert!(conductor.pools().store_has(part as u64, "", "m", *hash, true).expect("room"));
     }
     (conductor, prompt)
 }

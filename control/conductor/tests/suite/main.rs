@@ -9,4 +9,5 @@ mod engine;
 mod hot;
 mod index;
 mod queue;
+mod service;
 mod support;

@@ -7,8 +7,8 @@ use bincode::{Decode, Encode};
 pub use kvplane_conductor::conductor::{
     Assignment, BlockChange, CacheBatch, CacheReport, CacheTaken, CacheWanted, CandidateStatus, EventSource,
     FetchSource, InstanceLoad, InstancePart, InstanceRegistered, InstanceStatus, InstanceTable, ModelStatus,
-    PlacementNotice, PrefixHolder, PrefixHolders, RegisterInstance, RequestExplained, RequestStep, Schedule,
-    ScheduleMode, ScheduleRefusal, ScheduleReply,
+    PlacementNotice, PrefixHolder, PrefixHolders, RegisterInstance, RequestExplained, RequestStep, RequestTerms,
+    Schedule, ScheduleMode, ScheduleOnTerms, ScheduleRefusal, ScheduleReply,
 };
 pub use kvplane_conductor::index::{BlockTier, PromptContext};
 

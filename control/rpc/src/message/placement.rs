@@ -1,7 +1,9 @@
-//! Messages by which operators steer the Conductor: holding instances, and the placement policy.
+//! Messages by which operators steer the Conductor: holding instances, the placement policy, classes, weights of flows.
 
 use bincode::{Decode, Encode};
+pub use kvplane_conductor::conductor::{ClassTerms, MAX_PRIORITY};
 pub use kvplane_conductor::policy::PlacementPolicy;
+pub use kvplane_conductor::scheduler::{DEFAULT_FLOW_WEIGHT, MAX_FLOW_WEIGHT};
 
 /// Holds an instance, or releases it: a held instance gets no new requests, its present ones continue, and others may
 /// fetch blocks from it. A later incarnation starts without the hold.
@@ -30,6 +32,39 @@ pub struct SetPlacement {
     pub ttft_ns: u64,
     /// Objective for the time between tokens, in nanoseconds; 0 for none.
     pub tbt_ns: u64,
+}
+
+/// Sets the terms of a class of requests, or removes the class; durable.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct SetClass {
+    /// Name of the class.
+    pub class: String,
+    /// Its terms; none to remove it.
+    pub terms: Option<ClassTerms>,
+}
+
+/// Sets the weight of a flow, or resets it to the default; durable.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct SetWeight {
+    /// Tenant whose requests the flow has; empty for the default tenant.
+    pub tenant: String,
+    /// Name of the flow; empty for that of requests without one.
+    pub flow: String,
+    /// Its weight, at least 1; none for the default.
+    pub weight: Option<u32>,
+}
+
+/// Requests the classes, and the weights that were set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct ShowService;
+
+/// The reply to [`ShowService`].
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct ServiceShown {
+    /// Classes, by name.
+    pub classes: Vec<(String, ClassTerms)>,
+    /// Flows with a weight of their own.
+    pub weights: Vec<SetWeight>,
 }
 
 /// Requests the placement policy and the held instances.

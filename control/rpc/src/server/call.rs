@@ -16,13 +16,15 @@ use crate::identity::role::Role;
 use crate::limits::{LARGE_REQUEST_BYTES, SMALL_BODY_BYTES};
 use crate::message::conductor::{
     DeregisterInstance, ExplainRequest, QueryPrefix, RegisterInstance, ReportCache, ReportLoad, Reschedule, Schedule,
-    UpdateRequest, WatchAssignments, WatchInstances,
+    ScheduleOnTerms, UpdateRequest, WatchAssignments, WatchInstances,
 };
 use crate::message::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, PublishObject,
     ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
 };
-use crate::message::placement::{HoldInstance, SetPlacement, ShowCopies, ShowPlacement};
+use crate::message::placement::{
+    HoldInstance, SetClass, SetPlacement, SetWeight, ShowCopies, ShowPlacement, ShowService,
+};
 use crate::message::{
     AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetIncarnation, GetMap, GetMoves, GetRoom,
     GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments, ListShards, ListTasks,
@@ -253,6 +255,10 @@ impl Call {
             HoldInstance::KIND => self.answer(frame, |c| service.hold_instance(caller, c)),
             SetPlacement::KIND => self.answer(frame, |c| service.set_placement(caller, c)),
             ShowCopies::KIND => self.answer(frame, |_: ShowCopies| service.show_copies(caller)),
+            ScheduleOnTerms::KIND => self.answer(frame, |c| service.schedule_on_terms(caller, c)),
+            SetClass::KIND => self.answer(frame, |c| service.set_class(caller, c)),
+            SetWeight::KIND => self.answer(frame, |c| service.set_weight(caller, c)),
+            ShowService::KIND => self.answer(frame, |_: ShowService| service.show_service(caller)),
             ShowPlacement::KIND => self.answer(frame, |_: ShowPlacement| service.show_placement(caller)),
             PublishObject::KIND => self.answer(frame, |c| service.publish_object(caller, c)),
             FindObject::KIND => self.answer(frame, |c| service.find_object(caller, c)),

@@ -43,6 +43,7 @@ impl From<ConductorError> for Refusal {
             | ConductorError::UnknownRequest { .. }
             | ConductorError::UnknownReservation { .. }
             | ConductorError::UnknownModel { .. }
+            | ConductorError::UnknownClass { .. }
             | ConductorError::Scheduler(
                 SchedulerError::UnknownInstance { .. } | SchedulerError::UnknownRequest { .. },
             ) => RefusalCode::NotFound,

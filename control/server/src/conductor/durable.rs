@@ -1,5 +1,5 @@
-//! Durability of the Conductor over restarts and takeovers: records of instances, masters, seeds and the placement
-//! policy.
+//! Durability of the Conductor over restarts and takeovers: records of instances, masters, seeds, the placement policy,
+//! classes of requests and weights of flows.
 //!
 //! A call that changes one of them is refused while the state cannot be written, and durable before its answer. An
 //! instance that is lost while the state cannot be written keeps its record until it can; if the process ends before,
@@ -10,12 +10,12 @@ use std::fmt;
 use std::time::Duration;
 
 use kvplane_cluster::{
-    Change, ConductorKey, ConductorRecord, EventsRecord, InstanceDuty, InstanceRecord, MasterRecord, PlacementRecord,
-    Record, RecordKey, SeedRecord,
+    Change, ClassRecord, ConductorKey, ConductorRecord, EventsRecord, InstanceDuty, InstanceRecord, MasterRecord,
+    PlacementRecord, Record, RecordKey, SeedRecord, WeightRecord,
 };
 use kvplane_conductor::conductor::{
-    Conductor, ConductorConfig, ConductorError, Durable, DurableInstance, EventSource, InstancePart, PoolKey,
-    RegisterInstance,
+    ClassTerms, Conductor, ConductorConfig, ConductorError, Durable, DurableInstance, EventSource, InstancePart,
+    PoolKey, RegisterInstance,
 };
 use kvplane_conductor::policy::{PlacementPolicy, Slo};
 
@@ -31,6 +31,8 @@ pub(crate) struct DecodedRecords {
     masters: Vec<MasterSpec>,
     seeds: Vec<(PoolKey, String)>,
     placement: Option<(PlacementPolicy, Slo)>,
+    classes: Vec<ClassRecord>,
+    weights: Vec<WeightRecord>,
 }
 
 /// A Conductor with what was stored of it and beside it.
@@ -49,6 +51,8 @@ pub enum ConductorRestoreError {
     Policy { policy: String },
     /// A stored instance exceeds the limits.
     Instance { name: String, source: ConductorError },
+    /// A stored class or weight of a flow exceeds the limits.
+    Service { name: String, source: ConductorError },
 }
 
 impl fmt::Display for ConductorRestoreError {
@@ -58,6 +62,7 @@ impl fmt::Display for ConductorRestoreError {
                 write!(f, "the stored policy {policy:?} is not known to this version: use the version that stored it")
             }
             Self::Instance { name, source } => write!(f, "the stored instance {name:?}: {source}"),
+            Self::Service { name, source } => write!(f, "the stored class or flow {name:?}: {source}"),
         }
     }
 }
@@ -66,7 +71,7 @@ impl Error for ConductorRestoreError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
             Self::Policy { .. } => None,
-            Self::Instance { source, .. } => Some(source),
+            Self::Instance { source, .. } | Self::Service { source, .. } => Some(source),
         }
     }
 }
@@ -91,6 +96,8 @@ impl DecodedRecords {
                 ConductorRecord::Seed(SeedRecord { tenant, model, block_tokens, seed }) => {
                     restored.seeds.push((PoolKey { tenant, model, block_tokens }, seed));
                 }
+                ConductorRecord::Class(class) => restored.classes.push(class),
+                ConductorRecord::Weight(weight) => restored.weights.push(weight),
                 ConductorRecord::Placement(PlacementRecord { policy, ttft_ns, tbt_ns }) => {
                     let Some(policy) = PlacementPolicy::labelled(&policy) else {
                         return Err(ConductorRestoreError::Policy { policy });
@@ -125,6 +132,15 @@ impl DecodedRecords {
             (config.policy, config.refuses, config.scheduler.slo) = (policy, slo != Slo::NONE, slo);
         }
         let mut conductor = Conductor::new(config, first);
+        for ClassRecord { name, priority, ttft_ns } in self.classes {
+            let terms = ClassTerms { priority, ttft_ns: (ttft_ns > 0).then_some(ttft_ns) };
+            let restored = conductor.service().restore_class(&name, terms);
+            restored.map_err(|source| ConductorRestoreError::Service { name, source })?;
+        }
+        for WeightRecord { tenant, flow, weight } in self.weights {
+            let restored = conductor.service().restore_weight(&tenant, &flow, weight);
+            restored.map_err(|source| ConductorRestoreError::Service { name: flow, source })?;
+        }
         for instance in self.instances {
             let name = instance.spec.instance.clone();
             conductor
@@ -161,6 +177,17 @@ pub(super) fn change_out(durable: Durable) -> Change {
     match durable {
         Durable::Gone(name) => Change::Remove(RecordKey::Conductor(ConductorKey::Instance(name.to_string()))),
         Durable::Instance(instance) => put(ConductorRecord::Instance(instance_out(*instance))),
+        Durable::Class(name, None) => Change::Remove(RecordKey::Conductor(ConductorKey::Class(name))),
+        Durable::Class(name, Some(ClassTerms { priority, ttft_ns })) => {
+            put(ConductorRecord::Class(ClassRecord { name, priority, ttft_ns: ttft_ns.unwrap_or(0) }))
+        }
+        Durable::Weight { tenant, flow, weight } => {
+            let record = WeightRecord { tenant, flow, weight: weight.unwrap_or_default() };
+            match weight {
+                Some(_) => put(ConductorRecord::Weight(record)),
+                None => Change::Remove(RecordKey::Conductor(ConductorKey::Weight(record.digest()))),
+            }
+        }
         Durable::Placement(policy, slo) => put(ConductorRecord::Placement(PlacementRecord {
             policy: policy.label().to_owned(),
             ttft_ns: promise_out(slo.ttft_ns),

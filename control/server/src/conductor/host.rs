@@ -53,8 +53,8 @@ pub(crate) struct ConductorHost {
 
 impl ConductorHost {
     /// Hosts a restored Conductor; its changes become part of the cluster's durable state.
-    pub(super) fn new(conductor: Conductor, seeds: Seeds, cluster: Arc<ClusterHost>) -> Self {
-        let models = conductor.models() as u64;
+    pub(super) fn new(mut conductor: Conductor, seeds: Seeds, cluster: Arc<ClusterHost>) -> Self {
+        let models = conductor.pools().models() as u64;
         let core = Core { conductor, seeds, streams: Streams::default(), armed_ns: u64::MAX };
         Self {
             core: Mutex::new(core),
@@ -148,12 +148,12 @@ impl ConductorHost {
     ) -> Result<Registration, Refusal> {
         self.check_durable()?;
         let (is_new_model, registered) = self.call(Keep::Now, |core, now_ns| {
-            let (pool, models) = (spec.pool(), core.conductor.models());
+            let (pool, models) = (spec.pool(), core.conductor.pools().models());
             let registered = core.conductor.register(InstanceSpec { call: spec, is_vllm }, now_ns)?;
             if let Some(seed) = seed {
                 core.seeds.set(pool, seed);
             }
-            Ok((core.conductor.models() > models, registered))
+            Ok((core.conductor.pools().models() > models, registered))
         })?;
         if is_new_model {
             self.models.send_modify(|models| *models += 1);
@@ -178,10 +178,10 @@ impl ConductorHost {
         // Fails if a model has too many holders: its blocks in the store are not indexed then.
         let _ = self.with(|conductor, _| {
             if void {
-                conductor.store_cleared(shard);
+                conductor.pools().store_cleared(shard);
             }
             for (tenant, key, there) in changes {
-                conductor.store_has(shard, tenant, &key.model, key.hash, *there)?;
+                conductor.pools().store_has(shard, tenant, &key.model, key.hash, *there)?;
             }
             Ok(())
         });

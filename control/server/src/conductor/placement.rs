@@ -2,7 +2,7 @@
 
 use kvplane_conductor::conductor::Conductor;
 use kvplane_conductor::policy::{PlacementPolicy, Slo};
-use kvplane_rpc::placement::{Placement, SetPlacement};
+use kvplane_rpc::placement::{Placement, ServiceShown, SetPlacement, SetWeight};
 use kvplane_rpc::{Refusal, RefusalCode};
 
 /// Converts an objective: none is 0 on the wire, and the longest time in the Conductor.
@@ -21,6 +21,18 @@ pub(super) fn shown(conductor: &mut Conductor, now_ns: u64) -> Placement {
     let held = held.map(|row| row.status.instance.to_string()).collect();
     let set = SetPlacement { policy, ttft_ns: promise_out(slo.ttft_ns), tbt_ns: promise_out(slo.tbt_ns) };
     Placement { set, held }
+}
+
+/// Returns the classes, and the weights that were set.
+pub(super) fn service(conductor: &mut Conductor) -> ServiceShown {
+    let levels = conductor.service();
+    let classes = levels.classes().iter().map(|(class, terms)| (class.clone(), *terms)).collect();
+    let weights = levels.weights().map(|(tenant, flow, weight)| SetWeight {
+        tenant: tenant.to_owned(),
+        flow: flow.to_owned(),
+        weight: Some(weight),
+    });
+    ServiceShown { classes, weights: weights.collect() }
 }
 
 /// Sets a policy with its objective: requests that would miss it are refused.

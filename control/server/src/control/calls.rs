@@ -4,7 +4,8 @@ use kvplane_cluster::{ClientId, Input, Offer, Reply, SegmentOwner};
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_rpc::conductor::{
     CacheTaken, DeregisterInstance, ExplainRequest, InstanceRegistered, PrefixHolders, QueryPrefix, RegisterInstance,
-    ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, ScheduleReply, UpdateRequest, WatchAssignments,
+    ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, ScheduleOnTerms, ScheduleReply, UpdateRequest,
+    WatchAssignments,
 };
 use kvplane_rpc::limits::PAGE_SEGMENTS;
 use kvplane_rpc::message::{
@@ -21,7 +22,9 @@ use kvplane_rpc::p2p::{
     ObjectList, ObjectMembers, ObjectPlaces, ObjectPublished, ObjectReleased, ObjectsRenewed, PublishObject,
     RanksJoined, ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
 };
-use kvplane_rpc::placement::{CopiesShown, HoldInstance, InstanceHeld, Placement, SetPlacement};
+use kvplane_rpc::placement::{
+    CopiesShown, HoldInstance, InstanceHeld, Placement, ServiceShown, SetClass, SetPlacement, SetWeight,
+};
 use kvplane_rpc::{Caller, Event, ItemFrame, MapFrame, Refusal, RefusalCode, Role, Service};
 use tokio::sync::{mpsc, watch};
 
@@ -395,6 +398,10 @@ impl Service for Control {
         self.conductor()?.schedule(&call)
     }
 
+    fn schedule_on_terms(&self, _: Caller, call: ScheduleOnTerms) -> Result<ScheduleReply, Refusal> {
+        self.conductor()?.schedule_on_terms(&call)
+    }
+
     fn update_request(&self, _: Caller, call: UpdateRequest) -> Result<EmptyReply, Refusal> {
         self.conductor()?.update(call)
     }
@@ -417,6 +424,18 @@ impl Service for Control {
 
     fn show_placement(&self, _: Caller) -> Result<Placement, Refusal> {
         Ok(self.conductor()?.placement())
+    }
+
+    fn set_class(&self, _: Caller, call: SetClass) -> Result<EmptyReply, Refusal> {
+        self.conductor()?.set_class(&call)
+    }
+
+    fn set_weight(&self, _: Caller, call: SetWeight) -> Result<EmptyReply, Refusal> {
+        self.conductor()?.set_weight(&call)
+    }
+
+    fn show_service(&self, _: Caller) -> Result<ServiceShown, Refusal> {
+        Ok(self.conductor()?.service())
     }
 
     fn show_copies(&self, _: Caller) -> Result<CopiesShown, Refusal> {

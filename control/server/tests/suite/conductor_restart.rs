@@ -257,6 +257,10 @@ fn instances_holds_the_policy_and_masters_are_known_after_a_kill() {
         admin.call(&HoldInstance { instance: "q1".to_owned(), held: true }).await.expect("known");
         let set = SetPlacement { policy: PlacementPolicy::Kvplane, ttft_ns: 5_000_000_000, tbt_ns: 0 };
         admin.call(&set).await.expect("an operator");
+        let class = SetClass { class: "chat".to_owned(), terms: Some(ClassTerms { priority: 2, ttft_ns: Some(9) }) };
+        admin.call(&class).await.expect("an operator");
+        let weight = SetWeight { tenant: "t".to_owned(), flow: "bot".to_owned(), weight: Some(50) };
+        admin.call(&weight).await.expect("an operator");
         let master = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let endpoint = format!("tcp://{}", master.local_addr().expect("bound"));
         let spec = json!({ "type": "Mooncake", "instance_id": "store", "endpoint": endpoint, "modelname": "q" });
@@ -268,6 +272,9 @@ fn instances_holds_the_policy_and_masters_are_known_after_a_kill() {
         let engine = client(&plane.local, Role::Client).await;
         let shown = router.call(&ShowPlacement).await.expect("hosted");
         assert_eq!(shown, Placement { set, held: vec!["q1".to_owned()] });
+        let service = router.call(&ShowService).await.expect("hosted");
+        let classes = vec![("chat".to_owned(), class.terms.expect("set"))];
+        assert_eq!(service, ServiceShown { classes, weights: vec![weight] });
         let rows = services(plane.http);
         let row = |name: &str| rows.iter().find(|row| row["instance_id"] == json!(name)).expect("known").clone();
         assert_eq!((&row("q0")["degraded"], &row("q1")["degraded"]), (&json!(true), &json!(false)));

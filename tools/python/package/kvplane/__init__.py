@@ -34,7 +34,7 @@ from kvplane._store import Piece, Registration, Store
 
 if TYPE_CHECKING:
     from kvplane._async import AsyncStore
-    from kvplane._scheduler import Booked, Instance, Local, Prompt, Refused, Scheduler
+    from kvplane._scheduler import Booked, Instance, Local, Prompt, Refused, Scheduler, Terms
 
 __version__ = _native.__version__
 __all__ = [
@@ -58,6 +58,7 @@ __all__ = [
     "Replaced",
     "Scheduler",
     "Store",
+    "Terms",
     "Timeout",
     "TransferEngine",
     "Unauthorized",
@@ -75,7 +76,7 @@ def __getattr__(name: str) -> type:
 
         return AsyncStore
     # Programs that only store objects need nothing of the Conductor.
-    if name in ("Booked", "Instance", "Local", "Prompt", "Refused", "Scheduler"):
+    if name in ("Booked", "Instance", "Local", "Prompt", "Refused", "Scheduler", "Terms"):
         from kvplane import _scheduler
 
         return getattr(_scheduler, name)

@@ -45,6 +45,18 @@ class Prompt(NamedTuple):
         return cls(model, len(token_ids), hashes, block_tokens, tenant)
 
 
+class Terms(NamedTuple):
+    """Service that a request gets. `flow`: name of the requests that share one fair share, such as those of one customer;
+    `service_class`: class that an operator has set; `priority`: from -4 to 4, higher ones of a flow go first; `ttft`:
+    objective for the first token, in seconds after the arrival; `output_tokens`: expected length of the output."""
+
+    flow: str = ""
+    service_class: str = ""
+    priority: Optional[int] = None
+    ttft: Optional[float] = None
+    output_tokens: int = 0
+
+
 class Source(NamedTuple):
     """Holder of a prefix of a prompt: an instance, or None for the shared store; and the number of tokens."""
 
@@ -309,26 +321,34 @@ class Scheduler:
         return self._open
 
     def schedule(
-        self, request: str, prompt: Prompt, *, wait: float = 60.0, mode: str = "reserve", barred: Sequence[str] = ()
+        self,
+        request: str,
+        prompt: Prompt,
+        *,
+        wait: float = 60.0,
+        mode: str = "reserve",
+        barred: Sequence[str] = (),
+        terms: Terms = Terms(),
     ) -> Decision:
         """Places a request and reserves its instances; waits for an instance up to `wait` seconds.
 
         `request` is an id of the caller: repeated with the same id, a request is reserved once. `mode`: "reserve",
         "now" to be reserved behind other requests instead of waiting, "advise" for a placement without a reservation.
-        `barred`: excluded instances.
+        `barred`: excluded instances. `terms`: the service that the request gets.
         """
-        return self._decide((request, self._context(prompt), prompt.tokens, list(barred)), prompt, mode, wait, None)
+        asked = (request, self._context(prompt), prompt.tokens, list(barred), terms)
+        return self._decide(asked, prompt, mode, wait, None)
 
     def reschedule(
         self, booked: Booked, failed: Sequence[str], request: str, prompt: Prompt, *, wait: float = 60.0
     ) -> Decision:
         """Places a reserved request again whose instances `failed`. It keeps its position in the queue."""
-        asked = (request, self._context(prompt), prompt.tokens, [])
+        asked = (request, self._context(prompt), prompt.tokens, [], Terms())
         return self._decide(asked, prompt, "reserve", wait, (booked.reservation, list(failed)))
 
     def _decide(
         self,
-        asked: Tuple[str, Tuple[str, str, str, int, str], int, List[str]],
+        asked: Tuple[str, Tuple[str, str, str, int, str], int, List[str], Terms],
         prompt: Prompt,
         mode: str,
         wait: float,
@@ -358,10 +378,10 @@ class Scheduler:
         self._update(booked, "alive")
 
     def ended(self, decision: Decision) -> None:
-        """Reports the end of the request, whatever its outcome: its reservation is released. No effect for a rejected
-        request."""
+        """Reports the end of the request, whatever its outcome: its reservation is released, with the next request or
+        within some 20 ms. No effect for a rejected request."""
         if isinstance(decision, Booked) and decision.reservation:
-            self._update(decision, "ended")
+            _check(self._native().release(decision.reservation))
         elif isinstance(decision, Local):
             _check(self._native().ended(decision.prefill))
 

@@ -1,19 +1,33 @@
 //! Tests of the queue's order, and of the bound on every wait.
 
+use std::cell::RefCell;
+use std::sync::OnceLock;
+
 use proptest::prelude::*;
 
 use super::*;
-use crate::index::{IndexConfig, PrefixIndex, PromptContext};
-use crate::scheduler::ExcludedInstances;
+use crate::index::{ContextId, IndexConfig, PrefixIndex, PromptContext};
+use crate::scheduler::{ExcludedInstances, ServiceTerms};
 
 const SECOND: u64 = 1_000_000_000;
 const NO_OBJECTIVE: Slo = Slo { ttft_ns: u64::MAX, tbt_ns: u64::MAX };
 
 fn request(id: u64, arrival_s: u64) -> Request {
-    let mut index = PrefixIndex::new(IndexConfig::default()).unwrap();
-    let context = index.context(&PromptContext::default()).unwrap();
+    static CONTEXT: OnceLock<ContextId> = OnceLock::new();
+    let context = *CONTEXT.get_or_init(|| {
+        let mut index = PrefixIndex::new(IndexConfig::default()).unwrap();
+        index.context(&PromptContext::default()).unwrap()
+    });
     let barred = ExcludedInstances::default();
-    Request { id, arrival_ns: arrival_s * SECOND, tokens: 100, context, hashes: [].into(), barred }
+    Request {
+        id,
+        arrival_ns: arrival_s * SECOND,
+        tokens: 100,
+        context,
+        hashes: [].into(),
+        barred,
+        terms: ServiceTerms::default(),
+    }
 }
 
 fn order(now_s: u64) -> QueueOrder {
@@ -23,7 +37,7 @@ fn order(now_s: u64) -> QueueOrder {
 
 /// Pushes requests that all arrive at second 0, with prefills of so many seconds, numbered from 0.
 fn queue(seconds: &[u64], order: &QueueOrder) -> CentralQueue {
-    let mut queue = CentralQueue::new(100);
+    let mut queue = CentralQueue::new(100, 8);
     for (id, seconds) in seconds.iter().enumerate() {
         queue.push(request(id as u64, 0), seconds * SECOND, order);
     }
@@ -60,7 +74,7 @@ fn a_deadline_is_later_behind_a_backlog() {
     queue.push(request(1, 0), 20 * SECOND, &order(0));
     queue.push(request(2, 0), SECOND, &order(0));
     // 20 + 10 + 100 s, and 1 + 10 + 120 s.
-    let deadlines: Vec<u64> = queue.waiting.iter().map(|one| one.deadline_ns / SECOND).collect();
+    let deadlines: Vec<u64> = queue.waiting.iter().map(|one| one.class.deadline_ns / SECOND).collect();
     assert_eq!(deadlines, [110, 130, 131]);
 }
 
@@ -83,7 +97,7 @@ fn an_objective_is_the_deadline_and_late_requests_go_last() {
 fn the_longest_of_many_are_deferred() {
     let rules = QueueRules { deferred: 0.01, ..order(0).rules };
     let order = QueueOrder { rules, ..order(0) };
-    let mut queue = CentralQueue::new(1000);
+    let mut queue = CentralQueue::new(1000, 8);
     for id in 0..200 {
         queue.push(request(id, 0), (1 + id % 10) * SECOND, &order);
         queue.remove(id);
@@ -95,20 +109,83 @@ fn the_longest_of_many_are_deferred() {
     assert_eq!(first(&queue, &late), Some(201), "the longest one has no deadline to be met");
     assert_eq!(queue.before(&request(202, 0), 12 * SECOND, &order), (2, 21 * SECOND));
     assert_eq!(queue.before(&request(202, 0), 10 * SECOND, &order), (1, 10 * SECOND), "deferred ones are behind");
-    assert_eq!(queue.timely_ns, 10 * SECOND);
+    assert_eq!(queue.flows.timely_before_ns(&ServiceTerms::default()), 10 * SECOND);
     queue.remove(201);
-    assert_eq!((first(&queue, &late), queue.timely_ns), (Some(200), 0));
+    assert_eq!((first(&queue, &late), queue.flows.timely_before_ns(&ServiceTerms::default())), (Some(200), 0));
 }
 
 #[test]
 fn instances_that_requests_exclude_do_not_serve_them() {
     let order = order(0);
-    let mut queue = CentralQueue::new(10);
+    let mut queue = CentralQueue::new(10, 8);
     let barred = ExcludedInstances { prefill: [0].into(), ..ExcludedInstances::default() };
     queue.push(Request { barred, ..request(1, 0) }, SECOND, &order);
     queue.push(request(2, 0), 5 * SECOND, &order);
     let first = |takers: &[u32]| queue.first(&order, Some(takers)).map(|at| queue.at(at).id);
     assert_eq!((first(&[0]), first(&[1]), first(&[])), (Some(2), Some(1), None));
+}
+
+/// Returns a request of a flow, with a priority.
+fn of_flow(id: u64, flow: &str, priority: i8) -> Request {
+    Request { terms: ServiceTerms { flow: flow.into(), priority, ..ServiceTerms::default() }, ..request(id, 0) }
+}
+
+#[test]
+fn higher_priorities_of_a_flow_go_first() {
+    let mut queue = queue(&[1], &order(0));
+    queue.push(of_flow(1, "", 1), 5 * SECOND, &order(0));
+    queue.push(of_flow(2, "", -1), SECOND, &order(0));
+    queue.push(of_flow(3, "", 1), 4 * SECOND, &order(0));
+    assert_eq!(queue.before(&of_flow(9, "", 1), SECOND, &order(0)), (0, 0));
+    assert_eq!(queue.before(&of_flow(9, "", 0), SECOND, &order(0)), (3, 10 * SECOND));
+    assert_eq!(queue.before(&of_flow(9, "", -1), 2 * SECOND, &order(0)), (4, 11 * SECOND));
+    for expected in [3, 1, 0, 2] {
+        assert_eq!(first(&queue, &order(0)), Some(expected));
+        queue.remove(expected);
+    }
+}
+
+#[test]
+fn priorities_of_one_flow_do_not_take_the_share_of_another() {
+    let rules = order(0).rules;
+    let mut queue = CentralQueue::new(100, 8);
+    for id in 0..4 {
+        queue.push(of_flow(id, "urgent", 4), SECOND, &order(0));
+        queue.push(of_flow(10 + id, "plain", -4), SECOND, &order(0));
+    }
+    let mut served = Vec::new();
+    while let Some(at) = queue.first(&order(0), None) {
+        served.push(queue.serve_at(at, &rules).id / 10);
+    }
+    assert_eq!(served, [0, 1, 0, 1, 0, 1, 0, 1]);
+}
+
+#[test]
+fn a_request_has_an_objective_of_its_own() {
+    let mut queue = queue(&[3], &order(0));
+    let terms = ServiceTerms { ttft_ns: Some(8 * SECOND), ..ServiceTerms::default() };
+    queue.push(Request { terms, ..request(1, 0) }, 6 * SECOND, &order(0));
+    assert_eq!(first(&queue, &order(0)), Some(1), "it would be done at 9 s");
+    assert_eq!(first(&queue, &order(3)), Some(0), "it is late at 9 s");
+    // Shorter than that of all requests, or longer.
+    let slo = Slo { ttft_ns: 5 * SECOND, ..NO_OBJECTIVE };
+    let both = QueueOrder { slo, ..order(0) };
+    let terms = ServiceTerms { ttft_ns: Some(20 * SECOND), ..ServiceTerms::default() };
+    let class = queue.classify(&Request { terms, ..request(2, 0) }, SECOND, &both);
+    assert_eq!((class.deadline_ns, class.is_objective), (20 * SECOND, true));
+    assert_eq!(queue.classify(&request(2, 0), SECOND, &both).deadline_ns, 5 * SECOND);
+}
+
+#[test]
+fn a_flow_whose_requests_no_free_instance_serves_holds_up_no_other() {
+    let mut queue = CentralQueue::new(10, 8);
+    let barred = ExcludedInstances { prefill: [0].into(), ..ExcludedInstances::default() };
+    queue.push(Request { barred, ..of_flow(1, "barred", 0) }, SECOND, &order(0));
+    queue.push(of_flow(2, "other", 0), SECOND, &order(0));
+    let other = queue.flows.enter(&of_flow(2, "other", 0).terms, SECOND, false);
+    queue.flows.serve(other, 100 * SECOND, None);
+    assert_eq!(queue.first(&order(0), Some(&[0])).map(|at| queue.at(at).id), Some(2));
+    assert_eq!(queue.first(&order(0), Some(&[0, 1])).map(|at| queue.at(at).id), Some(1));
 }
 
 proptest! {
@@ -122,7 +199,7 @@ proptest! {
     ) {
         let rules = QueueRules { deferred, oldest_share: share, ..QueueRules::default() };
         let order = |now_ns| QueueOrder { rules, slo: NO_OBJECTIVE, now_ns, servers: 4 };
-        let mut queue = CentralQueue::new(usize::MAX);
+        let mut queue = CentralQueue::new(usize::MAX, 8);
         let longest_ns = 60 * SECOND;
         let (mut served_ns, mut now_ns) = (0_u64, 0_u64);
         let mut limits: Vec<(u64, u64)> = Vec::new();
@@ -151,6 +228,63 @@ proptest! {
         }
         while !queue.is_empty() {
             serve(&mut queue, &mut now_ns, &limits)?;
+        }
+    }
+
+    /// Bound of a wait that does not depend on other flows: a request of a flow with `share` of the weight of all flows
+    /// is served before the prefill time since its arrival exceeds the work of its own flow at its arrival, its own
+    /// included, divided by the fraction of the oldest, and by the share; and a longest prefill of each flow.
+    #[test]
+    fn the_wait_of_a_flow_has_a_bound_that_others_do_not_change(
+        arrivals in prop::collection::vec((1..60_u64, 0..4_usize, -4..5_i8, 0..3_u8), 1..150),
+        flood in 0..10_usize,
+        weights in prop::array::uniform4(1..400_u32),
+        oldest in 0.02..0.5_f64,
+    ) {
+        const FLOWS: [&str; 4] = ["", "a", "b", "c"];
+        let longest_ns = 60 * SECOND;
+        let rules = QueueRules { oldest_share: oldest, ..QueueRules::default() };
+        let order = |now_ns| QueueOrder { rules, slo: NO_OBJECTIVE, now_ns, servers: 4 };
+        let mut queue = CentralQueue::new(usize::MAX, 8);
+        let total = weights.iter().sum::<u32>() as f64;
+        let (mut served_ns, mut now_ns) = (0_u64, 0_u64);
+        let limits: RefCell<Vec<(u64, f64)>> = RefCell::default();
+        let arrive = |queue: &mut CentralQueue, seconds: u64, flow: usize, priority, served_ns, now_ns| {
+            let id = limits.borrow().len() as u64;
+            let mut arrived = Request { arrival_ns: now_ns, ..of_flow(id, FLOWS[flow], priority) };
+            arrived.terms.weight = weights[flow];
+            queue.push(arrived, seconds * SECOND, &order(now_ns));
+            let own = queue.waiting.iter().filter(|one| *one.request.terms.flow == *FLOWS[flow]);
+            let own_ns = own.map(|one| one.best_ns).sum::<u64>() as f64;
+            let weight = f64::from(weights[flow]);
+            // What its flow needs; and a prefill of each flow, by which it may be ahead.
+            let needs_ns = own_ns * (1.0 + 1.0 / oldest) + longest_ns as f64;
+            let longest_of_each_ns = longest_ns as f64 * (1.0 + total / weight) * 5.0;
+            limits.borrow_mut().push((served_ns, needs_ns * total / weight + longest_of_each_ns));
+        };
+        let serve = |queue: &mut CentralQueue, served_ns: &mut u64, now_ns: &mut u64| {
+            let Some(at) = queue.first(&order(*now_ns), None) else { return Ok(()) };
+            let best_ns = queue.waiting[at].best_ns;
+            let id = queue.serve_at(at, &rules).id;
+            let (began_ns, limit_ns) = limits.borrow()[id as usize];
+            let waited_ns = (*served_ns - began_ns) as f64;
+            prop_assert!(waited_ns <= limit_ns, "request {id}: {waited_ns} > {limit_ns}");
+            *served_ns += best_ns;
+            *now_ns += best_ns / 4;
+            Ok(())
+        };
+        for (seconds, flow, priority, serves) in arrivals {
+            arrive(&mut queue, seconds, flow, priority, served_ns, now_ns);
+            for _ in 0..serves {
+                serve(&mut queue, &mut served_ns, &mut now_ns)?;
+            }
+            // One flow sends many short requests of the highest priority.
+            for _ in 0..flood {
+                arrive(&mut queue, 1, 3, 4, served_ns, now_ns);
+            }
+        }
+        while !queue.is_empty() {
+            serve(&mut queue, &mut served_ns, &mut now_ns)?;
         }
     }
 }

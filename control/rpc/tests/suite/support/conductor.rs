@@ -63,6 +63,14 @@ pub(crate) fn show_requests(show: Show<'_>) {
         barred: vec!["b".to_owned()],
     };
     show("Schedule", encode(&schedule));
+    let terms = RequestTerms {
+        class: "c".to_owned(),
+        flow: "f".to_owned(),
+        priority: Some(-1),
+        ttft_ns: Some(6),
+        output_tokens: 7,
+    };
+    show("ScheduleOnTerms", encode(&ScheduleOnTerms { schedule, terms, ended: vec![9] }));
     let step = RequestStep::PrefillDone { reused_tokens: 2, took_ns: 3 };
     show("UpdateRequest", encode(&UpdateRequest { reservation: 1, step }));
     show("Reschedule", encode(&Reschedule { reservation: 1, failed: vec!["b".to_owned()] }));
@@ -73,6 +81,15 @@ pub(crate) fn show_requests(show: Show<'_>) {
     show("SetPlacement", encode(&SET));
     show("ShowPlacement", encode(&ShowPlacement));
     show("ShowCopies", encode(&ShowCopies));
+    show("SetClass", encode(&SetClass { class: "c".to_owned(), terms: Some(CLASS) }));
+    show("SetWeight", encode(&weight()));
+    show("ShowService", encode(&ShowService));
+}
+
+const CLASS: ClassTerms = ClassTerms { priority: 3, ttft_ns: Some(4) };
+
+fn weight() -> SetWeight {
+    SetWeight { tenant: "t".to_owned(), flow: "f".to_owned(), weight: Some(200) }
 }
 
 const SET: SetPlacement = SetPlacement { policy: PlacementPolicy::Kvplane, ttft_ns: 1, tbt_ns: 2 };
@@ -92,6 +109,8 @@ fn assignment() -> Assignment {
 }
 
 pub(crate) fn show_replies(show: Show<'_>) {
+    let shown = ServiceShown { classes: vec![("c".to_owned(), CLASS)], weights: vec![weight()] };
+    show("ServiceShown", encode(&shown));
     show("InstanceRegistered", encode(&InstanceRegistered { fresh: true, suspect_after_ns: 5 }));
     show("CacheTaken", encode(&CacheTaken { next: 3, wanted: CacheWanted::Replay }));
     let instance: std::sync::Arc<str> = "i".into();

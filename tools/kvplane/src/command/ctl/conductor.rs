@@ -7,7 +7,10 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use kvplane::ControlLink;
 use kvplane::rpc::conductor::{InstanceTable, WatchInstances};
-use kvplane::rpc::placement::{CopiesShown, HoldInstance, PlacementPolicy, SetPlacement, ShowCopies, ShowPlacement};
+use kvplane::rpc::placement::{
+    ClassTerms, CopiesShown, DEFAULT_FLOW_WEIGHT, HoldInstance, MAX_FLOW_WEIGHT, MAX_PRIORITY, PlacementPolicy,
+    ServiceShown, SetClass, SetPlacement, SetWeight, ShowCopies, ShowPlacement, ShowService,
+};
 use serde_json::json;
 
 use crate::command::Failure;
@@ -37,6 +40,41 @@ pub(crate) enum Action {
     },
     /// Set the placement policy for every model; it is durable.
     Policy(Policy),
+    /// Set the priority and the objective of a class of requests; it is durable.
+    Class(Class),
+    /// Set the weight of a flow, in whose proportion flows get prefill time; it is durable.
+    Flow(Flow),
+}
+
+/// Class of requests to set.
+#[derive(Args)]
+pub(crate) struct Class {
+    /// Name of the class, which requests give.
+    name: String,
+    /// Priority of its requests among those of the flows whose turn it is; higher ones go first.
+    #[arg(long, default_value_t = 0, allow_negative_numbers = true,
+          value_parser = clap::value_parser!(i8).range(-i64::from(MAX_PRIORITY)..=i64::from(MAX_PRIORITY)))]
+    priority: i8,
+    /// Objective for the time to first token (TTFT), in milliseconds, instead of that of all requests: those predicted
+    /// to miss it are rejected at once. Default: that of all requests.
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
+    promise_ttft_ms: Option<u64>,
+    /// Remove the class: requests that give it are rejected from then on.
+    #[arg(long, conflicts_with_all = ["priority", "promise_ttft_ms"])]
+    remove: bool,
+}
+
+/// Flow whose weight is set.
+#[derive(Args)]
+pub(crate) struct Flow {
+    /// Name of the flow, which requests give; empty for that of requests without one.
+    name: String,
+    /// Its weight. Default: 100, which all flows have that were not set.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_FLOW_WEIGHT)))]
+    weight: Option<u32>,
+    /// Tenant whose requests the flow has. Default: the default tenant.
+    #[arg(long, default_value = "")]
+    tenant: String,
 }
 
 /// Placement policy to set.
@@ -88,6 +126,47 @@ pub(super) fn run(link: &ControlLink, action: &Action) -> Result<(), Failure> {
             println!("requests are placed by {}", policy.name.label());
             Ok(())
         }
+        Action::Class(class) => {
+            let ttft_ns = class.promise_ttft_ms.map(|ms| ms.saturating_mul(1_000_000));
+            let terms = (!class.remove).then_some(ClassTerms { priority: class.priority, ttft_ns });
+            link.call(SetClass { class: class.name.clone(), terms })?;
+            println!("class {:?}: {}", class.name, terms.map_or_else(|| "removed".to_owned(), in_terms));
+            Ok(())
+        }
+        Action::Flow(Flow { name, weight, tenant }) => {
+            link.call(SetWeight { tenant: tenant.clone(), flow: name.clone(), weight: *weight })?;
+            println!("flow {name:?}: weight {}", weight.unwrap_or(DEFAULT_FLOW_WEIGHT));
+            Ok(())
+        }
+    }
+}
+
+/// Formats the terms of a class as text.
+fn in_terms(terms: ClassTerms) -> String {
+    let objective = terms.ttft_ns.map(|ns| format!(", first tokens within {} ms", ns / 1_000_000));
+    format!("priority {}{}", terms.priority, objective.unwrap_or_default())
+}
+
+/// Formats classes and weights as JSON.
+fn service_json(service: &ServiceShown) -> serde_json::Value {
+    let classes = service.classes.iter().map(|(class, terms)| {
+        let ttft_ms = terms.ttft_ns.map(|ns| ns / 1_000_000);
+        json!({ "class": class, "priority": terms.priority, "promise_ttft_ms": ttft_ms })
+    });
+    let flows = service.weights.iter().map(|SetWeight { tenant, flow, weight }| {
+        json!({ "tenant": tenant, "flow": flow, "weight": weight.unwrap_or(DEFAULT_FLOW_WEIGHT) })
+    });
+    json!({ "classes": classes.collect::<Vec<_>>(), "flows": flows.collect::<Vec<_>>() })
+}
+
+/// Prints classes and weights, if any were set.
+fn print_service(service: &ServiceShown) {
+    for (class, terms) in &service.classes {
+        println!("class {class:?}: {}", in_terms(*terms));
+    }
+    for SetWeight { tenant, flow, weight } in &service.weights {
+        let of = if tenant.is_empty() { String::new() } else { format!(" of tenant {tenant:?}") };
+        println!("flow {flow:?}{of}: weight {}", weight.unwrap_or(DEFAULT_FLOW_WEIGHT));
     }
 }
 
@@ -132,6 +211,7 @@ fn in_words(copies: &CopiesShown) -> String {
 
 fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
     let (placement, copies, table) = (link.call(ShowPlacement)?, link.call(ShowCopies)?, table(link)?);
+    let service = link.call(ShowService)?;
     let ms = |ns: u64| (ns > 0).then_some(ns / 1_000_000);
     let (ttft, tbt) = (ms(placement.set.ttft_ns), ms(placement.set.tbt_ns));
     let state = |name: &str, suspect: bool| match (placement.held.iter().any(|held| held == name), suspect) {
@@ -161,6 +241,7 @@ fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
                 "policy": policy,
                 "promise_ttft_ms": ttft,
                 "promise_tbt_ms": tbt,
+                "service": service_json(&service),
                 "copies": in_json(&copies),
                 "instances": rows,
             })
@@ -175,6 +256,7 @@ fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
         promise("tokens", tbt)
     );
     println!("{}", in_words(&copies));
+    print_service(&service);
     println!(
         "{:<24} {:<24} {:<8} {:<8} {:>8} {:>10} {:>8}",
         "instance", "model", "part", "state", "prefills", "wait ms", "decodes"

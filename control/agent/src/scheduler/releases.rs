@@ -1,0 +1,175 @@
+//! Reservations that have ended and of which the Conductor does not know yet: they ride on the next request for a
+//! placement, or are released one by one by a thread when none follows within [`LINGER`].
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// Time for which a reservation waits for a request that it can ride on.
+const LINGER: Duration = Duration::from_millis(20);
+/// Most reservations that are kept; the lease ends the oldest ones beyond it.
+const MOST: usize = 65_536;
+/// Delay before an unreachable Conductor is called again.
+const BACKOFF: Duration = Duration::from_millis(500);
+/// Time after which a thread without work ends.
+const IDLE: Duration = Duration::from_secs(10);
+
+#[derive(Default)]
+struct Inner {
+    ended: VecDeque<u64>,
+    /// Time at which the thread releases them.
+    due: Option<Instant>,
+    has_thread: bool,
+    /// True once the owner is gone: the thread releases the rest and ends.
+    closed: bool,
+}
+
+/// Queue of ended reservations.
+#[derive(Default)]
+pub(super) struct Releases {
+    inner: Mutex<Inner>,
+    changed: Condvar,
+}
+
+impl Releases {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        // Every change under the lock is complete.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a reservation. Returns true if the caller is to start the thread ([`Self::run`]).
+    pub(super) fn add(&self, reservation: u64) -> bool {
+        let mut inner = self.inner();
+        if inner.ended.len() >= MOST {
+            inner.ended.pop_front();
+        }
+        inner.ended.push_back(reservation);
+        inner.due.get_or_insert_with(|| Instant::now() + LINGER);
+        let is_first = !std::mem::replace(&mut inner.has_thread, true);
+        drop(inner);
+        self.changed.notify_all();
+        is_first
+    }
+
+    /// Takes up to `most` reservations, the oldest first.
+    pub(super) fn take(&self, most: usize) -> Vec<u64> {
+        let mut inner = self.inner();
+        let count = inner.ended.len().min(most);
+        let taken = inner.ended.drain(..count).collect();
+        if inner.ended.is_empty() {
+            inner.due = None;
+        }
+        taken
+    }
+
+    /// Puts back what [`Self::take`] returned and the Conductor may not have received: it ignores those that have ended
+    /// already.
+    pub(super) fn put_back(&self, reservations: Vec<u64>) {
+        for reservation in reservations {
+            self.add(reservation);
+        }
+    }
+
+    /// Lets the thread release the rest at once, and end.
+    pub(super) fn close(&self) {
+        self.inner().closed = true;
+        self.changed.notify_all();
+    }
+
+    /// Releases reservations that have waited for [`LINGER`] by `release`, which returns false when the Conductor is
+    /// unreachable. Ends after [`IDLE`] without any, or when the queue is closed.
+    fn run(&self, release: impl Fn(u64) -> bool) {
+        let mut idle_until = Instant::now() + IDLE;
+        loop {
+            let mut inner = self.inner();
+            let now = Instant::now();
+            if inner.due.is_some_and(|due| due <= now || inner.closed) {
+                drop(inner);
+                self.release_all(&release);
+                idle_until = Instant::now() + IDLE;
+            } else if inner.closed || (inner.due.is_none() && now >= idle_until) {
+                inner.has_thread = false;
+                return;
+            } else {
+                let until = inner.due.unwrap_or(idle_until);
+                drop(self.changed.wait_timeout(inner, until.saturating_duration_since(now)));
+            }
+        }
+    }
+
+    /// Releases all reservations; those of a Conductor that is unreachable are released later, unless the queue is
+    /// closed.
+    fn release_all(&self, release: &impl Fn(u64) -> bool) {
+        let mut ended: VecDeque<u64> = self.take(usize::MAX).into();
+        while let Some(reservation) = ended.pop_front() {
+            if release(reservation) {
+                continue;
+            }
+            let mut inner = self.inner();
+            if !inner.closed {
+                ended.push_front(reservation);
+                ended.append(&mut inner.ended);
+                inner.ended = ended;
+                inner.due = Some(Instant::now() + BACKOFF);
+            }
+            return;
+        }
+    }
+
+    /// Starts a thread that runs [`Self::run`].
+    pub(super) fn start(self: &Arc<Self>, release: impl Fn(u64) -> bool + Send + 'static) {
+        let releases = Arc::clone(self);
+        let thread = thread::Builder::new().name("kvplane-release".to_owned());
+        if thread.spawn(move || releases.run(release)).is_err() {
+            // The next reservation tries again; until then they ride on requests, or their leases end.
+            self.inner().has_thread = false;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn taken_reservations_are_the_oldest_and_can_be_put_back() {
+        let releases = Releases::default();
+        assert!(releases.add(1) && !releases.add(2) && !releases.add(3), "one thread");
+        assert_eq!(releases.take(2), [1, 2]);
+        releases.put_back(vec![1, 2]);
+        assert_eq!(releases.take(usize::MAX), [3, 1, 2]);
+        assert!(releases.take(1).is_empty() && releases.inner().due.is_none());
+    }
+
+    #[test]
+    fn their_number_is_limited() {
+        let releases = Releases::default();
+        for reservation in 0..MOST as u64 + 2 {
+            releases.add(reservation);
+        }
+        assert_eq!(releases.inner().ended.len(), MOST);
+        assert_eq!(releases.take(1), [2], "the oldest were dropped");
+    }
+
+    #[test]
+    fn those_without_a_request_are_released_by_the_thread() {
+        let releases = Arc::new(Releases::default());
+        let (tell, told) = std::sync::mpsc::channel();
+        releases.add(7);
+        // The Conductor cannot be reached at first.
+        let tries = std::sync::atomic::AtomicU32::new(0);
+        releases.start(move |reservation| {
+            let is_first = tries.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 0;
+            tell.send((reservation, is_first)).expect("the test waits");
+            !is_first
+        });
+        let limit = Duration::from_secs(60);
+        assert_eq!(told.recv_timeout(limit), Ok((7, true)));
+        assert_eq!(told.recv_timeout(limit), Ok((7, false)));
+        releases.add(8);
+        releases.close();
+        assert_eq!(told.recv_timeout(limit), Ok((8, false)), "the rest is released at once");
+        assert!(told.recv_timeout(limit).is_err(), "the thread has ended");
+    }
+}

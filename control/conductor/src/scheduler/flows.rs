@@ -1,0 +1,209 @@
+//! Flows of the central queue: how much prefill time each has had, and whose turn it is.
+//!
+//! Start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996) by predicted prefill time. Each flow has a *virtual
+//! time*, the prefill time that it has had, divided by its weight. The flow that is furthest behind has its turn, or
+//! several that are equally far behind. A flow that begins to wait starts there, so that it neither saves up turns
+//! while it has no requests, nor loses any.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use super::request::ServiceTerms;
+
+/// Weight of a flow whose weight nobody has set.
+pub const DEFAULT_FLOW_WEIGHT: u32 = 100;
+/// Largest weight of a flow.
+pub const MAX_FLOW_WEIGHT: u32 = 10_000;
+/// Largest credit of the oldest request, in nanoseconds of prefill: longer than the longest prefill.
+const CREDIT_MOST_NS: u64 = 600_000_000_000;
+
+/// Number of a flow, valid while the flow has queued requests.
+pub(super) type FlowNumber = usize;
+
+/// One flow.
+struct Flow {
+    name: Arc<str>,
+    weight: u32,
+    /// Virtual time: prefill time for each [`DEFAULT_FLOW_WEIGHT`] of weight.
+    virtual_ns: u64,
+    /// Queued requests, and the work of all of them.
+    waiting: usize,
+    work_ns: u64,
+    /// Work of those that are not deferred.
+    timely_ns: u64,
+    /// Work that the oldest request of the flow has earned.
+    credit_ns: u64,
+}
+
+impl Flow {
+    const fn new(name: Arc<str>, weight: u32) -> Self {
+        Self { name, weight, virtual_ns: 0, waiting: 0, work_ns: 0, timely_ns: 0, credit_ns: 0 }
+    }
+}
+
+/// Virtual time that work takes of a flow of this weight.
+fn virtual_of(work_ns: u64, weight: u32) -> u64 {
+    scale(work_ns, DEFAULT_FLOW_WEIGHT, weight)
+}
+
+/// Work of a flow of this weight in a virtual time.
+fn work_of(virtual_ns: u64, weight: u32) -> u64 {
+    scale(virtual_ns, weight, DEFAULT_FLOW_WEIGHT)
+}
+
+fn scale(ns: u64, by: u32, of: u32) -> u64 {
+    u64::try_from(u128::from(ns) * u128::from(by) / u128::from(of.max(1))).unwrap_or(u64::MAX)
+}
+
+/// Flows with queued requests, and those that had some since the queue was empty.
+pub(super) struct Flows {
+    flows: Vec<Flow>,
+    numbers: BTreeMap<Arc<str>, FlowNumber>,
+    most: usize,
+}
+
+impl Flows {
+    /// Creates an empty table. Flows beyond `most` share the default flow.
+    pub(super) const fn new(most: usize) -> Self {
+        Self { flows: Vec::new(), numbers: BTreeMap::new(), most }
+    }
+
+    /// Returns the number of flow numbers in use: all are below it.
+    pub(super) const fn count(&self) -> usize {
+        self.flows.len()
+    }
+
+    /// Returns the virtual time of a flow.
+    pub(super) fn virtual_ns(&self, flow: FlowNumber) -> u64 {
+        self.flows[flow].virtual_ns
+    }
+
+    /// Returns the work that the oldest request of a flow has earned.
+    pub(super) fn credit_ns(&self, flow: FlowNumber) -> u64 {
+        self.flows[flow].credit_ns
+    }
+
+    /// Adds a queued request to its flow, which has the weight of its latest request. Returns the flow's number.
+    pub(super) fn enter(&mut self, terms: &ServiceTerms, work_ns: u64, deferred: bool) -> FlowNumber {
+        let at = self.find_or_add(terms);
+        let floor_ns = self.furthest_behind_ns().unwrap_or(0);
+        let flow = &mut self.flows[at];
+        if flow.waiting == 0 {
+            flow.virtual_ns = flow.virtual_ns.max(floor_ns);
+        }
+        flow.waiting += 1;
+        flow.work_ns = flow.work_ns.saturating_add(work_ns);
+        if !deferred {
+            flow.timely_ns = flow.timely_ns.saturating_add(work_ns);
+        }
+        at
+    }
+
+    /// Removes a queued request from its flow.
+    pub(super) fn leave(&mut self, at: FlowNumber, work_ns: u64, deferred: bool) {
+        let flow = &mut self.flows[at];
+        flow.waiting -= 1;
+        flow.work_ns = flow.work_ns.saturating_sub(work_ns);
+        if !deferred {
+            flow.timely_ns = flow.timely_ns.saturating_sub(work_ns);
+        }
+        if flow.waiting > 0 {
+            return;
+        }
+        flow.credit_ns = 0;
+        if self.flows.iter().all(|flow| flow.waiting == 0) {
+            self.flows.clear();
+            self.numbers.clear();
+        }
+    }
+
+    /// Charges a flow for work that starts while other requests wait. Of that, `share` is earned by its oldest request;
+    /// if the work is that of the oldest, it uses up what it had earned.
+    pub(super) fn serve(&mut self, at: FlowNumber, work_ns: u64, share: Option<f64>) {
+        let flow = &mut self.flows[at];
+        flow.virtual_ns = flow.virtual_ns.saturating_add(virtual_of(work_ns, flow.weight));
+        flow.credit_ns = match share {
+            None => flow.credit_ns.saturating_sub(work_ns),
+            Some(share) => {
+                let earned_ns = (work_ns as f64 * share) as u64;
+                flow.credit_ns.saturating_add(earned_ns).min(CREDIT_MOST_NS)
+            }
+        };
+    }
+
+    /// Charges a flow for work that was placed without waiting, while requests of other flows wait.
+    pub(super) fn charge(&mut self, terms: &ServiceTerms, work_ns: u64) {
+        let Some(floor_ns) = self.furthest_behind_ns() else { return };
+        let at = self.find_or_add(terms);
+        let flow = &mut self.flows[at];
+        if flow.waiting == 0 {
+            flow.virtual_ns = flow.virtual_ns.max(floor_ns);
+        }
+        flow.virtual_ns = flow.virtual_ns.saturating_add(virtual_of(work_ns, flow.weight));
+    }
+
+    /// Returns the work of requests that are not deferred, which first come, first served would do before a new request
+    /// of this flow: that of its own, and as much of each other flow's as is served meanwhile.
+    pub(super) fn timely_before_ns(&self, terms: &ServiceTerms) -> u64 {
+        let own = self.numbers.get(&terms.flow).map(|at| &self.flows[*at]);
+        let own_ns = own.map_or(0, |flow| flow.timely_ns);
+        let span_ns = virtual_of(own_ns, terms.weight);
+        let others = self.flows.iter().filter(|flow| flow.name != terms.flow);
+        others.fold(own_ns, |sum_ns, flow| sum_ns.saturating_add(flow.timely_ns.min(work_of(span_ns, flow.weight))))
+    }
+
+    /// Returns the requests and the work of the other flows that are served before a flow has had `work_ns` more.
+    pub(super) fn others_before(&self, terms: &ServiceTerms, work_ns: u64) -> (usize, u64) {
+        let own = self.numbers.get(&terms.flow).map(|at| &self.flows[*at]);
+        let from_ns = own.map_or(0, |flow| flow.virtual_ns).max(self.furthest_behind_ns().unwrap_or(0));
+        let until_ns = from_ns.saturating_add(virtual_of(work_ns, terms.weight));
+        let others = self.flows.iter().filter(|flow| flow.waiting > 0 && flow.name != terms.flow);
+        others.fold((0, 0), |(count, sum_ns), flow| {
+            let turns_ns = work_of(until_ns.saturating_sub(flow.virtual_ns), flow.weight);
+            let before_ns = flow.work_ns.min(turns_ns);
+            let part = before_ns as f64 / flow.work_ns.max(1) as f64;
+            (count + (flow.waiting as f64 * part) as usize, before_ns.saturating_add(sum_ns))
+        })
+    }
+
+    /// Returns the least virtual time of the flows with queued requests.
+    fn furthest_behind_ns(&self) -> Option<u64> {
+        self.flows.iter().filter(|flow| flow.waiting > 0).map(|flow| flow.virtual_ns).min()
+    }
+
+    fn find_or_add(&mut self, terms: &ServiceTerms) -> FlowNumber {
+        if self.flows.is_empty() {
+            // The default flow has number 0, and is always there: flows beyond the limit share it.
+            self.add(Arc::from(""), DEFAULT_FLOW_WEIGHT);
+        }
+        if let Some(at) = self.numbers.get(&terms.flow) {
+            self.flows[*at].weight = terms.weight;
+            return *at;
+        }
+        if self.flows.len() < self.most {
+            return self.add(Arc::clone(&terms.flow), terms.weight);
+        }
+        self.replace(terms).unwrap_or(0)
+    }
+
+    fn add(&mut self, name: Arc<str>, weight: u32) -> FlowNumber {
+        let at = self.flows.len();
+        self.numbers.insert(Arc::clone(&name), at);
+        self.flows.push(Flow::new(name, weight));
+        at
+    }
+
+    /// Gives the number of a flow without requests to another flow: that of the one with the least virtual time, which
+    /// loses least by being forgotten.
+    fn replace(&mut self, terms: &ServiceTerms) -> Option<FlowNumber> {
+        let idle = self.flows.iter().enumerate().skip(1).filter(|(_, flow)| flow.waiting == 0);
+        let (at, _) = idle.min_by_key(|(_, flow)| flow.virtual_ns)?;
+        self.numbers.remove(&self.flows[at].name);
+        self.numbers.insert(Arc::clone(&terms.flow), at);
+        self.flows[at] = Flow::new(Arc::clone(&terms.flow), terms.weight);
+        Some(at)
+    }
+}
+
+#[cfg(test)]
+mod tests;
