@@ -146,7 +146,7 @@ class Schedulers(unittest.TestCase):
             for bad in (kvplane.Terms(priority=5), kvplane.Terms(flow="x" * 129)):
                 with self.assertRaises(kvplane.InvalidArgument):
                     line.schedule("c", prompt(3), terms=bad)
-            with self.assertRaisesRegex(kvplane.NotFound, "there is no class 'chat'|class \\"chat\\""):
+            with self.assertRaisesRegex(kvplane.NotFound, "there is no class"):
                 line.schedule("c", prompt(3), terms=kvplane.Terms(service_class="chat"))
 
     def test_bad_input_is_refused(self):

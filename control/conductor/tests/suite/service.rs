@@ -111,6 +111,24 @@ fn an_objective_of_a_request_is_kept_or_the_request_is_refused() {
 }
 
 #[test]
+fn a_flood_has_its_own_requests_refused_and_not_those_of_others() {
+    let mut conductor = conductor(1);
+    send(&mut conductor, &of_flow("first", 0, "")).expect("good");
+    for at in 0..40 {
+        send(&mut conductor, &of_flow(&format!("flood{at}"), 10 + at, "flood")).expect("good");
+    }
+    let terms =
+        |flow: &str| RequestTerms { flow: flow.to_owned(), ttft_ns: Some(5 * SECOND), ..RequestTerms::default() };
+    let mut ask = |request: &str, flow: &str| send(&mut conductor, &on(asked(request, prompt(90, 500)), terms(flow)));
+    let refused = ask("more", "flood").expect("good");
+    let ScheduleReply::Refused { why: ScheduleRefusal::Ttft, retry_after_ns } = refused else { panic!("{refused:?}") };
+    assert!(retry_after_ns > 5 * SECOND, "the flood is ahead of it: {retry_after_ns} ns");
+    let queued = ask("other", "other").expect("good");
+    let ScheduleReply::Queued { position, eta_ns, .. } = queued else { panic!("{queued:?}") };
+    assert!(position <= 1 && eta_ns < 2 * SECOND, "position {position}, {eta_ns} ns");
+}
+
+#[test]
 fn reservations_end_with_the_next_request() {
     let mut conductor = conductor(1);
     let first = conductor.schedule(&asked("first", prompt(1, 60_000)), 0).expect("good");

@@ -161,6 +161,19 @@ fn priorities_of_one_flow_do_not_take_the_share_of_another() {
 }
 
 #[test]
+fn of_other_flows_only_their_share_is_before_a_request() {
+    let mut queue = CentralQueue::new(100, 8);
+    (0..10).for_each(|id| queue.push(of_flow(id, "flood", 4), 2 * SECOND, &order(0)));
+    queue.push(of_flow(20, "own", 0), 3 * SECOND, &order(0));
+    // Its own flow's 3 s, and as much of the flood's.
+    let last = of_flow(21, "own", 0);
+    assert_eq!(queue.before(&last, 4 * SECOND, &order(0)), (2, 6 * SECOND));
+    assert_eq!(queue.before(&last, SECOND, &order(0)), (0, 0), "it is the shortest of its flow");
+    assert_eq!(queue.before(&of_flow(22, "new", 0), SECOND, &order(0)), (0, 0));
+    assert_eq!(queue.before(&of_flow(23, "flood", 4), 3 * SECOND, &order(0)), (11, 23 * SECOND), "all of it");
+}
+
+#[test]
 fn a_request_has_an_objective_of_its_own() {
     let mut queue = queue(&[3], &order(0));
     let terms = ServiceTerms { ttft_ns: Some(8 * SECOND), ..ServiceTerms::default() };
