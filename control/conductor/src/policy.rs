@@ -248,11 +248,23 @@ pub struct QueueRules {
     pub deferred: f64,
     /// Fraction of a flow's work that goes to its request that has waited longest. It bounds every wait.
     pub oldest_share: f64,
+    /// Time after which a flow that has had queued requests throughout is saturated: it sends more than its share.
+    pub saturated_ns: u64,
+    /// Prefill time, for each default weight, by which a saturated flow may be ahead of the one that is furthest behind
+    /// and still be served: up to that, the requests of saturated flows are in one order.
+    pub lead_ns: u64,
 }
 
 impl Default for QueueRules {
     fn default() -> Self {
-        Self { grace_ns: 15_000_000_000, stretch: 1.1, deferred: 0.01, oldest_share: 0.02 }
+        Self {
+            grace_ns: 15_000_000_000,
+            stretch: 1.1,
+            deferred: 0.01,
+            oldest_share: 0.02,
+            saturated_ns: 30_000_000_000,
+            lead_ns: 200_000_000_000,
+        }
     }
 }
 

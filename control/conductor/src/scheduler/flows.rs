@@ -1,14 +1,18 @@
 //! Flows of the central queue: how much prefill time each has had, and whose turn it is.
 //!
 //! Start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996) by predicted prefill time. Each flow has a *virtual
-//! time*, the prefill time that it has had, divided by its weight. The flow that is furthest behind has its turn, or
-//! several that are equally far behind. A flow that begins to wait starts there, so that it neither saves up turns
-//! while it has no requests, nor loses any.
+//! time*, the prefill time that it has had, divided by its weight. The flow that is furthest behind has its turn. A flow
+//! that begins to wait starts there, so that it neither saves up turns while it has no requests, nor loses any.
+//!
+//! One order for the requests of all flows serves short requests sooner than turns do, so flows that are *saturated*
+//! have their turn together, as long as none of them is too far ahead ([`QueueRules::lead_ns`]). Flows that had no queued
+//! requests shortly before, as those have that keep to their share, go before them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::request::ServiceTerms;
+use crate::policy::QueueRules;
 
 /// Weight of a flow whose weight nobody has set.
 pub const DEFAULT_FLOW_WEIGHT: u32 = 100;
@@ -26,6 +30,8 @@ struct Flow {
     weight: u32,
     /// Virtual time: prefill time for each [`DEFAULT_FLOW_WEIGHT`] of weight.
     virtual_ns: u64,
+    /// Time since which it has queued requests.
+    since_ns: u64,
     /// Queued requests, and the work of all of them.
     waiting: usize,
     work_ns: u64,
@@ -37,7 +43,7 @@ struct Flow {
 
 impl Flow {
     const fn new(name: Arc<str>, weight: u32) -> Self {
-        Self { name, weight, virtual_ns: 0, waiting: 0, work_ns: 0, timely_ns: 0, credit_ns: 0 }
+        Self { name, weight, virtual_ns: 0, since_ns: 0, waiting: 0, work_ns: 0, timely_ns: 0, credit_ns: 0 }
     }
 }
 
@@ -73,9 +79,23 @@ impl Flows {
         self.flows.len()
     }
 
-    /// Returns the virtual time of a flow.
-    pub(super) fn virtual_ns(&self, flow: FlowNumber) -> u64 {
-        self.flows[flow].virtual_ns
+    /// Returns for each flow number true if the flow is a candidate and has its turn.
+    pub(super) fn turns(&self, candidates: &[bool], rules: &QueueRules, now_ns: u64) -> Vec<bool> {
+        let is_saturated = |flow: &Flow| now_ns.saturating_sub(flow.since_ns) >= rules.saturated_ns;
+        let behind_ns = |saturated: bool| {
+            let candidates = self.flows.iter().zip(candidates).filter(|(_, is_candidate)| **is_candidate);
+            let flows = candidates.map(|(flow, _)| flow).filter(|flow| is_saturated(flow) == saturated);
+            flows.map(|flow| flow.virtual_ns).min()
+        };
+        let (fresh_ns, saturated_ns) = (behind_ns(false), behind_ns(true));
+        let has_turn = |flow: &Flow| match (fresh_ns, saturated_ns) {
+            (Some(fresh_ns), saturated_ns) if saturated_ns.is_none_or(|saturated_ns| fresh_ns <= saturated_ns) => {
+                flow.virtual_ns == fresh_ns && !is_saturated(flow)
+            }
+            (_, Some(saturated_ns)) => flow.virtual_ns <= saturated_ns.saturating_add(rules.lead_ns),
+            (_, None) => false,
+        };
+        self.flows.iter().zip(candidates).map(|(flow, is_candidate)| *is_candidate && has_turn(flow)).collect()
     }
 
     /// Returns the work that the oldest request of a flow has earned.
@@ -84,12 +104,13 @@ impl Flows {
     }
 
     /// Adds a queued request to its flow, which has the weight of its latest request. Returns the flow's number.
-    pub(super) fn enter(&mut self, terms: &ServiceTerms, work_ns: u64, deferred: bool) -> FlowNumber {
+    pub(super) fn enter(&mut self, terms: &ServiceTerms, work_ns: u64, deferred: bool, now_ns: u64) -> FlowNumber {
         let at = self.find_or_add(terms);
         let floor_ns = self.furthest_behind_ns().unwrap_or(0);
         let flow = &mut self.flows[at];
         if flow.waiting == 0 {
             flow.virtual_ns = flow.virtual_ns.max(floor_ns);
+            flow.since_ns = now_ns;
         }
         flow.waiting += 1;
         flow.work_ns = flow.work_ns.saturating_add(work_ns);

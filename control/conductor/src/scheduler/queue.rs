@@ -141,7 +141,7 @@ impl CentralQueue {
     pub(super) fn push(&mut self, request: Request, best_ns: u64, order: &QueueOrder) {
         let class = self.classify(&request, best_ns, order);
         self.sizes.add(best_ns);
-        let flow = self.flows.enter(&request.terms, best_ns, class.deferred);
+        let flow = self.flows.enter(&request.terms, best_ns, class.deferred, order.now_ns);
         let waiting = WaitingRequest { request, best_ns, class, flow };
         let behind = self.waiting.partition_point(|other| other.class.deadline_ns <= class.deadline_ns);
         self.waiting.insert(behind, waiting);
@@ -200,8 +200,9 @@ impl CentralQueue {
             }
         }
         let of_flows = || oldest.iter().enumerate().filter_map(|(flow, at)| Some((flow, (*at)?)));
-        let furthest_behind_ns = of_flows().map(|(flow, _)| self.flows.virtual_ns(flow)).min()?;
-        let has_turn = |flow: FlowNumber| self.flows.virtual_ns(flow) == furthest_behind_ns;
+        let candidates: Vec<bool> = oldest.iter().map(Option::is_some).collect();
+        let turns = self.flows.turns(&candidates, &order.rules, order.now_ns);
+        let has_turn = |flow: FlowNumber| turns[flow];
         let earned =
             of_flows().filter(|(flow, at)| has_turn(*flow) && self.waiting[*at].best_ns <= self.flows.credit_ns(*flow));
         if let Some((_, at)) = earned.min_by_key(|(_, at)| self.waiting[*at].age_key()) {

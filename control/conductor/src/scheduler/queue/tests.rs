@@ -31,7 +31,8 @@ fn request(id: u64, arrival_s: u64) -> Request {
 }
 
 fn order(now_s: u64) -> QueueOrder {
-    let rules = QueueRules { grace_ns: 10 * SECOND, stretch: 1.0, deferred: 0.0, oldest_share: 0.0 };
+    let rules =
+        QueueRules { grace_ns: 10 * SECOND, stretch: 1.0, deferred: 0.0, oldest_share: 0.0, ..QueueRules::default() };
     QueueOrder { rules, slo: NO_OBJECTIVE, now_ns: now_s * SECOND, servers: 1 }
 }
 
@@ -195,7 +196,7 @@ fn a_flow_whose_requests_no_free_instance_serves_holds_up_no_other() {
     let barred = ExcludedInstances { prefill: [0].into(), ..ExcludedInstances::default() };
     queue.push(Request { barred, ..of_flow(1, "barred", 0) }, SECOND, &order(0));
     queue.push(of_flow(2, "other", 0), SECOND, &order(0));
-    let other = queue.flows.enter(&of_flow(2, "other", 0).terms, SECOND, false);
+    let other = queue.flows.enter(&of_flow(2, "other", 0).terms, SECOND, false, 0);
     queue.flows.serve(other, 100 * SECOND, None);
     assert_eq!(queue.first(&order(0), Some(&[0])).map(|at| queue.at(at).id), Some(2));
     assert_eq!(queue.first(&order(0), Some(&[0, 1])).map(|at| queue.at(at).id), Some(1));
@@ -246,17 +247,19 @@ proptest! {
 
     /// Bound of a wait that does not depend on other flows: a request of a flow with `share` of the weight of all flows
     /// is served before the prefill time since its arrival exceeds the work of its own flow at its arrival, its own
-    /// included, divided by the fraction of the oldest, and by the share; and a longest prefill of each flow.
+    /// included, divided by the fraction of the oldest, and by the share; and twice the lead and a longest prefill of each
+    /// flow.
     #[test]
     fn the_wait_of_a_flow_has_a_bound_that_others_do_not_change(
         arrivals in prop::collection::vec((1..60_u64, 0..4_usize, -4..5_i8, 0..3_u8), 1..150),
         flood in 0..10_usize,
         weights in prop::array::uniform4(1..400_u32),
+        lead_s in 0..300_u64,
         oldest in 0.02..0.5_f64,
     ) {
         const FLOWS: [&str; 4] = ["", "a", "b", "c"];
         let longest_ns = 60 * SECOND;
-        let rules = QueueRules { oldest_share: oldest, ..QueueRules::default() };
+        let rules = QueueRules { oldest_share: oldest, lead_ns: lead_s * SECOND, ..QueueRules::default() };
         let order = |now_ns| QueueOrder { rules, slo: NO_OBJECTIVE, now_ns, servers: 4 };
         let mut queue = CentralQueue::new(usize::MAX, 8);
         let total = weights.iter().sum::<u32>() as f64;
@@ -270,10 +273,11 @@ proptest! {
             let own = queue.waiting.iter().filter(|one| *one.request.terms.flow == *FLOWS[flow]);
             let own_ns = own.map(|one| one.best_ns).sum::<u64>() as f64;
             let weight = f64::from(weights[flow]);
-            // What its flow needs; and a prefill of each flow, by which it may be ahead.
+            // Work of its flow until it goes; and what flows may be ahead when it arrives and when it goes.
             let needs_ns = own_ns * (1.0 + 1.0 / oldest) + longest_ns as f64;
+            let ahead_ns = 2.0 * (lead_s * SECOND) as f64 * total / 100.0;
             let longest_of_each_ns = longest_ns as f64 * (1.0 + total / weight) * 5.0;
-            limits.borrow_mut().push((served_ns, needs_ns * total / weight + longest_of_each_ns));
+            limits.borrow_mut().push((served_ns, needs_ns * total / weight + ahead_ns + longest_of_each_ns));
         };
         let serve = |queue: &mut CentralQueue, served_ns: &mut u64, now_ns: &mut u64| {
             let Some(at) = queue.first(&order(*now_ns), None) else { return Ok(()) };
