@@ -5,7 +5,7 @@
 
 use kvplane_proto::checksum::payload_checksum;
 
-use super::codec::{MAGIC, Reader, SnapshotError, invalid, put};
+use super::codec::{MAGIC, Reader, SnapshotError, invalid, put, put_name};
 use super::{IndexConfig, PrefixIndex};
 
 impl PrefixIndex {
@@ -20,8 +20,7 @@ impl PrefixIndex {
         for key in names {
             put(&mut out, u64::from(key.block_tokens));
             for name in [&key.tenant, &key.model, &key.lora, &key.salt] {
-                put(&mut out, name.len() as u64);
-                out.extend_from_slice(name.as_bytes());
+                put_name(&mut out, name);
             }
         }
         self.holders.put(&mut out);

@@ -8,5 +8,6 @@ mod durable;
 mod engine;
 mod hot;
 mod index;
+mod kept_index;
 mod queue;
 mod support;
