@@ -53,7 +53,7 @@ use crate::message::p2p::{
     PublishObject, RanksJoined, ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
 };
 use crate::message::placement::{
-    CopiesShown, HoldInstance, InstanceHeld, Placement, SetPlacement, ShowCopies, ShowPlacement,
+    CopiesShown, FeedsShown, HoldInstance, InstanceHeld, Placement, SetPlacement, ShowCopies, ShowFeeds, ShowPlacement,
 };
 pub use crate::message::segments::{
     ClientId, GetSegment, ListSegments, RegisterSegment, RenewReply, RenewSegments, Segment, SegmentKind, SegmentList,
@@ -202,6 +202,7 @@ messages! {
     SetPlacement = 0x003d small => EmptyReply;
     ShowCopies = 0x003b small => CopiesShown, idempotent;
     ShowPlacement = 0x003e small => Placement, idempotent;
+    ShowFeeds = 0x0070 small => FeedsShown, idempotent;
     PublishObject = 0x0050 large => ObjectPublished;
     FindObject = 0x0051 small => ObjectFound, idempotent;
     HoldObject = 0x0052 large => ObjectHeld;
@@ -251,6 +252,7 @@ messages! {
     RequestExplained = 0x803a small;
     InstanceHeld = 0x803c small;
     CopiesShown = 0x803b small;
+    FeedsShown = 0x8070 large;
     Placement = 0x803e large;
     ObjectPublished = 0x8050 small;
     ObjectFound = 0x8051 large;

@@ -155,6 +155,9 @@ pub(super) struct CacheFeed {
     reported: bool,
     /// True while there is no connection to its publisher.
     away: bool,
+    /// True until its publisher was reached for the first time and has replayed what it still has: blocks that it has
+    /// removed since may count until then.
+    catches_up: bool,
     /// Number after the newest batch that is known to be published; 0 while none is known.
     newest: u64,
     /// Digest of the batch before `next`, if its publisher is followed.
@@ -168,15 +171,15 @@ pub(super) struct CacheFeed {
 }
 
 impl CacheFeed {
-    /// Creates the feed of an instance that registers; `reported` is true if its publisher is followed.
-    pub(super) fn new(reported: bool) -> Self {
-        Self { reported, ..Self::default() }
+    /// Creates the feed of an instance that registers; `followed` is true if its publisher is followed.
+    pub(super) fn new(followed: bool, prefills: bool) -> Self {
+        Self { reported: followed, catches_up: followed && prefills, ..Self::default() }
     }
 
     /// Creates the feed of an instance that is restored after a restart of the Conductor: its cache is unknown if it
     /// had reported one.
-    pub(super) fn restored(reported: bool, prefills: bool) -> Self {
-        Self { reported, degraded: reported && prefills, ..Self::default() }
+    pub(super) fn restored(reported: bool, followed: bool, prefills: bool) -> Self {
+        Self { reported, degraded: reported && prefills, ..Self::new(followed, prefills) }
     }
 
     /// Continues at the position of a snapshot, whose blocks are hidden until they are confirmed.
@@ -245,7 +248,7 @@ impl CacheFeed {
 
     /// Returns true if the cache is not, or may not be, completely known.
     pub(super) fn is_incomplete(&self) -> bool {
-        self.degraded || self.away || self.unconfirmed.is_some() || self.is_behind()
+        self.degraded || self.away || self.catches_up || self.unconfirmed.is_some() || self.is_behind()
     }
 
     /// Examines a batch, and returns its outcome.
@@ -302,9 +305,11 @@ impl CacheFeed {
         BatchOutcome::Taken { ack: CacheTaken { next, wanted }, clears, begins, confirms }
     }
 
-    /// Sets whether its publisher is unreachable; returns true if that changed.
+    /// Sets whether its publisher is unreachable; returns true if that changed anything. One that is reachable has
+    /// replayed what it still has.
     pub(super) fn set_away(&mut self, away: bool) -> bool {
-        std::mem::replace(&mut self.away, away) != away
+        let caught_up = !away && std::mem::replace(&mut self.catches_up, false);
+        std::mem::replace(&mut self.away, away) != away || caught_up
     }
 
     /// Drops everything known of the cache, and restarts its events; returns true if anything was known. The instance
@@ -347,7 +352,7 @@ mod tests {
 
     /// Returns a feed that continues at batch 5 of a snapshot.
     fn kept(by: ConfirmedBy) -> CacheFeed {
-        let mut feed = CacheFeed::restored(true, true);
+        let mut feed = CacheFeed::restored(true, false, true);
         feed.keep(FeedPosition { next: 5, mark: Some(7), degraded: false }, by);
         feed
     }
@@ -394,7 +399,7 @@ mod tests {
     #[test]
     fn gaps_change_nothing_and_losses_request_a_snapshot() {
         use CacheReport::{Goes, Lost, Snapshot};
-        let mut feed = CacheFeed::new(false);
+        let mut feed = CacheFeed::new(false, true);
         assert!(feed.is_fresh() && !feed.is_reported());
         assert_eq!(feed.take(&batch(1, Goes)), taken(2, CacheWanted::Nothing, false, true));
         assert_eq!(
@@ -411,19 +416,21 @@ mod tests {
     #[test]
     fn only_batch_0_proves_that_a_degraded_feed_is_complete() {
         for (seq, is_incomplete) in [(0, false), (1, true), (2, true)] {
-            let mut feed = CacheFeed::restored(true, true);
+            let mut feed = CacheFeed::restored(true, false, true);
             feed.take(&batch(seq, CacheReport::Goes));
             assert_eq!(feed.is_incomplete(), is_incomplete, "from {seq} on");
         }
-        let mut feed = CacheFeed::restored(true, false);
+        let mut feed = CacheFeed::restored(true, true, false);
         assert!(!feed.is_incomplete(), "the cache of a decode instance does not count");
         assert!(!feed.forget(false));
     }
 
     #[test]
     fn unreachable_publisher_is_forgotten_and_degraded_after_its_return() {
-        let mut feed = CacheFeed::new(true);
+        let mut feed = CacheFeed::new(true, true);
         feed.take(&batch(0, CacheReport::Goes));
+        assert!(feed.is_incomplete(), "its publisher may have removed that block since");
+        assert!(feed.set_away(false) && !feed.set_away(false) && !feed.is_incomplete());
         assert!(feed.set_away(true) && !feed.set_away(true) && feed.is_incomplete());
         assert!(feed.forget(true) && !feed.forget(true));
         assert!(feed.set_away(false) && feed.is_incomplete() && feed.is_fresh());
@@ -431,7 +438,7 @@ mod tests {
 
     #[test]
     fn four_consecutive_false_reports_are_not_believed() {
-        let mut feed = CacheFeed::new(true);
+        let mut feed = CacheFeed::new(true, true);
         let said: Vec<bool> = [10, 60, 10, 10, 10, 10].map(|reused| feed.note_reuse(100, reused)).into();
         assert_eq!(said, [false, false, false, false, false, true]);
         assert!(feed.is_incomplete());

@@ -196,7 +196,7 @@ impl InstanceRegistry {
         pools: &mut Pools,
     ) -> Result<Registration, ConductorError> {
         let suspect_after_ns = self.suspect_after_ns(&spec);
-        let cache = CacheFeed::new(spec.events.is_some());
+        let cache = CacheFeed::new(spec.events.is_some(), spec.part != InstancePart::Decode);
         let name = self.insert(spec, is_vllm, cache, pool, now_ns, pools)?;
         self.changed.insert(name);
         self.version += 1;
@@ -212,7 +212,7 @@ impl InstanceRegistry {
         pools: &mut Pools,
     ) -> Result<(), ConductorError> {
         let DurableInstance { spec, is_vllm, held, reports_cache, .. } = kept;
-        let cache = CacheFeed::restored(reports_cache, spec.part != InstancePart::Decode);
+        let cache = CacheFeed::restored(reports_cache, spec.events.is_some(), spec.part != InstancePart::Decode);
         let name = self.insert(spec, is_vllm, cache, pool, graced_ns, pools)?;
         if let Some(known) = self.by_name.get_mut(&name) {
             known.held = held;

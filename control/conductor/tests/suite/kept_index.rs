@@ -163,6 +163,7 @@ fn followed_instance_is_confirmed_or_dropped_by_the_host() {
         assert_eq!(desk.held("e0", &prompt(1, 20)), (0, true), "only the host confirms it");
         if confirmed {
             FollowedFeed::of("e0", 1).confirm(&mut desk.conductor).expect("known");
+            desk.conductor.reached("e0", 1, 0).expect("known");
             assert_eq!((desk.held("e0", &prompt(1, 20)), desk.held("e0", &prompt(2, 1))), ((10, false), (1, false)));
         } else {
             FollowedFeed::of("e0", 1).drop_unconfirmed(&mut desk.conductor).expect("known");

@@ -12,8 +12,11 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvplane_conductor::conductor::{BlockChange, CacheBatch, CacheReport, ConductorError, EventSource, PoolKey};
+use kvplane_conductor::conductor::{
+    BlockChange, CacheBatch, CacheReport, ConductorError, EventSource, FeedPosition, FollowedFeed, PoolKey,
+};
 use kvplane_conductor::engine::{RootBlock, read_batch};
+use kvplane_proto::Digest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -130,7 +133,13 @@ impl Line {
 
 /// Follows the events until the instance is not registered any more in this incarnation.
 pub(super) async fn follow(host: Arc<ConductorHost>, counts: Arc<FeedCounts>, followed: EventOrigin) {
-    let mut subscriber = EventSubscriber { host, counts, followed, next: None, away: false };
+    let unconfirmed = match &followed.feed {
+        Feed::Engine { instance, incarnation, .. } => {
+            host.look(|conductor, _| FollowedFeed::of(instance, *incarnation).unconfirmed(conductor))
+        }
+        Feed::Master(_) => None,
+    };
+    let mut subscriber = EventSubscriber { host, counts, followed, next: None, unconfirmed, away: false };
     let mut away_since = None;
     loop {
         let began = Instant::now();
@@ -176,6 +185,8 @@ struct EventSubscriber {
     followed: EventOrigin,
     /// Number of the next batch.
     next: Option<u64>,
+    /// Position of a snapshot that its publisher has not confirmed yet.
+    unconfirmed: Option<FeedPosition>,
     /// True if the last attempt to reach the publisher failed.
     away: bool,
 }
@@ -197,6 +208,7 @@ impl EventSubscriber {
                 Err(FollowEnd::Gone)
             }
             Ok(Ok(true)) => {
+                self.unconfirmed = None;
                 if self.next.take().is_some() {
                     tracing::warn!(publisher, instance, "unreachable for too long: its cache counts as empty");
                 }
@@ -225,12 +237,16 @@ impl EventSubscriber {
         let mut line = Line::open(&source.publisher, Kind::Subscriber).await?;
         let words = subscription(source.topic.as_bytes());
         timeout(DEADLINE, line.stream.write_all(&words)).await.map_err(io::Error::from)??;
+        let continues = match self.unconfirmed.take() {
+            Some(position) => self.settle(position).await?,
+            None => false,
+        };
         // Batches published before this connection. Smaller numbers belong to an earlier incarnation.
         let mut before = self.next;
-        let replayed = self.replay(self.next.unwrap_or(0)).await?;
+        let replayed = continues || self.replay(self.next.unwrap_or(0), None).await?;
         if replayed && self.next.is_none() && matches!(self.followed.feed, Feed::Engine { .. }) {
             // It has published nothing yet, so its cache is empty; the next number is 0.
-            self.batch(u64::MAX, CacheReport::Snapshot, Vec::new())?;
+            self.batch(u64::MAX, CacheReport::Snapshot, Vec::new(), None)?;
         }
         self.is_back();
         let mut models = self.host.models();
@@ -254,7 +270,8 @@ impl EventSubscriber {
                 // The batch was replayed already.
                 Some(next) if seq < next => {}
                 Some(next) if seq > next => {
-                    self.replay(next).await?;
+                    self.note_published(seq.saturating_add(1));
+                    self.replay(next, None).await?;
                     let missing = self.next.is_none_or(|next| seq > next);
                     let change = if missing { CacheReport::Lost } else { CacheReport::Goes };
                     self.take(seq, change, payload)?;
@@ -270,15 +287,50 @@ impl EventSubscriber {
             return self.take(0, CacheReport::Snapshot, payload);
         }
         // The empty cache precedes number 0, so that batch 0 counts too if it is replayed.
-        self.batch(u64::MAX, CacheReport::Snapshot, Vec::new())?;
-        self.replay(0).await?;
+        self.batch(u64::MAX, CacheReport::Snapshot, Vec::new(), None)?;
+        self.note_published(seq.saturating_add(1));
+        self.replay(0, None).await?;
         let missing = self.next.is_none_or(|next| seq > next);
         self.take(seq, if missing { CacheReport::Lost } else { CacheReport::Goes }, payload)
     }
 
-    /// Applies the batches from `from` on that the engine still holds. Returns true if the engine marked the end of the
-    /// replay.
-    async fn replay(&mut self, from: u64) -> Result<bool, FollowEnd> {
+    /// Continues at the position of a snapshot, if the publisher is the one that the snapshot is of, and still has what
+    /// followed: it replays the last batch that was applied, unchanged, and then the following ones. Otherwise the
+    /// blocks of the snapshot are dropped. Returns true if everything was applied up to the end of the replay.
+    async fn settle(&mut self, position: FeedPosition) -> Result<bool, FollowEnd> {
+        self.next = Some(position.next);
+        let (from, mark) = (position.next.saturating_sub(1), position.mark);
+        let continues = mark.is_some() && self.replay(from, mark).await?;
+        let Feed::Engine { instance, incarnation, .. } = &self.followed.feed else { return Ok(false) };
+        let feed = FollowedFeed::of(instance, *incarnation);
+        // An instance that is not registered any more is not followed for long.
+        if continues {
+            tracing::info!(instance, from = position.next, next = self.next, "its publisher continues after a restart");
+            let _ = self.host.with(|conductor, _| feed.confirm(conductor));
+        } else {
+            tracing::warn!(
+                instance,
+                position = position.next,
+                "its publisher has restarted, or no longer has the batches since: its former blocks are dropped"
+            );
+            let _ = self.host.with(|conductor, _| feed.drop_unconfirmed(conductor));
+            self.next = None;
+        }
+        Ok(continues)
+    }
+
+    /// Notes that the publisher has published all batches before `newest`.
+    fn note_published(&self, newest: u64) {
+        let Feed::Engine { instance, incarnation, .. } = &self.followed.feed else { return };
+        // An instance that is not registered any more is not followed for long.
+        let _ =
+            self.host.with(|conductor, _| FollowedFeed::of(instance, *incarnation).note_published(conductor, newest));
+    }
+
+    /// Applies the batches from `from` on that the engine still holds. With `proof`, the replay must begin with the
+    /// batch `from`, and that batch must have this digest; it is not applied again. Returns true if the engine marked
+    /// the end of the replay.
+    async fn replay(&mut self, from: u64, mut proof: Option<u128>) -> Result<bool, FollowEnd> {
         if self.followed.source.replay.is_empty() {
             return Ok(false);
         }
@@ -291,6 +343,11 @@ impl EventSubscriber {
         for _ in 0..REPLAYED {
             let Ok(Ok(parts)) = timeout(DEADLINE, line.message()).await else { return Ok(false) };
             let Some((seq, payload)) = numbered(&parts) else { return Ok(false) };
+            if let Some(mark) = proof.take()
+                && (seq != from || mark_of(payload) != mark)
+            {
+                return Ok(false);
+            }
             if seq == u64::MAX {
                 return Ok(true);
             }
@@ -328,7 +385,7 @@ impl EventSubscriber {
         if let Some(root) = &read.root {
             self.compare(root);
         }
-        self.batch(seq, change, read.events)
+        self.batch(seq, change, read.events, Some(mark_of(payload)))
     }
 
     /// Compares the engine's hashes with those that queries by tokens compute.
@@ -339,7 +396,14 @@ impl EventSubscriber {
         let _ = self.host.with(|conductor, _| conductor.hashes_as_expected(instance, *incarnation, does));
     }
 
-    fn batch(&mut self, seq: u64, kind: CacheReport, changes: Vec<BlockChange>) -> Result<(), FollowEnd> {
+    /// Applies a batch; `mark` is the digest of its message.
+    fn batch(
+        &mut self,
+        seq: u64,
+        kind: CacheReport,
+        changes: Vec<BlockChange>,
+        mark: Option<u128>,
+    ) -> Result<(), FollowEnd> {
         let Feed::Engine { instance, incarnation, .. } = &self.followed.feed else {
             self.next = Some(seq.wrapping_add(1));
             return Ok(());
@@ -351,11 +415,19 @@ impl EventSubscriber {
             let taken = conductor.cache(instance, *incarnation, batch, now_ns);
             gone =
                 matches!(taken, Err(ConductorError::UnknownInstance { .. } | ConductorError::StaleIncarnation { .. }));
+            if let Some(mark) = mark.filter(|_| taken.is_ok()) {
+                FollowedFeed::of(instance, *incarnation).set_mark(conductor, mark)?;
+            }
             taken
         });
         self.next = Some(seq.wrapping_add(1));
         if gone { Err(FollowEnd::Gone) } else { Ok(()) }
     }
+}
+
+/// Returns the digest of a batch. Engines put the time into each, so it differs between two incarnations.
+fn mark_of(payload: &[u8]) -> u128 {
+    Digest::of(b"batch", payload).0
 }
 
 /// Returns number and batch of a message: its last two parts.

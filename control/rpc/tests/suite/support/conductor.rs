@@ -73,6 +73,7 @@ pub(crate) fn show_requests(show: Show<'_>) {
     show("SetPlacement", encode(&SET));
     show("ShowPlacement", encode(&ShowPlacement));
     show("ShowCopies", encode(&ShowCopies));
+    show("ShowFeeds", encode(&ShowFeeds));
 }
 
 const SET: SetPlacement = SetPlacement { policy: PlacementPolicy::Kvplane, ttft_ns: 1, tbt_ns: 2 };
@@ -142,6 +143,8 @@ pub(crate) fn show_replies(show: Show<'_>) {
     let (most_bytes, bytes, prefixes, coming, made, failed, forgotten) = (1, 2, 3, 4, 5, 6, 7);
     let shown = CopiesShown { most_bytes, possible: true, bytes, prefixes, coming, made, failed, forgotten };
     show("CopiesShown", encode(&shown));
+    let feed = FeedShown { instance: "i".into(), next: 1, newest: 2, unconfirmed: true, degraded: true };
+    show("FeedsShown", encode(&FeedsShown { feeds: vec![feed] }));
 }
 
 /// No message may panic.
