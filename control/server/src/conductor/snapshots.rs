@@ -149,6 +149,7 @@ impl SnapshotFiles {
         let directory = config.directory.clone().or_else(|| Some(state_directory?.join("index")));
         let Some(directory) = directory.filter(|_| !config.every.is_zero()) else { return Ok(None) };
         private_directory(&directory)?;
+        remove_torn(&directory);
         let (cluster, counts) = (cluster.to_owned(), Arc::default());
         Ok(Some(Self { directory, cluster, every: config.every, counts }))
     }
@@ -329,6 +330,18 @@ impl SnapshotFiles {
     }
 }
 
+/// Removes the files that a killed process was writing.
+fn remove_torn(directory: &Path) {
+    let Ok(entries) = fs::read_dir(directory) else { return };
+    for path in entries.take(FILES).flatten().map(|entry| entry.path()) {
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        if name.contains(&format!("{ENDING}.")) && name.ends_with(".tmp") {
+            // One that stays takes room, and is not read.
+            let _ = fs::remove_file(path);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use kvplane_conductor::conductor::{
@@ -405,8 +418,14 @@ mod tests {
         let state = Some(files.directory.as_path());
         assert!(SnapshotFiles::open(&none, state, "c").is_ok_and(|files| files.is_none()));
         assert!(SnapshotFiles::open(&SnapshotConfig::default(), None, "c").is_ok_and(|files| files.is_none()));
-        let beside = SnapshotFiles::open(&SnapshotConfig::default(), state, "c").expect("a directory");
-        assert_eq!(beside.expect("they are kept").directory, files.directory.join("index"));
+        let beside = || SnapshotFiles::open(&SnapshotConfig::default(), state, "c").expect("a directory");
+        let beside_state = beside().expect("they are kept");
+        assert_eq!(beside_state.directory, files.directory.join("index"));
+        // A process was killed while it wrote.
+        let torn = beside_state.path(&here).with_extension("index.77.tmp");
+        fs::write(&torn, b"half").expect("written");
+        fs::write(beside_state.path(&here), b"whole").expect("written");
+        assert!(beside().is_some() && !torn.exists() && beside_state.path(&here).exists());
         let _ = fs::remove_dir_all(&files.directory);
     }
 }

@@ -3,7 +3,8 @@
 //!
 //! Messages have a topic, a number and a batch. After a gap in the numbers, the missing batches are requested from the
 //! engine's replay socket, if it has one; batches that it does not hold any more are lost, and the Conductor is
-//! notified of the gap. After a reconnection, numbers that start over mean that the engine restarted. The subscriber
+//! notified of the gap. After a reconnection, numbers that start over mean that the engine restarted, and so does
+//! another batch with the number of the last one, which engines replay if they still have it. The subscriber
 //! reconnects to an unreachable publisher; the longer it is unreachable, the less its engine's known cache counts
 //! ([`kvplane_conductor::conductor::Conductor::away`]).
 
@@ -139,7 +140,7 @@ pub(super) async fn follow(host: Arc<ConductorHost>, counts: Arc<FeedCounts>, fo
         }
         Feed::Master(_) => None,
     };
-    let mut subscriber = EventSubscriber { host, counts, followed, next: None, unconfirmed, away: false };
+    let mut subscriber = EventSubscriber { host, counts, followed, next: None, mark: None, unconfirmed, away: false };
     let mut away_since = None;
     loop {
         let began = Instant::now();
@@ -173,6 +174,20 @@ enum FollowEnd {
     Gone,
 }
 
+/// End of a replay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReplayEnd {
+    /// The engine marked the end.
+    Whole {
+        /// True if the replay began with the batch that was applied last.
+        proven: bool,
+    },
+    /// There is no replay socket, or it did not answer to the end.
+    Cut,
+    /// The batch that was applied last is another one: the engine has restarted.
+    Foreign,
+}
+
 impl From<io::Error> for FollowEnd {
     fn from(error: io::Error) -> Self {
         Self::Broken(error)
@@ -185,6 +200,8 @@ struct EventSubscriber {
     followed: EventOrigin,
     /// Number of the next batch.
     next: Option<u64>,
+    /// Digest of the batch before it.
+    mark: Option<u128>,
     /// Position of a snapshot that its publisher has not confirmed yet.
     unconfirmed: Option<FeedPosition>,
     /// True if the last attempt to reach the publisher failed.
@@ -237,13 +254,17 @@ impl EventSubscriber {
         let mut line = Line::open(&source.publisher, Kind::Subscriber).await?;
         let words = subscription(source.topic.as_bytes());
         timeout(DEADLINE, line.stream.write_all(&words)).await.map_err(io::Error::from)??;
-        let continues = match self.unconfirmed.take() {
-            Some(position) => self.settle(position).await?,
-            None => false,
-        };
         // Batches published before this connection. Smaller numbers belong to an earlier incarnation.
-        let mut before = self.next;
-        let replayed = continues || self.replay(self.next.unwrap_or(0), None).await?;
+        let mut before = self.unconfirmed.map(|position| position.next).or(self.next);
+        let mut end = match self.unconfirmed.take() {
+            Some(position) => self.settle(position).await?,
+            None => self.catch_up().await?,
+        };
+        if end == ReplayEnd::Foreign {
+            before = None;
+            end = self.replay(0, None).await?;
+        }
+        let replayed = matches!(end, ReplayEnd::Whole { .. });
         if replayed && self.next.is_none() && matches!(self.followed.feed, Feed::Engine { .. }) {
             // It has published nothing yet, so its cache is empty; the next number is 0.
             self.batch(u64::MAX, CacheReport::Snapshot, Vec::new(), None)?;
@@ -294,14 +315,27 @@ impl EventSubscriber {
         self.take(seq, if missing { CacheReport::Lost } else { CacheReport::Goes }, payload)
     }
 
+    /// Applies the batches published since the last connection. If the last applied batch is another one there by now,
+    /// the engine has restarted, whatever its numbers are: its former cache is gone.
+    async fn catch_up(&mut self) -> Result<ReplayEnd, FollowEnd> {
+        let end = match (self.next, self.mark) {
+            (Some(next), Some(mark)) => self.replay(next.saturating_sub(1), Some(mark)).await?,
+            (next, _) => self.replay(next.unwrap_or(0), None).await?,
+        };
+        if end == ReplayEnd::Foreign {
+            self.batch(u64::MAX, CacheReport::Snapshot, Vec::new(), None)?;
+        }
+        Ok(end)
+    }
+
     /// Continues at the position of a snapshot, if the publisher is the one that the snapshot is of, and still has what
     /// followed: it replays the last batch that was applied, unchanged, and then the following ones. Otherwise the
-    /// blocks of the snapshot are dropped. Returns true if everything was applied up to the end of the replay.
-    async fn settle(&mut self, position: FeedPosition) -> Result<bool, FollowEnd> {
+    /// blocks of the snapshot are dropped, and its events begin anew.
+    async fn settle(&mut self, position: FeedPosition) -> Result<ReplayEnd, FollowEnd> {
         self.next = Some(position.next);
-        let (from, mark) = (position.next.saturating_sub(1), position.mark);
-        let continues = mark.is_some() && self.replay(from, mark).await?;
-        let Feed::Engine { instance, incarnation, .. } = &self.followed.feed else { return Ok(false) };
+        let end = self.replay(position.next.saturating_sub(1), position.mark).await?;
+        let continues = end == ReplayEnd::Whole { proven: true };
+        let Feed::Engine { instance, incarnation, .. } = &self.followed.feed else { return Ok(end) };
         let feed = FollowedFeed::of(instance, *incarnation);
         // An instance that is not registered any more is not followed for long.
         if continues {
@@ -314,9 +348,9 @@ impl EventSubscriber {
                 "its publisher has restarted, or no longer has the batches since: its former blocks are dropped"
             );
             let _ = self.host.with(|conductor, _| feed.drop_unconfirmed(conductor));
-            self.next = None;
+            (self.next, self.mark) = (None, None);
         }
-        Ok(continues)
+        Ok(if continues { end } else { ReplayEnd::Foreign })
     }
 
     /// Notes that the publisher has published all batches before `newest`.
@@ -327,29 +361,32 @@ impl EventSubscriber {
             self.host.with(|conductor, _| FollowedFeed::of(instance, *incarnation).note_published(conductor, newest));
     }
 
-    /// Applies the batches from `from` on that the engine still holds. With `proof`, the replay must begin with the
-    /// batch `from`, and that batch must have this digest; it is not applied again. Returns true if the engine marked
-    /// the end of the replay.
-    async fn replay(&mut self, from: u64, mut proof: Option<u128>) -> Result<bool, FollowEnd> {
+    /// Applies the batches from `from` on that the engine still holds. With `proof`, the batch `from` was applied
+    /// before, with this digest: the replay ends at once if it is another one now.
+    async fn replay(&mut self, from: u64, proof: Option<u128>) -> Result<ReplayEnd, FollowEnd> {
+        let mut proven = false;
         if self.followed.source.replay.is_empty() {
-            return Ok(false);
+            return Ok(ReplayEnd::Cut);
         }
         // Without a replay there is a gap, which is reported.
-        let Ok(mut line) = Line::open(&self.followed.source.replay, Kind::Dealer).await else { return Ok(false) };
+        let Ok(mut line) = Line::open(&self.followed.source.replay, Kind::Dealer).await else {
+            return Ok(ReplayEnd::Cut);
+        };
         let asked = message(&[b"", &from.to_be_bytes()]);
         if !matches!(timeout(DEADLINE, line.stream.write_all(&asked)).await, Ok(Ok(()))) {
-            return Ok(false);
+            return Ok(ReplayEnd::Cut);
         }
         for _ in 0..REPLAYED {
-            let Ok(Ok(parts)) = timeout(DEADLINE, line.message()).await else { return Ok(false) };
-            let Some((seq, payload)) = numbered(&parts) else { return Ok(false) };
-            if let Some(mark) = proof.take()
-                && (seq != from || mark_of(payload) != mark)
-            {
-                return Ok(false);
-            }
+            let Ok(Ok(parts)) = timeout(DEADLINE, line.message()).await else { return Ok(ReplayEnd::Cut) };
+            let Some((seq, payload)) = numbered(&parts) else { return Ok(ReplayEnd::Cut) };
             if seq == u64::MAX {
-                return Ok(true);
+                return Ok(ReplayEnd::Whole { proven });
+            }
+            if let Some(mark) = proof.filter(|_| seq == from) {
+                if mark_of(payload) != mark {
+                    return Ok(ReplayEnd::Foreign);
+                }
+                proven = true;
             }
             let change = match self.next {
                 Some(next) if seq < next => continue,
@@ -360,7 +397,7 @@ impl EventSubscriber {
             };
             self.take(seq, change, payload)?;
         }
-        Ok(false)
+        Ok(ReplayEnd::Cut)
     }
 
     fn take(&mut self, seq: u64, change: CacheReport, payload: &[u8]) -> Result<(), FollowEnd> {
@@ -420,7 +457,7 @@ impl EventSubscriber {
             }
             taken
         });
-        self.next = Some(seq.wrapping_add(1));
+        (self.next, self.mark) = (Some(seq.wrapping_add(1)), mark);
         if gone { Err(FollowEnd::Gone) } else { Ok(()) }
     }
 }
