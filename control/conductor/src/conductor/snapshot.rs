@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use super::Conductor;
 use super::cache_feed::{ConfirmedBy, FeedPosition};
 use super::pools::PoolKey;
-use crate::index::{PrefixIndex, Reader, SnapshotError, invalid, put, put_name};
+use crate::index::{PrefixIndex, Reader, SnapshotError, invalid, put, put_name, seal, unseal};
 
 /// First bytes of a snapshot of a pool: "KVPP" and the format's version.
 const MAGIC: u64 = 0x0000_0001_5050_564b;
@@ -30,6 +30,7 @@ struct KeptFeed {
 pub struct PoolSnapshot {
     pool: PoolKey,
     feeds: Vec<KeptFeed>,
+    /// Snapshot of the index, without its checksum.
     index: Vec<u8>,
 }
 
@@ -59,14 +60,16 @@ impl PoolSnapshot {
             put(&mut out, mark as u64);
             put(&mut out, (mark >> 64) as u64);
         }
+        let from = out.len();
         out.extend_from_slice(&self.index);
+        seal(&mut out, from);
         out
     }
 
     /// Reads a snapshot.
     ///
     /// # Errors
-    /// When the bytes are of another format, end too soon, or have a value out of range.
+    /// When the bytes are damaged, of another format, end too soon, or have a value out of range.
     pub fn decode(bytes: &[u8]) -> Result<Self, SnapshotError> {
         let mut reader = Reader::new(bytes);
         let found = reader.word()?;
@@ -90,7 +93,7 @@ impl PoolSnapshot {
         if slots.len() < feeds.len() {
             return Err(invalid("the number of different holders", slots.len() as u64));
         }
-        let index = bytes[reader.at()..].to_vec();
+        let index = unseal(&bytes[reader.at()..])?.to_vec();
         Ok(Self { pool: PoolKey { tenant, model, block_tokens }, feeds, index })
     }
 
@@ -114,7 +117,7 @@ impl PoolSnapshot {
             let (instance, incarnation) = (name.to_string(), known.spec.incarnation);
             feeds.push(KeptFeed { instance, incarnation, slot: holder.slot(), position });
         }
-        (!feeds.is_empty()).then(|| Self { pool: key.clone(), feeds, index: pool.index().snapshot() })
+        (!feeds.is_empty()).then(|| Self { pool: key.clone(), feeds, index: pool.index().snapshot_body() })
     }
 
     /// Makes a Conductor take over the index, whose instances were restored and which has served no call yet. Blocks
@@ -145,7 +148,7 @@ impl PoolSnapshot {
         }
         let Some(pool) = conductor.pools.get_mut(number).filter(|_| !kept.is_empty()) else { return Ok(0) };
         let limits = conductor.config.scheduler.index;
-        let mut index = PrefixIndex::restore(limits, &index)?;
+        let mut index = PrefixIndex::restore_body(limits, &index)?;
         let slots: Vec<u16> = kept.iter().map(|(_, _, feed)| feed.slot).collect();
         let mut holders = Vec::new();
         for ((at, _, feed), holder) in kept.iter().zip(index.hide_and_retire(&slots)) {

@@ -35,8 +35,10 @@ impl Blocks {
             .filter(|record| holders.is_registered(record.slot) && record.tier != Tier::Promised as u16)
             .collect();
         put(out, u64::from(header.context) << 48 | u64::from(header.len) << 32 | records.len() as u64);
-        for key in self.arena.keys(header.start, usize::from(header.len)) {
-            put(out, *key);
+        let (from, keys) = (out.len(), self.arena.keys(header.start, usize::from(header.len)));
+        out.resize(from + 8 * keys.len(), 0);
+        for (word, key) in out[from..].chunks_exact_mut(8).zip(keys) {
+            word.copy_from_slice(&key.to_le_bytes());
         }
         for Record { slot, tier, start, end } in records {
             [slot, tier, start, end].into_iter().for_each(|part| out.extend_from_slice(&part.to_le_bytes()));
