@@ -22,19 +22,22 @@ mod config;
 mod due;
 mod durable;
 mod error;
+mod followed;
 mod instance_calls;
 mod instance_spec;
 mod instances;
 mod pools;
 mod requests;
 mod service;
+mod snapshot;
 mod views;
 
 use crate::copies::Copies;
 use crate::policy::{PlacementPolicy, Slo};
 
 pub use cache_feed::{
-    AWAY_FORGOTTEN_NS, AWAY_SUSPECT_NS, BlockChange, CacheBatch, CacheReport, CacheTaken, CacheWanted,
+    AWAY_FORGOTTEN_NS, AWAY_SUSPECT_NS, BlockChange, CacheBatch, CacheReport, CacheTaken, CacheWanted, FeedPosition,
+    FeedProgress,
 };
 use calls::MOST_BARRED;
 pub use calls::{
@@ -45,6 +48,7 @@ pub use config::{ConductorConfig, MAX_ID_BYTES, MAX_PROMPT_BLOCKS};
 pub use durable::{Durable, DurableInstance};
 pub use error::ConductorError;
 use error::bad;
+pub use followed::FollowedFeed;
 pub use instance_spec::{
     EventSource, InstanceLoad, InstancePart, InstanceRegistered, InstanceSpec, RegisterInstance, Registration,
 };
@@ -53,6 +57,7 @@ use instances::ReportCounts;
 pub use pools::{PoolKey, Pools};
 use requests::{PrefillReport, RequestCounts, RequestGrant, RequestLedger};
 pub use service::{ClassTerms, MAX_PRIORITY, MAX_SERVICE_NAME_BYTES, RequestTerms, ServiceLevels};
+pub use snapshot::PoolSnapshot;
 pub use views::{
     CandidateStatus, CopyKey, CopyState, CopyWanted, HotPrefix, InstanceRow, InstanceStatus, InstanceTable,
     ModelStatus, PoolRow, PrefixHolder, PrefixHolders, RequestExplained, Table,
@@ -86,6 +91,10 @@ pub struct Counts {
     /// Times that an instance's cache was cleared from the index, because the instance repeatedly lacked reported
     /// blocks.
     pub implausible: u64,
+    /// Times that the blocks of a snapshot were confirmed by an instance's publisher, and counted from then on.
+    pub confirmed: u64,
+    /// Times that they were dropped, because the publisher did not confirm them.
+    pub dropped: u64,
 }
 
 /// Scheduling front end of all models: pools, instances, requests and replicas.
@@ -137,7 +146,8 @@ impl Conductor {
     pub fn counts(&self) -> Counts {
         let RequestCounts { placed, queued, placed_later, refused, repeated, expired, orphaned } =
             self.requests.counts();
-        let ReportCounts { batches, duplicates, gaps, stale_reports, implausible } = self.instances.counts();
+        let ReportCounts { batches, duplicates, gaps, stale_reports, implausible, confirmed, dropped } =
+            self.instances.counts();
         Counts {
             placed,
             queued,
@@ -151,6 +161,8 @@ impl Conductor {
             gaps,
             stale_reports,
             implausible,
+            confirmed,
+            dropped,
         }
     }
 

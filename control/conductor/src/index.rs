@@ -26,7 +26,9 @@ use std::fmt;
 use bincode::{Decode, Encode};
 
 pub use codec::SnapshotError;
+pub(crate) use codec::{Reader, invalid, put, put_name};
 pub use find::{Match, PrefixMatches};
+pub(crate) use snapshot::{seal, unseal};
 
 use blocks::Blocks;
 use contexts::Contexts;
@@ -319,6 +321,35 @@ impl PrefixIndex {
     /// When it is not registered.
     pub fn retire(&mut self, holder: HolderId) -> Result<(), IndexError> {
         self.holders.retire(holder)
+    }
+
+    /// Hides the holders in the slots `kept` from lookups, and retires all others: those of a restored index whose
+    /// reports have not been confirmed yet. Blocks of a hidden holder are stored and removed as those of any other.
+    /// Returns the hidden holders in the order of `kept`; none for a slot without a holder.
+    pub fn hide_and_retire(&mut self, kept: &[u16]) -> Vec<Option<HolderId>> {
+        for slot in (0..self.config.max_holders as u16).filter(|slot| !kept.contains(slot)) {
+            let holder = self.holders.holder(slot);
+            // A slot without a holder stays as it is.
+            let _ = self.holders.retire(holder);
+        }
+        let hide = |slot: &u16| {
+            let holder = (usize::from(*slot) < self.config.max_holders).then(|| self.holders.holder(*slot))?;
+            self.holders.hide(holder).ok().map(|()| holder)
+        };
+        kept.iter().map(hide).collect()
+    }
+
+    /// Lets lookups answer a hidden holder. Idempotent.
+    ///
+    /// # Errors
+    /// When it is not registered.
+    pub fn show(&mut self, holder: HolderId) -> Result<(), IndexError> {
+        self.holders.show(holder)
+    }
+
+    /// Returns the keys of all contexts, in the order of their creation.
+    pub(crate) fn context_keys(&self) -> Vec<PromptContext> {
+        self.contexts.names().into_iter().cloned().collect()
     }
 
     /// Returns statistics, in time proportional to the number of runs with many holders.

@@ -262,7 +262,7 @@ impl Default for QueueRules {
             stretch: 1.1,
             deferred: 0.01,
             oldest_share: 0.02,
-            saturated_ns: 30_000_000_000,
+            saturated_ns: 120_000_000_000,
             lead_ns: 200_000_000_000,
         }
     }

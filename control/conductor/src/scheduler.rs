@@ -25,6 +25,7 @@ mod instances;
 mod queue;
 mod request;
 mod reservations;
+mod restored;
 mod sizes;
 mod views;
 
@@ -42,6 +43,7 @@ pub use queue::Next;
 use queue::{CentralQueue, QueueOrder};
 pub use request::{ExcludedInstances, Progress, Request, ServiceTerms};
 use reservations::{Reservation, Reservations};
+pub use restored::RestoredIndex;
 
 /// Delay before a retry of a request that excludes every instance.
 const AGAIN_NS: u64 = 1_000_000_000;

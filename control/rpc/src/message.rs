@@ -53,8 +53,8 @@ use crate::message::p2p::{
     PublishObject, RanksJoined, ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
 };
 use crate::message::placement::{
-    CopiesShown, HoldInstance, InstanceHeld, Placement, ServiceShown, SetClass, SetPlacement, SetWeight, ShowCopies,
-    ShowPlacement, ShowService,
+    CopiesShown, FeedsShown, HoldInstance, InstanceHeld, Placement, ServiceShown, SetClass, SetPlacement, SetWeight,
+    ShowCopies, ShowFeeds, ShowPlacement, ShowService,
 };
 pub use crate::message::segments::{
     ClientId, GetSegment, ListSegments, RegisterSegment, RenewReply, RenewSegments, Segment, SegmentKind, SegmentList,
@@ -207,6 +207,7 @@ messages! {
     SetClass = 0x0044 small => EmptyReply, idempotent;
     SetWeight = 0x0045 small => EmptyReply, idempotent;
     ShowService = 0x0046 small => ServiceShown, idempotent;
+    ShowFeeds = 0x0070 small => FeedsShown, idempotent;
     PublishObject = 0x0050 large => ObjectPublished;
     FindObject = 0x0051 small => ObjectFound, idempotent;
     HoldObject = 0x0052 large => ObjectHeld;
@@ -256,6 +257,7 @@ messages! {
     RequestExplained = 0x803a small;
     InstanceHeld = 0x803c small;
     CopiesShown = 0x803b small;
+    FeedsShown = 0x8070 large;
     Placement = 0x803e large;
     ServiceShown = 0x8046 large;
     ObjectPublished = 0x8050 small;

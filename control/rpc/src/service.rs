@@ -22,7 +22,7 @@ use crate::message::p2p::{
     RanksJoined, ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
 };
 use crate::message::placement::{
-    CopiesShown, HoldInstance, InstanceHeld, Placement, ServiceShown, SetClass, SetPlacement, SetWeight,
+    CopiesShown, FeedsShown, HoldInstance, InstanceHeld, Placement, ServiceShown, SetClass, SetPlacement, SetWeight,
 };
 use crate::message::{
     Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Drain, EmptyReply,
@@ -252,6 +252,10 @@ pub trait Service: Send + Sync + 'static {
     }
     /// Returns figures of the replicas of hot prefixes.
     fn show_copies(&self, _caller: Caller) -> Result<CopiesShown, Refusal> {
+        Err(no_conductor())
+    }
+    /// Returns the progress of the cache feeds.
+    fn show_feeds(&self, _caller: Caller) -> Result<FeedsShown, Refusal> {
         Err(no_conductor())
     }
     /// Subscribes to the table of instances.

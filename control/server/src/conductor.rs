@@ -11,9 +11,10 @@
 //! | [`Feeds`] | the tasks that follow events of engines and masters, and their counters |
 //! | [`ConductorHost`] | the Conductor, hash seeds, streams of assignments and tables; time and durable changes |
 //! | [`StoreBlocks`](store_blocks::StoreBlocks) | blocks of this cluster's store, by its events |
+//! | [`SnapshotFiles`] | files with snapshots of the index, and their counters |
 //!
-//! Each of the last three has one lock. That of the feeds is taken before the host's, the host's before the cluster's,
-//! and that of the blocks alone.
+//! Feeds, host and blocks have one lock each. That of the feeds is taken before the host's, the host's before the
+//! cluster's, and that of the blocks alone.
 
 pub(crate) mod copies;
 mod durable;
@@ -23,23 +24,25 @@ mod master;
 mod metrics;
 mod placement;
 mod seeds;
-mod status;
+mod snapshots;
+pub(crate) mod status;
 pub(crate) mod store_blocks;
 mod streams;
 mod subscriber;
 
 use std::sync::Arc;
 
-use kvplane_conductor::conductor::{Conductor, PoolKey};
+use kvplane_conductor::conductor::{Conductor, FeedProgress, InstanceRow, PoolKey, Table};
 use kvplane_conductor::index::Tiers;
 use kvplane_rpc::conductor::{
-    CacheTaken, DeregisterInstance, ExplainRequest, InstanceRegistered, InstanceTable, PrefixHolders, QueryPrefix,
-    RegisterInstance, ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, ScheduleOnTerms, ScheduleReply,
-    UpdateRequest, WatchAssignments,
+    CacheTaken, DeregisterInstance, ExplainRequest, InstanceRegistered, InstanceStatus, InstanceTable, PrefixHolders,
+    QueryPrefix, RegisterInstance, ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, ScheduleOnTerms,
+    ScheduleReply, UpdateRequest, WatchAssignments,
 };
 use kvplane_rpc::message::EmptyReply;
 use kvplane_rpc::placement::{
-    CopiesShown, HoldInstance, InstanceHeld, Placement, ServiceShown, SetClass, SetPlacement, SetWeight,
+    CopiesShown, FeedShown, FeedsShown, HoldInstance, InstanceHeld, Placement, ServiceShown, SetClass, SetPlacement,
+    SetWeight,
 };
 use kvplane_rpc::{ItemFrame, Refusal, RefusalCode};
 use serde_json::Value;
@@ -52,20 +55,28 @@ pub(crate) use durable::{DecodedRecords, RestoredConductor};
 use feeds::{Feeds, check_source};
 pub(crate) use host::ConductorHost;
 pub(crate) use master::MasterSpec;
+pub use snapshots::SnapshotConfig;
+pub(crate) use snapshots::SnapshotFiles;
 
 /// The calls of the Conductor.
 pub(crate) struct ConductorService {
     pub(crate) host: Arc<ConductorHost>,
     pub(crate) feeds: Feeds,
+    /// Snapshots of the index, if they are kept.
+    snapshots: Option<SnapshotFiles>,
 }
 
 impl ConductorService {
     /// Serves a restored Conductor; its changes become part of the cluster's durable state.
-    pub(crate) fn new(restored: RestoredConductor, cluster: Arc<ClusterHost>) -> Self {
+    pub(crate) fn new(
+        restored: RestoredConductor,
+        cluster: Arc<ClusterHost>,
+        snapshots: Option<SnapshotFiles>,
+    ) -> Self {
         let RestoredConductor { conductor, masters, seeds } = restored;
         let host = Arc::new(ConductorHost::new(conductor, seeds, cluster));
         let feeds = Feeds::new(Arc::clone(&host), masters);
-        Self { host, feeds }
+        Self { host, feeds, snapshots }
     }
 
     /// Follows the feeds that were registered before this process started, and drives the Conductor's time, for as long
@@ -233,6 +244,21 @@ impl ConductorService {
         self.host.look(|conductor, now_ns| InstanceTable::from(conductor.table(now_ns)))
     }
 
+    /// Returns the table of instances and models for operators.
+    pub(crate) fn rows(&self) -> Table {
+        self.host.look(|conductor, now_ns| conductor.table(now_ns))
+    }
+
+    /// Returns the progress of the cache feeds of all instances that report their caches.
+    pub(crate) fn feeds_shown(&self) -> FeedsShown {
+        let shown = |row: InstanceRow| {
+            let FeedProgress { next, newest, unconfirmed } = row.progress?;
+            let InstanceStatus { instance, degraded, .. } = row.status;
+            Some(FeedShown { instance, next, newest, unconfirmed, degraded })
+        };
+        FeedsShown { feeds: self.rows().instances.into_iter().filter_map(shown).collect() }
+    }
+
     /// Returns the Conductor's part of the status page.
     pub(crate) fn status(&self) -> Value {
         self.host.look(status::as_json)
@@ -240,7 +266,8 @@ impl ConductorService {
 
     /// Records all counters and gauges, in the recorder of this thread.
     pub(crate) fn record_metrics(&self) {
-        self.host.look(|conductor, now_ns| metrics::record(conductor, now_ns, self.feeds.counts()));
+        let snapshots = self.snapshots.as_ref().map(SnapshotFiles::counts);
+        self.host.look(|conductor, now_ns| metrics::record(conductor, now_ns, self.feeds.counts(), snapshots));
     }
 }
 

@@ -8,8 +8,9 @@ use std::path::PathBuf;
 use kvplane_cluster::{ClusterConfig, StartError as ClusterError};
 use kvplane_conductor::conductor::ConductorConfig;
 use kvplane_rpc::{IdentityError, Limits, LocalError, RuntimeDirectory, ServeError};
+use kvplane_sys::private_files::FileError;
 
-use crate::conductor::ConductorRestoreError;
+use crate::conductor::{ConductorRestoreError, SnapshotConfig};
 use crate::http::access::HttpToken;
 use crate::http::metadata::MetadataLimits;
 use crate::http::objects::ObjectsAccess;
@@ -38,6 +39,8 @@ pub struct ControlConfig {
     pub mooncake_metadata: Option<MetadataLimits>,
     /// Limits of the Conductor; none to disable it.
     pub conductor: Option<ConductorConfig>,
+    /// Snapshots of the Conductor's index.
+    pub conductor_snapshots: SnapshotConfig,
     /// True if only configured tenants may put; otherwise unknown tenants have no quota.
     pub strict_tenants: bool,
     /// Makes shards require tickets of their peers, so that they may listen beyond loopback. If none, shards require no
@@ -78,6 +81,7 @@ impl ControlConfig {
             kv_events_listen: None,
             mooncake_metadata: None,
             conductor: None,
+            conductor_snapshots: SnapshotConfig::default(),
             state_directory: None,
             etcd: None,
             identity_directory: None,
@@ -103,6 +107,8 @@ pub enum StartError {
     Cluster(ClusterError),
     /// A stored record of the Conductor does not fit this version or its limits.
     Conductor(ConductorRestoreError),
+    /// The directory of the Conductor's snapshots cannot be used.
+    Snapshots(FileError),
     /// The state in etcd cannot be used.
     Etcd(EtcdConfigError),
     /// The settings of the state's place contradict each other.
@@ -145,6 +151,7 @@ impl fmt::Display for StartError {
             Self::Store(error) => error.fmt(f),
             Self::Etcd(error) => error.fmt(f),
             Self::Conductor(error) => write!(f, "the Conductor cannot restore its stored state: {error}"),
+            Self::Snapshots(error) => write!(f, "no snapshots of the Conductor's index can be kept: {error}"),
             Self::EtcdShape(reason) => f.write_str(reason),
             Self::Cluster(error) => error.fmt(f),
             Self::FirstChange(reason) => f.write_str(reason),

@@ -30,7 +30,7 @@ mod store;
 mod tasks;
 mod tickets;
 
-pub use conductor::ConductorRestoreError;
+pub use conductor::{ConductorRestoreError, SnapshotConfig};
 pub use config::{ControlConfig, StartError};
 pub use http::access::{HttpToken, HttpTokenError};
 pub use http::admin::shard_json;

@@ -21,6 +21,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::Builder;
 use tokio::sync::{oneshot, watch};
 
+use crate::conductor::SnapshotFiles;
 use crate::config::{ControlConfig, StartError};
 use crate::credentials::Source;
 use crate::events::publisher;
@@ -216,6 +217,7 @@ async fn bring_up(config: ControlConfig) -> Result<(ControlProcess, State), Star
             Some((store, records, Keep::Directory(directory.clone())))
         }
     };
+    let state_directory = config.state_directory.clone();
     let source = match (config.identity_directory, config.state_directory) {
         (Some(directory), _) => Source::Issued(directory),
         (None, Some(directory)) => Source::Authority(directory),
@@ -223,11 +225,18 @@ async fn bring_up(config: ControlConfig) -> Result<(ControlProcess, State), Star
     };
     let mark = source.mark();
     let credentials = source.read(&name)?;
+    let hosted = config.conductor.is_some();
+    let snapshots = match hosted {
+        true => SnapshotFiles::open(&config.conductor_snapshots, state_directory.as_deref(), name.as_str()),
+        false => Ok(None),
+    };
+    let snapshots = snapshots.map_err(StartError::Snapshots)?;
     let rest = Rest {
         cluster: config.cluster,
         tickets: config.tickets,
         strict_tenants: config.strict_tenants,
         objects: config.objects,
+        snapshots,
         conductor: config.conductor,
     };
     let own = own.map(|(store, records, keep)| rest.control(store, records, keep)).transpose()?;

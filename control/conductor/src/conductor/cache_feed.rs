@@ -3,6 +3,9 @@
 //! A batch after a gap changes nothing: its publisher is asked to replay from the first missing number. A publisher
 //! that cannot replay reports a loss; then the index drops the instance's blocks until they are reported again, so that
 //! no request is placed on blocks that may be gone, and the instance counts as degraded until a snapshot.
+//!
+//! After a restart the blocks of a snapshot are kept, and hidden, until the publisher has confirmed them: it is in the
+//! same incarnation, and what followed the snapshot was applied.
 
 use bincode::{Decode, Encode};
 
@@ -105,7 +108,40 @@ pub(super) enum BatchOutcome {
         clears: bool,
         /// True if it is the first report of this cache.
         begins: bool,
+        /// True if the instance's restored blocks may be answered from now on.
+        confirms: bool,
     },
+}
+
+/// Proof that the restored blocks of an instance wait for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ConfirmedBy {
+    /// Its reports, which carry its incarnation, reach the newest one.
+    Reports,
+    /// The host has compared the last applied batch with its publisher's, and has applied the following ones.
+    Host,
+}
+
+/// Position of a cache feed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FeedPosition {
+    /// Number of the next batch.
+    pub next: u64,
+    /// Digest of the batch before it, if its publisher is followed.
+    pub mark: Option<u128>,
+    /// True if the cache was not completely known at this position.
+    pub degraded: bool,
+}
+
+/// Progress of a cache feed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FeedProgress {
+    /// Number of the next batch to apply: all before it are applied, or lost.
+    pub next: u64,
+    /// Number after the newest batch that is known to be published: above `next` if batches are missing.
+    pub newest: u64,
+    /// True while its blocks are those of a snapshot of an earlier process, which are not answered.
+    pub unconfirmed: bool,
 }
 
 /// State of an instance's cache feed.
@@ -119,6 +155,15 @@ pub(super) struct CacheFeed {
     reported: bool,
     /// True while there is no connection to its publisher.
     away: bool,
+    /// True until its publisher was reached for the first time and has replayed what it still has: blocks that it has
+    /// removed since may count until then.
+    catches_up: bool,
+    /// Number after the newest batch that is known to be published; 0 while none is known.
+    newest: u64,
+    /// Digest of the batch before `next`, if its publisher is followed.
+    mark: Option<u128>,
+    /// Proof that its restored blocks wait for; none if they are confirmed, or were not restored.
+    unconfirmed: Option<ConfirmedBy>,
     /// Number of consecutive prompts with far fewer cached tokens than reported.
     broken: u32,
     /// True if its hashes were observed to differ from the expected ones.
@@ -126,15 +171,62 @@ pub(super) struct CacheFeed {
 }
 
 impl CacheFeed {
-    /// Creates the feed of an instance that registers; `reported` is true if its publisher is followed.
-    pub(super) fn new(reported: bool) -> Self {
-        Self { reported, ..Self::default() }
+    /// Creates the feed of an instance that registers; `followed` is true if its publisher is followed.
+    pub(super) fn new(followed: bool, prefills: bool) -> Self {
+        Self { reported: followed, catches_up: followed && prefills, ..Self::default() }
     }
 
     /// Creates the feed of an instance that is restored after a restart of the Conductor: its cache is unknown if it
     /// had reported one.
-    pub(super) fn restored(reported: bool, prefills: bool) -> Self {
-        Self { reported, degraded: reported && prefills, ..Self::default() }
+    pub(super) fn restored(reported: bool, followed: bool, prefills: bool) -> Self {
+        Self { reported, degraded: reported && prefills, ..Self::new(followed, prefills) }
+    }
+
+    /// Continues at the position of a snapshot, whose blocks are hidden until they are confirmed.
+    pub(super) fn keep(&mut self, position: FeedPosition, by: ConfirmedBy) {
+        (self.next, self.mark, self.degraded) = (Some(position.next), position.mark, position.degraded);
+        self.unconfirmed = Some(by);
+    }
+
+    /// Returns the position, if anything is known of the cache.
+    pub(super) fn position(&self) -> Option<FeedPosition> {
+        Some(FeedPosition { next: self.next?, mark: self.mark, degraded: self.degraded })
+    }
+
+    /// Returns the position of a snapshot that the host has to confirm.
+    pub(super) fn unconfirmed_position(&self) -> Option<FeedPosition> {
+        self.position().filter(|_| self.unconfirmed == Some(ConfirmedBy::Host))
+    }
+
+    /// Returns the progress, of a cache that was ever reported.
+    pub(super) fn progress(&self) -> Option<FeedProgress> {
+        let next = self.next.unwrap_or(0);
+        let (newest, unconfirmed) = (self.newest.max(next), self.unconfirmed.is_some());
+        self.reported.then_some(FeedProgress { next, newest, unconfirmed })
+    }
+
+    /// Notes the digest of the batch that was applied last.
+    pub(super) fn set_mark(&mut self, mark: u128) {
+        self.mark = Some(mark);
+    }
+
+    /// Notes that the publisher has published all batches before `newest`.
+    pub(super) fn note_published(&mut self, newest: u64) {
+        self.newest = self.newest.max(newest);
+    }
+
+    /// Notes that the host has confirmed the restored blocks; returns true if they were unconfirmed.
+    pub(super) fn confirm(&mut self) -> bool {
+        self.unconfirmed.take().is_some()
+    }
+
+    pub(super) const fn is_unconfirmed(&self) -> bool {
+        self.unconfirmed.is_some()
+    }
+
+    /// Returns true if published batches are missing.
+    fn is_behind(&self) -> bool {
+        self.newest > self.next.unwrap_or(0)
     }
 
     /// Returns true if nothing is known of the cache: a snapshot is needed.
@@ -155,30 +247,38 @@ impl CacheFeed {
     }
 
     /// Returns true if the cache is not, or may not be, completely known.
-    pub(super) const fn is_incomplete(&self) -> bool {
-        self.degraded || self.away
+    pub(super) fn is_incomplete(&self) -> bool {
+        self.degraded || self.away || self.catches_up || self.unconfirmed.is_some() || self.is_behind()
     }
 
     /// Examines a batch, and returns its outcome.
     pub(super) fn take(&mut self, batch: &CacheBatch) -> BatchOutcome {
+        let goes_back =
+            batch.kind == CacheReport::Goes && self.next.is_some_and(|next| batch.seq.saturating_add(1) < next);
+        // An instance repeats at most its last batch unasked: if this one is older, its numbers are not those of the
+        // snapshot.
+        let drops = goes_back && self.unconfirmed.is_some() && self.forget(true);
         let first = self.next.is_none();
         let begins = !std::mem::replace(&mut self.reported, true);
         let next = self.next.unwrap_or(batch.seq);
         let clears = match batch.kind {
             CacheReport::Snapshot => {
-                self.degraded = false;
+                (self.degraded, self.newest, self.unconfirmed) = (false, 0, None);
                 true
             }
             // Known blocks are dropped: some may be gone. A cache that was unknown is no worse than before.
             CacheReport::Lost if batch.seq >= next => {
-                self.degraded = true;
+                (self.degraded, self.unconfirmed) = (true, None);
                 true
             }
             CacheReport::Goes | CacheReport::Lost if batch.seq < next => {
-                return BatchOutcome::Duplicate(CacheTaken { next, wanted: CacheWanted::Nothing });
+                // What follows a snapshot may have reached the former process only.
+                let replays = self.unconfirmed.is_some() || self.is_behind();
+                let wanted = if replays { CacheWanted::Replay } else { CacheWanted::Nothing };
+                return BatchOutcome::Duplicate(CacheTaken { next, wanted });
             }
             _ if batch.seq > next => {
-                self.degraded = true;
+                self.note_published(batch.seq.saturating_add(1));
                 return BatchOutcome::Gap(CacheTaken { next, wanted: CacheWanted::Replay });
             }
             // The first batches are numbered 0 or 1; blocks stored before later numbers are unknown. If the feed was
@@ -187,28 +287,36 @@ impl CacheFeed {
                 if first {
                     self.degraded = batch.seq > u64::from(!self.degraded);
                 }
-                false
+                drops
             }
         };
         let next = batch.seq.wrapping_add(1);
-        self.next = Some(next);
+        (self.next, self.mark) = (Some(next), None);
         // After a clear, the whole cache is known again, whatever was lost before.
         if batch.changes.contains(&BlockChange::Cleared) {
             self.degraded = false;
         }
-        let wanted = if self.degraded { CacheWanted::Snapshot } else { CacheWanted::Nothing };
-        BatchOutcome::Taken { ack: CacheTaken { next, wanted }, clears, begins }
+        let confirms = self.unconfirmed == Some(ConfirmedBy::Reports) && !self.is_behind() && self.confirm();
+        let wanted = match (self.degraded, self.is_behind()) {
+            (true, _) => CacheWanted::Snapshot,
+            (false, true) => CacheWanted::Replay,
+            (false, false) => CacheWanted::Nothing,
+        };
+        BatchOutcome::Taken { ack: CacheTaken { next, wanted }, clears, begins, confirms }
     }
 
-    /// Sets whether its publisher is unreachable; returns true if that changed.
+    /// Sets whether its publisher is unreachable; returns true if that changed anything. One that is reachable has
+    /// replayed what it still has.
     pub(super) fn set_away(&mut self, away: bool) -> bool {
-        std::mem::replace(&mut self.away, away) != away
+        let caught_up = !away && std::mem::replace(&mut self.catches_up, false);
+        std::mem::replace(&mut self.away, away) != away || caught_up
     }
 
     /// Drops everything known of the cache, and restarts its events; returns true if anything was known. The instance
     /// may still hold its blocks, and is degraded until they are known again, even once its publisher is reachable.
     pub(super) fn forget(&mut self, prefills: bool) -> bool {
         let forgets = self.next.take().is_some() && prefills;
+        (self.newest, self.mark, self.unconfirmed) = (0, None, None);
         self.degraded |= forgets;
         forgets
     }
@@ -239,13 +347,59 @@ mod tests {
     }
 
     fn taken(next: u64, wanted: CacheWanted, clears: bool, begins: bool) -> BatchOutcome {
-        BatchOutcome::Taken { ack: CacheTaken { next, wanted }, clears, begins }
+        BatchOutcome::Taken { ack: CacheTaken { next, wanted }, clears, begins, confirms: false }
+    }
+
+    /// Returns a feed that continues at batch 5 of a snapshot.
+    fn kept(by: ConfirmedBy) -> CacheFeed {
+        let mut feed = CacheFeed::restored(true, false, true);
+        feed.keep(FeedPosition { next: 5, mark: Some(7), degraded: false }, by);
+        feed
+    }
+
+    #[test]
+    fn restored_blocks_are_confirmed_by_the_batch_that_follows_or_by_a_replay_of_all() {
+        use CacheReport::Goes;
+        let confirmed = |feed: &mut CacheFeed, seq| match feed.take(&batch(seq, Goes)) {
+            BatchOutcome::Taken { confirms, clears, .. } => confirms && !clears,
+            _ => false,
+        };
+        let mut feed = kept(ConfirmedBy::Reports);
+        assert!(feed.is_incomplete() && !feed.is_fresh());
+        assert!(confirmed(&mut feed, 5) && !feed.is_incomplete());
+        // Batches 5 to 7 reached the former process only.
+        let mut feed = kept(ConfirmedBy::Reports);
+        assert_eq!(feed.take(&batch(8, Goes)), BatchOutcome::Gap(CacheTaken { next: 5, wanted: CacheWanted::Replay }));
+        assert_eq!(feed.progress(), Some(FeedProgress { next: 5, newest: 9, unconfirmed: true }));
+        assert!([5, 6, 7].iter().all(|seq| !confirmed(&mut feed, *seq) && feed.is_incomplete()));
+        assert!(confirmed(&mut feed, 8) && !feed.is_incomplete());
+        // The last batch before the snapshot, repeated, proves nothing about the following ones.
+        let mut feed = kept(ConfirmedBy::Reports);
+        let again = CacheTaken { next: 5, wanted: CacheWanted::Replay };
+        assert_eq!(feed.take(&batch(4, Goes)), BatchOutcome::Duplicate(again));
+        assert!(feed.is_incomplete());
+        // The host confirms what it follows.
+        let mut feed = kept(ConfirmedBy::Host);
+        assert!(!confirmed(&mut feed, 5) && feed.is_incomplete());
+        assert!(feed.confirm() && !feed.confirm() && !feed.is_incomplete());
+    }
+
+    #[test]
+    fn restored_blocks_are_dropped_when_the_numbers_are_not_those_of_the_snapshot() {
+        use CacheReport::{Goes, Lost, Snapshot};
+        for (seq, kind, is_incomplete) in [(0, Goes, false), (1, Goes, true), (9, Lost, true), (2, Snapshot, false)] {
+            let mut feed = kept(ConfirmedBy::Reports);
+            let outcome = feed.take(&batch(seq, kind));
+            assert!(matches!(outcome, BatchOutcome::Taken { clears: true, confirms: false, .. }), "{seq}: {outcome:?}");
+            assert!(!feed.is_unconfirmed(), "{seq}");
+            assert_eq!(feed.is_incomplete(), is_incomplete, "{seq}");
+        }
     }
 
     #[test]
     fn gaps_change_nothing_and_losses_request_a_snapshot() {
         use CacheReport::{Goes, Lost, Snapshot};
-        let mut feed = CacheFeed::new(false);
+        let mut feed = CacheFeed::new(false, true);
         assert!(feed.is_fresh() && !feed.is_reported());
         assert_eq!(feed.take(&batch(1, Goes)), taken(2, CacheWanted::Nothing, false, true));
         assert_eq!(
@@ -262,19 +416,21 @@ mod tests {
     #[test]
     fn only_batch_0_proves_that_a_degraded_feed_is_complete() {
         for (seq, is_incomplete) in [(0, false), (1, true), (2, true)] {
-            let mut feed = CacheFeed::restored(true, true);
+            let mut feed = CacheFeed::restored(true, false, true);
             feed.take(&batch(seq, CacheReport::Goes));
             assert_eq!(feed.is_incomplete(), is_incomplete, "from {seq} on");
         }
-        let mut feed = CacheFeed::restored(true, false);
+        let mut feed = CacheFeed::restored(true, true, false);
         assert!(!feed.is_incomplete(), "the cache of a decode instance does not count");
         assert!(!feed.forget(false));
     }
 
     #[test]
     fn unreachable_publisher_is_forgotten_and_degraded_after_its_return() {
-        let mut feed = CacheFeed::new(true);
+        let mut feed = CacheFeed::new(true, true);
         feed.take(&batch(0, CacheReport::Goes));
+        assert!(feed.is_incomplete(), "its publisher may have removed that block since");
+        assert!(feed.set_away(false) && !feed.set_away(false) && !feed.is_incomplete());
         assert!(feed.set_away(true) && !feed.set_away(true) && feed.is_incomplete());
         assert!(feed.forget(true) && !feed.forget(true));
         assert!(feed.set_away(false) && feed.is_incomplete() && feed.is_fresh());
@@ -282,7 +438,7 @@ mod tests {
 
     #[test]
     fn four_consecutive_false_reports_are_not_believed() {
-        let mut feed = CacheFeed::new(true);
+        let mut feed = CacheFeed::new(true, true);
         let said: Vec<bool> = [10, 60, 10, 10, 10, 10].map(|reused| feed.note_reuse(100, reused)).into();
         assert_eq!(said, [false, false, false, false, false, true]);
         assert!(feed.is_incomplete());

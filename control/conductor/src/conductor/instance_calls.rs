@@ -122,17 +122,21 @@ impl Conductor {
             return Err(bad(format!("{} changes in a batch; at most {MOST_CHANGES}", batch.changes.len())));
         }
         let update = self.instances.take_batch(name, incarnation, &batch, now_ns)?;
-        let (ack, clears) = match update.outcome {
+        let (ack, clears, confirms) = match update.outcome {
             BatchOutcome::Duplicate(ack) | BatchOutcome::Gap(ack) => return Ok(ack),
-            BatchOutcome::Taken { ack, clears, .. } => (ack, clears),
+            BatchOutcome::Taken { ack, clears, confirms, .. } => (ack, clears, confirms),
         };
         if clears {
             self.pools.clear(update.pool, update.at)?;
         }
         if let Some(pool) = self.pools.get_mut(update.pool) {
+            pool.batches += 1;
             for change in batch.changes {
                 pool.change_cache(update.at, change)?;
             }
+        }
+        if confirms {
+            self.pools.show_restored(update.pool, update.at)?;
         }
         Ok(ack)
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::cache_feed::{AWAY_FORGOTTEN_NS, AWAY_SUSPECT_NS, BatchOutcome, CacheBatch, CacheFeed};
+use super::cache_feed::{AWAY_FORGOTTEN_NS, AWAY_SUSPECT_NS, BatchOutcome, CacheBatch, CacheFeed, FeedProgress};
 use super::calls::Assignment;
 use super::durable::DurableInstance;
 use super::error::{ConductorError, bad};
@@ -28,6 +28,14 @@ pub(super) struct Instance {
     pub(super) cache: CacheFeed,
 }
 
+impl Instance {
+    /// Returns the progress of its cache feed and true if it is degraded; none if it reports no cache, or only decodes.
+    fn feed(&self) -> Option<(FeedProgress, bool)> {
+        let progress = self.numbers.prefill.and_then(|_| self.cache.progress())?;
+        Some((progress, self.cache.is_incomplete()))
+    }
+}
+
 /// Counters of reports.
 #[derive(Clone, Copy, Default)]
 pub(super) struct ReportCounts {
@@ -36,6 +44,8 @@ pub(super) struct ReportCounts {
     pub(super) gaps: u64,
     pub(super) stale_reports: u64,
     pub(super) implausible: u64,
+    pub(super) confirmed: u64,
+    pub(super) dropped: u64,
 }
 
 /// Batch of changes to be applied to the index.
@@ -186,7 +196,7 @@ impl InstanceRegistry {
         pools: &mut Pools,
     ) -> Result<Registration, ConductorError> {
         let suspect_after_ns = self.suspect_after_ns(&spec);
-        let cache = CacheFeed::new(spec.events.is_some());
+        let cache = CacheFeed::new(spec.events.is_some(), spec.part != InstancePart::Decode);
         let name = self.insert(spec, is_vllm, cache, pool, now_ns, pools)?;
         self.changed.insert(name);
         self.version += 1;
@@ -202,7 +212,7 @@ impl InstanceRegistry {
         pools: &mut Pools,
     ) -> Result<(), ConductorError> {
         let DurableInstance { spec, is_vllm, held, reports_cache, .. } = kept;
-        let cache = CacheFeed::restored(reports_cache, spec.part != InstancePart::Decode);
+        let cache = CacheFeed::restored(reports_cache, spec.events.is_some(), spec.part != InstancePart::Decode);
         let name = self.insert(spec, is_vllm, cache, pool, graced_ns, pools)?;
         if let Some(known) = self.by_name.get_mut(&name) {
             known.held = held;
@@ -340,18 +350,59 @@ impl InstanceRegistry {
         let (pool, Some(at)) = (known.pool, known.numbers.prefill) else {
             return Err(bad(format!("instance {name:?} only decodes; its cache is not indexed")));
         };
+        let was_unconfirmed = known.cache.is_unconfirmed();
         let outcome = known.cache.take(batch);
+        let drops = was_unconfirmed && !known.cache.is_unconfirmed();
         match outcome {
             BatchOutcome::Duplicate(_) => self.counts.duplicates += 1,
             BatchOutcome::Gap(_) => self.counts.gaps += 1,
-            BatchOutcome::Taken { begins, .. } => {
+            BatchOutcome::Taken { begins, confirms, .. } => {
                 self.counts.batches += 1;
+                self.counts.confirmed += u64::from(confirms);
+                self.counts.dropped += u64::from(drops && !confirms);
+                self.version += u64::from(drops);
                 if begins {
                     self.changed.insert(name.into());
                 }
             }
         }
         Ok(CacheUpdate { pool, at, outcome })
+    }
+
+    /// Returns the cache feed of an instance in this incarnation.
+    pub(super) fn feed(&mut self, name: &str, incarnation: u64) -> Result<&mut CacheFeed, ConductorError> {
+        Ok(&mut self.known(name, incarnation)?.cache)
+    }
+
+    /// Ends the wait for a confirmation: restored blocks are answered if they are `confirmed`, else dropped.
+    pub(super) fn settle(
+        &mut self,
+        name: &str,
+        incarnation: u64,
+        confirmed: bool,
+        pools: &mut Pools,
+    ) -> Result<(), ConductorError> {
+        let known = self.known(name, incarnation)?;
+        if !known.cache.confirm() {
+            return Ok(());
+        }
+        let (pool, prefill) = (known.pool, known.numbers.prefill);
+        if !confirmed {
+            known.cache.forget(prefill.is_some());
+        }
+        self.version += 1;
+        self.counts.confirmed += u64::from(confirmed);
+        self.counts.dropped += u64::from(!confirmed);
+        match prefill {
+            Some(at) if confirmed => pools.show_restored(pool, at),
+            Some(at) => pools.clear(pool, at),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the progress of the feeds of a pool, each with true if it is degraded.
+    pub(super) fn feeds_of(&self, pool: u32) -> impl Iterator<Item = (FeedProgress, bool)> {
+        self.by_name.values().filter(move |known| known.pool == pool).filter_map(Instance::feed)
     }
 
     /// Notes how long the publisher of an instance has been unreachable; returns true if its blocks are dropped.
@@ -369,7 +420,9 @@ impl InstanceRegistry {
         let is_suspect = known.spec.report_ns == 0 && silent_ns >= AWAY_SUSPECT_NS;
         let (pool, prefill) = (known.pool, known.numbers.prefill);
         let is_forgotten = for_ns >= AWAY_FORGOTTEN_NS;
+        let was_unconfirmed = known.cache.is_unconfirmed();
         let forgets = is_forgotten && known.cache.forget(prefill.is_some());
+        self.counts.dropped += u64::from(forgets && was_unconfirmed);
         self.version += u64::from(is_new);
         if is_suspect {
             self.set_suspect(name, true, pools)?;

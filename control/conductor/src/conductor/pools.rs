@@ -13,7 +13,7 @@ use super::error::ConductorError;
 use crate::hot::{HotRow, HotTable};
 use crate::index::{ContextId, HolderId, IndexError, PrefixIndex, PrefixMatches, PromptContext, Tier, Tiers};
 use crate::policy::{Fetch, Placement};
-use crate::scheduler::{Request, Scheduler, SchedulerError, Scratch};
+use crate::scheduler::{Request, RestoredIndex, Scheduler, SchedulerError, Scratch};
 
 /// Maximum number of sources in an answer.
 const SOURCES: usize = 4;
@@ -65,6 +65,8 @@ pub(super) struct Pool {
     pub(super) instances: usize,
     /// Number of requests.
     pub(super) requests: usize,
+    /// Number of batches of cache events that changed its index.
+    pub(super) batches: u64,
     /// Number of consecutive prompts with more cached blocks than the index knew.
     surprises: u32,
     pub(super) hits: Hits,
@@ -82,8 +84,7 @@ impl Pool {
         }
         let token_bytes = limits.token_bytes;
         let mut scheduler = Scheduler::new(limits, config.policy.make(config.refuses))?;
-        let everything = PromptContext { salt: "\u{0}more contexts".to_owned(), ..PromptContext::default() };
-        let overflow = scheduler.context(&everything)?;
+        let overflow = scheduler.context(&everything())?;
         Ok(Self {
             key,
             token_bytes,
@@ -94,6 +95,7 @@ impl Pool {
             decode: Vec::new(),
             instances: 0,
             requests: 0,
+            batches: 0,
             surprises: 0,
             hits: Hits::default(),
             hot: HotTable::default(),
@@ -116,6 +118,17 @@ impl Pool {
             }
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Replaces the index by a restored one, before the first request: `kept` are the hidden holders of instances.
+    pub(super) fn adopt_index(
+        &mut self,
+        index: PrefixIndex,
+        kept: Vec<(usize, HolderId)>,
+    ) -> Result<(), ConductorError> {
+        RestoredIndex::new(index, kept).install(&mut self.scheduler)?;
+        self.overflow = self.scheduler.context(&everything())?;
+        Ok(())
     }
 
     pub(super) fn index(&mut self) -> &mut PrefixIndex {
@@ -396,6 +409,17 @@ impl Pools {
         }
     }
 
+    /// Lets lookups answer the restored blocks of an instance.
+    pub(super) fn show_restored(&mut self, number: u32, at: usize) -> Result<(), ConductorError> {
+        match self.by_number.get_mut(&number) {
+            Some(pool) => {
+                let holder = pool.scheduler.holder(at)?;
+                Ok(pool.index().show(holder).map_err(SchedulerError::from)?)
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Notes that a part of the shared store has a block of a model, or has it no longer. Returns false if no instance
     /// serves that model.
     ///
@@ -442,6 +466,11 @@ fn unknown_model(context: &PromptContext) -> ConductorError {
         tenant: context.tenant.clone(),
         block_tokens: context.block_tokens,
     }
+}
+
+/// Returns the key of the context that all contexts beyond the maximum share.
+fn everything() -> PromptContext {
+    PromptContext { salt: "\u{0}more contexts".to_owned(), ..PromptContext::default() }
 }
 
 /// Returns a salt for a context's name.

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use bincode::{Decode, Encode};
 
 use super::Conductor;
+use super::cache_feed::FeedProgress;
 use super::calls::{Assignment, ScheduleRefusal, ScheduleReply};
 use super::config::MAX_PROMPT_BLOCKS;
 use super::error::{ConductorError, bad};
@@ -132,6 +133,8 @@ pub struct InstanceRow {
     pub suspect: bool,
     /// True while an operator holds it.
     pub held: bool,
+    /// Progress of its cache feed; none if it reports no cache, or only decodes.
+    pub progress: Option<FeedProgress>,
 }
 
 /// State of a pool, for operators.
@@ -141,6 +144,12 @@ pub struct PoolRow {
     pub status: ModelStatus,
     /// True while the index may lack blocks that its instances hold.
     pub incomplete: bool,
+    /// Number of its instances that report their caches.
+    pub feeds: usize,
+    /// Number of these whose caches are completely known.
+    pub complete_feeds: usize,
+    /// Number of batches that are known to be published and are not applied yet.
+    pub missing_batches: u64,
 }
 
 /// Snapshot of all instances and pools, without requests, for operators.
@@ -372,7 +381,8 @@ impl Conductor {
                 decodes,
                 silent_ns: now_ns.saturating_sub(known.heard_ns),
             };
-            instances.push(InstanceRow { status, suspect: known.suspect, held: known.held });
+            let progress = known.numbers.prefill.and_then(|_| known.cache.progress());
+            instances.push(InstanceRow { status, suspect: known.suspect, held: known.held, progress });
         }
         let known = &self.instances;
         let row = |(number, pool): (u32, &mut Pool)| {
@@ -392,7 +402,19 @@ impl Conductor {
                 error_permille: (pool.scheduler.model().error() * 1000.0).min(1e6) as u32,
                 mismatch: pool.is_mismatched() || known.has_alien(number),
             };
-            PoolRow { status, incomplete: known.unknown_in(number).next().is_some() }
+            let mut row = PoolRow {
+                status,
+                incomplete: known.unknown_in(number).next().is_some(),
+                feeds: 0,
+                complete_feeds: 0,
+                missing_batches: 0,
+            };
+            for (progress, is_incomplete) in known.feeds_of(number) {
+                row.feeds += 1;
+                row.complete_feeds += usize::from(!is_incomplete);
+                row.missing_batches += progress.newest - progress.next;
+            }
+            row
         };
         Table { version: known.version(), instances, pools: self.pools.iter_mut().map(row).collect() }
     }

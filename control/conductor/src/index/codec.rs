@@ -64,31 +64,37 @@ impl fmt::Display for SnapshotError {
 
 impl std::error::Error for SnapshotError {}
 
-pub(super) fn invalid(what: &'static str, value: u64) -> SnapshotError {
+pub(crate) fn invalid(what: &'static str, value: u64) -> SnapshotError {
     SnapshotError::Invalid { what, value }
 }
 
-pub(super) fn put(out: &mut Vec<u8>, word: u64) {
+pub(crate) fn put(out: &mut Vec<u8>, word: u64) {
     out.extend_from_slice(&word.to_le_bytes());
 }
 
+/// Writes a name, as [`Reader::name`] reads it.
+pub(crate) fn put_name(out: &mut Vec<u8>, name: &str) {
+    put(out, name.len() as u64);
+    out.extend_from_slice(name.as_bytes());
+}
+
 /// Reader of a snapshot.
-pub(super) struct Reader<'a> {
+pub(crate) struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
 impl<'a> Reader<'a> {
-    pub(super) const fn new(bytes: &'a [u8]) -> Self {
+    pub(crate) const fn new(bytes: &'a [u8]) -> Self {
         Self { bytes, at: 0 }
     }
 
     /// Returns the number of bytes read.
-    pub(super) const fn at(&self) -> usize {
+    pub(crate) const fn at(&self) -> usize {
         self.at
     }
 
-    pub(super) fn word(&mut self) -> Result<u64, SnapshotError> {
+    pub(crate) fn word(&mut self) -> Result<u64, SnapshotError> {
         let word = self.bytes[self.at..].first_chunk::<8>().ok_or(SnapshotError::Short { at: self.at })?;
         self.at += 8;
         Ok(u64::from_le_bytes(*word))
@@ -107,7 +113,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    pub(super) fn count(&mut self, what: &'static str, most: usize) -> Result<usize, SnapshotError> {
+    pub(crate) fn count(&mut self, what: &'static str, most: usize) -> Result<usize, SnapshotError> {
         let value = self.word()?;
         if value > most as u64 {
             return Err(SnapshotError::TooLarge { what, value, most: most as u64 });
@@ -121,7 +127,8 @@ impl<'a> Reader<'a> {
         Ok(PromptContext { tenant, model, lora, block_tokens, salt })
     }
 
-    fn name(&mut self) -> Result<String, SnapshotError> {
+    /// Reads a name of at most [`super::MAX_NAME_BYTES`].
+    pub(crate) fn name(&mut self) -> Result<String, SnapshotError> {
         let bytes = self.count("bytes of a name", super::MAX_NAME_BYTES)?;
         let from = self.at;
         self.skip(bytes)?;

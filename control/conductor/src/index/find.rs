@@ -115,7 +115,7 @@ impl PrefixIndex {
     /// the lookup.
     #[must_use]
     pub fn blocks_within(&self, found: &PrefixMatches, holder: HolderId, tiers: Tiers) -> u32 {
-        let Ok(slot) = self.holders.slot(holder) else { return 0 };
+        let Some(slot) = self.holders.slot(holder).ok().filter(|slot| self.holders.is_live(*slot)) else { return 0 };
         for step in &found.path {
             let reach = self.blocks.reach(step.run, slot, tiers, step.start);
             if reach < step.end {

@@ -15,8 +15,10 @@ struct RetiredHolder {
 pub(super) struct Holders {
     /// Number of earlier holders of each slot.
     generations: Vec<u32>,
-    /// Bitset of the slots of registered holders.
+    /// Bitset of the slots of registered holders that lookups answer.
     live: Vec<u64>,
+    /// Bitset of the slots of registered holders that are hidden from lookups.
+    hidden: Vec<u64>,
     /// Free slots, the next one to be used last.
     spare: Vec<u16>,
     retired: Vec<RetiredHolder>,
@@ -28,6 +30,7 @@ impl Holders {
         Self {
             generations: vec![0; most],
             live: vec![0; most.div_ceil(64)],
+            hidden: vec![0; most.div_ceil(64)],
             spare: (0..most as u16).rev().collect(),
             retired: Vec::new(),
         }
@@ -48,6 +51,7 @@ impl Holders {
     pub(super) fn retire(&mut self, holder: HolderId) -> Result<(), IndexError> {
         let slot = self.slot(holder)?;
         self.live[usize::from(slot) / 64] &= !(1 << (slot % 64));
+        self.hidden[usize::from(slot) / 64] &= !(1 << (slot % 64));
         self.generations[usize::from(slot)] += 1;
         self.retired.push(RetiredHolder { slot, is_swept_from_first: false });
         Ok(())
@@ -56,14 +60,36 @@ impl Holders {
     /// Returns the slot of a registered holder.
     pub(super) fn slot(&self, holder: HolderId) -> Result<u16, IndexError> {
         let known = self.generations.get(usize::from(holder.slot)) == Some(&holder.generation);
-        if known && self.is_live(holder.slot) { Ok(holder.slot) } else { Err(IndexError::UnknownHolder) }
+        if known && self.is_registered(holder.slot) { Ok(holder.slot) } else { Err(IndexError::UnknownHolder) }
     }
 
+    /// Hides a registered holder from lookups: its blocks are kept and changed, and not answered.
+    pub(super) fn hide(&mut self, holder: HolderId) -> Result<(), IndexError> {
+        let slot = self.slot(holder)?;
+        self.live[usize::from(slot) / 64] &= !(1 << (slot % 64));
+        self.hidden[usize::from(slot) / 64] |= 1 << (slot % 64);
+        Ok(())
+    }
+
+    /// Lets lookups answer a holder that was hidden. Idempotent.
+    pub(super) fn show(&mut self, holder: HolderId) -> Result<(), IndexError> {
+        let slot = self.slot(holder)?;
+        self.hidden[usize::from(slot) / 64] &= !(1 << (slot % 64));
+        self.live[usize::from(slot) / 64] |= 1 << (slot % 64);
+        Ok(())
+    }
+
+    /// Returns true if the slot has a registered holder, hidden or not.
+    pub(super) fn is_registered(&self, slot: u16) -> bool {
+        bit(&self.live, slot) || bit(&self.hidden, slot)
+    }
+
+    /// Returns true if lookups answer the holder of the slot.
     pub(super) fn is_live(&self, slot: u16) -> bool {
         bit(&self.live, slot)
     }
 
-    /// Returns the bitset of the slots of registered holders.
+    /// Returns the bitset of the slots of the holders that lookups answer.
     pub(super) fn live(&self) -> &[u64] {
         &self.live
     }
@@ -98,7 +124,7 @@ impl Holders {
     pub(super) fn put(&self, out: &mut Vec<u8>) {
         put(out, self.generations.len() as u64);
         for (slot, generation) in self.generations.iter().enumerate() {
-            put(out, u64::from(*generation) << 1 | u64::from(self.is_live(slot as u16)));
+            put(out, u64::from(*generation) << 1 | u64::from(self.is_registered(slot as u16)));
         }
     }
 
@@ -119,6 +145,24 @@ impl Holders {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn hidden_holder_is_registered_and_not_answered() {
+        let mut holders = Holders::new(2);
+        let holder = holders.register().expect("a slot");
+        holders.hide(holder).expect("it is registered");
+        assert!(holders.is_registered(holder.slot()) && !holders.is_live(holder.slot()));
+        assert_eq!(holders.slot(holder), Ok(holder.slot()));
+        holders.show(holder).expect("it is registered");
+        assert!(holders.is_live(holder.slot()));
+        holders.hide(holder).expect("it is registered");
+        holders.retire(holder).expect("it is registered");
+        assert!(!holders.is_registered(holder.slot()));
+        assert_eq!(
+            (holders.hide(holder), holders.show(holder)),
+            (Err(IndexError::UnknownHolder), Err(IndexError::UnknownHolder))
+        );
+    }
 
     #[test]
     fn slot_is_free_after_a_whole_sweep_and_its_former_holder_is_rejected() {

@@ -5,13 +5,21 @@
 
 use kvplane_proto::checksum::payload_checksum;
 
-use super::codec::{MAGIC, Reader, SnapshotError, invalid, put};
+use super::codec::{MAGIC, Reader, SnapshotError, invalid, put, put_name};
 use super::{IndexConfig, PrefixIndex};
 
 impl PrefixIndex {
     /// Takes a snapshot. Time and size are proportional to the number of blocks: 8 bytes per block and 24 per run.
     #[must_use]
     pub fn snapshot(&self) -> Vec<u8> {
+        let mut out = self.snapshot_body();
+        seal(&mut out, 0);
+        out
+    }
+
+    /// Takes a snapshot without its checksum, for a caller that computes it elsewhere ([`seal`]): the checksum takes
+    /// longer than the copy.
+    pub(crate) fn snapshot_body(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.blocks.snapshot_bytes() + 64);
         put(&mut out, MAGIC);
         put(&mut out, self.config.seed);
@@ -20,14 +28,11 @@ impl PrefixIndex {
         for key in names {
             put(&mut out, u64::from(key.block_tokens));
             for name in [&key.tenant, &key.model, &key.lora, &key.salt] {
-                put(&mut out, name.len() as u64);
-                out.extend_from_slice(name.as_bytes());
+                put_name(&mut out, name);
             }
         }
         self.holders.put(&mut out);
         self.blocks.put(&mut out, &self.holders);
-        let checksum = payload_checksum(&out);
-        put(&mut out, checksum);
         out
     }
 
@@ -36,18 +41,16 @@ impl PrefixIndex {
     /// # Errors
     /// When the bytes are damaged, of another format, or exceed a limit.
     pub fn restore(config: IndexConfig, bytes: &[u8]) -> Result<Self, SnapshotError> {
-        let Some((body, checksum)) = bytes.split_last_chunk::<8>() else {
-            return Err(SnapshotError::Short { at: bytes.len() });
-        };
+        Self::restore_body(config, unseal(bytes)?)
+    }
+
+    /// Restores an index from a snapshot without its checksum, which [`unseal`] has checked.
+    ///
+    /// # Errors
+    /// When the bytes exceed a limit, or have a value out of range.
+    pub(crate) fn restore_body(config: IndexConfig, body: &[u8]) -> Result<Self, SnapshotError> {
         let mut reader = Reader::new(body);
-        let found = reader.word()?;
-        if found != MAGIC {
-            return Err(SnapshotError::Format { found });
-        }
-        let (stored, computed) = (u64::from_le_bytes(*checksum), payload_checksum(body));
-        if stored != computed {
-            return Err(SnapshotError::Checksum { stored, computed });
-        }
+        reader.word()?;
         let mut index = Self::new(IndexConfig { seed: reader.word()?, ..config }).map_err(SnapshotError::Config)?;
         for _ in 0..reader.count("contexts", config.max_contexts)? {
             let key = reader.context()?;
@@ -57,4 +60,26 @@ impl PrefixIndex {
         index.blocks.restore(&mut reader, index.contexts.count(), &index.holders)?;
         if reader.at() == body.len() { Ok(index) } else { Err(invalid("bytes after the last run", reader.at() as u64)) }
     }
+}
+
+/// Appends the checksum of a snapshot that begins at `from`.
+pub(crate) fn seal(out: &mut Vec<u8>, from: usize) {
+    let checksum = payload_checksum(&out[from..]);
+    put(out, checksum);
+}
+
+/// Checks format and checksum of a snapshot, and returns it without the checksum.
+///
+/// # Errors
+/// When the bytes are too few, damaged or of another format.
+pub(crate) fn unseal(bytes: &[u8]) -> Result<&[u8], SnapshotError> {
+    let Some((body, checksum)) = bytes.split_last_chunk::<8>() else {
+        return Err(SnapshotError::Short { at: bytes.len() });
+    };
+    let found = Reader::new(body).word()?;
+    if found != MAGIC {
+        return Err(SnapshotError::Format { found });
+    }
+    let (stored, computed) = (u64::from_le_bytes(*checksum), payload_checksum(body));
+    if stored == computed { Ok(body) } else { Err(SnapshotError::Checksum { stored, computed }) }
 }

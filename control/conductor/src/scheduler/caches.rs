@@ -86,6 +86,28 @@ impl Caches {
         self.routed_by_slot[usize::from(holder.routed.slot())] = instance as u32;
     }
 
+    /// Replaces the index by a restored one, in which `kept` are the hidden holders of instances; the others get new
+    /// ones. For a start: everything in the present index is dropped.
+    pub(super) fn adopt(&mut self, mut index: PrefixIndex, kept: &[(usize, HolderId)]) -> Result<(), SchedulerError> {
+        // Both indexes have the same contexts, by number.
+        for key in index.context_keys() {
+            self.routed.context(&key)?;
+        }
+        let mut adopted = Vec::new();
+        for (instance, known) in self.holders.iter().enumerate() {
+            let Some(known) = known else { continue };
+            let holder = match kept.iter().find(|(at, _)| *at == instance) {
+                Some((_, holder)) => *holder,
+                None => index.register()?,
+            };
+            adopted.push((instance, CacheHolder { holder, ..*known }));
+        }
+        self.index = index;
+        self.by_slot.fill(u32::MAX);
+        adopted.into_iter().for_each(|(instance, holder)| self.enter(instance, holder));
+        Ok(())
+    }
+
     /// Removes an instance, with all blocks that it held.
     pub(super) fn lose(&mut self, instance: usize) -> Result<(), SchedulerError> {
         let lost = self.known(instance)?;

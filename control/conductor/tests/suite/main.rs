@@ -8,6 +8,7 @@ mod durable;
 mod engine;
 mod hot;
 mod index;
+mod kept_index;
 mod queue;
 mod service;
 mod support;

@@ -1,5 +1,7 @@
 //! Messages by which operators steer the Conductor: holding instances, the placement policy, classes, weights of flows.
 
+use std::sync::Arc;
+
 use bincode::{Decode, Encode};
 pub use kvplane_conductor::conductor::{ClassTerms, MAX_PRIORITY};
 pub use kvplane_conductor::policy::PlacementPolicy;
@@ -74,6 +76,32 @@ pub struct ShowPlacement;
 /// Requests figures of the replicas of hot prefixes that the Conductor has had made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct ShowCopies;
+
+/// Requests the progress of the cache feeds of all instances that report their caches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct ShowFeeds;
+
+/// Progress of an instance's cache feed.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub struct FeedShown {
+    pub instance: Arc<str>,
+    /// Number of the next batch to apply.
+    pub next: u64,
+    /// Number after the newest batch that is known to be published.
+    pub newest: u64,
+    /// True while its blocks are those of a snapshot that its publisher has not confirmed: none of them is answered.
+    pub unconfirmed: bool,
+    /// True while its cache is not completely known.
+    pub degraded: bool,
+}
+
+/// The reply to [`ShowFeeds`].
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct FeedsShown {
+    /// Feeds, by the names of their instances.
+    pub feeds: Vec<FeedShown>,
+}
 
 /// The reply to [`ShowCopies`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]

@@ -23,7 +23,7 @@ use crate::message::p2p::{
     ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
 };
 use crate::message::placement::{
-    HoldInstance, SetClass, SetPlacement, SetWeight, ShowCopies, ShowPlacement, ShowService,
+    HoldInstance, SetClass, SetPlacement, SetWeight, ShowCopies, ShowFeeds, ShowPlacement, ShowService,
 };
 use crate::message::{
     AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetIncarnation, GetMap, GetMoves, GetRoom,
@@ -259,6 +259,7 @@ impl Call {
             SetClass::KIND => self.answer(frame, |c| service.set_class(caller, c)),
             SetWeight::KIND => self.answer(frame, |c| service.set_weight(caller, c)),
             ShowService::KIND => self.answer(frame, |_: ShowService| service.show_service(caller)),
+            ShowFeeds::KIND => self.answer(frame, |_: ShowFeeds| service.show_feeds(caller)),
             ShowPlacement::KIND => self.answer(frame, |_: ShowPlacement| service.show_placement(caller)),
             PublishObject::KIND => self.answer(frame, |c| service.publish_object(caller, c)),
             FindObject::KIND => self.answer(frame, |c| service.find_object(caller, c)),

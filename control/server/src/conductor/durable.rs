@@ -37,7 +37,7 @@ pub(crate) struct DecodedRecords {
 
 /// A Conductor with what was stored of it and beside it.
 pub(crate) struct RestoredConductor {
-    pub(super) conductor: Conductor,
+    pub(crate) conductor: Conductor,
     /// Masters that were registered.
     pub(super) masters: Vec<MasterSpec>,
     pub(super) seeds: Seeds,

@@ -1,16 +1,20 @@
 //! Counters of the Conductor for a scrape.
 
-use kvplane_conductor::conductor::{Conductor, InstanceTable, ModelStatus};
+use kvplane_conductor::conductor::{Conductor, ModelStatus, PoolRow, Table};
 
 use super::feeds::FeedCounts;
+use super::snapshots::SnapshotCounts;
 use crate::counts::MetricKind;
 
 /// Records all counters and gauges, in the recorder of this thread.
-pub(super) fn record(conductor: &mut Conductor, now_ns: u64, feeds: &FeedCounts) {
+pub(super) fn record(conductor: &mut Conductor, now_ns: u64, feeds: &FeedCounts, snapshots: Option<&SnapshotCounts>) {
     let (counts, copies) = (conductor.counts(), conductor.copies());
     let unreachable = conductor.instances().unreachable() as u64;
-    let table = InstanceTable::from(conductor.table(now_ns));
-    let sum = |of: fn(&ModelStatus) -> u64| table.models.iter().map(of).sum::<u64>();
+    let table = conductor.table(now_ns);
+    let sum = |of: fn(&ModelStatus) -> u64| table.pools.iter().map(|pool| of(&pool.status)).sum::<u64>();
+    let of_pools = |of: fn(&PoolRow) -> u64| table.pools.iter().map(of).sum::<u64>();
+    let of_files = |of: fn(&SnapshotCounts) -> u64| snapshots.map_or(0, of);
+    let unconfirmed = table.instances.iter().filter(|row| row.progress.is_some_and(|of| of.unconfirmed)).count() as u64;
     let counters = [
         ("kvplane_conductor_placed_total", "Requests placed at once.", counts.placed),
         ("kvplane_conductor_queued_total", "Requests queued.", counts.queued),
@@ -41,11 +45,56 @@ pub(super) fn record(conductor: &mut Conductor, now_ns: u64, feeds: &FeedCounts)
             "Caches taken to be empty, because blocks that they had reported were missing.",
             counts.implausible,
         ),
+        (
+            "kvplane_conductor_snapshots_written_total",
+            "Snapshots of the index written.",
+            of_files(SnapshotCounts::written),
+        ),
+        (
+            "kvplane_conductor_snapshots_failed_total",
+            "Snapshots of the index that could not be written.",
+            of_files(SnapshotCounts::failed),
+        ),
+        (
+            "kvplane_conductor_snapshots_refused_total",
+            "Snapshots of the index that could not be used at the start.",
+            of_files(SnapshotCounts::refused),
+        ),
+        (
+            "kvplane_conductor_restored_caches_confirmed_total",
+            "Instances that confirmed the blocks of a snapshot.",
+            counts.confirmed,
+        ),
+        (
+            "kvplane_conductor_restored_caches_dropped_total",
+            "Instances that did not confirm the blocks of a snapshot, which were dropped.",
+            counts.dropped,
+        ),
     ];
     let gauges = [
         ("kvplane_conductor_instances", "Instances registered.", table.instances.len() as u64),
         ("kvplane_conductor_suspect_instances", "Instances that missed reports.", suspects(&table)),
         ("kvplane_conductor_unreachable_instances", "Instances whose event publisher is unreachable.", unreachable),
+        (
+            "kvplane_conductor_degraded_instances",
+            "Instances whose caches are not completely known.",
+            of_pools(|pool| (pool.feeds - pool.complete_feeds) as u64),
+        ),
+        (
+            "kvplane_conductor_unconfirmed_instances",
+            "Instances that have not confirmed the blocks of a snapshot.",
+            unconfirmed,
+        ),
+        (
+            "kvplane_conductor_missing_batches",
+            "Batches of cache events that were published and are not applied yet.",
+            of_pools(|pool| pool.missing_batches),
+        ),
+        (
+            "kvplane_conductor_snapshot_bytes",
+            "Bytes of the snapshots of the index that were written last.",
+            of_files(SnapshotCounts::bytes),
+        ),
         ("kvplane_conductor_waiting_requests", "Queued requests.", sum(|model| model.waiting)),
         ("kvplane_conductor_requests", "Queued and booked requests.", sum(|model| model.requests)),
         ("kvplane_conductor_index_blocks", "Blocks in the prefix indexes.", sum(|model| model.blocks)),
@@ -69,6 +118,6 @@ pub(super) fn record(conductor: &mut Conductor, now_ns: u64, feeds: &FeedCounts)
     }
 }
 
-fn suspects(table: &InstanceTable) -> u64 {
-    table.instances.iter().filter(|row| row.suspect).count() as u64
+fn suspects(table: &Table) -> u64 {
+    table.instances.iter().filter(|row| row.status.suspect).count() as u64
 }

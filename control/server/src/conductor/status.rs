@@ -1,6 +1,6 @@
 //! The Conductor's part of the status page: instances, models with their queues, hot prefixes, counters.
 
-use kvplane_conductor::conductor::{Conductor, CopyState};
+use kvplane_conductor::conductor::{Conductor, CopyState, FeedProgress, PoolRow};
 use serde_json::{Value, json};
 
 /// Most hot prefixes shown.
@@ -15,6 +15,20 @@ fn copies_as_json(copies: &CopyState) -> Value {
         "coming": copies.coming,
         "made": copies.counts.made,
         "failed": copies.counts.failed,
+    })
+}
+
+/// Returns the progress of a cache feed.
+pub(crate) fn progress_as_json(progress: FeedProgress) -> Value {
+    json!({ "next": progress.next, "newest": progress.newest, "unconfirmed": progress.unconfirmed })
+}
+
+/// Returns the progress of all cache feeds of a pool.
+pub(crate) fn pool_progress_as_json(row: &PoolRow) -> Value {
+    json!({
+        "instances": row.feeds,
+        "complete_instances": row.complete_feeds,
+        "missing_batches": row.missing_batches,
     })
 }
 
@@ -33,6 +47,7 @@ pub(super) fn as_json(conductor: &mut Conductor, now_ns: u64) -> Value {
             "suspect": row.suspect,
             "held": row.held,
             "degraded": row.status.degraded,
+            "progress": row.progress.map(progress_as_json),
             "prefills": row.status.prefills,
             "wait_ns": row.status.wait_ns,
             "decode_tokens": row.status.decode_tokens,
@@ -55,6 +70,7 @@ pub(super) fn as_json(conductor: &mut Conductor, now_ns: u64) -> Value {
             "error_permille": row.status.error_permille,
             "mismatch": row.status.mismatch,
             "degraded": row.incomplete,
+            "progress": pool_progress_as_json(row),
         })
     });
     let hot = hot.iter().map(|row| {

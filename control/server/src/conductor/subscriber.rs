@@ -3,7 +3,8 @@
 //!
 //! Messages have a topic, a number and a batch. After a gap in the numbers, the missing batches are requested from the
 //! engine's replay socket, if it has one; batches that it does not hold any more are lost, and the Conductor is
-//! notified of the gap. After a reconnection, numbers that start over mean that the engine restarted. The subscriber
+//! notified of the gap. After a reconnection, numbers that start over mean that the engine restarted, and so does
+//! another batch with the number of the last one, which engines replay if they still have it. The subscriber
 //! reconnects to an unreachable publisher; the longer it is unreachable, the less its engine's known cache counts
 //! ([`kvplane_conductor::conductor::Conductor::away`]).
 
@@ -12,8 +13,11 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvplane_conductor::conductor::{BlockChange, CacheBatch, CacheReport, ConductorError, EventSource, PoolKey};
+use kvplane_conductor::conductor::{
+    BlockChange, CacheBatch, CacheReport, ConductorError, EventSource, FeedPosition, FollowedFeed, PoolKey,
+};
 use kvplane_conductor::engine::{RootBlock, read_batch};
+use kvplane_proto::Digest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -130,7 +134,13 @@ impl Line {
 
 /// Follows the events until the instance is not registered any more in this incarnation.
 pub(super) async fn follow(host: Arc<ConductorHost>, counts: Arc<FeedCounts>, followed: EventOrigin) {
-    let mut subscriber = EventSubscriber { host, counts, followed, next: None, away: false };
+    let unconfirmed = match &followed.feed {
+        Feed::Engine { instance, incarnation, .. } => {
+            host.look(|conductor, _| FollowedFeed::of(instance, *incarnation).unconfirmed(conductor))
+        }
+        Feed::Master(_) => None,
+    };
+    let mut subscriber = EventSubscriber { host, counts, followed, next: None, mark: None, unconfirmed, away: false };
     let mut away_since = None;
     loop {
         let began = Instant::now();
@@ -164,6 +174,20 @@ enum FollowEnd {
     Gone,
 }
 
+/// End of a replay.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum ReplayEnd {
+    /// The engine marked the end.
+    Whole {
+        /// True if the replay began with the batch that was applied last.
+        proven: bool,
+    },
+    /// There is no replay socket, or it did not answer to the end.
+    Cut,
+    /// The batch that was applied last is another one: the engine has restarted.
+    Foreign,
+}
+
 impl From<io::Error> for FollowEnd {
     fn from(error: io::Error) -> Self {
         Self::Broken(error)
@@ -176,6 +200,10 @@ struct EventSubscriber {
     followed: EventOrigin,
     /// Number of the next batch.
     next: Option<u64>,
+    /// Digest of the batch before it.
+    mark: Option<u128>,
+    /// Position of a snapshot that its publisher has not confirmed yet.
+    unconfirmed: Option<FeedPosition>,
     /// True if the last attempt to reach the publisher failed.
     away: bool,
 }
@@ -197,6 +225,7 @@ impl EventSubscriber {
                 Err(FollowEnd::Gone)
             }
             Ok(Ok(true)) => {
+                self.unconfirmed = None;
                 if self.next.take().is_some() {
                     tracing::warn!(publisher, instance, "unreachable for too long: its cache counts as empty");
                 }
@@ -226,11 +255,19 @@ impl EventSubscriber {
         let words = subscription(source.topic.as_bytes());
         timeout(DEADLINE, line.stream.write_all(&words)).await.map_err(io::Error::from)??;
         // Batches published before this connection. Smaller numbers belong to an earlier incarnation.
-        let mut before = self.next;
-        let replayed = self.replay(self.next.unwrap_or(0)).await?;
+        let mut before = self.unconfirmed.map(|position| position.next).or(self.next);
+        let mut end = match self.unconfirmed.take() {
+            Some(position) => self.settle(position).await?,
+            None => self.catch_up().await?,
+        };
+        if end == ReplayEnd::Foreign {
+            before = None;
+            end = self.replay(0, None).await?;
+        }
+        let replayed = matches!(end, ReplayEnd::Whole { .. });
         if replayed && self.next.is_none() && matches!(self.followed.feed, Feed::Engine { .. }) {
             // It has published nothing yet, so its cache is empty; the next number is 0.
-            self.batch(u64::MAX, CacheReport::Snapshot, Vec::new())?;
+            self.batch(u64::MAX, CacheReport::Snapshot, Vec::new(), None)?;
         }
         self.is_back();
         let mut models = self.host.models();
@@ -254,7 +291,8 @@ impl EventSubscriber {
                 // The batch was replayed already.
                 Some(next) if seq < next => {}
                 Some(next) if seq > next => {
-                    self.replay(next).await?;
+                    self.note_published(seq.saturating_add(1));
+                    self.replay(next, None).await?;
                     let missing = self.next.is_none_or(|next| seq > next);
                     let change = if missing { CacheReport::Lost } else { CacheReport::Goes };
                     self.take(seq, change, payload)?;
@@ -270,29 +308,85 @@ impl EventSubscriber {
             return self.take(0, CacheReport::Snapshot, payload);
         }
         // The empty cache precedes number 0, so that batch 0 counts too if it is replayed.
-        self.batch(u64::MAX, CacheReport::Snapshot, Vec::new())?;
-        self.replay(0).await?;
+        self.batch(u64::MAX, CacheReport::Snapshot, Vec::new(), None)?;
+        self.note_published(seq.saturating_add(1));
+        self.replay(0, None).await?;
         let missing = self.next.is_none_or(|next| seq > next);
         self.take(seq, if missing { CacheReport::Lost } else { CacheReport::Goes }, payload)
     }
 
-    /// Applies the batches from `from` on that the engine still holds. Returns true if the engine marked the end of the
-    /// replay.
-    async fn replay(&mut self, from: u64) -> Result<bool, FollowEnd> {
+    /// Applies the batches published since the last connection. If the last applied batch is another one there by now,
+    /// the engine has restarted, whatever its numbers are: its former cache is gone.
+    async fn catch_up(&mut self) -> Result<ReplayEnd, FollowEnd> {
+        let end = match (self.next, self.mark) {
+            (Some(next), Some(mark)) => self.replay(next.saturating_sub(1), Some(mark)).await?,
+            (next, _) => self.replay(next.unwrap_or(0), None).await?,
+        };
+        if end == ReplayEnd::Foreign {
+            self.batch(u64::MAX, CacheReport::Snapshot, Vec::new(), None)?;
+        }
+        Ok(end)
+    }
+
+    /// Continues at the position of a snapshot, if the publisher is the one that the snapshot is of, and still has what
+    /// followed: it replays the last batch that was applied, unchanged, and then the following ones. Otherwise the
+    /// blocks of the snapshot are dropped, and its events begin anew.
+    async fn settle(&mut self, position: FeedPosition) -> Result<ReplayEnd, FollowEnd> {
+        self.next = Some(position.next);
+        let end = self.replay(position.next.saturating_sub(1), position.mark).await?;
+        let continues = end == ReplayEnd::Whole { proven: true };
+        let Feed::Engine { instance, incarnation, .. } = &self.followed.feed else { return Ok(end) };
+        let feed = FollowedFeed::of(instance, *incarnation);
+        // An instance that is not registered any more is not followed for long.
+        if continues {
+            tracing::info!(instance, from = position.next, next = self.next, "its publisher continues after a restart");
+            let _ = self.host.with(|conductor, _| feed.confirm(conductor));
+        } else {
+            tracing::warn!(
+                instance,
+                position = position.next,
+                "its publisher has restarted, or no longer has the batches since: its former blocks are dropped"
+            );
+            let _ = self.host.with(|conductor, _| feed.drop_unconfirmed(conductor));
+            (self.next, self.mark) = (None, None);
+        }
+        Ok(if continues { end } else { ReplayEnd::Foreign })
+    }
+
+    /// Notes that the publisher has published all batches before `newest`.
+    fn note_published(&self, newest: u64) {
+        let Feed::Engine { instance, incarnation, .. } = &self.followed.feed else { return };
+        // An instance that is not registered any more is not followed for long.
+        let _ =
+            self.host.with(|conductor, _| FollowedFeed::of(instance, *incarnation).note_published(conductor, newest));
+    }
+
+    /// Applies the batches from `from` on that the engine still holds. With `proof`, the batch `from` was applied
+    /// before, with this digest: the replay ends at once if it is another one now.
+    async fn replay(&mut self, from: u64, proof: Option<u128>) -> Result<ReplayEnd, FollowEnd> {
+        let mut proven = false;
         if self.followed.source.replay.is_empty() {
-            return Ok(false);
+            return Ok(ReplayEnd::Cut);
         }
         // Without a replay there is a gap, which is reported.
-        let Ok(mut line) = Line::open(&self.followed.source.replay, Kind::Dealer).await else { return Ok(false) };
+        let Ok(mut line) = Line::open(&self.followed.source.replay, Kind::Dealer).await else {
+            return Ok(ReplayEnd::Cut);
+        };
         let asked = message(&[b"", &from.to_be_bytes()]);
         if !matches!(timeout(DEADLINE, line.stream.write_all(&asked)).await, Ok(Ok(()))) {
-            return Ok(false);
+            return Ok(ReplayEnd::Cut);
         }
         for _ in 0..REPLAYED {
-            let Ok(Ok(parts)) = timeout(DEADLINE, line.message()).await else { return Ok(false) };
-            let Some((seq, payload)) = numbered(&parts) else { return Ok(false) };
+            let Ok(Ok(parts)) = timeout(DEADLINE, line.message()).await else { return Ok(ReplayEnd::Cut) };
+            let Some((seq, payload)) = numbered(&parts) else { return Ok(ReplayEnd::Cut) };
             if seq == u64::MAX {
-                return Ok(true);
+                return Ok(ReplayEnd::Whole { proven });
+            }
+            if let Some(mark) = proof.filter(|_| seq == from) {
+                if mark_of(payload) != mark {
+                    return Ok(ReplayEnd::Foreign);
+                }
+                proven = true;
             }
             let change = match self.next {
                 Some(next) if seq < next => continue,
@@ -303,7 +397,7 @@ impl EventSubscriber {
             };
             self.take(seq, change, payload)?;
         }
-        Ok(false)
+        Ok(ReplayEnd::Cut)
     }
 
     fn take(&mut self, seq: u64, change: CacheReport, payload: &[u8]) -> Result<(), FollowEnd> {
@@ -328,7 +422,7 @@ impl EventSubscriber {
         if let Some(root) = &read.root {
             self.compare(root);
         }
-        self.batch(seq, change, read.events)
+        self.batch(seq, change, read.events, Some(mark_of(payload)))
     }
 
     /// Compares the engine's hashes with those that queries by tokens compute.
@@ -339,7 +433,14 @@ impl EventSubscriber {
         let _ = self.host.with(|conductor, _| conductor.hashes_as_expected(instance, *incarnation, does));
     }
 
-    fn batch(&mut self, seq: u64, kind: CacheReport, changes: Vec<BlockChange>) -> Result<(), FollowEnd> {
+    /// Applies a batch; `mark` is the digest of its message.
+    fn batch(
+        &mut self,
+        seq: u64,
+        kind: CacheReport,
+        changes: Vec<BlockChange>,
+        mark: Option<u128>,
+    ) -> Result<(), FollowEnd> {
         let Feed::Engine { instance, incarnation, .. } = &self.followed.feed else {
             self.next = Some(seq.wrapping_add(1));
             return Ok(());
@@ -351,11 +452,19 @@ impl EventSubscriber {
             let taken = conductor.cache(instance, *incarnation, batch, now_ns);
             gone =
                 matches!(taken, Err(ConductorError::UnknownInstance { .. } | ConductorError::StaleIncarnation { .. }));
+            if let Some(mark) = mark.filter(|_| taken.is_ok()) {
+                FollowedFeed::of(instance, *incarnation).set_mark(conductor, mark)?;
+            }
             taken
         });
-        self.next = Some(seq.wrapping_add(1));
+        (self.next, self.mark) = (Some(seq.wrapping_add(1)), mark);
         if gone { Err(FollowEnd::Gone) } else { Ok(()) }
     }
+}
+
+/// Returns the digest of a batch. Engines put the time into each, so it differs between two incarnations.
+fn mark_of(payload: &[u8]) -> u128 {
+    Digest::of(b"batch", payload).0
 }
 
 /// Returns number and batch of a message: its last two parts.

@@ -23,7 +23,7 @@ use kvplane_rpc::p2p::{
     RanksJoined, ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
 };
 use kvplane_rpc::placement::{
-    CopiesShown, HoldInstance, InstanceHeld, Placement, ServiceShown, SetClass, SetPlacement, SetWeight,
+    CopiesShown, FeedsShown, HoldInstance, InstanceHeld, Placement, ServiceShown, SetClass, SetPlacement, SetWeight,
 };
 use kvplane_rpc::{Caller, Event, ItemFrame, MapFrame, Refusal, RefusalCode, Role, Service};
 use tokio::sync::{mpsc, watch};
@@ -440,6 +440,10 @@ impl Service for Control {
 
     fn show_copies(&self, _: Caller) -> Result<CopiesShown, Refusal> {
         Ok(self.conductor()?.copies_shown(self.cluster.lock()?.keeps_copies()))
+    }
+
+    fn show_feeds(&self, _: Caller) -> Result<FeedsShown, Refusal> {
+        Ok(self.conductor()?.feeds_shown())
     }
 
     fn watch_instances(&self, _: Caller) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {

@@ -13,7 +13,7 @@
 //! the tenant's name with `GPU`, `CPU`, `DISK` and `DP`. A model that no instance serves has no holders. Blocks in the
 //! shared store count as memory (`cpu`) of every instance that prefills. `hash_mismatch` means that engines of the
 //! model were seen to hash differently from the query; `degraded` means that the index lacks contents of the model's
-//! engines or of stores, as after a restart of the control plane.
+//! engines or of stores, as after a restart of the control plane; `progress` then says how far it is.
 //!
 //! A body of type `application/msgpack` is MessagePack, and so is its answer; with `GET`, `Accept` decides. In
 //! MessagePack, `token_ids` may be bytes: numbers of 32 bits, little-endian.
@@ -35,6 +35,7 @@ use kvplane_rpc::conductor::{
 };
 use serde_json::{Map, Value, json};
 
+use crate::conductor::status::{pool_progress_as_json, progress_as_json};
 use crate::conductor::{ConductorService, MasterSpec};
 use crate::control::Control;
 use crate::http::admin::answer_json;
@@ -466,7 +467,9 @@ fn external(tenant: &str) -> &str {
 }
 
 fn global_view(conductor: &ConductorService) -> Value {
-    let contexts = conductor.table().models.into_iter().map(|model| {
+    let contexts = conductor.rows().pools.into_iter().map(|row| {
+        let progress = pool_progress_as_json(&row);
+        let model = row.status;
         let pool =
             PoolKey { tenant: model.tenant.clone(), model: model.model.clone(), block_tokens: model.block_tokens };
         json!({
@@ -478,17 +481,21 @@ fn global_view(conductor: &ConductorService) -> Value {
             "waiting": model.waiting,
             "hash_mismatch": model.mismatch,
             "degraded": conductor.is_incomplete(&pool),
+            "progress": progress,
         })
     });
     json!({ "contexts": contexts.collect::<Vec<_>>() })
 }
 
 fn services(conductor: &ConductorService) -> Value {
-    let services = conductor.table().instances.into_iter().map(|row| {
+    let services = conductor.rows().instances.into_iter().map(|row| {
+        let progress = row.progress.map(progress_as_json);
+        let row = row.status;
         let mut service = service(&row.instance, &row.tenant, &row.model, row.block_tokens);
         service["endpoint"] = json!(row.address);
         service["degraded"] = json!(row.degraded);
         service["suspect"] = json!(row.suspect);
+        service["progress"] = json!(progress);
         service
     });
     let masters = conductor.feeds.masters().into_iter().map(|(spec, degraded)| {

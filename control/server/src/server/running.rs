@@ -16,7 +16,7 @@ use tokio::task::{Id, JoinSet};
 use super::{EndError, Role};
 use crate::cluster::{ClusterHost, port_probe};
 use crate::conductor::store_blocks::{self, StoreBlocks};
-use crate::conductor::{ConductorService, DecodedRecords, RestoredConductor, copies};
+use crate::conductor::{ConductorService, DecodedRecords, RestoredConductor, SnapshotFiles, copies};
 use crate::config::StartError;
 use crate::control::Control;
 use crate::credentials::{LOOK_AGAIN, Source};
@@ -82,6 +82,8 @@ pub(super) struct Rest {
     pub(super) strict_tenants: bool,
     pub(super) objects: ObjectsAccess,
     pub(super) conductor: Option<ConductorConfig>,
+    /// Snapshots of the Conductor's index, if they are kept.
+    pub(super) snapshots: Option<SnapshotFiles>,
 }
 
 /// Place of the state.
@@ -111,13 +113,17 @@ impl Rest {
     pub(super) fn control(&self, store: Store, records: Vec<Record>, keep: Keep) -> Result<Arc<Control>, StartError> {
         let tickets = self.tickets.map(|tickets| Tickets::open(&self.cluster.cluster, &tickets, keep)).transpose()?;
         let grace = Duration::from_nanos(self.cluster.restart_grace_ns);
-        let conductor = restore_conductor(self.conductor.clone(), &records, grace)?;
+        let mut conductor = restore_conductor(self.conductor.clone(), &records, grace)?;
+        if let Some((restored, files)) = conductor.as_mut().zip(self.snapshots.as_ref()) {
+            files.adopt_all(store.state_id(), &mut restored.conductor);
+        }
         let cluster = Cluster::new(self.cluster.clone(), records, 0).map_err(StartError::Cluster)?;
         let cluster = ClusterHost::new(cluster, store, tickets, self.strict_tenants);
         let cluster = Arc::new(cluster.map_err(|refusal| StartError::FirstChange(refusal.reason))?);
         let p2p =
             P2p::new(random_u64().map_err(StartError::Randomness)?, random_u64().map_err(StartError::Randomness)?);
-        let conductor = conductor.map(|restored| Arc::new(ConductorService::new(restored, Arc::clone(&cluster))));
+        let conductor = conductor
+            .map(|restored| Arc::new(ConductorService::new(restored, Arc::clone(&cluster), self.snapshots.clone())));
         Ok(Arc::new(Control::new(cluster, conductor, p2p)))
     }
 }
@@ -212,6 +218,9 @@ impl ControlProcess {
             parts.spawn("the Conductor's view of the store", follow);
             let make = copies::make(host.clone(), blocks, cluster.clone(), control.tasks.clone());
             parts.spawn("the replication of hot prefixes", make);
+            if let Some(files) = self.rest.snapshots.clone() {
+                parts.spawn("snapshots of the index", files.keep(host.clone(), cluster.clone()));
+            }
             parts.spawn("the Conductor", conductor.run());
         }
         tokio::select! {

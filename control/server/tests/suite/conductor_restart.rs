@@ -20,6 +20,8 @@ use tokio::net::{TcpListener, TcpStream};
 use zeromq::{accept, read_frame, send};
 
 const STATE: &str = "KVPLANE_TEST_CONDUCTOR_STATE";
+/// Least time between snapshots of the index, in milliseconds.
+const SNAPSHOT_MS: &str = "KVPLANE_TEST_SNAPSHOT_MS";
 
 /// Not a test: the child process of the tests below. Without its variable it does nothing.
 #[test]
@@ -29,6 +31,8 @@ fn child_control_plane() {
     config.state_directory = Some(state.into());
     config.http_listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
     config.conductor = Some(ConductorConfig::default());
+    let every = std::env::var(SNAPSHOT_MS).expect("the parent sets it").parse().expect("a number");
+    config.conductor_snapshots.every = Duration::from_millis(every);
     let control = ControlServer::start(config).expect("a control plane");
     println!("\nlistens {} {}", control.address(), control.http_address().expect("it listens"));
     // The parent kills this process; if the parent has died, the pipe closes.
@@ -36,10 +40,10 @@ fn child_control_plane() {
 }
 
 /// A control plane that is killed with SIGKILL when it is dropped.
-struct Plane {
+pub(crate) struct Plane {
     child: Child,
-    local: LocalCluster,
-    http: SocketAddr,
+    pub(crate) local: LocalCluster,
+    pub(crate) http: SocketAddr,
 }
 
 impl Drop for Plane {
@@ -49,10 +53,17 @@ impl Drop for Plane {
     }
 }
 
+/// Starts a control plane without snapshots of the index.
 fn spawn(state: &Path) -> Plane {
+    spawn_with_snapshots(state, 0)
+}
+
+/// Starts a control plane that writes a snapshot of the index after each change, at this interval; 0 for none.
+pub(crate) fn spawn_with_snapshots(state: &Path, every_ms: u64) -> Plane {
     let mut child = Command::new(std::env::current_exe().expect("our own path"))
         .args(["--exact", "conductor_restart::child_control_plane", "--nocapture"])
         .env(STATE, state)
+        .env(SNAPSHOT_MS, every_ms.to_string())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -72,7 +83,7 @@ fn spawn(state: &Path) -> Plane {
 
 /// Returns the answer with status 200; none if the call was refused, or the server was killed before the answer was
 /// complete.
-fn post(http: SocketAddr, path: &str, body: &Value) -> Option<Value> {
+pub(crate) fn post(http: SocketAddr, path: &str, body: &Value) -> Option<Value> {
     let body = body.to_string();
     let mut stream = std::net::TcpStream::connect(http).ok()?;
     stream.set_read_timeout(Some(Duration::from_secs(20))).expect("a timeout");
@@ -84,7 +95,7 @@ fn post(http: SocketAddr, path: &str, body: &Value) -> Option<Value> {
     if head.starts_with("HTTP/1.1 200") { serde_json::from_str(body).ok() } else { None }
 }
 
-fn services(http: SocketAddr) -> Vec<Value> {
+pub(crate) fn services(http: SocketAddr) -> Vec<Value> {
     let found: Value = serde_json::from_str(&get(http, "/services").1).expect("JSON");
     found["services"].as_array().expect("a list").clone()
 }
@@ -193,6 +204,88 @@ fn engines_are_known_after_a_kill_and_their_blocks_are_degraded_until_they_were_
         let plane = spawn(&state);
         let known: Vec<Value> = services(plane.http).iter().map(|row| row["instance_id"].clone()).collect();
         assert_eq!(known, [json!("e1")]);
+    });
+}
+
+/// Returns a counter of `/metrics`.
+pub(crate) fn counter(http: SocketAddr, name: &str) -> u64 {
+    let (_, page) = get(http, "/metrics");
+    let line = page.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.and_then(|value| value.parse::<f64>().ok()).unwrap_or(0.0) as u64
+}
+
+#[test]
+fn an_engine_continues_at_its_snapshot_and_a_restarted_one_does_not() {
+    let scratch = Scratch::new();
+    let state = scratch.path().join("state");
+    run(async {
+        let plane = spawn_with_snapshots(&state, 1);
+        let engine = Engine::new().await;
+        post(plane.http, "/register", &engine.registration("e0", "m", "0")).expect("registered");
+        let mut batches = vec![(0, stored(&[1])), (1, stored(&[2]))];
+        let mut live = engine.followed(&batches).await;
+        until(plane.http, "m", "e0", (2, false)).await;
+        // The second snapshot from now on is taken after batch 1.
+        let written = || counter(plane.http, "kvplane_conductor_snapshots_written_total");
+        let before = written();
+        while written() < before + 2 {
+            let number = batches.len() as u64;
+            batches.push((number, stored(&[3 + number % 2])));
+            send(&mut live, &[b"", &number.to_be_bytes(), &batches[number as usize].1]).await;
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        until(plane.http, "m", "e0", (4, false)).await;
+        drop(plane);
+
+        // Batch 0 is gone, and a rebuild from the first batch on would be degraded.
+        let plane = spawn_with_snapshots(&state, 1);
+        assert_eq!(held(plane.http, "m", "e0"), (0, true), "nothing is confirmed");
+        let progress = services(plane.http)[0]["progress"].clone();
+        assert_eq!(progress["unconfirmed"], json!(true), "{progress}");
+        assert!(progress["next"].as_u64().is_some_and(|next| next >= 2), "{progress}");
+        let removed = pack(&json!([0.5, [["BlockRemoved", [2]]]]));
+        batches.push((batches.len() as u64, removed));
+        let mut live = engine.followed(&batches[1..]).await;
+        until(plane.http, "m", "e0", (1, false)).await;
+        assert_eq!(counter(plane.http, "kvplane_conductor_restored_caches_confirmed_total"), 1);
+        let before = counter(plane.http, "kvplane_conductor_snapshots_written_total");
+        // A batch that was replayed may arrive again.
+        let number = batches.len() as u64;
+        send(&mut live, &[b"", &(number - 1).to_be_bytes(), &batches[number as usize - 1].1]).await;
+        send(&mut live, &[b"", &number.to_be_bytes(), &stored(&[2, 3])]).await;
+        until(plane.http, "m", "e0", (4, false)).await;
+        while counter(plane.http, "kvplane_conductor_snapshots_written_total") == before {
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        drop(plane);
+
+        // The engine restarts, and publishes more than before: its numbers alone look as if it continued.
+        let plane = spawn_with_snapshots(&state, 1);
+        let anew: Vec<(u64, Vec<u8>)> =
+            (0..number + 5).map(|at| (at, pack(&json!([0.25, [["BlockStored", [1], null, [], 4, null]]])))).collect();
+        let mut live = accept(&engine.publisher, "PUB").await;
+        read_frame(&mut live).await;
+        for from in [None, Some(0)] {
+            let mut past = accept(&engine.replay, "ROUTER").await;
+            read_frame(&mut past).await;
+            let asked = u64::from_be_bytes(read_frame(&mut past).await.try_into().expect("a number"));
+            assert!(from.is_none_or(|from| from == asked), "{asked}");
+            for (at, batch) in &anew[asked as usize..] {
+                send(&mut past, &[b"", &at.to_be_bytes(), batch]).await;
+            }
+            send(&mut past, &[b"", &(-1i64).to_be_bytes(), b""]).await;
+        }
+        until(plane.http, "m", "e0", (1, false)).await;
+        assert_eq!(counter(plane.http, "kvplane_conductor_restored_caches_dropped_total"), 1);
+        drop(plane);
+
+        // A damaged snapshot is ignored, and the index is rebuilt from the first batch on.
+        for file in std::fs::read_dir(state.join("index")).expect("a directory") {
+            std::fs::write(file.expect("a file").path(), b"KVPS of another version").expect("written");
+        }
+        let plane = spawn_with_snapshots(&state, 0);
+        let _live = engine.followed(&anew).await;
+        until(plane.http, "m", "e0", (1, false)).await;
     });
 }
 

@@ -1,6 +1,7 @@
 //! External tests of the control plane process, in one binary: a module for each subject.
 
 mod conductor;
+mod conductor_kill;
 mod conductor_restart;
 mod control;
 mod durable;

@@ -12,7 +12,7 @@ use kvplane_conductor::index::MAX_BLOCKS;
 use kvplane_conductor::policy::PlacementPolicy;
 use kvplane_server::{
     ConductorConfig, ControlConfig, ControlHandle, ControlServer, EtcdConfig, HttpToken, MetadataLimits, Objects,
-    ObjectsAccess, TicketConfig,
+    ObjectsAccess, SnapshotConfig, TicketConfig,
 };
 
 use crate::command::Failure;
@@ -38,6 +38,14 @@ struct Conductor {
     /// Placement policy of a new Conductor; `kvplane ctl conductor policy` changes it at run time.
     #[arg(long = "conductor-policy", value_parser = policies(), default_value = "kvplane", requires = "hosted")]
     policy: PlacementPolicy,
+    /// Directory of the snapshots of the prefix index, from which it continues after a restart. Default: index in the
+    /// state directory; with the state in etcd or in memory there are no snapshots.
+    #[arg(long = "conductor-snapshots", value_name = "DIRECTORY", requires = "hosted")]
+    snapshots: Option<PathBuf>,
+    /// Least time between two snapshots of the prefix index of a model, in seconds. 0: no snapshots are kept.
+    #[arg(long = "conductor-snapshot-every", value_name = "SECONDS", default_value_t = 10, requires = "hosted",
+        value_parser = clap::value_parser!(u64).range(..=86_400))]
+    snapshot_s: u64,
     /// Memory budget for replicas of hot prefixes, in bytes: the Conductor replicates a prefix to a second node when
     /// requests wait for the first. 0: no prefix is replicated.
     #[arg(long = "conductor-replicas", default_value = "16G", value_parser = kvplane::parse_bytes, value_name = "BYTES",
@@ -67,6 +75,10 @@ struct Conductor {
 }
 
 impl Conductor {
+    fn snapshots(&self) -> SnapshotConfig {
+        SnapshotConfig { directory: self.snapshots.clone(), every: Duration::from_secs(self.snapshot_s) }
+    }
+
     fn config(&self) -> Result<Option<ConductorConfig>, Failure> {
         if !self.hosted {
             return Ok(None);
@@ -209,6 +221,7 @@ pub(crate) fn start(setup: Setup<'_>, http: &Http) -> Result<ControlHandle, Fail
     config.mooncake_metadata = http.mooncake_metadata.then(MetadataLimits::default);
     config.strict_tenants = http.strict_tenants;
     config.conductor = http.conductor.config()?;
+    config.conductor_snapshots = http.conductor.snapshots();
     let asked = ClusterArguments::new(cluster, runtime_directory, identity.as_deref()).map(Arc::new);
     if let (None, Some(directory)) = (&asked, &identity) {
         announce!(
@@ -315,6 +328,8 @@ mod tests {
             hosted: true,
             blocks: 1 << 10,
             policy,
+            snapshots: None,
+            snapshot_s: 0,
             copies: 0,
             nic: 1,
             promise_ttft_ms,

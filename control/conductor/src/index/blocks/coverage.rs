@@ -106,7 +106,7 @@ impl Blocks {
         let mut place = 0;
         while let Some(record) = self.runs.records(run).get(place).copied() {
             let front = Record { end: record.end.min(at), ..record };
-            if record.end > at && holders.is_live(record.slot) {
+            if record.end > at && holders.is_registered(record.slot) {
                 let back = Record { start: record.start.max(at) - at, end: record.end - at, ..record };
                 let end = self.runs.records(tail).len();
                 self.runs.insert(tail, end, back);
@@ -120,7 +120,7 @@ impl Blocks {
         }
         for tier in 0..TIERS {
             for slot in self.runs.slots_of(run, tier) {
-                if holders.is_live(slot) && !self.runs.set_bit(tail, slot, tier as u16) {
+                if holders.is_registered(slot) && !self.runs.set_bit(tail, slot, tier as u16) {
                     let record = Record { slot, tier: tier as u16, start: 0, end: len - at };
                     let place = self.runs.first_of(tail, slot, tier as u16);
                     self.runs.insert(tail, place, record);
@@ -205,7 +205,7 @@ impl Blocks {
         }
         let mut place = 0;
         while let Some(record) = self.runs.records(run).get(place).copied() {
-            if holders.is_live(record.slot) {
+            if holders.is_registered(record.slot) {
                 place += 1;
             } else {
                 self.runs.take(run, place);

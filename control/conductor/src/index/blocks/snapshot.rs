@@ -3,7 +3,7 @@
 use super::super::codec::{Reader, SnapshotError, invalid, put};
 use super::super::holders::Holders;
 use super::super::run::{FREE, Record, TIERS};
-use super::super::{ContextId, FIRST};
+use super::super::{ContextId, FIRST, Tier};
 use super::Blocks;
 
 /// Size of a holder's record in bytes.
@@ -15,7 +15,7 @@ impl Blocks {
         self.count * 8 + self.runs.used() * 32
     }
 
-    /// Writes all runs.
+    /// Writes all runs. Promised blocks are left out: they are of bookings, which end with the process.
     pub(in super::super) fn put(&self, out: &mut Vec<u8>, holders: &Holders) {
         put(out, self.runs.used() as u64);
         for run in self.runs.ids() {
@@ -30,10 +30,15 @@ impl Blocks {
             self.runs.slots_of(run, tier).into_iter().map(record)
         });
         let records: Vec<Record> = self.runs.records(run).iter().copied().chain(bits).collect();
-        let records: Vec<Record> = records.into_iter().filter(|record| holders.is_live(record.slot)).collect();
+        let records: Vec<Record> = records
+            .into_iter()
+            .filter(|record| holders.is_registered(record.slot) && record.tier != Tier::Promised as u16)
+            .collect();
         put(out, u64::from(header.context) << 48 | u64::from(header.len) << 32 | records.len() as u64);
-        for key in self.arena.keys(header.start, usize::from(header.len)) {
-            put(out, *key);
+        let (from, keys) = (out.len(), self.arena.keys(header.start, usize::from(header.len)));
+        out.resize(from + 8 * keys.len(), 0);
+        for (word, key) in out[from..].chunks_exact_mut(8).zip(keys) {
+            word.copy_from_slice(&key.to_le_bytes());
         }
         for Record { slot, tier, start, end } in records {
             [slot, tier, start, end].into_iter().for_each(|part| out.extend_from_slice(&part.to_le_bytes()));
@@ -87,7 +92,7 @@ impl Blocks {
         self.count += usize::from(len);
         for _ in 0..records {
             let [slot, tier, start, end] = reader.parts()?;
-            let whole = start < end && end <= len && usize::from(tier) < TIERS && holders.is_live(slot);
+            let whole = start < end && end <= len && usize::from(tier) < TIERS && holders.is_registered(slot);
             if !whole || context == FREE {
                 return Err(invalid("a holder's record", u64::from(slot)));
             }

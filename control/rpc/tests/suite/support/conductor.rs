@@ -84,6 +84,7 @@ pub(crate) fn show_requests(show: Show<'_>) {
     show("SetClass", encode(&SetClass { class: "c".to_owned(), terms: Some(CLASS) }));
     show("SetWeight", encode(&weight()));
     show("ShowService", encode(&ShowService));
+    show("ShowFeeds", encode(&ShowFeeds));
 }
 
 const CLASS: ClassTerms = ClassTerms { priority: 3, ttft_ns: Some(4) };
@@ -161,6 +162,8 @@ pub(crate) fn show_replies(show: Show<'_>) {
     let (most_bytes, bytes, prefixes, coming, made, failed, forgotten) = (1, 2, 3, 4, 5, 6, 7);
     let shown = CopiesShown { most_bytes, possible: true, bytes, prefixes, coming, made, failed, forgotten };
     show("CopiesShown", encode(&shown));
+    let feed = FeedShown { instance: "i".into(), next: 1, newest: 2, unconfirmed: true, degraded: true };
+    show("FeedsShown", encode(&FeedsShown { feeds: vec![feed] }));
 }
 
 /// No message may panic.

@@ -190,8 +190,12 @@ at('slots').onmouseleave = () => {
 };
 
 const model = row => (row.tenant ? row.tenant + ' / ' : '') + row.model;
+const progress = of => !of ? ''
+  : of.unconfirmed ? `Its publisher has not confirmed the snapshot yet, at batch ${whole(of.next)}.`
+  : of.newest > of.next ? `${whole(of.next)} of ${whole(of.newest)} batches are applied.`
+  : 'Its earlier blocks are not known.';
 const badges = row => row.suspect ? { text: 'suspect', kind: 'bad', title: 'The instance missed load reports and is not chosen.' }
-  : row.degraded ? { text: 'degraded', kind: 'warn', title: 'The index of its cache is incomplete.' }
+  : row.degraded ? { text: 'degraded', kind: 'warn', title: 'The index of its cache is incomplete. ' + progress(row.progress) }
   : { text: 'ok', kind: 'good' };
 
 function conductor(state) {

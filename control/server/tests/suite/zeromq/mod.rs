@@ -7,7 +7,12 @@ use tokio::net::{TcpListener, TcpStream};
 
 /// Accepts a peer of ZMTP, from its greeting on.
 pub async fn accept(listener: &TcpListener, kind: &str) -> TcpStream {
-    let (mut stream, _) = listener.accept().await.expect("a connection");
+    let (stream, _) = listener.accept().await.expect("a connection");
+    greet(stream, kind).await
+}
+
+/// Greets a peer that was accepted.
+pub async fn greet(mut stream: TcpStream, kind: &str) -> TcpStream {
     let mut greeting = vec![0u8; 64];
     (greeting[0], greeting[9], greeting[10], greeting[11]) = (0xff, 0x7f, 3, 1);
     greeting[12..16].copy_from_slice(b"NULL");

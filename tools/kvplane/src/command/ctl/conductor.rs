@@ -8,8 +8,9 @@ use clap::{Args, Subcommand};
 use kvplane::ControlLink;
 use kvplane::rpc::conductor::{InstanceTable, WatchInstances};
 use kvplane::rpc::placement::{
-    ClassTerms, CopiesShown, DEFAULT_FLOW_WEIGHT, HoldInstance, MAX_FLOW_WEIGHT, MAX_PRIORITY, PlacementPolicy,
-    ServiceShown, SetClass, SetPlacement, SetWeight, ShowCopies, ShowPlacement, ShowService,
+    ClassTerms, CopiesShown, DEFAULT_FLOW_WEIGHT, FeedShown, HoldInstance, MAX_FLOW_WEIGHT, MAX_PRIORITY,
+    PlacementPolicy, ServiceShown, SetClass, SetPlacement, SetWeight, ShowCopies, ShowFeeds, ShowPlacement,
+    ShowService,
 };
 use serde_json::json;
 
@@ -209,9 +210,25 @@ fn in_words(copies: &CopiesShown) -> String {
     }
 }
 
+/// Formats how much of an instance's cache is known.
+fn cache_in_words(degraded: bool, feed: Option<&FeedShown>) -> String {
+    match (degraded, feed) {
+        (false, None) => "not reported".to_owned(),
+        (false, Some(_)) => "known".to_owned(),
+        (true, None) => "degraded".to_owned(),
+        (true, Some(feed)) if feed.unconfirmed => format!("degraded: unconfirmed at batch {}", feed.next),
+        (true, Some(feed)) if feed.newest > feed.next => {
+            format!("degraded: {} of {} batches", feed.next, feed.newest)
+        }
+        (true, Some(_)) => "degraded: earlier blocks are not known".to_owned(),
+    }
+}
+
 fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
     let (placement, copies, table) = (link.call(ShowPlacement)?, link.call(ShowCopies)?, table(link)?);
     let service = link.call(ShowService)?;
+    let feeds = link.call(ShowFeeds)?.feeds;
+    let feed = |name: &str| feeds.iter().find(|feed| &*feed.instance == name);
     let ms = |ns: u64| (ns > 0).then_some(ns / 1_000_000);
     let (ttft, tbt) = (ms(placement.set.ttft_ns), ms(placement.set.tbt_ns));
     let state = |name: &str, suspect: bool| match (placement.held.iter().any(|held| held == name), suspect) {
@@ -227,6 +244,12 @@ fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
                 "model": row.model,
                 "part": row.part.name(),
                 "state": state(&row.instance, row.suspect),
+                "degraded": row.degraded,
+                "cache": feed(&row.instance).map(|feed| json!({
+                    "next": feed.next,
+                    "newest": feed.newest,
+                    "unconfirmed": feed.unconfirmed,
+                })),
                 "prefills": row.prefills,
                 "wait_ns": row.wait_ns,
                 "decodes": row.decodes,
@@ -258,19 +281,20 @@ fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
     println!("{}", in_words(&copies));
     print_service(&service);
     println!(
-        "{:<24} {:<24} {:<8} {:<8} {:>8} {:>10} {:>8}",
+        "{:<24} {:<24} {:<8} {:<8} {:>8} {:>10} {:>8}  cache",
         "instance", "model", "part", "state", "prefills", "wait ms", "decodes"
     );
     for row in &table.instances {
         println!(
-            "{:<24} {:<24} {:<8} {:<8} {:>8} {:>10} {:>8}",
+            "{:<24} {:<24} {:<8} {:<8} {:>8} {:>10} {:>8}  {}",
             row.instance,
             row.model,
             row.part.name(),
             state(&row.instance, row.suspect),
             row.prefills,
             row.wait_ns / 1_000_000,
-            row.decodes
+            row.decodes,
+            cache_in_words(row.degraded, feed(&row.instance))
         );
     }
     Ok(())

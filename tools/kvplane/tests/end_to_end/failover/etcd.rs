@@ -5,6 +5,12 @@ use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use kvplane::rpc::Role;
+use kvplane::rpc::conductor::{
+    BlockChange, BlockTier, CacheBatch, CacheReport, CacheWanted, DeregisterInstance, InstancePart, RegisterInstance,
+    ReportCache,
+};
+use kvplane::{Control, ControlLink, Remote};
 use kvplane_etcd::Operation;
 
 use crate::launch::{Etcd, soon};
@@ -21,10 +27,14 @@ struct Cluster {
 }
 
 fn plane(place: &Workplace, etcd: &str, listen: &str) -> Process {
-    let (identity, run) = (place.path("plane"), place.runtime());
+    let (identity, run, snapshots) = (place.path("plane"), place.runtime(), place.path("snapshots"));
     let control = Process::start(place.bare(&[
         "control",
         "--conductor",
+        "--conductor-snapshots",
+        snapshots.to_str().unwrap(),
+        "--conductor-snapshot-every",
+        "1",
         "--cluster",
         &place.cluster,
         "--state",
@@ -271,6 +281,29 @@ fn a_former_leader_changes_no_state() {
 
 /// Instances that registered over HTTP, holds and the policy are state: the next leader begins with them, and reports
 /// that its prefix index is not complete yet.
+fn reporter() -> RegisterInstance {
+    RegisterInstance {
+        instance: "q0".to_owned(),
+        incarnation: 1,
+        tenant: String::new(),
+        model: "q".to_owned(),
+        block_tokens: 16,
+        token_bytes: 0,
+        part: InstancePart::Prefill,
+        capacity_tokens: 0,
+        report_ns: 0,
+        address: String::new(),
+        events: None,
+    }
+}
+
+fn report(seq: u64, hashes: Vec<u64>) -> ReportCache {
+    let (lora, salt) = (String::new(), String::new());
+    let changes = vec![BlockChange::Stored { lora, salt, tier: BlockTier::Gpu, parent: None, hashes }];
+    let batch = CacheBatch { seq, kind: CacheReport::Goes, changes };
+    ReportCache { tenant: String::new(), instance: "q0".to_owned(), incarnation: 1, batch }
+}
+
 #[test]
 fn a_standby_that_takes_over_knows_the_conductors_instances_holds_and_policy() {
     let Some(mut cluster) = Cluster::start("desks", &[]) else { return };
@@ -285,9 +318,29 @@ fn a_standby_that_takes_over_knows_the_conductors_instances_holds_and_policy() {
     assert_eq!((register(&cluster, 0, "e0"), register(&cluster, 0, "e1")), (200, 200));
     ctl(&cluster.place, &at, "people", &["conductor", "hold", "e1@0"]).well();
     ctl(&cluster.place, &at, "people", &["conductor", "policy", "round-robin"]).well();
+    let (place, name) = (&cluster.place, cluster.place.cluster.clone());
+    let remote = Remote { cluster: name, addresses: cluster.addresses.clone(), identity: place.path("people") };
+    let link = ControlLink::to(&Control::Remote(remote), Role::Client).unwrap();
+    link.call(reporter()).unwrap();
+    link.call(report(0, vec![1, 2])).unwrap();
+    let kept = || std::fs::read_dir(place.path("snapshots")).unwrap().next();
+    assert!(wait_until(kept).is_some(), "a snapshot of its cache is kept");
 
     cluster.planes[0].kill();
     cluster.wait_for_leader(1);
+    // The new leader has the snapshot of the former one, and answers nothing of it before the next report.
+    let query = r#"{"model":"q","block_size":16,"seq_hashes":[1,2,3]}"#;
+    let asked = || http_try(cluster.planes[1].http(), "POST", "/query_by_hash", query).unwrap().1;
+    let before = asked();
+    assert!(before.contains(r#""degraded":true"#) && !before.contains(r#""gpu":32"#), "{before}");
+    let shown = ctl(&cluster.place, &at, "people", &["conductor", "show"]).text();
+    assert!(shown.contains("degraded: unconfirmed at batch 1"), "{shown}");
+    let taken = wait_until(|| link.call(report(1, vec![3])).ok());
+    assert_eq!(taken.map(|taken| (taken.next, taken.wanted)), Some((2, CacheWanted::Nothing)));
+    let after = asked();
+    assert!(!after.contains(r#""degraded":true"#) && after.contains(r#""gpu":48"#), "{after}");
+    link.call(DeregisterInstance { tenant: String::new(), instance: "q0".to_owned(), incarnation: 1 }).unwrap();
+
     let shown = ctl(&cluster.place, &at, "people", &["conductor", "show", "--json"]).text();
     let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
     assert_eq!(shown["policy"], "round-robin", "{shown}");

@@ -4,7 +4,7 @@ use kvplane::rpc::Role;
 use kvplane::rpc::conductor::{InstancePart, RegisterInstance};
 use kvplane::{Control, ControlLink};
 
-use crate::support::{Workplace, text};
+use crate::support::{Workplace, finish, text};
 
 #[test]
 fn operators_see_instances_take_them_out_and_choose_the_policy() {
@@ -99,4 +99,32 @@ fn live_instances_are_placed_on_by_each_policy_and_move_real_bytes() {
     let none = Workplace::new("live-none");
     let _dev = none.dev("16M", &["--shards", "1"]);
     none.run(&["replay", "--conductor", "--trace", text(&trace)]).failed(1, &["--conductor"]);
+}
+
+#[test]
+fn a_kill_of_the_control_plane_in_a_replay_loses_no_request() {
+    let place = Workplace::new("killed");
+    let line = |at: u64| {
+        let (blocks, at_ms) = (format!("[1, {}]", at % 5 + 2), at * 60);
+        format!("{{\"timestamp\": {at_ms}, \"input_length\": 1024, \"output_length\": 1, \"hash_ids\": {blocks}}}\n")
+    };
+    let trace = place.file("trace.jsonl", (0..24).map(line).collect::<String>().as_bytes());
+    let within = place.path("within");
+    std::fs::create_dir(&within).unwrap();
+    let words = ["replay", "--conductor", "--kill-control", text(&within), "--trace", text(&trace)];
+    let more = ["--block-bytes", "4K", "--engines", "2", "--engine-blocks", "8", "--json", "-"];
+    let shown: serde_json::Value =
+        serde_json::from_slice(&finish(place.bare(&[&words[..], &more].concat()), &[]).well()).unwrap();
+    let runs = shown["runs"].as_array().unwrap();
+    assert_eq!(runs.iter().map(|run| &run["policy"]).collect::<Vec<_>>(), ["kvplane", "kvplane, killed"]);
+    for run in runs {
+        let numbers = ["requests", "refused", "lost", "bytes_wrong"].map(|name| run[name].as_u64().unwrap());
+        assert_eq!(numbers, [24, 0, 0, 0], "{run}");
+    }
+    let seconds = runs[1]["recovery"]["seconds"].as_array().unwrap();
+    assert!(seconds.iter().any(|row| row["second"].as_i64() >= Some(0)), "{shown}");
+    assert!(runs[0].get("recovery").is_none());
+    assert_eq!(std::fs::read_dir(&within).unwrap().count(), 0, "nothing is left behind");
+    // A cluster that others use is not killed.
+    place.run(&words).failed(2, &["--kill-control"]);
 }

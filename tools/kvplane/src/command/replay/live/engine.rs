@@ -2,7 +2,8 @@
 //! its own, and with real bytes fetched from and put into the store.
 //!
 //! The process serves one prompt after the other. Prompts and reports are lines of JSON on standard input and output.
-//! The process reports changes of its cache to the Conductor itself, as engines do. It ends with its input.
+//! The process reports changes of its cache to the Conductor itself, as engines do ([`super::reporter`]). It ends with
+//! its input.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io::{BufRead, Write};
@@ -11,9 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use kvplane::rpc::Role;
-use kvplane::rpc::conductor::{
-    BlockChange, BlockTier, CacheBatch, CacheReport, DeregisterInstance, InstancePart, RegisterInstance, ReportCache,
-};
+use kvplane::rpc::conductor::{InstancePart, RegisterInstance};
 use kvplane::{Buffer, Client, ClientConfig, Control, ControlLink, HugePages, Region, RegionOptions, Slice};
 use kvplane_conductor::cost::PrefillModel;
 use kvplane_proto::rng::mix64;
@@ -22,6 +21,7 @@ use kvplane_tools::trace::BLOCK_TOKENS;
 use serde::{Deserialize, Serialize};
 
 use super::super::Way;
+use super::reporter::{CacheChange, CacheReporter};
 use crate::command::Failure;
 
 /// Prompt to serve.
@@ -136,18 +136,31 @@ impl Cache {
 
 struct ServingThread {
     client: Client,
-    link: ControlLink,
+    reporter: CacheReporter,
     buffer: Buffer,
     block_bytes: usize,
     model: String,
-    name: String,
-    incarnation: u64,
     cache: Cache,
     costs: PrefillModel,
-    batches: u64,
 }
 
 impl Engine {
+    fn registration(&self, incarnation: u64) -> RegisterInstance {
+        RegisterInstance {
+            instance: self.name.clone(),
+            incarnation,
+            tenant: String::new(),
+            model: model(self.block_bytes),
+            block_tokens: BLOCK_TOKENS,
+            token_bytes: (self.block_bytes as u64).div_ceil(u64::from(BLOCK_TOKENS)),
+            part: InstancePart::Prefill,
+            capacity_tokens: 0,
+            report_ns: 0,
+            address: String::new(),
+            events: None,
+        }
+    }
+
     pub(crate) fn run(self) -> Result<(), Failure> {
         let control =
             Control::Local { cluster: self.cluster.clone(), runtime_directory: self.runtime_directory.clone() };
@@ -157,19 +170,18 @@ impl Engine {
         let options = RegionOptions { huge: HugePages::Try, ..RegionOptions::new("replay-engine", bytes) };
         let buffer = client.register(Region::allocate(&options)?);
         let incarnation = u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos())?;
+        let link = ControlLink::to(&control, Role::Client)?;
+        link.call(self.registration(incarnation))?;
+        let reporter = CacheReporter::start(link, self.name.clone(), incarnation)?;
         let mut serving = ServingThread {
             client,
-            link: ControlLink::to(&control, Role::Client)?,
+            reporter,
             buffer,
             block_bytes: self.block_bytes,
             model: model(self.block_bytes),
-            name: self.name,
-            incarnation,
             cache: Cache::new(self.blocks),
             costs: PrefillModel::default(),
-            batches: 0,
         };
-        serving.register()?;
         let mut out = std::io::stdout().lock();
         for line in std::io::stdin().lock().lines() {
             let prompt: Prompt = serde_json::from_str(&line?)?;
@@ -179,30 +191,11 @@ impl Engine {
             };
             serving.serve(&prompt, &mut say)?;
         }
-        let ServingThread { link, name, incarnation, .. } = serving;
-        link.call(DeregisterInstance { tenant: String::new(), instance: name, incarnation })?;
-        Ok(())
+        serving.reporter.end()
     }
 }
 
 impl ServingThread {
-    fn register(&mut self) -> Result<(), Failure> {
-        self.link.call(RegisterInstance {
-            instance: self.name.clone(),
-            incarnation: self.incarnation,
-            tenant: String::new(),
-            model: self.model.clone(),
-            block_tokens: BLOCK_TOKENS,
-            token_bytes: (self.block_bytes as u64).div_ceil(u64::from(BLOCK_TOKENS)),
-            part: InstancePart::Prefill,
-            capacity_tokens: 0,
-            report_ns: 0,
-            address: String::new(),
-            events: None,
-        })?;
-        self.tell(CacheReport::Snapshot, None, Vec::new(), Vec::new())
-    }
-
     fn serve(
         &mut self,
         prompt: &Prompt,
@@ -235,7 +228,10 @@ impl ServingThread {
         say(&EngineReport::Done { id, reused_tokens, took_ns, local: own, fetched: brought, wrong })?;
         self.store(&new[fetched..], &places[fetched..])?;
         let parent = local.checked_sub(1).map(|at| hashes[at]);
-        self.tell(CacheReport::Goes, parent, new.to_vec(), gone)
+        if new.is_empty() && gone.is_empty() {
+            return Ok(());
+        }
+        self.reporter.tell(CacheChange { parent, stored: new.to_vec(), evicted: gone })
     }
 
     fn slice(&self, place: usize) -> Slice {
@@ -285,33 +281,6 @@ impl ServingThread {
                 tracing::debug!(%error, "a block was not stored");
             });
         }
-        Ok(())
-    }
-
-    /// Reports a change of the cache to the Conductor: blocks stored after `parent`, and blocks evicted.
-    fn tell(
-        &mut self,
-        kind: CacheReport,
-        parent: Option<u64>,
-        stored: Vec<u64>,
-        gone: Vec<u64>,
-    ) -> Result<(), Failure> {
-        let (lora, salt) = (String::new(), String::new());
-        let mut changes = Vec::new();
-        if !gone.is_empty() {
-            let (lora, salt) = (lora.clone(), salt.clone());
-            changes.push(BlockChange::Removed { lora, salt, tier: None, hashes: gone });
-        }
-        if !stored.is_empty() {
-            changes.push(BlockChange::Stored { lora, salt, tier: BlockTier::Gpu, parent, hashes: stored });
-        }
-        if changes.is_empty() && kind == CacheReport::Goes {
-            return Ok(());
-        }
-        let (tenant, instance, incarnation, seq) = (String::new(), self.name.clone(), self.incarnation, self.batches);
-        let taken =
-            self.link.call(ReportCache { tenant, instance, incarnation, batch: CacheBatch { seq, kind, changes } })?;
-        self.batches = taken.next;
         Ok(())
     }
 }

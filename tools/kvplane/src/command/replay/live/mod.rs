@@ -3,11 +3,19 @@
 //! Instances are processes ([`engine`]) that wait as long as the cost model says and move real bytes through the store,
 //! each byte verified. Requests arrive at the times of the trace. One policy after the other serves the same requests,
 //! with fresh instances and a store without their blocks. There is no decode: only prefills are placed.
+//!
+//! With `--kill-control` the replay has a control plane and a node of its own ([`plane`]). Each policy serves the
+//! requests twice: undisturbed, and with a kill of the control plane in the middle; the two are compared
+//! ([`recovery`]).
 
 pub(crate) mod engine;
+mod plane;
+mod recovery;
+mod reporter;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -25,11 +33,17 @@ use super::Plan;
 use crate::command::Failure;
 use crate::command::ctl::conductor::policies;
 use engine::{EngineReport, Prompt, hash_of, model};
+use plane::{KillTimes, OwnPlane};
+use recovery::{ArrivedRequest, Recovery};
 
 /// Time limit for instances to register.
 const REGISTER: Duration = Duration::from_secs(20);
 /// Time limit of a call to the Conductor, after which the client places the request by itself.
 const BUDGET: Duration = Duration::from_secs(2);
+/// The same in a replay that kills the control plane, whose clients are to go on meanwhile.
+const SHORT_BUDGET: Duration = Duration::from_millis(300);
+/// Least memory of the node of a replay that kills the control plane.
+const LEAST_POOL_BYTES: u64 = 64 << 20;
 /// Time limit of a request, waiting and computation included.
 const PATIENCE: Duration = Duration::from_secs(600);
 
@@ -50,6 +64,12 @@ pub(crate) struct LiveFlags {
     /// paper.
     #[arg(long, default_value_t = 5859, value_parser = clap::value_parser!(u32).range(1..), requires = "conductor")]
     engine_blocks: u32,
+    /// Start a control plane and a node for this replay, with their state in this directory, and serve the requests
+    /// twice: undisturbed, and with SIGKILL to the control plane after half of the requests and a new one on its state.
+    /// Report the hit rate in each second, and requests that were lost.
+    #[arg(long, value_name = "DIRECTORY", requires = "conductor")]
+    #[arg(conflicts_with_all = ["cluster", "runtime_directory"])]
+    kill_control: Option<PathBuf>,
 }
 
 /// Results of one policy.
@@ -69,12 +89,25 @@ struct PolicyRun {
     local: f64,
     fetched: f64,
     bytes_wrong: u64,
+    /// Requests that ended with an error.
+    lost: usize,
+    /// Effect of a kill of the control plane.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recovery: Option<Recovery>,
 }
 
 /// End of one request.
 enum RequestStatus {
-    Served { ttft: Duration, local: u64, fetched: u64, wrong: u64, asked: bool },
+    Served {
+        ttft: Duration,
+        local: u64,
+        fetched: u64,
+        wrong: u64,
+        asked: bool,
+    },
     Refused,
+    /// It ended with an error, which concerns this request only in a replay that kills the control plane.
+    Lost(String),
 }
 
 /// Instance as seen by its router.
@@ -88,6 +121,9 @@ struct Instance {
 
 /// Runs each policy and shows its results.
 pub(super) fn replay(plan: &Plan, trace: &Trace, flags: &LiveFlags, json: Option<&str>) -> Result<(), Failure> {
+    if let Some(place) = &flags.kill_control {
+        return with_kill(plan, trace, flags, place, json);
+    }
     let admin = ControlLink::to(&plan.control(), Role::Admin)?;
     let before = admin.call(ShowPlacement)?.set;
     let mut runs = Vec::new();
@@ -95,8 +131,8 @@ pub(super) fn replay(plan: &Plan, trace: &Trace, flags: &LiveFlags, json: Option
     for policy in &flags.policies {
         eprintln!("{}: {} requests on {} instances", policy.label(), trace.requests.len(), flags.engines);
         admin.call(SetPlacement { policy: *policy, ttft_ns: 0, tbt_ns: 0 })?;
-        match one(plan, trace, flags, *policy) {
-            Ok(run) => runs.push(run),
+        match one(plan, trace, flags, *policy, None) {
+            Ok(served) => runs.push(served.run),
             Err(error) => {
                 outcome = Err(error);
                 break;
@@ -109,6 +145,36 @@ pub(super) fn replay(plan: &Plan, trace: &Trace, flags: &LiveFlags, json: Option
     outcome?;
     let wrong: u64 = runs.iter().map(|run| run.bytes_wrong).sum();
     if wrong > 0 { Err(format!("{wrong} bytes read were wrong").into()) } else { Ok(()) }
+}
+
+/// Runs each policy undisturbed and with a kill of the control plane.
+fn with_kill(plan: &Plan, trace: &Trace, flags: &LiveFlags, place: &Path, json: Option<&str>) -> Result<(), Failure> {
+    let blocks = trace.requests.iter().flat_map(|request| &request.blocks).collect::<BTreeSet<_>>().len() as u64;
+    let pool = (2 * blocks * plan.block_bytes).max(LEAST_POOL_BYTES).next_multiple_of(1 << 20);
+    let mut own = OwnPlane::start(place, pool)?;
+    let (cluster, runtime_directory) = (own.cluster.clone(), Some(own.runtime_directory.clone()));
+    let plan = Plan { cluster, runtime_directory, ..plan.clone() };
+    let mut runs = Vec::new();
+    for policy in &flags.policies {
+        let admin = ControlLink::to(&plan.control(), Role::Admin)?;
+        admin.call(SetPlacement { policy: *policy, ttft_ns: 0, tbt_ns: 0 })?;
+        eprintln!("{}: {} requests on {} instances", policy.label(), trace.requests.len(), flags.engines);
+        let undisturbed = one(&plan, trace, flags, *policy, None)?;
+        eprintln!("{}: the same, with a kill of the control plane", policy.label());
+        let mut killed = one(&plan, trace, flags, *policy, Some(&mut own))?;
+        let times = killed.times.ok_or("the control plane was not killed: the trace is too short")?;
+        killed.run.recovery = Some(Recovery::of(times, &killed.arrived, &undisturbed.arrived));
+        killed.run.policy.push_str(", killed");
+        runs.extend([undisturbed.run, killed.run]);
+    }
+    show(&runs, trace, flags, &plan, json)?;
+    let (wrong, lost): (u64, usize) =
+        runs.iter().fold((0, 0), |(wrong, lost), run| (wrong + run.bytes_wrong, lost + run.lost));
+    match (wrong, lost) {
+        (0, 0) => Ok(()),
+        (0, lost) => Err(format!("{lost} requests were lost").into()),
+        (wrong, _) => Err(format!("{wrong} bytes read were wrong").into()),
+    }
 }
 
 fn show(runs: &[PolicyRun], trace: &Trace, flags: &LiveFlags, plan: &Plan, json: Option<&str>) -> Result<(), Failure> {
@@ -156,17 +222,37 @@ fn show(runs: &[PolicyRun], trace: &Trace, flags: &LiveFlags, plan: &Plan, json:
             run.bytes_wrong
         );
     }
+    for run in runs {
+        if let Some(recovery) = &run.recovery {
+            println!("{}: {} requests lost", run.policy, run.lost);
+            recovery.print();
+        }
+    }
     Ok(())
 }
 
-/// Runs one policy.
-fn one(plan: &Plan, trace: &Trace, flags: &LiveFlags, policy: PlacementPolicy) -> Result<PolicyRun, Failure> {
+/// A policy's run, with its requests in the order of their arrival.
+struct ServedRun {
+    run: PolicyRun,
+    arrived: Vec<Option<ArrivedRequest>>,
+    times: Option<KillTimes>,
+}
+
+/// Runs one policy; the control plane of `own` is killed after half of the requests.
+fn one(
+    plan: &Plan,
+    trace: &Trace,
+    flags: &LiveFlags,
+    policy: PlacementPolicy,
+    own: Option<&mut OwnPlane>,
+) -> Result<ServedRun, Failure> {
     let control = plan.control();
     let block_bytes = usize::try_from(plan.block_bytes)?;
     let config = ClientConfig { control: control.clone(), ..ClientConfig::local(&plan.cluster) };
     let mut client = Client::connect(&config)?;
     client.keys().remove_matching(&format!("^{}@", model(block_bytes)))?;
-    let scheduler = Arc::new(Scheduler::connect(&control, BUDGET)?);
+    let budget = if flags.kill_control.is_some() { SHORT_BUDGET } else { BUDGET };
+    let scheduler = Arc::new(Scheduler::connect(&control, budget)?);
     let mut instances = HashMap::new();
     for number in 0..flags.engines {
         let name = format!("{}-{number}", model(block_bytes));
@@ -181,28 +267,55 @@ fn one(plan: &Plan, trace: &Trace, flags: &LiveFlags, policy: PlacementPolicy) -
     }
     let instances = Arc::new(instances);
     let (start, first_ms) = (Instant::now(), trace.requests.first().map_or(0, |first| first.timestamp_ms));
-    let mut threads = Vec::new();
-    for (at, request) in trace.requests.iter().enumerate() {
-        let due =
-            Duration::from_millis(request.timestamp_ms.saturating_sub(first_ms)).div_f64(plan.speed.unwrap_or(1.0));
-        std::thread::sleep(due.saturating_sub(start.elapsed()));
-        let (scheduler, instances) = (Arc::clone(&scheduler), Arc::clone(&instances));
-        let (request, model) = (request.clone(), model_name.clone());
-        let serve =
-            move || serve(&scheduler, &instances, at as u64, &request, &model).map_err(|error| error.to_string());
-        threads.push(std::thread::Builder::new().stack_size(256 << 10).spawn(serve)?);
-    }
+    let (mut threads, mut arrivals) = (Vec::new(), Vec::new());
+    let times = std::thread::scope(|scope| -> Result<Option<KillTimes>, Failure> {
+        // The killer ends with this closure, at the latest.
+        let (middle, comes) = mpsc::channel();
+        let killer = own.map(|own| {
+            scope.spawn(move || {
+                comes.recv().map_err(|_| "the replay ended before".to_owned())?;
+                own.kill_and_restart(start).map_err(|error| error.to_string())
+            })
+        });
+        for (at, request) in trace.requests.iter().enumerate() {
+            let due =
+                Duration::from_millis(request.timestamp_ms.saturating_sub(first_ms)).div_f64(plan.speed.unwrap_or(1.0));
+            std::thread::sleep(due.saturating_sub(start.elapsed()));
+            if at == trace.requests.len() / 2 {
+                // Without a kill nobody receives this.
+                let _ = middle.send(());
+            }
+            arrivals.push(start.elapsed());
+            let (scheduler, instances) = (Arc::clone(&scheduler), Arc::clone(&instances));
+            let (request, model) = (request.clone(), model_name.clone());
+            let serve =
+                move || serve(&scheduler, &instances, at as u64, &request, &model).map_err(|error| error.to_string());
+            threads.push(std::thread::Builder::new().stack_size(256 << 10).spawn(serve)?);
+        }
+        let Some(killer) = killer else { return Ok(None) };
+        let times = killer.join().map_err(|_| "the thread that kills the control plane panicked")?;
+        Ok(Some(times.map_err(|error| format!("the control plane did not start again: {error}"))?))
+    })?;
     let mut statuses = Vec::with_capacity(threads.len());
     for (at, thread) in threads.into_iter().enumerate() {
         let status = thread.join().map_err(|_| format!("the thread of request {} panicked", at + 1))?;
-        statuses.push(status.map_err(|error| format!("request {}: {error}", at + 1))?);
+        let lost = |error| if flags.kill_control.is_some() { Ok(RequestStatus::Lost(error)) } else { Err(error) };
+        statuses.push(status.or_else(lost).map_err(|error| format!("request {}: {error}", at + 1))?);
     }
     let instances = Arc::into_inner(instances).ok_or("a request is still in flight")?;
     for (name, instance) in instances {
         end(&name, &instance)?;
     }
     let blocks: usize = trace.requests.iter().map(|request| request.blocks.len()).sum();
-    Ok(PolicyRun::of(policy.label().to_owned(), &statuses, blocks))
+    let run = PolicyRun::of(policy.label().to_owned(), &statuses, blocks);
+    let arrived = statuses.iter().zip(&trace.requests).zip(arrivals).map(|((status, request), arrived)| match status {
+        RequestStatus::Served { local, fetched, asked, .. } => {
+            let (blocks, hit_blocks) = (request.blocks.len() as u64, local + fetched);
+            Some(ArrivedRequest { arrived, blocks, hit_blocks, asked: *asked })
+        }
+        RequestStatus::Refused | RequestStatus::Lost(_) => None,
+    });
+    Ok(ServedRun { run, arrived: arrived.collect(), times })
 }
 
 /// Starts an instance and a thread that reads its reports.
@@ -341,10 +454,18 @@ fn serve(
 impl PolicyRun {
     fn of(policy: String, statuses: &[RequestStatus], blocks: usize) -> Self {
         let mut ttfts: Vec<f64> = Vec::with_capacity(statuses.len());
-        let (mut local, mut fetched, mut wrong, mut unasked) = (0, 0, 0, 0);
+        let (mut local, mut fetched, mut wrong, mut unasked, mut lost) = (0, 0, 0, 0, 0);
         for status in statuses {
-            let RequestStatus::Served { ttft, local: own, fetched: brought, wrong: bytes, asked } = status else {
-                continue;
+            let (ttft, own, brought, bytes, asked) = match status {
+                RequestStatus::Served { ttft, local, fetched, wrong, asked } => (ttft, local, fetched, wrong, asked),
+                RequestStatus::Refused => continue,
+                RequestStatus::Lost(error) => {
+                    if lost == 0 {
+                        eprintln!("a request was lost: {error}");
+                    }
+                    lost += 1;
+                    continue;
+                }
             };
             ttfts.push(ttft.as_secs_f64());
             (local, fetched, wrong) = (local + own, fetched + brought, wrong + bytes);
@@ -356,7 +477,7 @@ impl PolicyRun {
         Self {
             policy,
             requests: statuses.len(),
-            refused: statuses.len() - ttfts.len(),
+            refused: statuses.len() - ttfts.len() - lost,
             unasked,
             mean_ttft_s: ttfts.iter().sum::<f64>() / ttfts.len().max(1) as f64,
             p50_ttft_s: at(0.5),
@@ -365,6 +486,8 @@ impl PolicyRun {
             local: share(local),
             fetched: share(fetched),
             bytes_wrong: wrong,
+            lost,
+            recovery: None,
         }
     }
 }
