@@ -24,6 +24,7 @@ mod error;
 mod instance_calls;
 mod instance_spec;
 mod instances;
+mod limits;
 mod pools;
 mod requests;
 mod views;
@@ -48,6 +49,7 @@ pub use instance_spec::{
 };
 pub use instances::InstanceRegistry;
 use instances::ReportCounts;
+pub use limits::{Limit, LimitError, LimitUse};
 pub use pools::PoolKey;
 use pools::Pools;
 use requests::{PrefillReport, RequestCounts, RequestLedger};
@@ -67,6 +69,10 @@ pub struct Counts {
     pub placed_later: u64,
     /// Rejected requests.
     pub refused: u64,
+    /// Rejected requests of these for which the queue of their model was full.
+    pub queue_full: u64,
+    /// Rejected requests of these beyond the limit of requests, or of blocks in their prompts.
+    pub requests_full: u64,
     /// Requests that were repeated with the same id.
     pub repeated: u64,
     /// Leases that expired.
@@ -121,14 +127,16 @@ impl Conductor {
     /// Returns the counters.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        let RequestCounts { placed, queued, placed_later, refused, repeated, expired, orphaned } =
-            self.requests.counts();
+        let RequestCounts { placed, queued, placed_later, refused, .. } = self.requests.counts();
+        let RequestCounts { queue_full, requests_full, repeated, expired, orphaned, .. } = self.requests.counts();
         let ReportCounts { batches, duplicates, gaps, stale_reports, implausible } = self.instances.counts();
         Counts {
             placed,
             queued,
             placed_later,
             refused,
+            queue_full,
+            requests_full,
             repeated,
             expired,
             orphaned,

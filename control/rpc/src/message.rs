@@ -53,7 +53,7 @@ use crate::message::p2p::{
     PublishObject, RanksJoined, ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
 };
 use crate::message::placement::{
-    CopiesShown, HoldInstance, InstanceHeld, Placement, SetPlacement, ShowCopies, ShowPlacement,
+    CopiesShown, HoldInstance, InstanceHeld, LimitUse, Placement, SetPlacement, ShowCopies, ShowLimits, ShowPlacement,
 };
 pub use crate::message::segments::{
     ClientId, GetSegment, ListSegments, RegisterSegment, RenewReply, RenewSegments, Segment, SegmentKind, SegmentList,
@@ -202,6 +202,7 @@ messages! {
     SetPlacement = 0x003d small => EmptyReply;
     ShowCopies = 0x003b small => CopiesShown, idempotent;
     ShowPlacement = 0x003e small => Placement, idempotent;
+    ShowLimits = 0x0070 small => LimitUse, idempotent;
     PublishObject = 0x0050 large => ObjectPublished;
     FindObject = 0x0051 small => ObjectFound, idempotent;
     HoldObject = 0x0052 large => ObjectHeld;
@@ -252,6 +253,7 @@ messages! {
     InstanceHeld = 0x803c small;
     CopiesShown = 0x803b small;
     Placement = 0x803e large;
+    LimitUse = 0x8070 small;
     ObjectPublished = 0x8050 small;
     ObjectFound = 0x8051 large;
     ObjectHeld = 0x8052 small;

@@ -14,7 +14,7 @@ use crate::message::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, PublishObject,
     ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
 };
-use crate::message::placement::{HoldInstance, SetPlacement, ShowCopies, ShowPlacement};
+use crate::message::placement::{HoldInstance, SetPlacement, ShowCopies, ShowLimits, ShowPlacement};
 use crate::message::{
     AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetIncarnation, GetMap, GetMoves, GetRoom,
     GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments, ListShards, ListTasks,
@@ -135,6 +135,7 @@ rights! {
     SetPlacement = "set_placement" OPERATORS;
     ShowCopies = "show_copies" ROUTERS;
     ShowPlacement = "show_placement" ROUTERS;
+    ShowLimits = "show_limits" ROUTERS;
     PublishObject = "publish_object" HOLDERS |call| Some(Scope::Tenant(call.tenant.clone()));
     FindObject = "find_object" LOOKERS |call| Some(Scope::Tenant(call.tenant.clone()));
     HoldObject = "hold_object" HOLDERS |call| Some(Scope::Tenant(call.tenant.clone()));
@@ -237,6 +238,7 @@ mod tests {
         "set_placement ca",
         "show_copies csa",
         "show_placement csa",
+        "show_limits csa",
         "publish_object cnc",
         "find_object cnca",
         "hold_object cnc",

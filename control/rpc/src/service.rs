@@ -20,7 +20,7 @@ use crate::message::p2p::{
     ObjectList, ObjectMembers, ObjectPlaces, ObjectPublished, ObjectReleased, ObjectsRenewed, PublishObject,
     RanksJoined, ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
 };
-use crate::message::placement::{CopiesShown, HoldInstance, InstanceHeld, Placement, SetPlacement};
+use crate::message::placement::{CopiesShown, HoldInstance, InstanceHeld, LimitUse, Placement, SetPlacement};
 use crate::message::{
     Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Drain, EmptyReply,
     GetIncarnation, GetMoves, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join, JoinReply,
@@ -233,6 +233,10 @@ pub trait Service: Send + Sync + 'static {
     }
     /// Returns figures of the replicas of hot prefixes.
     fn show_copies(&self, _caller: Caller) -> Result<CopiesShown, Refusal> {
+        Err(no_conductor())
+    }
+    /// Returns the Conductor's limits, each with its use.
+    fn show_limits(&self, _caller: Caller) -> Result<LimitUse, Refusal> {
         Err(no_conductor())
     }
     /// Subscribes to the table of instances.

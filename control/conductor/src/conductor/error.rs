@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::limits::Limit;
 use crate::scheduler::SchedulerError;
 
 /// Reason for rejecting a call.
@@ -28,8 +29,8 @@ pub enum ConductorError {
     },
     /// A limit is reached.
     Limit {
-        /// Limited items.
-        what: &'static str,
+        limit: Limit,
+        /// Its value.
         most: usize,
     },
     /// A later incarnation of the instance has registered.
@@ -56,7 +57,10 @@ impl fmt::Display for ConductorError {
                 "no instance of model {model:?} with blocks of {block_tokens} tokens is registered for tenant \
                  {tenant:?}"
             ),
-            Self::Limit { what, most } => write!(f, "there are {most} {what} already, which is the limit"),
+            Self::Limit { limit, most } => {
+                let (name, flag) = (limit.name(), limit.flag());
+                write!(f, "there are {most} {name} already, which is the limit of the control plane's --{flag}")
+            }
             Self::StaleIncarnation { name, incarnation } => {
                 write!(
                     f,

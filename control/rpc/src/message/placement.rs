@@ -1,6 +1,7 @@
 //! Messages by which operators steer the Conductor: holding instances, and the placement policy.
 
 use bincode::{Decode, Encode};
+pub use kvplane_conductor::conductor::LimitUse;
 pub use kvplane_conductor::policy::PlacementPolicy;
 
 /// Holds an instance, or releases it: a held instance gets no new requests, its present ones continue, and others may
@@ -60,6 +61,10 @@ pub struct CopiesShown {
     /// Replicas that do not count any more.
     pub forgotten: u64,
 }
+
+/// Requests the limits of the Conductor; the reply is [`LimitUse`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct ShowLimits;
 
 /// The reply to [`ShowPlacement`].
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]

@@ -22,7 +22,7 @@ use crate::message::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, PublishObject,
     ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
 };
-use crate::message::placement::{HoldInstance, SetPlacement, ShowCopies, ShowPlacement};
+use crate::message::placement::{HoldInstance, SetPlacement, ShowCopies, ShowLimits, ShowPlacement};
 use crate::message::{
     AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetIncarnation, GetMap, GetMoves, GetRoom,
     GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments, ListShards, ListTasks,
@@ -254,6 +254,7 @@ impl Call {
             SetPlacement::KIND => self.answer(frame, |c| service.set_placement(caller, c)),
             ShowCopies::KIND => self.answer(frame, |_: ShowCopies| service.show_copies(caller)),
             ShowPlacement::KIND => self.answer(frame, |_: ShowPlacement| service.show_placement(caller)),
+            ShowLimits::KIND => self.answer(frame, |_: ShowLimits| service.show_limits(caller)),
             PublishObject::KIND => self.answer(frame, |c| service.publish_object(caller, c)),
             FindObject::KIND => self.answer(frame, |c| service.find_object(caller, c)),
             HoldObject::KIND => self.answer(frame, |c| service.hold_object(caller, c)),

@@ -16,6 +16,16 @@ pub(super) fn record(conductor: &mut Conductor, now_ns: u64, feeds: &FeedCounts)
         ("kvplane_conductor_queued_total", "Requests queued.", counts.queued),
         ("kvplane_conductor_placed_later_total", "Requests placed from the queue.", counts.placed_later),
         ("kvplane_conductor_rejected_total", "Requests refused.", counts.refused),
+        (
+            "kvplane_conductor_queue_full_total",
+            "Requests refused because the queue of their model was full: --conductor-queued.",
+            counts.queue_full,
+        ),
+        (
+            "kvplane_conductor_requests_full_total",
+            "Requests refused beyond --conductor-requests or --conductor-prompt-blocks.",
+            counts.requests_full,
+        ),
         ("kvplane_conductor_duplicate_requests_total", "Requests retried with the same id.", counts.repeated),
         ("kvplane_conductor_expired_total", "Reservations whose lease expired.", counts.expired),
         ("kvplane_conductor_orphaned_total", "Requests whose instance was lost.", counts.orphaned),

@@ -21,7 +21,7 @@ use kvplane_rpc::p2p::{
     ObjectList, ObjectMembers, ObjectPlaces, ObjectPublished, ObjectReleased, ObjectsRenewed, PublishObject,
     RanksJoined, ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
 };
-use kvplane_rpc::placement::{CopiesShown, HoldInstance, InstanceHeld, Placement, SetPlacement};
+use kvplane_rpc::placement::{CopiesShown, HoldInstance, InstanceHeld, LimitUse, Placement, SetPlacement};
 use kvplane_rpc::{Caller, Event, ItemFrame, MapFrame, Refusal, RefusalCode, Role, Service};
 use tokio::sync::{mpsc, watch};
 
@@ -421,6 +421,10 @@ impl Service for Control {
 
     fn show_copies(&self, _: Caller) -> Result<CopiesShown, Refusal> {
         Ok(self.conductor()?.copies_shown(self.cluster.lock()?.keeps_copies()))
+    }
+
+    fn show_limits(&self, _: Caller) -> Result<LimitUse, Refusal> {
+        Ok(self.conductor()?.limits())
     }
 
     fn watch_instances(&self, _: Caller) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {

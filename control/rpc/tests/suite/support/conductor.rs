@@ -73,6 +73,7 @@ pub(crate) fn show_requests(show: Show<'_>) {
     show("SetPlacement", encode(&SET));
     show("ShowPlacement", encode(&ShowPlacement));
     show("ShowCopies", encode(&ShowCopies));
+    show("ShowLimits", encode(&ShowLimits));
 }
 
 const SET: SetPlacement = SetPlacement { policy: PlacementPolicy::Kvplane, ttft_ns: 1, tbt_ns: 2 };
@@ -142,6 +143,8 @@ pub(crate) fn show_replies(show: Show<'_>) {
     let (most_bytes, bytes, prefixes, coming, made, failed, forgotten) = (1, 2, 3, 4, 5, 6, 7);
     let shown = CopiesShown { most_bytes, possible: true, bytes, prefixes, coming, made, failed, forgotten };
     show("CopiesShown", encode(&shown));
+    let (models, instances, queued, requests, prompt_blocks) = ((1, 2), (3, 4), (5, 6), (7, 8), (9, 10));
+    show("LimitUse", encode(&LimitUse { models, instances, queued, requests, prompt_blocks, wait_ns: 11 }));
 }
 
 /// No message may panic.

@@ -7,7 +7,9 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use kvplane::ControlLink;
 use kvplane::rpc::conductor::{InstanceTable, WatchInstances};
-use kvplane::rpc::placement::{CopiesShown, HoldInstance, PlacementPolicy, SetPlacement, ShowCopies, ShowPlacement};
+use kvplane::rpc::placement::{
+    CopiesShown, HoldInstance, LimitUse, PlacementPolicy, SetPlacement, ShowCopies, ShowLimits, ShowPlacement,
+};
 use serde_json::json;
 
 use crate::command::Failure;
@@ -18,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Operations on the Conductor.
 #[derive(Subcommand)]
 pub(crate) enum Action {
-    /// Show the placement policy, the objectives and the instances.
+    /// Show the placement policy, the objectives, the limits and the instances.
     Show {
         /// Print as JSON.
         #[arg(long)]
@@ -130,8 +132,36 @@ fn in_words(copies: &CopiesShown) -> String {
     }
 }
 
+/// Formats limits and their use as JSON.
+fn limits_in_json(limits: &LimitUse) -> serde_json::Value {
+    let of = |(used, most): (u64, u64)| json!({ "used": used, "most": most });
+    json!({
+        "models": of(limits.models),
+        "instances": of(limits.instances),
+        "queued": of(limits.queued),
+        "requests": of(limits.requests),
+        "prompt_blocks": of(limits.prompt_blocks),
+        "wait_ms": limits.wait_ns / 1_000_000,
+    })
+}
+
+/// Formats limits and their use as text.
+fn limits_in_words(limits: &LimitUse) -> String {
+    let of = |(used, most): (u64, u64)| format!("{used} of {most}");
+    format!(
+        "limits: models {}, instances {}, requests {}, of a model queued {}, blocks of prompts {}, waits {} s",
+        of(limits.models),
+        of(limits.instances),
+        of(limits.requests),
+        of(limits.queued),
+        of(limits.prompt_blocks),
+        limits.wait_ns / 1_000_000_000
+    )
+}
+
 fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
     let (placement, copies, table) = (link.call(ShowPlacement)?, link.call(ShowCopies)?, table(link)?);
+    let limits = link.call(ShowLimits)?;
     let ms = |ns: u64| (ns > 0).then_some(ns / 1_000_000);
     let (ttft, tbt) = (ms(placement.set.ttft_ns), ms(placement.set.tbt_ns));
     let state = |name: &str, suspect: bool| match (placement.held.iter().any(|held| held == name), suspect) {
@@ -162,6 +192,7 @@ fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
                 "promise_ttft_ms": ttft,
                 "promise_tbt_ms": tbt,
                 "copies": in_json(&copies),
+                "limits": limits_in_json(&limits),
                 "instances": rows,
             })
         );
@@ -174,7 +205,7 @@ fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
         promise("first tokens", ttft),
         promise("tokens", tbt)
     );
-    println!("{}", in_words(&copies));
+    println!("{}\n{}", in_words(&copies), limits_in_words(&limits));
     println!(
         "{:<24} {:<24} {:<8} {:<8} {:>8} {:>10} {:>8}",
         "instance", "model", "part", "state", "prefills", "wait ms", "decodes"
