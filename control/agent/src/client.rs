@@ -44,7 +44,7 @@ use batches::PendingBatch;
 pub use batches::{BatchOutcome, Open, OpenBatches};
 use bounce::BounceBuffer;
 pub use config::ClientConfig;
-pub use keys::{KeyInfo, Keys, ListCursor, ListPage};
+pub use keys::{KeyInfo, Keys, ListCursor, ListPage, Pins};
 pub(crate) use namespace::{Namespace, check_key, check_options, digest_of};
 use objects::Objects;
 pub use outcome::{Got, Put};
@@ -191,7 +191,7 @@ impl Client {
 
 /// Groups of operations.
 impl Client {
-    /// Returns the keys of the client's tenant, to be listed, or removed by pattern.
+    /// Returns the keys of the client's tenant, to be listed, removed by pattern, or pinned.
     pub const fn keys(&mut self) -> Keys<'_> {
         Keys { objects: &mut self.objects, namespace: &self.namespace }
     }

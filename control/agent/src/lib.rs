@@ -37,8 +37,8 @@ mod which;
 pub use asynchronous::{AsyncClient, AsyncKeys, AsyncObjectRanges, AsyncPutSessions, AsyncScatterGather};
 pub use client::{
     BatchOutcome, BeginOutcome, Client, ClientConfig, Fill, GetSession, Got, KeyInfo, Keys, ListCursor, ListPage, Near,
-    ObjectRange, ObjectRanges, Open, OpenBatches, Placement, PrefetchTo, Put, PutSession, PutSessions, RangeOutcome,
-    Replicas, ScatterGather,
+    ObjectRange, ObjectRanges, Open, OpenBatches, Pins, Placement, PrefetchTo, Put, PutSession, PutSessions,
+    RangeOutcome, Replicas, ScatterGather,
 };
 pub use data_tls::DataTlsError;
 pub use error::{ArgumentError, Error, LibraryThread};

@@ -26,6 +26,7 @@ mod followed;
 mod instance_calls;
 mod instance_spec;
 mod instances;
+mod limits;
 mod pools;
 mod requests;
 mod service;
@@ -54,6 +55,7 @@ pub use instance_spec::{
 };
 pub use instances::InstanceRegistry;
 use instances::ReportCounts;
+pub use limits::{Limit, LimitError, LimitUse};
 pub use pools::{PoolKey, Pools};
 use requests::{PrefillReport, RequestCounts, RequestGrant, RequestLedger};
 pub use service::{ClassTerms, MAX_PRIORITY, MAX_SERVICE_NAME_BYTES, RequestTerms, ServiceLevels};
@@ -74,6 +76,10 @@ pub struct Counts {
     pub placed_later: u64,
     /// Rejected requests.
     pub refused: u64,
+    /// Rejected requests of these for which the queue of their model was full.
+    pub queue_full: u64,
+    /// Rejected requests of these beyond the limit of requests, or of blocks in their prompts.
+    pub requests_full: u64,
     /// Requests that were repeated with the same id.
     pub repeated: u64,
     /// Leases that expired.
@@ -144,8 +150,8 @@ impl Conductor {
     /// Returns the counters.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        let RequestCounts { placed, queued, placed_later, refused, repeated, expired, orphaned } =
-            self.requests.counts();
+        let RequestCounts { placed, queued, placed_later, refused, .. } = self.requests.counts();
+        let RequestCounts { queue_full, requests_full, repeated, expired, orphaned, .. } = self.requests.counts();
         let ReportCounts { batches, duplicates, gaps, stale_reports, implausible, confirmed, dropped } =
             self.instances.counts();
         Counts {
@@ -153,6 +159,8 @@ impl Conductor {
             queued,
             placed_later,
             refused,
+            queue_full,
+            requests_full,
             repeated,
             expired,
             orphaned,

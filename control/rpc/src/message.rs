@@ -53,8 +53,8 @@ use crate::message::p2p::{
     PublishObject, RanksJoined, ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
 };
 use crate::message::placement::{
-    CopiesShown, FeedsShown, HoldInstance, InstanceHeld, Placement, ServiceShown, SetClass, SetPlacement, SetWeight,
-    ShowCopies, ShowFeeds, ShowPlacement, ShowService,
+    CopiesShown, FeedsShown, HoldInstance, InstanceHeld, LimitUse, Placement, ServiceShown, SetClass, SetPlacement,
+    SetWeight, ShowCopies, ShowFeeds, ShowLimits, ShowPlacement, ShowService,
 };
 pub use crate::message::segments::{
     ClientId, GetSegment, ListSegments, RegisterSegment, RenewReply, RenewSegments, Segment, SegmentKind, SegmentList,
@@ -208,6 +208,7 @@ messages! {
     SetWeight = 0x0045 small => EmptyReply, idempotent;
     ShowService = 0x0046 small => ServiceShown, idempotent;
     ShowFeeds = 0x0070 small => FeedsShown, idempotent;
+    ShowLimits = 0x0071 small => LimitUse, idempotent;
     PublishObject = 0x0050 large => ObjectPublished;
     FindObject = 0x0051 small => ObjectFound, idempotent;
     HoldObject = 0x0052 large => ObjectHeld;
@@ -260,6 +261,7 @@ messages! {
     FeedsShown = 0x8070 large;
     Placement = 0x803e large;
     ServiceShown = 0x8046 large;
+    LimitUse = 0x8071 small;
     ObjectPublished = 0x8050 small;
     ObjectFound = 0x8051 large;
     ObjectHeld = 0x8052 small;

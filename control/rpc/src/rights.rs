@@ -15,7 +15,7 @@ use crate::message::p2p::{
     ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
 };
 use crate::message::placement::{
-    HoldInstance, SetClass, SetPlacement, SetWeight, ShowCopies, ShowFeeds, ShowPlacement, ShowService,
+    HoldInstance, SetClass, SetPlacement, SetWeight, ShowCopies, ShowFeeds, ShowLimits, ShowPlacement, ShowService,
 };
 use crate::message::{
     AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetIncarnation, GetMap, GetMoves, GetRoom,
@@ -142,6 +142,7 @@ rights! {
     SetWeight = "set_weight" OPERATORS;
     ShowService = "show_service" ROUTERS;
     ShowFeeds = "show_feeds" ROUTERS;
+    ShowLimits = "show_limits" ROUTERS;
     PublishObject = "publish_object" HOLDERS |call| Some(Scope::Tenant(call.tenant.clone()));
     FindObject = "find_object" LOOKERS |call| Some(Scope::Tenant(call.tenant.clone()));
     HoldObject = "hold_object" HOLDERS |call| Some(Scope::Tenant(call.tenant.clone()));
@@ -249,6 +250,7 @@ mod tests {
         "set_weight ca",
         "show_service csa",
         "show_feeds csa",
+        "show_limits csa",
         "publish_object cnc",
         "find_object cnca",
         "hold_object cnc",

@@ -22,7 +22,8 @@ use crate::message::p2p::{
     RanksJoined, ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
 };
 use crate::message::placement::{
-    CopiesShown, FeedsShown, HoldInstance, InstanceHeld, Placement, ServiceShown, SetClass, SetPlacement, SetWeight,
+    CopiesShown, FeedsShown, HoldInstance, InstanceHeld, LimitUse, Placement, ServiceShown, SetClass, SetPlacement,
+    SetWeight,
 };
 use crate::message::{
     Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Drain, EmptyReply,
@@ -256,6 +257,10 @@ pub trait Service: Send + Sync + 'static {
     }
     /// Returns the progress of the cache feeds.
     fn show_feeds(&self, _caller: Caller) -> Result<FeedsShown, Refusal> {
+        Err(no_conductor())
+    }
+    /// Returns the Conductor's limits, each with its use.
+    fn show_limits(&self, _caller: Caller) -> Result<LimitUse, Refusal> {
         Err(no_conductor())
     }
     /// Subscribes to the table of instances.

@@ -41,8 +41,8 @@ use kvplane_rpc::conductor::{
 };
 use kvplane_rpc::message::EmptyReply;
 use kvplane_rpc::placement::{
-    CopiesShown, FeedShown, FeedsShown, HoldInstance, InstanceHeld, Placement, ServiceShown, SetClass, SetPlacement,
-    SetWeight,
+    CopiesShown, FeedShown, FeedsShown, HoldInstance, InstanceHeld, LimitUse, Placement, ServiceShown, SetClass,
+    SetPlacement, SetWeight,
 };
 use kvplane_rpc::{ItemFrame, Refusal, RefusalCode};
 use serde_json::Value;
@@ -237,6 +237,11 @@ impl ConductorService {
     /// Returns figures of the replicas of hot prefixes; `possible` tells whether the cluster keeps replicas.
     pub(crate) fn copies_shown(&self, possible: bool) -> CopiesShown {
         copies::shown(&self.host.look(|conductor, _| conductor.copies()), possible)
+    }
+
+    /// Returns the Conductor's limits, each with its use.
+    pub(crate) fn limits(&self) -> LimitUse {
+        self.host.look(|conductor, _| LimitUse::of(conductor))
     }
 
     /// Returns the table of instances and models.

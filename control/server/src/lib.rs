@@ -35,7 +35,7 @@ pub use config::{ControlConfig, StartError};
 pub use http::access::{HttpToken, HttpTokenError};
 pub use http::admin::shard_json;
 pub use http::metadata::MetadataLimits;
-pub use http::objects::{Objects, ObjectsAccess, ObjectsError};
+pub use http::objects::{Objects, ObjectsAccess, ObjectsError, Pin, PinOutcome, PinResult};
 pub use kvplane_conductor::conductor::ConductorConfig;
 pub use server::{ControlHandle, ControlServer, EndError, Role, STATE_FILE};
 pub use store::StoreError;

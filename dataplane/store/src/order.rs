@@ -8,22 +8,26 @@
 //!
 //! * *Softly pinned* objects are in a list of their own instead of a policy until the pin expires. They are evicted
 //!   when no other object of their tenant suffices, or when the tenant is above its share. *Hard pinned* ones are in no
-//!   list, and are never evicted.
+//!   list, and are never evicted. *Retained* ones are hard pinned until their retentions end.
 //! * Objects of a *group* share their accesses: a member that is due for eviction is spared if any member was accessed
 //!   since it was considered last. When one is evicted, the others are evicted with it; those that are pinned by
 //!   readers follow when they are unpinned.
 //!
-//! The accounts and policies of tenants are in `tenants`, soft pins and groups in `retentions`; [`Order`] keeps the two
-//! in step. An object with neither pin nor group costs only the account's number. Permission to put is checked by the
-//! service, and leases are assigned by the control plane.
+//! The accounts and policies of tenants are in `tenants`, soft pins and groups in `keeps`, retentions by number in
+//! `retained`; [`Order`] keeps them in step. An object with neither pin nor group costs only the account's number.
+//! Permission to put is checked by the service, and leases are assigned by the control plane.
 
 mod groups;
-mod retentions;
+mod keeps;
+mod pins;
+mod retained;
 mod tenants;
 
 use crate::entry::{Entries, EntryId, Keep, Mark};
 use crate::eviction::EvictionPolicy;
-use retentions::Retentions;
+use keeps::Keeps;
+pub(crate) use retained::RETENTIONS_MOST;
+use retained::RetentionTable;
 pub use tenants::{TenantUse, Tenants};
 
 /// Limit of eviction.
@@ -50,14 +54,15 @@ pub(crate) enum Scarce {
 #[derive(Debug)]
 pub(crate) struct Order<P> {
     tenants: Tenants<P>,
-    retentions: Retentions,
+    keeps: Keeps,
+    retained: RetentionTable,
 }
 
 impl<P: EvictionPolicy> Order<P> {
     /// Creates the order of a pool, and of the device pool beside it, with one tenant, the default one.
     pub(crate) fn new(pool_granules: u64, device_granules: u64, hard_pin_percent: u8, policy: P) -> Self {
         let tenants = Tenants::new(pool_granules, device_granules, hard_pin_percent, policy);
-        Self { tenants, retentions: Retentions::default() }
+        Self { tenants, keeps: Keeps::default(), retained: RetentionTable::default() }
     }
 
     /// Returns the accounts of tenants.
@@ -74,12 +79,12 @@ impl<P: EvictionPolicy> Order<P> {
 
     /// Advances the time; it never goes back.
     pub(crate) fn tick(&mut self, now_ns: u64) {
-        self.retentions.tick(now_ns);
+        self.keeps.tick(now_ns);
     }
 
     /// Returns the number of softly pinned objects.
     pub(crate) fn soft_pins(&self) -> usize {
-        self.retentions.soft_pins()
+        self.keeps.soft_pins()
     }
 
     /// Returns the number of the tenant that an entry is charged to.
@@ -89,14 +94,14 @@ impl<P: EvictionPolicy> Order<P> {
 
     /// Charges a reserved entry.
     pub(crate) fn charge(&mut self, entries: &mut Entries, id: EntryId, keep: &Keep) {
-        self.retentions.note(entries, id, keep);
+        self.keeps.note(entries, id, keep);
         self.tenants.charge(&entries[id]);
     }
 
     /// Discharges an entry that is about to be freed.
     pub(crate) fn discharge(&mut self, entries: &Entries, id: EntryId) {
         self.tenants.discharge(&entries[id]);
-        self.retentions.forget(id);
+        self.keeps.forget(id);
     }
 
     /// Applies a step to an entry that may change whether it can be evicted.
@@ -106,7 +111,7 @@ impl<P: EvictionPolicy> Order<P> {
 
     /// Inserts an object that became live.
     pub(crate) fn insert(&mut self, entries: &mut Entries, id: EntryId) {
-        self.retentions.begin(entries, id);
+        self.keeps.begin(entries, id);
         let entry = &entries[id];
         if entry.is(Mark::Hard) {
             return;
@@ -119,7 +124,7 @@ impl<P: EvictionPolicy> Order<P> {
     }
 
     fn push_soft(&mut self, entries: &mut Entries, id: EntryId) {
-        entries[id].stamp = self.retentions.next_stamp();
+        entries[id].stamp = self.keeps.next_stamp();
         self.tenants.soft(entries[id].account()).push(entries, id);
     }
 
@@ -127,7 +132,7 @@ impl<P: EvictionPolicy> Order<P> {
     #[inline]
     pub(crate) fn access(&mut self, entries: &mut Entries, id: EntryId) {
         if entries[id].is(Mark::Grouped) {
-            self.retentions.touch(entries, id);
+            self.keeps.touch(entries, id);
         }
         self.access_alone(entries, id);
     }
@@ -149,7 +154,8 @@ impl<P: EvictionPolicy> Order<P> {
 
     /// Removes a live object, pinned or not; `to_make_room` if the policy may remember it.
     pub(crate) fn remove(&mut self, entries: &mut Entries, id: EntryId, to_make_room: bool) {
-        self.retentions.end(entries, id);
+        self.keeps.end(entries, id);
+        self.retained.forget(id);
         let entry = &entries[id];
         let at = entry.account();
         if to_make_room {
@@ -193,12 +199,14 @@ impl<P: EvictionPolicy> Order<P> {
         } else {
             self.tenants.policy_of(entry).unpinned(entries, id);
         }
-        is_grouped && self.retentions.is_to_follow(entries, id) && !is_soft
+        is_grouped && self.keeps.is_to_follow(entries, id) && !is_soft
     }
 
-    /// Moves softly pinned objects whose pin has expired to the policy, as its newest.
+    /// Moves softly pinned objects whose pin has expired, and objects whose retentions have ended, to the policy, as
+    /// its newest.
     pub(crate) fn expire(&mut self, entries: &mut Entries) {
-        while let Some(id) = self.retentions.next_expired() {
+        self.expire_retentions(entries);
+        while let Some(id) = self.keeps.next_expired() {
             let at = entries[id].account();
             self.tenants.soft(at).unlink(entries, id);
             entries.set(id, Mark::Soft, false);
@@ -256,7 +264,7 @@ impl<P: EvictionPolicy> Order<P> {
     /// Returns the members of an evicted object's group that are to be evicted with it. Members pinned by readers
     /// follow when they are unpinned; softly and hard pinned ones stay.
     pub(crate) fn mates(&mut self, entries: &Entries, id: EntryId) -> Vec<EntryId> {
-        self.retentions.mates(entries, id)
+        self.keeps.mates(entries, id)
     }
 
     /// Returns true if an object may be evicted to clear a run.
@@ -286,7 +294,7 @@ impl<P: EvictionPolicy> Order<P> {
 
     /// Returns true if an access of its group spares an object, which counts as an access of it.
     fn is_spared(&mut self, entries: &mut Entries, id: EntryId) -> bool {
-        let is_spared = self.retentions.is_spared(entries, id);
+        let is_spared = self.keeps.is_spared(entries, id);
         if is_spared {
             self.access_alone(entries, id);
         }
@@ -295,7 +303,8 @@ impl<P: EvictionPolicy> Order<P> {
 
     /// Asserts lists and accounts; returns the number of entries in the eviction orders or hard pinned.
     pub(crate) fn check(&self, entries: &Entries) -> usize {
-        self.retentions.check(entries);
+        self.keeps.check(entries);
+        self.retained.check(|id| assert!(entries[id].is_live() && entries[id].is(Mark::Hard), "{id:?} is retained"));
         let hard_live = entries.iter().filter(|(_, entry)| entry.is(Mark::Hard) && entry.is_live()).count();
         self.tenants.check(entries) + hard_live
     }

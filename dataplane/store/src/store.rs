@@ -28,6 +28,7 @@ mod watermarks;
 pub use moves::{NoMove, PoolMove, PoolMoves, TailMove};
 pub use objects::ObjectTable;
 pub use pool::Pool;
+pub use space::{LatePins, PinError};
 pub use stats::{DevicePoolStats, EventStats, HandleStats, PinStats, ReplicaStats, SIZE_CLASSES, StoreStats};
 
 use kvplane_proto::ConfigError;
@@ -77,6 +78,8 @@ pub struct ObjectView {
     pub replica: Replica,
     /// True if the replica owner may have a replica of it.
     pub copied: bool,
+    /// True if a retention keeps it.
+    pub is_retained: bool,
 }
 
 /// Consequence of new owners for an object.
@@ -135,6 +138,12 @@ impl Store {
         let config = StoreConfig::without_pool();
         let policy = config.policy();
         Self::build(config, Version(1), policy)
+    }
+}
+
+impl<'a, P> From<&'a mut Store<P>> for LatePins<'a, P> {
+    fn from(store: &'a mut Store<P>) -> Self {
+        Self { space: &mut store.space }
     }
 }
 
@@ -204,7 +213,7 @@ impl<P: EvictionPolicy> Store<P> {
         Version(self.next_version)
     }
 
-    /// Advances the time, for soft pins. It never goes back.
+    /// Advances the time, for soft pins and retentions. It never goes back.
     pub fn tick(&mut self, now_ns: u64) {
         self.space.tick(now_ns);
     }
@@ -367,6 +376,7 @@ impl<P: EvictionPolicy> Store<P> {
         let LiveUse { payload_bytes, replicas, copied, .. } = *objects.entries().live();
         let Evictions { objects: evictions, bytes: evicted_bytes } = self.space.evictions();
         let events = self.objects().events();
+        let (soft, retained) = self.space.pin_counts();
         StoreStats {
             objects: objects.len().into(),
             payload_bytes,
@@ -378,7 +388,8 @@ impl<P: EvictionPolicy> Store<P> {
             pinned_bytes: self.space.pinned_granules() * GRANULE_BYTES,
             kept: PinStats {
                 hard_bytes: self.tenants().hard_granules() * GRANULE_BYTES,
-                soft: self.space.soft_pins() as u64,
+                soft: soft as u64,
+                retained: retained as u64,
             },
             doomed_bytes: bytes_in(State::Doomed),
             reserved_bytes: bytes_in(State::Reserved),

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kvplane_conductor::conductor::ConductorConfig;
 use kvplane_conductor::copies::CopyConfig;
 use kvplane_conductor::cost::{DecodeModel, PrefillModel};
 use kvplane_conductor::policy::Slo;
@@ -49,6 +50,8 @@ pub struct SimConfig {
     pub decode_model: DecodeModel,
     /// Objectives of all requests.
     pub slo: Slo,
+    /// Maximum wait of a queued request, as of the Conductor: it ends as [`crate::RequestStatus::Waited`].
+    pub wait_ns: u64,
     /// Factor by which requests arrive faster than in the trace.
     pub load: f64,
     /// Injected faults.
@@ -80,6 +83,7 @@ impl Default for SimConfig {
             truth: PrefillModel::default(),
             decode_model: DecodeModel::default(),
             slo: Slo::NONE,
+            wait_ns: ConductorConfig::default().wait_ns,
             load: 1.0,
             faults: Faults::default(),
             seed: 1,

@@ -39,6 +39,10 @@ pub(crate) enum Event {
     },
     /// A queued request may be able to start.
     Wake,
+    /// A queued request may have waited for the maximum time.
+    Waited {
+        id: usize,
+    },
     /// Time to decide about replicas.
     Copies,
     /// A replica is complete.

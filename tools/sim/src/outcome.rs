@@ -9,6 +9,8 @@ pub enum RequestStatus {
     Refused,
     /// Rejected after its prefill, which was wasted.
     RefusedLate,
+    /// Ended in the queue after the maximum wait.
+    Waited,
     /// Never served: no instance is left.
     Lost,
 }
@@ -18,7 +20,7 @@ pub enum RequestStatus {
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct RequestOutcome {
     pub status: RequestStatus,
-    /// Time to first token.
+    /// Time to first token; of a request whose wait ended, the wait.
     pub ttft_ns: u64,
     /// Mean of the longest tenth of the times between its tokens; 0 without decoding.
     pub tbt_ns: u64,
@@ -60,19 +62,21 @@ pub struct Outcome {
 
 impl Outcome {
     fn ttfts(&self) -> Vec<f64> {
-        let served = self.requests.iter().filter(|request| request.status == RequestStatus::Served);
-        let mut ttfts: Vec<f64> = served.map(|request| request.ttft_ns as f64 / 1e9).collect();
+        let waits = |status| matches!(status, RequestStatus::Served | RequestStatus::Waited);
+        let waited = self.requests.iter().filter(|request| waits(request.status));
+        let mut ttfts: Vec<f64> = waited.map(|request| request.ttft_ns as f64 / 1e9).collect();
         ttfts.sort_by(f64::total_cmp);
         ttfts
     }
 
-    /// Returns the mean time to first token of the served requests, in seconds.
+    /// Returns the mean time to first token of the served requests, in seconds. A request whose wait ended counts with
+    /// its wait: its first token would have come later still.
     #[must_use]
     pub fn mean_ttft_s(&self) -> f64 {
         mean(&self.ttfts())
     }
 
-    /// Returns quantiles of the time to first token of the served requests, in seconds, for each of `shares`.
+    /// Returns quantiles of the times of [`Self::mean_ttft_s`], in seconds, for each of `shares`.
     #[must_use]
     pub fn ttft_quantiles_s(&self, shares: &[f64]) -> Vec<f64> {
         let ttfts = self.ttfts();

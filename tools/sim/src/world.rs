@@ -62,6 +62,15 @@ impl Node {
     }
 }
 
+/// Progress of a request of the trace.
+#[derive(Clone, Copy, Default)]
+struct RequestProgress {
+    /// Its last placement.
+    placement: Option<Placement>,
+    /// End of its wait, while it is queued.
+    waits_until_ns: Option<u64>,
+}
+
 /// Simulated cluster on which the scheduler under test serves a trace.
 pub(crate) struct World<'a> {
     pub(crate) config: &'a SimConfig,
@@ -72,7 +81,7 @@ pub(crate) struct World<'a> {
     pub(crate) nodes: Vec<Node>,
     decodes: Vec<Decode>,
     pub(crate) events: EventQueue,
-    placements: Vec<Option<Placement>>,
+    progress: Vec<RequestProgress>,
     served: Vec<RequestOutcome>,
     pub(crate) open: usize,
     rng: Rng,
@@ -148,7 +157,7 @@ impl<'a> World<'a> {
             nodes: (0..config.prefill).map(node).collect(),
             decodes: (0..config.decode).map(|_| Decode::default()).collect(),
             events: EventQueue::default(),
-            placements: vec![None; trace.len()],
+            progress: vec![RequestProgress::default(); trace.len()],
             served: trace.iter().map(lost).collect(),
             open: trace.len(),
             rng: Rng::new(config.seed, "sim"),
@@ -156,8 +165,8 @@ impl<'a> World<'a> {
             uses: BTreeMap::new(),
             copied: config.copies.map(CopyTraffic::new),
         };
-        for (id, work) in trace.iter().enumerate() {
-            world.events.at((work.arrival_ns as f64 / config.load) as u64, Event::Arrived { id });
+        for id in 0..trace.len() {
+            world.events.at(world.arrival_ns(id), Event::Arrived { id });
         }
         world.events.at(SAMPLE_NS, Event::Sample);
         if config.replicas {
@@ -207,6 +216,7 @@ impl<'a> World<'a> {
             Event::Sample => self.sample(),
             Event::Replicas => self.replicas(),
             Event::Wake => {}
+            Event::Waited { id } => self.end_wait(id),
             Event::Copies => self.replicate_hot(),
             Event::Copied { instance, key, chain } => self.copy_came(instance, key, &chain),
         }
@@ -236,9 +246,27 @@ impl<'a> World<'a> {
         let booked = self.scheduler.commit(request, &choice, self.events.now_ns());
         match choice {
             Choice::Place(placement) if booked.is_ok() => self.place(id, placement),
-            Choice::Wait if booked.is_ok() => {}
+            Choice::Wait if booked.is_ok() => {
+                let until_ns = self.events.now_ns().saturating_add(self.config.wait_ns);
+                self.progress[id].waits_until_ns = Some(until_ns);
+                self.events.at(until_ns, Event::Waited { id });
+            }
             _ => self.end(id, RequestStatus::Refused),
         }
+    }
+
+    /// Ends a request that has waited for the maximum time since it was queued last.
+    fn end_wait(&mut self, id: usize) {
+        if self.progress[id].waits_until_ns.is_some_and(|until_ns| until_ns <= self.events.now_ns()) {
+            let arrival_ns = self.arrival_ns(id);
+            self.served[id].ttft_ns = self.events.now_ns() - arrival_ns;
+            self.end(id, RequestStatus::Waited);
+        }
+    }
+
+    /// Returns the time at which a request of the trace arrives.
+    fn arrival_ns(&self, id: usize) -> u64 {
+        (self.trace[id].arrival_ns as f64 / self.config.load) as u64
     }
 
     /// Places the queued requests that the scheduler lets start.
@@ -252,7 +280,7 @@ impl<'a> World<'a> {
     }
 
     fn place(&mut self, id: usize, placement: Placement) {
-        self.placements[id] = Some(placement);
+        self.progress[id] = RequestProgress { placement: Some(placement), waits_until_ns: None };
         let at = placement.prefill;
         let (ready_ns, fetched, keep) = match placement.fetch {
             Fetch::Nothing => (self.events.now_ns(), 0..0, true),
@@ -344,17 +372,17 @@ impl<'a> World<'a> {
         let Some((_, reused, took_ns)) = self.nodes[instance].working.take_if(|working| working.0 == id) else {
             return;
         };
-        let work = &self.trace[id];
+        let (work, arrival_ns) = (&self.trace[id], self.arrival_ns(id));
         let node = &mut self.nodes[instance];
         let skip = std::mem::take(&mut node.skip);
         node.cache.put(work, work.blocks.len(), &skip);
         let served = &mut self.served[id];
         served.prefill_ns += took_ns;
         served.reused_tokens = reused;
-        served.ttft_ns = self.events.now_ns() - (work.arrival_ns as f64 / self.config.load) as u64;
+        served.ttft_ns = self.events.now_ns() - arrival_ns;
         self.tell(instance);
         let _ = self.scheduler.update(id as u64, Progress::PrefillDone { reused, took_ns }, self.events.now_ns());
-        let decode = self.placements[id].and_then(|placement| placement.decode);
+        let decode = self.progress[id].placement.and_then(|placement| placement.decode);
         match decode {
             _ if self.decodes.is_empty() => self.end(id, RequestStatus::Served),
             Some(decode) if self.scheduler.takes_decode(id as u64, self.events.now_ns()) => {
@@ -384,6 +412,7 @@ impl<'a> World<'a> {
 
     fn end(&mut self, id: usize, status: RequestStatus) {
         self.served[id].status = status;
+        self.progress[id].waits_until_ns = None;
         self.open -= 1;
         // A rejected request was never booked.
         let _ = self.scheduler.release(id as u64);
@@ -411,7 +440,7 @@ impl<'a> World<'a> {
     fn backlog_s(&self, node: &Node) -> f64 {
         let job = |id: usize, cached| self.config.truth.predict_ns(self.trace[id].input_tokens, cached) as f64 / 1e9;
         let queued = node.queue.iter().map(|job| {
-            let reuse = self.placements[job.id].map_or(0, |placement| placement.reuse);
+            let reuse = self.progress[job.id].placement.map_or(0, |placement| placement.reuse);
             (job.id, reuse)
         });
         queued.chain(node.working.map(|(id, cached, _)| (id, cached))).map(|(id, cached)| job(id, cached)).sum()

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use kvplane_conductor::conductor::ConductorConfig;
 use kvplane_conductor::copies::CopyConfig;
 use kvplane_conductor::cost::PrefillModel;
 use kvplane_conductor::policy::{LateBinding, Policy, Slo};
@@ -107,6 +108,23 @@ fn faults_lose_no_request() {
         let outcome = run(&trace, &config, policy);
         assert_eq!(outcome.count(RequestStatus::Served), trace.len(), "{name}");
     }
+}
+
+#[test]
+fn a_queued_request_ends_after_the_maximum_wait() {
+    let model = PrefillModel::default();
+    let prefill_ns = model.predict_ns(8192, 0);
+    let blocks = |first: u64| (first..first + 16).collect::<Vec<u64>>();
+    let trace = [work(0, 8192, &blocks(0)), work(1, 8192, &blocks(100))];
+    let wait = |wait_ns| SimConfig { prefill: 1, wait_ns, ..SimConfig::default() };
+    let outcome = run(&trace, &wait(prefill_ns), Box::new(LateBinding::default()));
+    assert_eq!(outcome.count(RequestStatus::Served), 2);
+    let limit_ns = prefill_ns / 2;
+    let outcome = run(&trace, &wait(limit_ns), Box::new(LateBinding::default()));
+    let waited = &outcome.requests[1];
+    assert_eq!((waited.status, waited.ttft_ns), (RequestStatus::Waited, limit_ns));
+    assert_eq!(outcome.count(RequestStatus::Served), 1);
+    assert_eq!(SimConfig::default().wait_ns, ConductorConfig::default().wait_ns);
 }
 
 #[test]

@@ -8,10 +8,14 @@
 //! Objects put without their keys ([`super::ClientConfig::keep_keys`]), and stripes of any tenant, are listed without
 //! tenant and key. A removal by tenant or by pattern never touches them, because their tenant is unknown.
 
+mod pins;
+
 use kvplane_client::Request;
 use kvplane_proto::message::{KeyItem, KeyPage, KeyView, PageQuery, Part};
 use kvplane_proto::{Digest, Epoch, Limits, Status, Version};
 use regex::bytes::{Regex, RegexBuilder};
+
+pub use pins::Pins;
 
 use super::namespace::Namespace;
 use super::objects::Objects;
@@ -42,6 +46,8 @@ pub struct KeyInfo {
     pub soft_pin_ms: u32,
     /// True if the object is never evicted.
     pub hard_pin: bool,
+    /// True if a retention keeps it.
+    pub retained: bool,
     /// True if the object is in memory.
     pub in_memory: bool,
     /// True if the object is on an SSD.
@@ -62,6 +68,7 @@ impl KeyInfo {
             data_type: item.data_type,
             soft_pin_ms: item.soft_pin_ms,
             hard_pin: item.flags & KeyItem::HARD_PIN != 0,
+            retained: item.flags & KeyItem::RETAINED != 0,
             in_memory: item.flags & KeyItem::IN_MEMORY != 0,
             on_ssd: item.flags & KeyItem::ON_SSD != 0,
             part: match item.flags & (KeyItem::HEAD | KeyItem::STRIPE) {
@@ -103,6 +110,14 @@ pub struct ListPage {
 pub struct Keys<'a> {
     pub(super) objects: &'a mut Objects,
     pub(super) namespace: &'a Namespace,
+}
+
+impl<'a> Keys<'a> {
+    /// Returns the pins of objects that are set after their puts: soft pins, and retentions.
+    #[must_use]
+    pub const fn pins(self) -> Pins<'a> {
+        Pins { objects: self.objects, namespace: self.namespace }
+    }
 }
 
 impl Keys<'_> {

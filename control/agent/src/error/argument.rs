@@ -1,6 +1,7 @@
 //! Errors of arguments of the store's clients.
 
 use core::fmt;
+use core::time::Duration;
 
 use kvplane_engine::PiecesError;
 use kvplane_proto::Limits;
@@ -25,6 +26,11 @@ pub enum ArgumentError {
     SoftPin {
         /// Requested duration of the soft pin.
         soft_pin_ms: u32,
+    },
+    /// The duration of a pin is zero or too long.
+    PinDuration {
+        /// Requested duration.
+        duration: Duration,
     },
     /// The idle limit of a put session is zero or too long.
     SessionIdle {
@@ -70,6 +76,9 @@ impl fmt::Display for ArgumentError {
             Self::Key { bytes } => write!(f, "a key has 1 to {} bytes, not {bytes}", Limits::KEY_BYTES),
             Self::SoftPin { soft_pin_ms } => {
                 write!(f, "a soft pin of {soft_pin_ms} ms is over the limit of {} ms", Limits::SOFT_PIN_MS)
+            }
+            Self::PinDuration { duration } => {
+                write!(f, "a pin lasts 1 to {} ms, not {} ms", Limits::SOFT_PIN_MS, duration.as_millis())
             }
             Self::SessionIdle { idle_ms } => {
                 write!(f, "the idle limit of a session is 1 to {} ms, not {idle_ms}", Limits::PUT_SESSION_IDLE_MOST_MS)

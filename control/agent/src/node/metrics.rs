@@ -57,7 +57,7 @@ const COUNTERS: [Number; 30] = [
     ("kvplane_shard_cpu_nanoseconds_total", "CPU time of the shard's thread.", |one| one.cpu_ns),
 ];
 
-const GAUGES: [Number; 12] = [
+const GAUGES: [Number; 13] = [
     ("kvplane_shard_objects", "Visible objects.", |one| store(one).objects),
     ("kvplane_shard_object_bytes", "Bytes of visible objects.", |one| store(one).payload_bytes),
     ("kvplane_shard_pool_bytes", "Bytes of the pool.", |one| store(one).pool_bytes),
@@ -65,6 +65,7 @@ const GAUGES: [Number; 12] = [
     ("kvplane_shard_pins", "Pins held.", |one| store(one).pins),
     ("kvplane_shard_hard_pinned_bytes", "Bytes of objects that are never evicted.", |one| store(one).kept.hard_bytes),
     ("kvplane_shard_soft_pins", "Objects with a soft pin.", |one| store(one).kept.soft),
+    ("kvplane_shard_retained_objects", "Objects kept by a retention.", |one| store(one).kept.retained),
     ("kvplane_shard_replicas", "Replicas of objects that other shards own.", |one| store(one).replicas.here),
     ("kvplane_shard_objects_replicated", "Objects that the replica owner may have a replica of.", |one| {
         store(one).replicas.elsewhere

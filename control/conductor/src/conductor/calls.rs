@@ -6,6 +6,8 @@ use bincode::{Decode, Encode};
 
 use super::config::{MAX_ID_BYTES, MAX_PROMPT_BLOCKS};
 use super::error::{ConductorError, bad};
+#[cfg(doc)]
+use super::limits::Limit;
 use super::service::RequestTerms;
 use crate::index::{ContextId, PromptContext};
 use crate::policy::Refusal;
@@ -157,9 +159,9 @@ pub enum ScheduleRefusal {
     Tbt,
     /// No instance accepts requests.
     NoInstance,
-    /// Too many requests wait or are booked.
+    /// Too many requests wait or are booked: see [`Limit::Queued`], [`Limit::Requests`] and [`Limit::PromptBlocks`].
     Full,
-    /// The request waited for the maximum time.
+    /// The request waited for the maximum time: its own, or [`Limit::WaitSeconds`].
     Waited,
     /// The instance of the request was lost; the request can be rescheduled.
     Lost,

@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use super::limits::Limit;
 use crate::scheduler::SchedulerError;
 
 /// Reason for rejecting a call.
@@ -21,6 +22,12 @@ pub enum ConductorError {
     UnknownReservation { reservation: u64 },
     /// No instance serves that model.
     UnknownModel { model: String, tenant: String, block_tokens: u32 },
+    /// Operators have set the greatest number of classes or weights.
+    ServiceLimit {
+        /// Limited items.
+        what: &'static str,
+        most: usize,
+    },
     /// No operator has set that class.
     UnknownClass { name: String },
     /// The request conflicts with an existing entry.
@@ -30,8 +37,8 @@ pub enum ConductorError {
     },
     /// A limit is reached.
     Limit {
-        /// Limited items.
-        what: &'static str,
+        limit: Limit,
+        /// Its value.
         most: usize,
     },
     /// A later incarnation of the instance has registered.
@@ -61,7 +68,13 @@ impl fmt::Display for ConductorError {
             Self::UnknownClass { name } => {
                 write!(f, "there is no class {name:?}; an operator sets it: kvplane ctl conductor class {name}")
             }
-            Self::Limit { what, most } => write!(f, "there are {most} {what} already, which is the limit"),
+            Self::ServiceLimit { what, most } => {
+                write!(f, "there are {most} {what} already, which is the limit; reset or remove others first")
+            }
+            Self::Limit { limit, most } => {
+                let (name, flag) = (limit.name(), limit.flag());
+                write!(f, "there are {most} {name} already, which is the limit of the control plane's --{flag}")
+            }
             Self::StaleIncarnation { name, incarnation } => {
                 write!(
                     f,

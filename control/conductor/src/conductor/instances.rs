@@ -8,6 +8,7 @@ use super::calls::Assignment;
 use super::durable::DurableInstance;
 use super::error::{ConductorError, bad};
 use super::instance_spec::{InstanceLoad, InstancePart, InstanceRegistered, RegisterInstance, Registration};
+use super::limits::Limit;
 use super::pools::Pools;
 use crate::scheduler::{ExcludedInstances, Foreign, InstanceNumbers, Request};
 
@@ -128,6 +129,11 @@ impl InstanceRegistry {
         self.by_name.get(name)
     }
 
+    /// Returns the number of instances.
+    pub(super) fn len(&self) -> usize {
+        self.by_name.len()
+    }
+
     pub(super) fn iter(&self) -> impl Iterator<Item = (&Arc<str>, &Instance)> {
         self.by_name.iter()
     }
@@ -177,7 +183,7 @@ impl InstanceRegistry {
 
     fn refuse_over_limit(&self) -> Result<(), ConductorError> {
         if self.by_name.len() >= self.most {
-            return Err(ConductorError::Limit { what: "instances", most: self.most });
+            return Err(ConductorError::Limit { limit: Limit::Instances, most: self.most });
         }
         Ok(())
     }

@@ -10,6 +10,7 @@ use super::cache_feed::BlockChange;
 use super::calls::{Assignment, FetchSource};
 use super::config::ConductorConfig;
 use super::error::ConductorError;
+use super::limits::Limit;
 use crate::hot::{HotRow, HotTable};
 use crate::index::{ContextId, HolderId, IndexError, PrefixIndex, PrefixMatches, PromptContext, Tier, Tiers};
 use crate::policy::{Fetch, Placement};
@@ -385,7 +386,7 @@ impl Pools {
             return Ok(known);
         }
         if self.by_number.len() >= config.max_pools {
-            return Err(ConductorError::Limit { what: "models", most: config.max_pools });
+            return Err(ConductorError::Limit { limit: Limit::Models, most: config.max_pools });
         }
         let pool = Pool::new(key, token_bytes, config)?;
         let number = self.next;

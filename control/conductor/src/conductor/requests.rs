@@ -51,6 +51,8 @@ pub(super) struct RequestCounts {
     pub(super) queued: u64,
     pub(super) placed_later: u64,
     pub(super) refused: u64,
+    pub(super) queue_full: u64,
+    pub(super) requests_full: u64,
     pub(super) repeated: u64,
     pub(super) expired: u64,
     pub(super) orphaned: u64,
@@ -121,6 +123,11 @@ impl RequestLedger {
         self.counts
     }
 
+    /// Returns the number of open requests, and of the blocks in their prompts.
+    pub(super) fn open(&self) -> (usize, usize) {
+        (self.requests.len(), self.blocks)
+    }
+
     /// Returns the lease of a booked request without an update.
     pub(super) const fn lease_ns(&self) -> u64 {
         self.limits.lease_ns
@@ -160,6 +167,7 @@ impl RequestLedger {
         }
         if full && asked.mode != ScheduleMode::Advise {
             self.counts.refused += 1;
+            self.counts.requests_full += 1;
             return Ok(ScheduleReply::Refused { why: ScheduleRefusal::Full, retry_after_ns: AGAIN_NS });
         }
         let id = self.last + 1;
@@ -262,8 +270,12 @@ impl RequestLedger {
         }
         match pool.scheduler.commit(request.clone(), &choice, now_ns) {
             Ok(()) => {}
-            Err(SchedulerError::QueueFull { .. } | SchedulerError::TooManyReservations { .. }) => {
+            Err(error @ (SchedulerError::QueueFull { .. } | SchedulerError::TooManyReservations { .. })) => {
                 self.counts.refused += 1;
+                match error {
+                    SchedulerError::QueueFull { .. } => self.counts.queue_full += 1,
+                    _ => self.counts.requests_full += 1,
+                }
                 return refused(ScheduleRefusal::Full, AGAIN_NS);
             }
             Err(error) => return Err(error.into()),

@@ -88,7 +88,7 @@ impl ServiceLevels {
             Some(terms) => {
                 terms.check(name)?;
                 if self.classes.len() >= MOST_CLASSES && !self.classes.contains_key(name) {
-                    return Err(ConductorError::Limit { what: "classes", most: MOST_CLASSES });
+                    return Err(ConductorError::ServiceLimit { what: "classes", most: MOST_CLASSES });
                 }
                 self.classes.insert(name.to_owned(), terms);
             }
@@ -117,7 +117,7 @@ impl ServiceLevels {
         let is_new = self.weights.get(tenant).is_none_or(|flows| !flows.contains_key(flow));
         match weight {
             Some(_) if is_new && count >= MOST_WEIGHTS => {
-                return Err(ConductorError::Limit { what: "weights of flows", most: MOST_WEIGHTS });
+                return Err(ConductorError::ServiceLimit { what: "weights of flows", most: MOST_WEIGHTS });
             }
             Some(weight) => {
                 self.weights.entry(tenant.to_owned()).or_default().insert(flow.to_owned(), weight);
@@ -243,7 +243,7 @@ mod tests {
         for at in 0..MOST_WEIGHTS {
             levels.set_weight(if at % 2 == 0 { "" } else { "t" }, &format!("{at}"), Some(1)).expect("below the limit");
         }
-        assert!(matches!(levels.set_weight("", "more", Some(1)), Err(ConductorError::Limit { .. })));
+        assert!(matches!(levels.set_weight("", "more", Some(1)), Err(ConductorError::ServiceLimit { .. })));
         levels.set_weight("", "0", Some(2)).expect("it has one already");
         levels.set_weight("", "0", None).expect("reset");
         levels.set_weight("", "more", Some(1)).expect("there is room again");
@@ -257,6 +257,6 @@ mod tests {
             levels.set_class(&format!("{at}"), Some(ClassTerms { priority: 0, ttft_ns: None })).expect("below");
         }
         let more = levels.set_class("more", Some(ClassTerms { priority: 0, ttft_ns: None }));
-        assert!(matches!(more, Err(ConductorError::Limit { .. })));
+        assert!(matches!(more, Err(ConductorError::ServiceLimit { .. })));
     }
 }

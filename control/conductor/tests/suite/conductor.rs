@@ -4,13 +4,13 @@
 use crate::support;
 
 use kvplane_conductor::conductor::{
-    BlockChange, CacheBatch, CacheReport, CacheWanted, Conductor, ConductorError, InstanceLoad, InstancePart,
-    MAX_PROMPT_BLOCKS, RegisterInstance, RequestStep, Schedule, ScheduleMode, ScheduleRefusal, ScheduleReply,
+    BlockChange, CacheBatch, CacheReport, CacheWanted, Conductor, ConductorError, InstanceLoad, InstancePart, Limit,
+    LimitUse, MAX_PROMPT_BLOCKS, RegisterInstance, RequestStep, Schedule, ScheduleMode, ScheduleRefusal, ScheduleReply,
 };
 use kvplane_conductor::index::{BlockTier, PromptContext, Tiers};
 use kvplane_conductor::policy::{PlacementPolicy, Slo};
 use proptest::prelude::*;
-use support::{BLOCK, SECOND, asked, assigned, batch, conductor, context, prompt, spec, stored};
+use support::{BLOCK, SECOND, asked, assigned, batch, conductor, config, context, prompt, spec, stored};
 
 #[test]
 fn holder_of_the_prefix_is_chosen_and_a_repeated_id_gets_the_same_answer() {
@@ -304,12 +304,41 @@ fn overload_ends_at_the_limits() {
     let full =
         full.filter(|answer| matches!(answer, ScheduleReply::Refused { why: ScheduleRefusal::Full, .. })).count();
     assert_eq!(full, 36);
+    let limits = LimitUse::of(&conductor);
+    assert_eq!((limits.instances, limits.requests, limits.models), ((16, 16), (64, 64), (1, 16)));
+    assert_eq!((limits.prompt_blocks.0, conductor.counts().requests_full), (64 * 3, 36));
+    let refused = conductor.register(spec("x100", InstancePart::Mixed), 0).expect_err("full").to_string();
+    assert!(refused.contains("16 instances") && refused.contains("--conductor-instances"), "{refused}");
     let models = (0..100).filter(|at| {
         let other = RegisterInstance { model: format!("m{at}"), ..spec("p0", InstancePart::Prefill) };
         conductor.register(RegisterInstance { incarnation: 2 + at, ..other }, 0).is_ok()
     });
     assert_eq!(models.count(), 100, "a pool goes with its last instance");
     assert_eq!(conductor.table(0).pools.len(), 2);
+}
+
+#[test]
+fn limits_that_an_operator_sets_are_those_that_requests_meet() {
+    let mut config = config();
+    for (limit, value) in [(Limit::Queued, 2), (Limit::WaitSeconds, 7), (Limit::Models, 1)] {
+        config.set_limit(limit, value).expect("in range");
+    }
+    let mut conductor = Conductor::new(config, 7);
+    conductor.register(spec("p0", InstancePart::Mixed), 0).expect("there is room");
+    let other = RegisterInstance { model: "other".to_owned(), ..spec("p1", InstancePart::Mixed) };
+    let refused = conductor.register(other, 0).expect_err("a second model").to_string();
+    assert!(refused.contains("1 models") && refused.contains("--conductor-models"), "{refused}");
+    let answers: Vec<ScheduleReply> =
+        (0..6).map(|at| conductor.schedule(&asked(&format!("r{at}"), prompt(at, 3_000)), 0).expect("good")).collect();
+    let is_full = |answer: &&ScheduleReply| matches!(answer, ScheduleReply::Refused { why: ScheduleRefusal::Full, .. });
+    let full = answers.iter().filter(is_full).count();
+    assert!(full > 0, "{answers:?}");
+    assert_eq!((conductor.counts().queue_full, LimitUse::of(&conductor).queued), (full as u64, (2, 2)));
+    // What a request asks for beyond the limit is shortened to it.
+    conductor.tick(7 * SECOND - 1);
+    assert_eq!(LimitUse::of(&conductor).queued.0, 2);
+    conductor.tick(7 * SECOND);
+    assert_eq!(LimitUse::of(&conductor).queued.0, 0);
 }
 
 #[test]

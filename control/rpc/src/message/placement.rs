@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bincode::{Decode, Encode};
-pub use kvplane_conductor::conductor::{ClassTerms, MAX_PRIORITY};
+pub use kvplane_conductor::conductor::{ClassTerms, LimitUse, MAX_PRIORITY};
 pub use kvplane_conductor::policy::PlacementPolicy;
 pub use kvplane_conductor::scheduler::{DEFAULT_FLOW_WEIGHT, MAX_FLOW_WEIGHT};
 
@@ -123,6 +123,10 @@ pub struct CopiesShown {
     /// Replicas that do not count any more.
     pub forgotten: u64,
 }
+
+/// Requests the limits of the Conductor; the reply is [`LimitUse`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct ShowLimits;
 
 /// The reply to [`ShowPlacement`].
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]

@@ -23,7 +23,7 @@ use crate::message::p2p::{
     ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
 };
 use crate::message::placement::{
-    HoldInstance, SetClass, SetPlacement, SetWeight, ShowCopies, ShowFeeds, ShowPlacement, ShowService,
+    HoldInstance, SetClass, SetPlacement, SetWeight, ShowCopies, ShowFeeds, ShowLimits, ShowPlacement, ShowService,
 };
 use crate::message::{
     AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetIncarnation, GetMap, GetMoves, GetRoom,
@@ -261,6 +261,7 @@ impl Call {
             ShowService::KIND => self.answer(frame, |_: ShowService| service.show_service(caller)),
             ShowFeeds::KIND => self.answer(frame, |_: ShowFeeds| service.show_feeds(caller)),
             ShowPlacement::KIND => self.answer(frame, |_: ShowPlacement| service.show_placement(caller)),
+            ShowLimits::KIND => self.answer(frame, |_: ShowLimits| service.show_limits(caller)),
             PublishObject::KIND => self.answer(frame, |c| service.publish_object(caller, c)),
             FindObject::KIND => self.answer(frame, |c| service.find_object(caller, c)),
             HoldObject::KIND => self.answer(frame, |c| service.hold_object(caller, c)),

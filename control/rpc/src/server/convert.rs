@@ -49,7 +49,9 @@ impl From<ConductorError> for Refusal {
             ) => RefusalCode::NotFound,
             ConductorError::Conflict { .. } => RefusalCode::AlreadyExists,
             ConductorError::StaleIncarnation { .. } => RefusalCode::StaleIncarnation,
-            ConductorError::Limit { .. } | ConductorError::Scheduler(_) => RefusalCode::LimitReached,
+            ConductorError::Limit { .. } | ConductorError::ServiceLimit { .. } | ConductorError::Scheduler(_) => {
+                RefusalCode::LimitReached
+            }
         };
         Self::new(code, error.to_string())
     }

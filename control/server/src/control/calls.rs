@@ -23,7 +23,8 @@ use kvplane_rpc::p2p::{
     RanksJoined, ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
 };
 use kvplane_rpc::placement::{
-    CopiesShown, FeedsShown, HoldInstance, InstanceHeld, Placement, ServiceShown, SetClass, SetPlacement, SetWeight,
+    CopiesShown, FeedsShown, HoldInstance, InstanceHeld, LimitUse, Placement, ServiceShown, SetClass, SetPlacement,
+    SetWeight,
 };
 use kvplane_rpc::{Caller, Event, ItemFrame, MapFrame, Refusal, RefusalCode, Role, Service};
 use tokio::sync::{mpsc, watch};
@@ -444,6 +445,10 @@ impl Service for Control {
 
     fn show_feeds(&self, _: Caller) -> Result<FeedsShown, Refusal> {
         Ok(self.conductor()?.feeds_shown())
+    }
+
+    fn show_limits(&self, _: Caller) -> Result<LimitUse, Refusal> {
+        Ok(self.conductor()?.limits())
     }
 
     fn watch_instances(&self, _: Caller) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {

@@ -10,6 +10,7 @@
 //! | `/kv_events/status` | counts of published events |
 //! | `/get_all_keys` | keys of a tenant, one per line |
 //! | `POST /api/v1/remove_all` | removes a tenant's objects |
+//! | `POST /api/v1/soft_pin`, `soft_unpin`, `retain`, `release` | pins of objects, see [`pins`] |
 //! | `/api/v1/tenant_quotas` | tenants and their quotas, see [`tenants`] |
 //! | `/api/v1/drain_jobs`, `/query`, `/cancel` | nodes that are drained, see [`drains`] |
 //!
@@ -19,6 +20,7 @@
 mod drains;
 mod keys;
 mod objects;
+mod pins;
 mod segments;
 mod shards;
 mod tenants;
@@ -41,6 +43,7 @@ pub(crate) use tenants::effective_bytes;
 /// Mooncake's error codes, as far as its tools compare them.
 const INTERNAL: i32 = -1;
 const SEGMENT_NOT_FOUND: i32 = -101;
+const NO_SPACE: i32 = -200;
 const INVALID_PARAMS: i32 = -600;
 const OBJECT_NOT_FOUND: i32 = -704;
 const UNAVAILABLE: i32 = -1010;
@@ -51,7 +54,17 @@ const JOB_NOT_FOUND: i32 = -1402;
 const BODY_BYTES: usize = 64 << 10;
 
 /// Served paths with other methods than GET.
-const WRITTEN: [&str; 5] = [TENANT_QUOTAS, REMOVE_ALL, DRAIN_JOBS, DRAIN_QUERY, DRAIN_CANCEL];
+const WRITTEN: [&str; 9] = [
+    TENANT_QUOTAS,
+    REMOVE_ALL,
+    DRAIN_JOBS,
+    DRAIN_QUERY,
+    DRAIN_CANCEL,
+    "/api/v1/soft_pin",
+    "/api/v1/soft_unpin",
+    "/api/v1/retain",
+    "/api/v1/release",
+];
 const TENANT_QUOTAS: &str = "/api/v1/tenant_quotas";
 const REMOVE_ALL: &str = "/api/v1/remove_all";
 const DRAIN_JOBS: &str = "/api/v1/drain_jobs";
@@ -136,6 +149,16 @@ pub(crate) async fn answer(pages: &Pages, path: &'static str, request: Request<I
         // As in Mooncake, the default tenant's unless another is named.
         let tenant = tenant_id.filter(|tenant| tenant != "default").unwrap_or_default();
         return objects::remove_all(&pages.objects, Some(tenant)).await;
+    }
+    if let Some(pin) = pins::PinPath::of(path) {
+        if *request.method() != Method::POST {
+            return failure(StatusCode::METHOD_NOT_ALLOWED, INVALID_PARAMS, "only POST is served here");
+        }
+        let tenant = tenant_id.filter(|tenant| tenant != "default").unwrap_or_default();
+        return match json_body(request).await {
+            Ok(body) => pins::answer(&pages.objects, tenant, pin, &body).await,
+            Err(answer) => answer,
+        };
     }
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         return failure(StatusCode::METHOD_NOT_ALLOWED, INVALID_PARAMS, "only GET and HEAD are served here");

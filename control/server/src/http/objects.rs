@@ -4,6 +4,7 @@
 use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Reason why objects cannot be accessed.
 #[derive(Debug)]
@@ -33,6 +34,46 @@ impl Error for ObjectsError {
     }
 }
 
+/// Pin of a tenant's objects, or the end of one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub enum Pin {
+    /// Soft pins of objects; without a duration their end.
+    Soft { keys: Vec<String>, ttl: Option<Duration> },
+    /// Objects join a retention.
+    Retain { retention: u64, keys: Vec<String>, ttl: Duration },
+    /// The objects of a group join the retention of its number.
+    Group { group: u64, ttl: Duration },
+    /// A retention lasts longer.
+    Renew { retention: u64, ttl: Duration },
+    /// A retention ends.
+    Release { retention: u64 },
+}
+
+/// Outcome of a pin for one object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PinResult {
+    /// It is done.
+    Yes,
+    /// The object is not in memory.
+    NotFound,
+    /// It failed: a limit of pins, or its owner does not answer.
+    Failed(String),
+}
+
+/// Outcome of a [`Pin`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PinOutcome {
+    /// Number of objects of the group or of the retention.
+    Count(u64),
+    /// Outcome for each key, in the order of the keys.
+    Each(Vec<(String, PinResult)>),
+    /// A limit of pins does not allow it.
+    Full(String),
+    /// A key or the duration is invalid.
+    Wrong(String),
+}
+
 /// Access to the objects. Calls block; they are made on threads that may block.
 pub trait Objects: Send + Sync {
     /// Returns the keys of a tenant, as text; at most `most`, and whether there are more.
@@ -46,6 +87,12 @@ pub trait Objects: Send + Sync {
     /// # Errors
     /// When not all objects could be removed.
     fn remove_all(&self, tenant: Option<&str>) -> Result<u64, ObjectsError>;
+
+    /// Pins a tenant's objects, or ends a pin.
+    ///
+    /// # Errors
+    /// When no node could be asked.
+    fn pin(&self, tenant: &str, pin: &Pin) -> Result<PinOutcome, ObjectsError>;
 }
 
 /// Client access that a control plane was started with, if any.

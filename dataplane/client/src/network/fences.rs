@@ -80,6 +80,7 @@ pub(crate) const fn is_change(operation: Operation) -> bool {
             | Operation::Put
             | Operation::Remove
             | Operation::RemoveCopy
+            | Operation::Retain
             | Operation::Commit
             | Operation::Fill
             | Operation::Seal

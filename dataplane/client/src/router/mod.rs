@@ -10,6 +10,7 @@ mod replies;
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{BatchId, RequestId, Version};
 use kvplane_proto::limits::Limits;
+use kvplane_proto::message::RetainItem;
 use kvplane_proto::status::Status;
 
 use crate::network::{Cause, Endpoint};
@@ -109,6 +110,7 @@ impl Router {
             | Request::PutCopy(digest, ..)
             | Request::DropCopy(digest)
             | Request::RemoveCopy(digest)
+            | Request::Retain(RetainItem { digest, .. })
             | Request::List(digest, _) => self.peer_for(id, digest),
             Request::Read(target, _) | Request::Write(target, _) => Some(target.peer),
             Request::OpenSegment(peer) => Some(peer),

@@ -4,8 +4,8 @@ use kvplane_proto::flags::FrameFlags;
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::RequestId;
 use kvplane_proto::message::{
-    Bitmap, CommitReply, KeyPage, Kind, LookupReply, Operation, ReserveReply, SegmentDescriptor, SizeReply, Welcome,
-    decode_items,
+    Bitmap, CommitReply, KeyPage, Kind, LookupReply, Operation, ReserveReply, RetainReply, SegmentDescriptor,
+    SizeReply, Welcome, decode_items,
 };
 use kvplane_proto::status::Status;
 
@@ -289,6 +289,13 @@ impl Router {
                     slices.iter().zip(decode_items::<SizeReply>(body, header.items).ok_or(ProtocolViolation)?)
                 {
                     self.traffic.slices.at(slice).answer.bytes = item.bytes;
+                    self.settle(slice, item.status);
+                }
+            }
+            Operation::Retain => {
+                let items = decode_items::<RetainReply>(body, header.items).ok_or(ProtocolViolation)?;
+                for (&slice, item) in slices.iter().zip(items) {
+                    self.traffic.slices.at(slice).answer.bytes = item.objects;
                     self.settle(slice, item.status);
                 }
             }

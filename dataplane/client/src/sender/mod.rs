@@ -154,6 +154,7 @@ impl Sender<'_> {
                 self.send_digests(lane, Operation::Remove);
             }
             (_, Request::RemoveCopy(_)) => self.send_digests(lane, Operation::RemoveCopy),
+            (_, Request::Retain(_)) => self.send_digests(lane, Operation::Retain),
             (_, Request::OpenSegment(_)) => self.send_open(lane, first.index),
             (_, Request::List(digest, from)) => self.send_list(lane, first.index, digest, from),
             (Path::Shared, Request::Get(..) | Request::GetRange(..) | Request::GetHead(..)) => {

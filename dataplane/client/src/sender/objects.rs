@@ -15,7 +15,8 @@ use kvplane_proto::frame::Header;
 use kvplane_proto::ids::RequestId;
 use kvplane_proto::limits::Limits;
 use kvplane_proto::message::{
-    DigestItem, FillItem, GetItem, IdItem, Item, Kind, Operation, PageQuery, PutItem, RangeItem, ReadItem, VersionItem,
+    DigestItem, FillItem, GetItem, IdItem, Item, Kind, Operation, PageQuery, PutItem, RangeItem, ReadItem, RetainItem,
+    VersionItem,
 };
 
 use super::Sender;
@@ -47,6 +48,7 @@ impl Sender<'_> {
                     most = most.min(Limits::BODY_BYTES / VersionItem::BYTES);
                     VersionItem { digest, version }.encode(self.outbox().writer());
                 }
+                Request::Retain(item) => item.encode(self.outbox().writer()),
                 _ => DigestItem { digest }.encode(self.outbox().writer()),
             }
             if count == 0 {
@@ -311,6 +313,7 @@ const fn digest_for(operation: Operation, request: &Request) -> Option<Digest> {
         | (Operation::Remove, Request::Remove(digest) | Request::RemoveHead(digest) | Request::DropCopy(digest))
         | (Operation::Remove, Request::RemoveHeadOf(digest, _))
         | (Operation::RemoveCopy, Request::RemoveCopy(digest))
+        | (Operation::Retain, Request::Retain(RetainItem { digest, .. }))
         | (Operation::Lookup, Request::Get(digest, _) | Request::GetRange(digest, ..))
         | (Operation::Lookup, Request::GetHead(digest, _)) => Some(*digest),
         _ => None,

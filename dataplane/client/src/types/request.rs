@@ -2,7 +2,7 @@
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
-use kvplane_proto::message::PageQuery;
+use kvplane_proto::message::{PageQuery, RetainItem};
 use kvplane_proto::status::Status;
 
 use super::{Local, PeerId, PeerIncarnation, SegmentTarget};
@@ -49,6 +49,9 @@ pub enum Request {
     /// Has the owner drop the object's replica on its replica owner, and replicate the object no more. `NotFound` if
     /// there was no replica.
     RemoveCopy(Digest),
+    /// Pins an object, a group or a retention, or ends that. The result has the number of objects in its bytes;
+    /// `NotFound` if the object is not in memory, `PinLimit` beyond the limits of hard pins.
+    Retain(RetainItem),
     /// Begins a put session: an object of this digest and so many bytes, which is written in ranges, with pauses of at
     /// most so many milliseconds, and with this entry of the batch's [`crate::PutBook`]. The version in the result is
     /// the number of the put session. It is valid for one incarnation of one shard only, which is in the result too.

@@ -293,6 +293,26 @@ records! {
         /// Reserved for later versions.
         zeros: Zeros,
     }
+    /// Pin of an object, of a group or of a retention: see [`super::Retaining`].
+    RetainItem {
+        /// Digest of the object; of others, any digest of a slot that the shard owns, which selects the shard.
+        digest: Digest,
+        /// Number of the retention, or of the group.
+        number: u64,
+        /// Number of the tenant, for what is not an object; 0 for the default tenant.
+        tenant: u32,
+        /// Duration in milliseconds, from now, at most [`Limits::SOFT_PIN_MS`]; 0 ends the pin or the retention.
+        duration_ms: u32,
+        /// Number of a [`super::Retaining`].
+        what: u64,
+    }
+    /// Reply to a [`RetainItem`].
+    RetainReply {
+        /// `Ok`, `NotFound` if there is no such object in memory, or the reason of the failure.
+        status: Status,
+        /// Number of objects that are pinned now, or were released.
+        objects: u64,
+    }
     /// Location in the shared pool to write an object to.
     ReserveReply {
         /// `Ok`, or the reason of the failure; then the other fields are 0.

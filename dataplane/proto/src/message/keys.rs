@@ -76,6 +76,8 @@ impl KeyItem {
     pub const STRIPE: u32 = 16;
     /// The object is to be replicated to the replica owner.
     pub const REPLICAS: u32 = 32;
+    /// A retention keeps the object from being evicted.
+    pub const RETAINED: u32 = 64;
 
     /// Returns the put options that the object was stored with.
     #[must_use]

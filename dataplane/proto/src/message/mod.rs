@@ -8,18 +8,20 @@ mod items;
 mod keys;
 mod put;
 mod put_flags;
+mod retain;
 mod runs;
 mod segment;
 
 pub use hello::{Hello, HelloError, Welcome};
 pub use items::{
     Bitmap, CommitItem, CommitReply, DigestItem, FillItem, GetItem, IdItem, Item, Items, KeyItem, ListItem, ListReply,
-    LookupReply, PutItem, RangeItem, ReadItem, ReserveReply, RunItem, SizeReply, VersionItem, WriteItem, decode_items,
-    encode_items,
+    LookupReply, PutItem, RangeItem, ReadItem, ReserveReply, RetainItem, RetainReply, RunItem, SizeReply, VersionItem,
+    WriteItem, decode_items, encode_items,
 };
 pub use keys::{KEY_PAGE_BYTES, KeyPage, KeyView, PageQuery};
 pub use put::{ObjectName, PutOptions, Puts, decode_puts};
 pub use put_flags::{Part, PutAck, PutFlags, Zeros};
+pub use retain::Retaining;
 pub use runs::RunPacker;
 pub use segment::{RegionDescriptor, SegmentDescriptor, SegmentError};
 
@@ -118,6 +120,9 @@ kinds! {
     /// Makes the owner have its replica owner drop the replicas of objects that are no longer to have one.
     /// [`DigestItem`]s / [`Bitmap`] of those that may have had a replica, and have none now.
     RemoveCopy = 28;
+    /// Pins objects in memory for a time, or ends that: soft pins, and retentions. [`RetainItem`]s /
+    /// [`RetainReply`]s. Does not count as an access.
+    Retain = 29;
 }
 
 /// Kind of a frame.

@@ -7,8 +7,8 @@
 use kvplane_proto::ids::{Incarnation, NodeId};
 use kvplane_proto::message::{
     Bitmap, CommitItem, CommitReply, DigestItem, GetItem, Hello, IdItem, Item, KeyItem, KeyPage, ListItem, ListReply,
-    LookupReply, PutItem, RangeItem, ReadItem, RegionDescriptor, ReserveReply, RunItem, SegmentDescriptor, SizeReply,
-    Welcome, WriteItem, decode_items, decode_puts, encode_items,
+    LookupReply, PutItem, RangeItem, ReadItem, RegionDescriptor, ReserveReply, RetainItem, RetainReply, RunItem,
+    SegmentDescriptor, SizeReply, Welcome, WriteItem, decode_items, decode_puts, encode_items,
 };
 use kvplane_proto::{Epoch, Limits, SegmentId, ShardId};
 use proptest::prelude::*;
@@ -41,6 +41,8 @@ fn check_every_item(body: &[u8], items: u32) {
     check_items::<DigestItem>(body, items);
     check_items::<GetItem>(body, items);
     check_items::<SizeReply>(body, items);
+    check_items::<RetainItem>(body, items);
+    check_items::<RetainReply>(body, items);
     check_items::<ReadItem>(body, items);
     check_items::<WriteItem>(body, items);
     check_items::<RunItem>(body, items);

@@ -3,7 +3,8 @@
 use kvplane_proto::frame::{HEADER_BYTES, VERSION};
 use kvplane_proto::message::{
     CommitItem, CommitReply, DigestItem, FillItem, GetItem, IdItem, Item, KeyItem, ListItem, ListReply, LookupReply,
-    Operation, PutItem, RangeItem, ReadItem, ReserveReply, RunItem, SizeReply, VersionItem, WriteItem,
+    Operation, PutItem, RangeItem, ReadItem, ReserveReply, RetainItem, RetainReply, RunItem, SizeReply, VersionItem,
+    WriteItem,
 };
 use kvplane_proto::{FrameFlags, Limits, Status};
 
@@ -62,6 +63,8 @@ fn every_record_is_described_with_its_size() {
         ("VersionItem", VersionItem::BYTES),
         ("GetItem", GetItem::BYTES),
         ("SizeReply", SizeReply::BYTES),
+        ("RetainItem", RetainItem::BYTES),
+        ("RetainReply", RetainReply::BYTES),
         ("RangeItem", RangeItem::BYTES),
         ("ListItem", ListItem::BYTES),
         ("ListReply", ListReply::BYTES),

@@ -91,7 +91,7 @@ fn unknown_numbers_are_refused() {
     assert_eq!(Header::decode(&altered(5, &[0])), Err(FrameError::Kind(0)));
     assert_eq!(Header::decode(&altered(5, &[0x80])), Err(FrameError::Kind(0x80)));
     assert_eq!(Header::decode(&altered(5, &[15])), Err(FrameError::Kind(15)));
-    assert_eq!(Header::decode(&altered(5, &[0x9d])), Err(FrameError::Kind(0x9d)));
+    assert_eq!(Header::decode(&altered(5, &[0x9e])), Err(FrameError::Kind(0x9e)));
     let beyond = Status::ALL.len() as u16;
     assert_eq!(Header::decode(&altered(6, &beyond.to_le_bytes())), Err(FrameError::Status(beyond)));
     for bit in 0..u32::BITS {
@@ -170,6 +170,7 @@ fn kinds_are_stable_and_invertible() {
         (26, "Peek"),
         (27, "Prove"),
         (28, "RemoveCopy"),
+        (29, "Retain"),
     ];
     let both = expected.iter().map(|(code, name)| format!("{code} Request({name})"));
     let both = both.chain(expected.iter().map(|(code, name)| format!("{} Reply({name})", code | 0x80)));

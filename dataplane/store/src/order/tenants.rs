@@ -159,6 +159,12 @@ impl<P: EvictionPolicy> Tenants<P> {
         self.accounts[usize::from(at)].is_listed.then_some(at)
     }
 
+    /// Returns the account of the tenant with this number, if it has one.
+    #[must_use]
+    pub fn account_with(&self, number: u32) -> Option<u16> {
+        self.numbers.get(&number).copied()
+    }
+
     /// Returns the account to charge for a tenant that is not configured: one of its own, without a lease, while there
     /// is room for such accounts; otherwise the default tenant's.
     pub fn account_of_unconfigured(&mut self, number: u32) -> u16 {

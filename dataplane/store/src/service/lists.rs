@@ -399,9 +399,10 @@ fn read_tail(at: u64, pool: &dyn PoolBytes) -> Vec<u8> {
 }
 
 /// Returns the flags of an object in memory.
-const fn in_memory(view: &ObjectView) -> u32 {
-    let wanted = view.replica.is_owed_a_copy();
-    KeyItem::IN_MEMORY | if wanted { KeyItem::REPLICAS } else { 0 } | if view.is_head { KeyItem::HEAD } else { 0 }
+fn in_memory(view: &ObjectView) -> u32 {
+    let flag = |set, flag| if set { flag } else { 0 };
+    let kept = flag(view.replica.is_owed_a_copy(), KeyItem::REPLICAS) | flag(view.is_retained, KeyItem::RETAINED);
+    KeyItem::IN_MEMORY | kept | flag(view.is_head, KeyItem::HEAD)
 }
 
 /// Returns the flags of an object that is on the SSD alone.

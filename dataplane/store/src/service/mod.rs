@@ -284,6 +284,7 @@ impl Service {
             (Operation::Size, _) => objects.size(context, header, body),
             (Operation::Remove, _) => objects.remove(context, header, body),
             (Operation::RemoveCopy, _) => objects.remove_replicas(context, header, body),
+            (Operation::Retain, _) => objects.retain(context, header, body),
             (Operation::Fence, _) => sessions.fence(answers, peer, header, body),
             (Operation::OpenSegment, _) => {
                 segments.open(answers, peer, header, body);

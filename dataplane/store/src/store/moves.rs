@@ -11,7 +11,7 @@ use kvplane_proto::ids::{PinId, ReservationId};
 use super::Store;
 use super::space::Space;
 use super::stats::Counters;
-use crate::entry::{Entry, EntryId};
+use crate::entry::{Entry, EntryId, Mark};
 use crate::eviction::EvictionPolicy;
 use crate::generational::GenerationalTable;
 
@@ -128,13 +128,17 @@ impl<P: EvictionPolicy> PoolMoves<'_, P> {
         })
     }
 
-    /// Finishes a move whose bytes and tail were copied. Returns false if the object was removed or replaced meanwhile:
-    /// then the copy is dropped.
+    /// Finishes a move whose bytes and tail were copied. Returns false if the object was removed, replaced or pinned
+    /// meanwhile: then the copy is dropped.
     ///
     /// # Panics
     /// If the move has ended before.
     pub fn finish(&mut self, one: &PoolMove) -> bool {
-        let Some(old) = self.source(one) else {
+        // An object that was pinned meanwhile stays in memory.
+        let entries = self.space.objects().entries();
+        let stays =
+            |old: &EntryId| one.is_promotion && [Mark::Soft, Mark::Hard].into_iter().any(|mark| entries[*old].is(mark));
+        let Some(old) = self.source(one).filter(|old| !stays(old)) else {
             self.cancel(one);
             return false;
         };

@@ -12,6 +12,10 @@
 //! If watermarks are set, each put beyond the high one also evicts a few more objects, until the low one is reached:
 //! bursts then find free memory, at the cost of a pool that holds less.
 
+mod pins;
+
+pub use pins::{LatePins, PinError};
+
 use kvplane_proto::ids::Version;
 
 use super::ObjectView;
@@ -102,9 +106,9 @@ impl<P: EvictionPolicy> Space<P> {
         self.order.tenants_mut()
     }
 
-    /// Returns the number of softly pinned objects.
-    pub(super) fn soft_pins(&self) -> usize {
-        self.order.soft_pins()
+    /// Returns the numbers of softly pinned and of retained objects.
+    pub(super) fn pin_counts(&self) -> (usize, usize) {
+        (self.order.soft_pins(), self.order.retained())
     }
 
     /// Returns the counters of evictions.
@@ -144,12 +148,14 @@ impl<P: EvictionPolicy> Space<P> {
             is_head: entry.is(Mark::Head),
             replica: entry.replica(),
             copied: entry.is(Mark::Copied),
+            is_retained: self.order.is_retained(id),
         }
     }
 
-    /// Advances the time, for soft pins. It never goes back.
+    /// Advances the time, for soft pins and retentions. It never goes back.
     pub(super) fn tick(&mut self, now_ns: u64) {
         self.order.tick(now_ns);
+        self.order.expire_retentions(self.objects.entries_mut());
     }
 
     /// Records an access of an object.

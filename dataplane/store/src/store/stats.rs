@@ -143,6 +143,8 @@ pub struct PinStats {
     pub hard_bytes: u64,
     /// Number of softly pinned objects.
     pub soft: u64,
+    /// Number of retained objects.
+    pub retained: u64,
 }
 
 /// Events of objects, for subscribers.

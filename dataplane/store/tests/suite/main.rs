@@ -3,6 +3,7 @@
 mod device_pool;
 mod eviction;
 mod followers;
+mod retentions;
 mod shadow;
 mod shares;
 mod store;

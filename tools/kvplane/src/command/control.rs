@@ -1,5 +1,7 @@
 //! `kvplane control`: runs the control plane as a process.
 
+mod limits;
+
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,6 +18,7 @@ use kvplane_server::{
 };
 
 use crate::command::Failure;
+use crate::command::control::limits::ConductorLimits;
 use crate::command::ctl::conductor::policies;
 use crate::command::objects::ClusterArguments;
 use crate::command::process::log::{Level, Log};
@@ -72,6 +75,8 @@ struct Conductor {
         requires = "hosted"
     )]
     decode: DecodeModel,
+    #[command(flatten)]
+    limits: ConductorLimits,
 }
 
 impl Conductor {
@@ -89,6 +94,7 @@ impl Conductor {
             return Err(format!("--conductor-policy {policy} rejects no requests: objectives need kvplane").into());
         }
         let mut config = ConductorConfig::default();
+        self.limits.set(&mut config)?;
         // The argument's range is checked, and `usize` has 64 bits on supported machines.
         let blocks = usize::try_from(self.blocks).unwrap_or(MAX_BLOCKS);
         (config.scheduler.index.max_blocks, config.scheduler.index.max_records) = (blocks, blocks);
@@ -335,6 +341,7 @@ mod tests {
             promise_ttft_ms,
             promise_tbt_ms: None,
             decode: DecodeModel::default(),
+            limits: ConductorLimits::default(),
         };
         let heedless = conductor(PlacementPolicy::Random, Some(1)).config();
         assert!(heedless.is_err_and(|error| error.to_string().contains("random rejects no requests")));

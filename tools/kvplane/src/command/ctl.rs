@@ -5,6 +5,7 @@ pub(crate) mod conductor;
 pub(crate) mod drain_wait;
 pub(crate) mod events;
 pub(crate) mod keys;
+pub(crate) mod pins;
 pub(crate) mod shards;
 pub(crate) mod tasks;
 pub(crate) mod tenants;
@@ -143,6 +144,9 @@ enum Action {
         #[arg(long, default_value_t = u64::MAX, hide_default_value = true)]
         limit: u64,
     },
+    /// Pin objects in memory for a time, or end that: soft pins, and retentions.
+    #[command(subcommand)]
+    Pins(pins::Action),
     /// Remove all objects whose keys match a regular expression.
     DeleteMatching {
         /// Regular expression; it matches anywhere in a key unless anchored with `^` and `$`.
@@ -188,6 +192,7 @@ impl Action {
             Self::Copy(_) => "copy",
             Self::Put { .. } => "put",
             Self::Keys { .. } => "keys",
+            Self::Pins(_) => "pins",
             Self::DeleteMatching { .. } => "delete-matching",
             Self::DeleteAll => "delete-all",
             Self::Get { .. } => "get",
@@ -272,6 +277,7 @@ impl Ctl {
             Action::Copy(copy) => copy.run(&mut self.client()?),
             Action::Put { key, file, keep } => self.put(key, file, &keep.options()),
             Action::Keys { long, json, limit } => keys::list(&mut self.client()?, *long, *json, *limit),
+            Action::Pins(action) => pins::run(&mut self.client()?, action),
             Action::DeleteMatching { pattern } => {
                 println!("{} objects removed", self.client()?.keys().remove_matching(pattern)?);
                 Ok(())

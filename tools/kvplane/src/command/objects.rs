@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use kvplane::{Client, ClientConfig, Control, Remote};
-use kvplane_server::{Objects, ObjectsError};
+use kvplane::{Error, Status};
+use kvplane_server::{Objects, ObjectsError, Pin, PinOutcome, PinResult};
 
 use crate::command::ctl::keys::name_of;
 
@@ -75,6 +76,26 @@ impl ClusterArguments {
     }
 }
 
+/// Returns the outcome of a pin that concerns a whole retention or group, or whose arguments were refused.
+fn pin_outcome(result: Result<PinOutcome, Error>) -> Result<PinOutcome, ObjectsError> {
+    match result {
+        Ok(outcome) => Ok(outcome),
+        Err(error) if error.status() == Some(Status::PinLimit) => Ok(PinOutcome::Full(error.to_string())),
+        Err(error @ Error::Argument(_)) => Ok(PinOutcome::Wrong(error.to_string())),
+        Err(error) => Err(client_error(error)),
+    }
+}
+
+/// Returns the outcome for each key.
+fn pinned_each(keys: &[String], results: impl IntoIterator<Item = Result<bool, Error>>) -> PinOutcome {
+    let pinned = |result: Result<bool, Error>| match result {
+        Ok(true) => PinResult::Yes,
+        Ok(false) => PinResult::NotFound,
+        Err(error) => PinResult::Failed(error.to_string()),
+    };
+    PinOutcome::Each(keys.iter().cloned().zip(results.into_iter().map(pinned)).collect())
+}
+
 fn client_error(error: kvplane::Error) -> ObjectsError {
     ObjectsError::Client(Box::new(error))
 }
@@ -99,5 +120,24 @@ impl Objects for ClusterArguments {
     fn remove_all(&self, tenant: Option<&str>) -> Result<u64, ObjectsError> {
         let mut client = self.client(tenant.unwrap_or_default())?;
         client.keys().remove_all(tenant.is_none()).map_err(client_error)
+    }
+
+    fn pin(&self, tenant: &str, pin: &Pin) -> Result<PinOutcome, ObjectsError> {
+        let mut client = self.client(tenant)?;
+        let mut pins = client.keys().pins();
+        pin_outcome(match pin {
+            Pin::Soft { keys, ttl: Some(ttl) } => {
+                pins.soft_pin(keys, *ttl).map(|there| pinned_each(keys, there.into_iter().map(Ok)))
+            }
+            Pin::Soft { keys, ttl: None } => {
+                pins.soft_unpin(keys).map(|there| pinned_each(keys, there.into_iter().map(Ok)))
+            }
+            Pin::Retain { retention, keys, ttl } => {
+                pins.retain(*retention, keys, *ttl).map(|results| pinned_each(keys, results))
+            }
+            Pin::Group { group, ttl } => pins.retain_group(*group, *ttl).map(PinOutcome::Count),
+            Pin::Renew { retention, ttl } => pins.renew(*retention, *ttl).map(PinOutcome::Count),
+            Pin::Release { retention } => pins.release(*retention).map(PinOutcome::Count),
+        })
     }
 }

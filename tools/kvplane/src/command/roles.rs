@@ -43,7 +43,7 @@ const NEEDS: [Needs; 10] = [
     Needs { commands: &["remove", "drain"], calls: &[Leave::CALLERS, Drain::CALLERS], order: &OPERATORS_FIRST },
     Needs { commands: &["tasks"], calls: &[ListTasks::CALLERS, Status::CALLERS], order: &OPERATORS_FIRST },
     Needs {
-        commands: &["put", "get", "size", "delete", "keys", "delete-matching", "delete-all", "copy"],
+        commands: &["put", "get", "size", "delete", "keys", "pins", "delete-matching", "delete-all", "copy"],
         calls: &[GetTicket::CALLERS],
         order: &CLIENTS_FIRST,
     },

@@ -92,7 +92,10 @@ class Local(NamedTuple):
 
 
 class Refused(NamedTuple):
-    """Rejection. `why`: "ttft", "tbt", "no instance", "full", "waited" or "lost"; retry after `retry_after` seconds."""
+    """Rejection. `why`: "ttft", "tbt", "no instance", "full", "waited" or "lost"; retry after `retry_after` seconds.
+
+    "full" and "waited" are limits of the control plane: `--conductor-queued`, `--conductor-requests` and
+    `--conductor-prompt-blocks`; `--conductor-wait`."""
 
     why: str
     retry_after: float

@@ -85,6 +85,7 @@ pub(crate) fn show_requests(show: Show<'_>) {
     show("SetWeight", encode(&weight()));
     show("ShowService", encode(&ShowService));
     show("ShowFeeds", encode(&ShowFeeds));
+    show("ShowLimits", encode(&ShowLimits));
 }
 
 const CLASS: ClassTerms = ClassTerms { priority: 3, ttft_ns: Some(4) };
@@ -164,6 +165,8 @@ pub(crate) fn show_replies(show: Show<'_>) {
     show("CopiesShown", encode(&shown));
     let feed = FeedShown { instance: "i".into(), next: 1, newest: 2, unconfirmed: true, degraded: true };
     show("FeedsShown", encode(&FeedsShown { feeds: vec![feed] }));
+    let (models, instances, queued, requests, prompt_blocks) = ((1, 2), (3, 4), (5, 6), (7, 8), (9, 10));
+    show("LimitUse", encode(&LimitUse { models, instances, queued, requests, prompt_blocks, wait_ns: 11 }));
 }
 
 /// No message may panic.

@@ -12,7 +12,7 @@ use crate::http::objects::ObjectsAccess;
 /// Most keys in one answer.
 const KEYS_MOST: usize = 1 << 20;
 
-fn no_way() -> Answer {
+pub(super) fn no_way() -> Answer {
     let instead = "this control plane has no client access to the nodes' objects: with --identity it needs \
                    client.pem and client.key in that directory; or list them with kvplane ctl keys, and remove \
                    them with kvplane ctl delete-all";

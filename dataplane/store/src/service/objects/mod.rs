@@ -4,13 +4,14 @@
 //! component's work for another. Puts are carried out by [`super::puts`].
 
 mod owners;
+mod pins;
 mod removals;
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::ReservationId;
 use kvplane_proto::message::{
     Bitmap, CommitReply, DigestItem, GetItem, Items, LookupReply, ObjectName, Operation, Part, PutAck, PutItem,
-    RangeItem, SizeReply,
+    RangeItem, RetainItem, SizeReply,
 };
 use kvplane_proto::{Digest, FrameFlags, ItemFlags, Status};
 
@@ -28,6 +29,7 @@ use super::types::{CloseReason, CommittedObject, Hold, Identity, Memory, MemoryE
 use crate::entry::Entry;
 use crate::store::Store;
 use crate::{CommitError, GetError, Reserve, ReserveError};
+use pins::ClientPins;
 
 /// All objects of a shard.
 pub(super) struct Objects {
@@ -102,6 +104,15 @@ impl Objects {
         let items = items_of::<DigestItem>(header, body)?;
         let answers = self.answers_for_all(context, operation, header, items.clone().map(|item| item.digest));
         Ok(answers.then_some(items))
+    }
+
+    /// Pins objects in memory for a time, or ends that.
+    pub(super) fn retain(&mut self, context: &RequestContext, header: &Header, body: &[u8]) -> Result<(), CloseReason> {
+        let items = items_of::<RetainItem>(header, body)?;
+        if self.answers_for_all(context, Operation::Retain, header, items.clone().map(|item| item.digest)) {
+            ClientPins { local: &mut self.local, migration: &self.migration }.answer(context, header, items);
+        }
+        Ok(())
     }
 
     pub(super) fn exists(&mut self, context: &RequestContext, header: &Header, body: &[u8]) -> Result<(), CloseReason> {

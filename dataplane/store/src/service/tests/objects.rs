@@ -3,7 +3,8 @@
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{RequestId, Version};
 use kvplane_proto::message::{
-    DigestItem, GetItem, IdItem, Item, Kind, Operation, Part, PutItem, PutOptions, SizeReply, VersionItem,
+    DigestItem, GetItem, IdItem, Item, Kind, Operation, Part, PutItem, PutOptions, RetainItem, RetainReply, Retaining,
+    SizeReply, VersionItem,
 };
 use kvplane_proto::{FrameFlags, Limits, Status};
 
@@ -190,7 +191,7 @@ fn batch(operation: Operation) -> (usize, Path) {
     let path = if matches!(operation as u8, 16..) { Path::Shared } else { Path::Stream };
     let bytes = match operation {
         Operation::Get | Operation::Read | Operation::ReadMany | Operation::WriteMany => 32,
-        Operation::GetRange | Operation::List | Operation::Peek => 40,
+        Operation::GetRange | Operation::List | Operation::Peek | Operation::Retain => 40,
         Operation::Reserve | Operation::Begin => PutItem::BYTES,
         Operation::Fill => 24,
         Operation::Commit => 16,
@@ -221,7 +222,7 @@ fn bodies_of_the_wrong_length_end_the_connection() {
             rig.gone(peer);
         }
     }
-    assert_eq!(rig.service.inspect().counters().closed, 21 * 7);
+    assert_eq!(rig.service.inspect().counters().closed, 22 * 7);
     rig.assert_idle();
 }
 
@@ -407,4 +408,48 @@ fn a_head_is_removed_as_one_version_only() {
     let answer = remove_version(&mut rig, peer, 2, new);
     assert_eq!(answer.bits(), [true]);
     assert!(!rig.exists(peer, 2));
+}
+
+#[test]
+fn clients_pin_objects_in_memory_for_a_time_and_release_them() {
+    let mut rig = Rig::with(super::rig::config(POOL_BYTES));
+    let peer = rig.join(Path::Stream);
+    assert_eq!(rig.put(peer, 1, 100).status(), Status::Ok);
+    let retain = |rig: &mut Rig, items: &[RetainItem]| {
+        rig.ask(peer, Operation::Retain, &body_of(items.iter().copied()), items.len());
+        rig.answer().items::<RetainReply>()
+    };
+    let item = |what, key, duration_ms| RetainItem::of(what, digest(key), 0, duration_ms);
+    let replies = retain(
+        &mut rig,
+        &[
+            item(Retaining::Object(7), 1, 1_000),
+            item(Retaining::Object(7), 2, 1_000),
+            item(Retaining::Soft, 1, 5_000),
+            item(Retaining::Object(7), 1, 0),
+            item(Retaining::All(7), 1, 2_000),
+        ],
+    );
+    let expected = [(Status::Ok, 1), (Status::NotFound, 0), (Status::Ok, 1), (Status::BadRequest, 0), (Status::Ok, 1)];
+    assert_eq!(replies, expected.map(|(status, objects)| RetainReply { status, objects }));
+    assert_eq!(rig.store().stats().kept.retained, 1);
+    // The store knows the time of the last request.
+    rig.pass(1_999_000_000);
+    assert!(rig.exists(peer, 1));
+    assert_eq!(rig.store().stats().kept.retained, 1);
+    rig.pass(1_000_000);
+    assert!(rig.exists(peer, 1));
+    assert_eq!((rig.store().stats().kept.retained, rig.store().stats().kept.soft), (0, 1));
+    retain(&mut rig, &[item(Retaining::Object(8), 1, 1_000), item(Retaining::Soft, 1, 0)]);
+    let released = retain(&mut rig, &[item(Retaining::All(8), 1, 0), item(Retaining::All(8), 1, 0)]);
+    assert_eq!(released.iter().map(|reply| reply.objects).collect::<Vec<_>>(), [1, 0]);
+    assert_eq!(rig.store().stats().kept, crate::store::PinStats::default());
+    // A guarantee that the node does not give is refused, not shortened.
+    let mut short = Rig::with(crate::StoreConfig { soft_pin_max_ms: 500, ..super::rig::config(POOL_BYTES) });
+    let peer = short.join(Path::Stream);
+    assert_eq!(short.put(peer, 1, 100).status(), Status::Ok);
+    let items = [item(Retaining::Object(7), 1, 501), item(Retaining::Object(7), 1, 500)];
+    short.ask(peer, Operation::Retain, &body_of(items), 2);
+    let statuses: Vec<Status> = short.answer().items::<RetainReply>().iter().map(|reply| reply.status).collect();
+    assert_eq!(statuses, [Status::PinLimit, Status::Ok]);
 }

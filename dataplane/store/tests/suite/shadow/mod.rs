@@ -211,6 +211,7 @@ impl<P: EvictionPolicy> Shadow<P> {
                     is_head: false,
                     replica: Replica::None,
                     copied: false,
+                    is_retained: false,
                 };
                 assert!(replace || !self.live.contains_key(&digest), "the first commit wins");
                 self.forget(digest);

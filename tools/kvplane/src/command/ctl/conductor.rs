@@ -8,8 +8,8 @@ use clap::{Args, Subcommand};
 use kvplane::ControlLink;
 use kvplane::rpc::conductor::{InstanceTable, WatchInstances};
 use kvplane::rpc::placement::{
-    ClassTerms, CopiesShown, DEFAULT_FLOW_WEIGHT, FeedShown, HoldInstance, MAX_FLOW_WEIGHT, MAX_PRIORITY,
-    PlacementPolicy, ServiceShown, SetClass, SetPlacement, SetWeight, ShowCopies, ShowFeeds, ShowPlacement,
+    ClassTerms, CopiesShown, DEFAULT_FLOW_WEIGHT, FeedShown, HoldInstance, LimitUse, MAX_FLOW_WEIGHT, MAX_PRIORITY,
+    PlacementPolicy, ServiceShown, SetClass, SetPlacement, SetWeight, ShowCopies, ShowFeeds, ShowLimits, ShowPlacement,
     ShowService,
 };
 use serde_json::json;
@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// Operations on the Conductor.
 #[derive(Subcommand)]
 pub(crate) enum Action {
-    /// Show the placement policy, the objectives and the instances.
+    /// Show the placement policy, the objectives, the limits and the instances.
     Show {
         /// Print as JSON.
         #[arg(long)]
@@ -224,9 +224,36 @@ fn cache_in_words(degraded: bool, feed: Option<&FeedShown>) -> String {
     }
 }
 
+/// Formats limits and their use as JSON.
+fn limits_in_json(limits: &LimitUse) -> serde_json::Value {
+    let of = |(used, most): (u64, u64)| json!({ "used": used, "most": most });
+    json!({
+        "models": of(limits.models),
+        "instances": of(limits.instances),
+        "queued": of(limits.queued),
+        "requests": of(limits.requests),
+        "prompt_blocks": of(limits.prompt_blocks),
+        "wait_ms": limits.wait_ns / 1_000_000,
+    })
+}
+
+/// Formats limits and their use as text.
+fn limits_in_words(limits: &LimitUse) -> String {
+    let of = |(used, most): (u64, u64)| format!("{used} of {most}");
+    format!(
+        "limits: models {}, instances {}, requests {}, of a model queued {}, blocks of prompts {}, waits {} s",
+        of(limits.models),
+        of(limits.instances),
+        of(limits.requests),
+        of(limits.queued),
+        of(limits.prompt_blocks),
+        limits.wait_ns / 1_000_000_000
+    )
+}
+
 fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
     let (placement, copies, table) = (link.call(ShowPlacement)?, link.call(ShowCopies)?, table(link)?);
-    let service = link.call(ShowService)?;
+    let (service, limits) = (link.call(ShowService)?, link.call(ShowLimits)?);
     let feeds = link.call(ShowFeeds)?.feeds;
     let feed = |name: &str| feeds.iter().find(|feed| &*feed.instance == name);
     let ms = |ns: u64| (ns > 0).then_some(ns / 1_000_000);
@@ -266,6 +293,7 @@ fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
                 "promise_tbt_ms": tbt,
                 "service": service_json(&service),
                 "copies": in_json(&copies),
+                "limits": limits_in_json(&limits),
                 "instances": rows,
             })
         );
@@ -278,7 +306,7 @@ fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
         promise("first tokens", ttft),
         promise("tokens", tbt)
     );
-    println!("{}", in_words(&copies));
+    println!("{}\n{}", in_words(&copies), limits_in_words(&limits));
     print_service(&service);
     println!(
         "{:<24} {:<24} {:<8} {:<8} {:>8} {:>10} {:>8}  cache",

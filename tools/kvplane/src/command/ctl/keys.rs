@@ -58,6 +58,7 @@ fn as_json(key: &KeyInfo) -> serde_json::Value {
         "data_type": key.data_type,
         "hard_pin": key.hard_pin,
         "soft_pin_ms": key.soft_pin_ms,
+        "retained": key.retained,
         "in_memory": key.in_memory,
         "on_ssd": key.on_ssd,
     })

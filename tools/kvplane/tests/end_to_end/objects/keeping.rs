@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use kvplane::{Client, PutOptions, Status};
+use serde_json::Value;
 
-use crate::support::{Way, Workplace};
+use crate::support::{Way, Workplace, http_ask};
 
 const BYTES: usize = 64 << 10;
 
@@ -82,4 +83,68 @@ fn objects_of_a_group_go_together() {
     }
     assert_eq!(partly, 0, "groups that are there in part");
     assert!(there.iter().filter(|there| !**there).count() > 150, "memory holds far less");
+}
+
+#[test]
+fn a_session_is_retained_by_client_command_and_http_and_released_early() {
+    let place = Workplace::new("retentions");
+    let dev = place.dev("16M", &["--shards", "2", "--hard-pins", "50"]);
+    let http = dev.http();
+    let ask = |method: &str, path: &str, body: &str| -> (u16, Value) {
+        let (status, body) = http_ask(http, method, path, body);
+        (status, serde_json::from_str(&body).unwrap_or(Value::from(body)))
+    };
+    let client = &mut place.client(Way::Tcp);
+    let hour = Duration::from_secs(3_600);
+    let keys = |name: &str| (0..6).map(|at| format!("{name}-{at}")).collect::<Vec<String>>();
+    for name in ["one", "other", "agent", "soft", "gone"] {
+        for (at, key) in keys(name).iter().enumerate() {
+            let group = if name == "agent" { 77 } else { 0 };
+            put(client, key, at, PutOptions { group, ..PutOptions::default() }).unwrap();
+        }
+    }
+    let retained = client.keys().pins().retain(7, &keys("one"), hour).unwrap();
+    assert!(retained.into_iter().all(|one| one.unwrap()));
+    let missing = client.keys().pins().retain(7, &["no such key"], hour).unwrap().pop().unwrap();
+    assert!(!missing.unwrap());
+    assert_eq!(client.keys().pins().retain_group(77, hour).unwrap(), 6);
+    let other: Vec<String> = keys("other");
+    let words: Vec<&str> = other.iter().map(String::as_str).collect();
+    let ctl = |words: &[&str]| place.run(&[&["ctl", "pins"], words].concat());
+    let said = ctl(&[&["retain", "--retention", "8", "--ttl-ms", "3600000"], &words[..]].concat()).text();
+    assert!(said.contains("6 objects retained"), "{said}");
+    let body = serde_json::json!({ "keys": keys("soft") }).to_string();
+    let (status, said) = ask("POST", "/api/v1/soft_pin", &body);
+    assert_eq!((status, &said["objects"]), (200, &6.into()), "{said}");
+    let kept =
+        |client: &mut Client, name: &str| client.batch_exists(&keys(name)).unwrap().into_iter().all(|there| there);
+    flood(client, "flood");
+    for name in ["one", "other", "agent", "soft"] {
+        assert!(kept(client, name), "{name}");
+    }
+    assert!(!client.batch_exists(&keys("gone")).unwrap().contains(&true));
+    let listed = client.keys().list(None).unwrap();
+    assert!(listed.keys.iter().any(|key| key.retained) && !listed.keys.iter().all(|key| key.retained));
+    // Each way ends what another began.
+    assert_eq!(ask("POST", "/api/v1/release", r#"{"retention": 7}"#).1["objects"], 6);
+    assert!(ctl(&["release", "77"]).text().contains("6 objects released"));
+    assert_eq!(client.keys().pins().renew(8, hour).unwrap(), 6);
+    assert_eq!(client.keys().pins().release(8).unwrap(), 6);
+    let (_, said) = ask("POST", "/api/v1/soft_unpin", &body);
+    assert_eq!(said["objects"], 6, "{said}");
+    flood(client, "again");
+    for name in ["one", "other", "agent", "soft"] {
+        assert!(!kept(client, name), "{name} is evicted like others again");
+    }
+    // A long object is retained with all its stripes, of which both shards together may pin 8 MiB.
+    let long = vec![7; 10 << 20];
+    client.put(b"long", &long).unwrap();
+    let (status, said) = ask("POST", "/api/v1/retain", r#"{"retention": "9", "ttl_ms": 60000, "keys": ["long"]}"#);
+    assert_eq!((status, &said["success"]), (200, &false.into()), "{said}");
+    assert!(said["results"][0]["error"].as_str().is_some_and(|why| why.contains("pin")), "{said}");
+    let (status, said) = ask("POST", "/api/v1/retain", r#"{"retention": 9, "ttl_ms": 86400001}"#);
+    assert_eq!((status, &said["error_code"]), (400, &(-600).into()), "{said}");
+    assert_eq!(ask("GET", "/api/v1/retain", "").0, 405);
+    ctl(&["retain", "--ttl-ms", "1", "key"]).failed(2, &["--retention"]);
+    ctl(&["soft", "nothing"]).failed(1, &["not in memory"]);
 }

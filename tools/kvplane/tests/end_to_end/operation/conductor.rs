@@ -11,11 +11,15 @@ fn operators_see_instances_take_them_out_and_choose_the_policy() {
     let place = Workplace::new("conductor");
     let _dev = place.dev(
         "16M",
-        &["--shards", "1", "--conductor", "--conductor-policy", "load-balance", "--conductor-replicas", "1M"],
+        &[
+            &["--shards", "1", "--conductor", "--conductor-policy", "load-balance", "--conductor-replicas", "1M"][..],
+            &["--conductor-instances", "2", "--conductor-queued", "5", "--conductor-wait", "30"],
+        ]
+        .concat(),
     );
     let control = Control::Local { cluster: place.cluster.clone(), runtime_directory: Some(place.runtime()) };
     let link = ControlLink::to(&control, Role::Client).unwrap();
-    for instance in ["first", "second"] {
+    let register = |instance: &str| {
         let register = RegisterInstance {
             instance: instance.to_owned(),
             incarnation: 1,
@@ -29,19 +33,29 @@ fn operators_see_instances_take_them_out_and_choose_the_policy() {
             address: String::new(),
             events: None,
         };
-        link.call(register).unwrap();
-    }
+        link.call(register)
+    };
+    register("first").unwrap();
+    register("second").unwrap();
+    let refused = register("third").expect_err("a third instance").to_string();
+    assert!(refused.contains("2 instances") && refused.contains("--conductor-instances"), "{refused}");
     let ctl = |words: &[&str]| place.run(&[&["ctl", "conductor"], words].concat());
     let said = ctl(&["show"]).text();
     assert!(said.starts_with("requests are placed by load-balance\n"), "{said}");
     assert!(said.lines().any(|line| line.starts_with("first ") && line.contains(" takes ")), "{said}");
     assert!(said.contains("hot prefixes are not replicated: slots have one owner"), "{said}");
+    assert!(
+        said.contains("limits: models 1 of 16, instances 2 of 2, requests 0 of 65536, of a model queued 0 of 5"),
+        "{said}"
+    );
+    assert!(said.contains("waits 30 s"), "{said}");
     let said = ctl(&["hold", "first"]).text();
     assert!(said.contains("instance first gets no new requests; 0 are booked there"), "{said}");
     let said = ctl(&["policy", "kvplane", "--promise-ttft-ms", "1500"]).text();
     assert!(said.contains("requests are placed by kvplane"), "{said}");
     let shown: serde_json::Value = serde_json::from_str(&ctl(&["show", "--json"]).text()).unwrap();
     assert_eq!((&shown["policy"], &shown["promise_ttft_ms"]), (&"kvplane".into(), &1500.into()), "{shown}");
+    assert_eq!(shown["limits"]["queued"]["most"], 5, "{shown}");
     let states: Vec<&str> =
         shown["instances"].as_array().unwrap().iter().map(|row| row["state"].as_str().unwrap()).collect();
     assert_eq!(states, ["held", "takes"]);
@@ -56,6 +70,13 @@ fn operators_see_instances_take_them_out_and_choose_the_policy() {
         ("--conductor-blocks", "0"),
         ("--conductor-blocks", "99999999999"),
         ("--conductor-nic", "0"),
+        ("--conductor-models", "0"),
+        ("--conductor-instances", "8001"),
+        ("--conductor-queued", "0"),
+        ("--conductor-requests", "0"),
+        ("--conductor-prompt-blocks", "1"),
+        ("--conductor-wait", "0"),
+        ("--conductor-wait", "86401"),
         ("--promise-ttft-ms", "0"),
         ("--promise-tbt-ms", "0"),
     ] {
@@ -93,7 +114,7 @@ fn live_instances_are_placed_on_by_each_policy_and_move_real_bytes() {
     }
     // The policy is restored, and no instance is left.
     let said = place.run(&["ctl", "conductor", "show"]).text();
-    assert!(said.starts_with("requests are placed by kvplane\n") && said.lines().count() == 3, "{said}");
+    assert!(said.starts_with("requests are placed by kvplane\n") && said.lines().count() == 4, "{said}");
     place.run(&[&words[..6], &["--policies", "best"]].concat()).failed(2, &["round-robin"]);
 
     let none = Workplace::new("live-none");

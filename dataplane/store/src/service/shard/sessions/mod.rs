@@ -196,6 +196,7 @@ impl Sessions {
             Operation::Put
                 | Operation::Remove
                 | Operation::RemoveCopy
+                | Operation::Retain
                 | Operation::Write
                 | Operation::WriteMany
                 | Operation::Reserve

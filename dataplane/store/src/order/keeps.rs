@@ -1,4 +1,4 @@
-//! Retentions: what keeps an object beyond its eviction policy, a soft pin or a group.
+//! Soft pins and groups, which keep an object beyond its eviction policy.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use crate::entry::{Entries, EntryId, Keep, Mark};
 
 /// State of an object with a soft pin or a group.
 #[derive(Clone, Copy, Debug)]
-struct Retention {
+struct KeptObject {
     group: u64,
     soft_pin_ns: u64,
     /// End of its soft pin, and a number to distinguish those that end at the same time.
@@ -20,17 +20,17 @@ struct Retention {
 
 /// Soft pins and groups of all objects that have one.
 #[derive(Debug, Default)]
-pub(super) struct Retentions {
+pub(super) struct Keeps {
     now_ns: u64,
     /// Clock that orders softly pinned objects.
     clock: u64,
-    kept: BTreeMap<u32, Retention>,
+    kept: BTreeMap<u32, KeptObject>,
     /// Soft pins by the time at which they end.
     until: BTreeMap<(u64, u64), u32>,
     groups: Groups,
 }
 
-impl Retentions {
+impl Keeps {
     /// Advances the time; it never goes back.
     pub(super) fn tick(&mut self, now_ns: u64) {
         self.now_ns = self.now_ns.max(now_ns);
@@ -51,7 +51,7 @@ impl Retentions {
     pub(super) fn note(&mut self, entries: &mut Entries, id: EntryId, keep: &Keep) {
         if keep.group != 0 || keep.soft_pin_ns != 0 {
             let Keep { group, soft_pin_ns, .. } = *keep;
-            self.kept.insert(id.0, Retention { group, soft_pin_ns, until: (0, 0), seen: 0, follows: false });
+            self.kept.insert(id.0, KeptObject { group, soft_pin_ns, until: (0, 0), seen: 0, follows: false });
             entries.set(id, Mark::Soft, soft_pin_ns != 0 && !keep.hard_pin);
         }
     }
@@ -91,6 +91,33 @@ impl Retentions {
         if is_soft {
             self.until.remove(&kept.until);
         }
+    }
+
+    /// Returns the present time.
+    pub(super) const fn now_ns(&self) -> u64 {
+        self.now_ns
+    }
+
+    /// Gives a live object a soft pin until this time.
+    pub(super) fn pin_softly(&mut self, entries: &mut Entries, id: EntryId, until_ns: u64) {
+        let kept = self.kept.entry(id.0);
+        let kept = kept.or_insert(KeptObject { group: 0, soft_pin_ns: 0, until: (0, 0), seen: 0, follows: false });
+        kept.until = (until_ns, self.clock);
+        self.until.insert(kept.until, id.0);
+        entries.set(id, Mark::Soft, true);
+    }
+
+    /// Ends the soft pin of a live object before its time; returns the time at which it would have ended.
+    pub(super) fn unpin_softly(&mut self, entries: &mut Entries, id: EntryId) -> u64 {
+        entries.set(id, Mark::Soft, false);
+        let Some(kept) = self.kept.get(&id.0) else { return 0 };
+        self.until.remove(&kept.until);
+        kept.until.0
+    }
+
+    /// Returns the objects of a tenant's group.
+    pub(super) fn members(&self, group: GroupId) -> Vec<EntryId> {
+        self.groups.members(group).collect()
     }
 
     /// Removes and returns an object whose soft pin has expired.
@@ -157,7 +184,7 @@ impl Retentions {
     }
 }
 
-fn group_of(entries: &Entries, id: EntryId, kept: &Retention) -> GroupId {
+fn group_of(entries: &Entries, id: EntryId, kept: &KeptObject) -> GroupId {
     (entries[id].account() as u16, kept.group)
 }
 
@@ -171,15 +198,15 @@ mod tests {
     use crate::entry::Reserve;
 
     /// Returns the entries of live objects that are kept like this.
-    fn live(retentions: &mut Retentions, kept: &[Keep]) -> (Entries, Vec<EntryId>) {
+    fn live(keeps: &mut Keeps, kept: &[Keep]) -> (Entries, Vec<EntryId>) {
         let mut entries = Entries::new(kept.len() as u32);
         let block = Allocator::new(256, 1).allocate(1).expect("the pool is empty");
         let mut ids = Vec::new();
         for (at, keep) in kept.iter().enumerate() {
             let id = entries.reserve(&Reserve { keep: *keep, ..Reserve::plain(Digest(at as u128), 1) }, block);
-            retentions.note(&mut entries, id, keep);
+            keeps.note(&mut entries, id, keep);
             entries.commit(id, Version(1), 0);
-            retentions.begin(&mut entries, id);
+            keeps.begin(&mut entries, id);
             ids.push(id);
         }
         (entries, ids)
@@ -187,33 +214,33 @@ mod tests {
 
     #[test]
     fn soft_pins_expire_in_order_and_not_before_their_time() {
-        let mut retentions = Retentions::default();
-        retentions.tick(100);
+        let mut keeps = Keeps::default();
+        keeps.tick(100);
         let keep = |soft_pin_ns| Keep { soft_pin_ns, ..Keep::default() };
-        let (mut entries, ids) = live(&mut retentions, &[keep(20), keep(0), keep(10), keep(30)]);
+        let (mut entries, ids) = live(&mut keeps, &[keep(20), keep(0), keep(10), keep(30)]);
         assert_eq!(ids.iter().filter(|id| entries[**id].is(Mark::Soft)).count(), 3);
-        retentions.end(&mut entries, ids[3]);
-        retentions.tick(109);
-        assert_eq!((retentions.next_expired(), retentions.soft_pins()), (None, 2));
-        retentions.tick(130);
-        retentions.tick(105);
-        assert_eq!([(); 3].map(|()| retentions.next_expired()), [Some(ids[2]), Some(ids[0]), None]);
+        keeps.end(&mut entries, ids[3]);
+        keeps.tick(109);
+        assert_eq!((keeps.next_expired(), keeps.soft_pins()), (None, 2));
+        keeps.tick(130);
+        keeps.tick(105);
+        assert_eq!([(); 3].map(|()| keeps.next_expired()), [Some(ids[2]), Some(ids[0]), None]);
     }
 
     #[test]
     fn members_of_a_group_are_spared_once_per_access_and_follow_each_other() {
-        let mut retentions = Retentions::default();
+        let mut keeps = Keeps::default();
         let keep = |group| Keep { group, ..Keep::default() };
-        let (mut entries, ids) = live(&mut retentions, &[keep(7), keep(7), keep(7), keep(8)]);
-        assert!(!retentions.is_spared(&entries, ids[0]));
-        retentions.touch(&entries, ids[1]);
-        assert!(retentions.is_spared(&entries, ids[0]) && !retentions.is_spared(&entries, ids[0]));
+        let (mut entries, ids) = live(&mut keeps, &[keep(7), keep(7), keep(7), keep(8)]);
+        assert!(!keeps.is_spared(&entries, ids[0]));
+        keeps.touch(&entries, ids[1]);
+        assert!(keeps.is_spared(&entries, ids[0]) && !keeps.is_spared(&entries, ids[0]));
         entries.pin(ids[2]);
-        assert_eq!(retentions.mates(&entries, ids[0]), [ids[1]]);
+        assert_eq!(keeps.mates(&entries, ids[0]), [ids[1]]);
         entries.unpin(ids[2]);
-        assert!(retentions.is_to_follow(&entries, ids[2]) && !retentions.is_to_follow(&entries, ids[2]));
-        retentions.end(&mut entries, ids[1]);
-        assert_eq!(retentions.mates(&entries, ids[0]), [ids[2]]);
-        retentions.check(&entries);
+        assert!(keeps.is_to_follow(&entries, ids[2]) && !keeps.is_to_follow(&entries, ids[2]));
+        keeps.end(&mut entries, ids[1]);
+        assert_eq!(keeps.mates(&entries, ids[0]), [ids[2]]);
+        keeps.check(&entries);
     }
 }

@@ -1,0 +1,177 @@
+//! Pins over HTTP: soft pins in the paths of Mooncake's master, and retentions.
+//!
+//! | request | body | effect |
+//! |---|---|---|
+//! | `POST /api/v1/soft_pin` | `keys`, `ttl_ms` (half an hour if absent) | gives objects soft pins |
+//! | `POST /api/v1/soft_unpin` | `keys` | ends soft pins |
+//! | `POST /api/v1/retain` | `retention` and perhaps `keys`, or `group`; `ttl_ms` | adds to a retention, or renews it |
+//! | `POST /api/v1/release` | `retention` | ends a retention |
+
+use std::fmt;
+use std::time::Duration;
+
+use hyper::StatusCode;
+use serde_json::{Value, json};
+use tokio::task::spawn_blocking;
+
+use super::{INTERNAL, INVALID_PARAMS, NO_SPACE, UNAVAILABLE, failure, ok};
+use crate::http::Answer;
+use crate::http::objects::{ObjectsAccess, Pin, PinOutcome, PinResult};
+
+/// Duration of a soft pin that names none, as Mooncake's.
+const SOFT_PIN: Duration = Duration::from_millis(1_800_000);
+/// Most keys of one request.
+const KEYS_MOST: usize = 4_096;
+
+/// Path of a pin.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum PinPath {
+    SoftPin,
+    SoftUnpin,
+    Retain,
+    Release,
+}
+
+impl PinPath {
+    /// Returns the pin of a path.
+    pub(super) fn of(path: &str) -> Option<Self> {
+        Some(match path {
+            "/api/v1/soft_pin" => Self::SoftPin,
+            "/api/v1/soft_unpin" => Self::SoftUnpin,
+            "/api/v1/retain" => Self::Retain,
+            "/api/v1/release" => Self::Release,
+            _ => return None,
+        })
+    }
+}
+
+/// Returns a number of a body, as a number or, where JavaScript's would not be exact, as text.
+fn number(value: &Value) -> Option<u64> {
+    value.as_u64().or_else(|| value.as_str()?.parse().ok())
+}
+
+/// Reason why a body is refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum BodyError {
+    /// The keys are missing, none, too many or no texts.
+    Keys,
+    /// The field is missing or no number.
+    Number(&'static str),
+    /// A retention and a group, or neither, or a group and keys.
+    Selection,
+}
+
+impl fmt::Display for BodyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Keys => write!(f, "the body must have keys, 1 to {KEYS_MOST} texts"),
+            Self::Number(field) => write!(f, "the body must have a {field}, a number of 64 bits"),
+            Self::Selection => f.write_str(
+                "the body must have a retention, with or without keys, or a group, whose number is the retention's",
+            ),
+        }
+    }
+}
+
+/// Decodes a body.
+fn decode(path: PinPath, body: &Value) -> Result<Pin, BodyError> {
+    let text = |key: &Value| key.as_str().map(str::to_owned);
+    let keys = match body.get("keys") {
+        None => None,
+        Some(keys) => {
+            let keys: Option<Vec<String>> = keys.as_array().ok_or(BodyError::Keys)?.iter().map(text).collect();
+            Some(keys.filter(|keys| (1..=KEYS_MOST).contains(&keys.len())).ok_or(BodyError::Keys)?)
+        }
+    };
+    let field = |name| body.get(name).map(|value| number(value).ok_or(BodyError::Number(name))).transpose();
+    let ttl = field("ttl_ms")?.map(Duration::from_millis);
+    let (retention, group) = (field("retention")?, field("group")?);
+    match path {
+        PinPath::SoftPin => Ok(Pin::Soft { keys: keys.ok_or(BodyError::Keys)?, ttl: Some(ttl.unwrap_or(SOFT_PIN)) }),
+        PinPath::SoftUnpin => Ok(Pin::Soft { keys: keys.ok_or(BodyError::Keys)?, ttl: None }),
+        PinPath::Release => Ok(Pin::Release { retention: retention.ok_or(BodyError::Number("retention"))? }),
+        PinPath::Retain => {
+            let ttl = ttl.ok_or(BodyError::Number("ttl_ms"))?;
+            match (retention, keys, group) {
+                (Some(retention), Some(keys), None) => Ok(Pin::Retain { retention, keys, ttl }),
+                (Some(retention), None, None) => Ok(Pin::Renew { retention, ttl }),
+                (None, None, Some(group)) => Ok(Pin::Group { group, ttl }),
+                _ => Err(BodyError::Selection),
+            }
+        }
+    }
+}
+
+/// Answers a request to pin objects of a tenant.
+pub(super) async fn answer(objects: &ObjectsAccess, tenant: String, path: PinPath, body: &Value) -> Answer {
+    let Some(objects) = objects.0.clone() else { return super::objects::no_way() };
+    let pin = match decode(path, body) {
+        Ok(pin) => pin,
+        Err(reason) => return failure(StatusCode::BAD_REQUEST, INVALID_PARAMS, &reason.to_string()),
+    };
+    match spawn_blocking(move || objects.pin(&tenant, &pin)).await {
+        Ok(Ok(outcome)) => shown(&outcome),
+        Ok(Err(error)) => failure(StatusCode::SERVICE_UNAVAILABLE, UNAVAILABLE, &error.to_string()),
+        Err(error) => failure(StatusCode::INTERNAL_SERVER_ERROR, INTERNAL, &error.to_string()),
+    }
+}
+
+fn shown(outcome: &PinOutcome) -> Answer {
+    let results = match outcome {
+        PinOutcome::Count(objects) => return ok(&json!({ "success": true, "objects": objects })),
+        PinOutcome::Full(reason) => return failure(StatusCode::INSUFFICIENT_STORAGE, NO_SPACE, reason),
+        PinOutcome::Wrong(reason) => return failure(StatusCode::BAD_REQUEST, INVALID_PARAMS, reason),
+        PinOutcome::Each(results) => results,
+    };
+    let pinned = results.iter().filter(|(_, pinned)| *pinned == PinResult::Yes).count();
+    let result = |(key, pinned): &(String, PinResult)| {
+        let (there, error) = match pinned {
+            PinResult::Yes => (true, Value::Null),
+            PinResult::NotFound => (false, "not in memory".into()),
+            PinResult::Failed(reason) => (false, reason.as_str().into()),
+        };
+        json!({ "key": key, "pinned": there, "error": error })
+    };
+    let results: Vec<Value> = results.iter().map(result).collect();
+    ok(&json!({ "success": pinned == results.len(), "objects": pinned, "results": results }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_are_decoded_or_refused_with_the_field() {
+        let ttl = Duration::from_millis(500);
+        let keys = vec!["a".to_owned()];
+        let good = [
+            (PinPath::SoftPin, json!({ "keys": ["a"] }), Pin::Soft { keys: keys.clone(), ttl: Some(SOFT_PIN) }),
+            (PinPath::SoftUnpin, json!({ "keys": ["a"] }), Pin::Soft { keys: keys.clone(), ttl: None }),
+            (
+                PinPath::Retain,
+                json!({ "retention": "18446744073709551615", "keys": ["a"], "ttl_ms": 500 }),
+                Pin::Retain { retention: u64::MAX, keys, ttl },
+            ),
+            (PinPath::Retain, json!({ "retention": 7, "ttl_ms": 500 }), Pin::Renew { retention: 7, ttl }),
+            (PinPath::Retain, json!({ "group": 7, "ttl_ms": 500 }), Pin::Group { group: 7, ttl }),
+            (PinPath::Release, json!({ "retention": 7 }), Pin::Release { retention: 7 }),
+        ];
+        for (path, body, expected) in good {
+            assert_eq!(decode(path, &body), Ok(expected), "{body}");
+        }
+        let wrong = [
+            (PinPath::SoftPin, json!({}), "keys"),
+            (PinPath::SoftPin, json!({ "keys": [] }), "keys"),
+            (PinPath::SoftPin, json!({ "keys": [1] }), "keys"),
+            (PinPath::SoftPin, json!({ "keys": ["a"], "ttl_ms": -1 }), "ttl_ms"),
+            (PinPath::Retain, json!({ "retention": 7 }), "ttl_ms"),
+            (PinPath::Retain, json!({ "keys": ["a"], "ttl_ms": 1 }), "retention"),
+            (PinPath::Retain, json!({ "group": 1, "retention": 2, "ttl_ms": 1 }), "group"),
+            (PinPath::Release, json!({ "retention": "x" }), "retention"),
+        ];
+        for (path, body, field) in wrong {
+            let reason = decode(path, &body).expect_err("it is wrong").to_string();
+            assert!(reason.contains(field), "{body}: {reason}");
+        }
+    }
+}

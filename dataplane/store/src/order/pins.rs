@@ -1,0 +1,107 @@
+//! Pins of live objects that are set and ended after their puts: soft pins, and retentions.
+
+use super::Order;
+use super::retained::ReleasedObject;
+use crate::entry::{Entries, EntryId, Mark};
+use crate::eviction::EvictionPolicy;
+
+impl<P: EvictionPolicy> Order<P> {
+    /// Returns the number of retained objects.
+    pub(crate) fn retained(&self) -> usize {
+        self.retained.len()
+    }
+
+    /// Returns true if a retention keeps the object.
+    pub(crate) fn is_retained(&self, id: EntryId) -> bool {
+        self.retained.has(id)
+    }
+
+    /// Returns the objects of a tenant's group.
+    pub(crate) fn group(&self, account: u16, group: u64) -> Vec<EntryId> {
+        self.keeps.members((account, group))
+    }
+
+    /// Gives a live object a soft pin of this duration from now, in place of one that it has; 0 ends it. A hard pin of
+    /// its put needs none.
+    pub(crate) fn pin_softly(&mut self, entries: &mut Entries, id: EntryId, duration_ns: u64) {
+        let until_ns = if duration_ns == 0 { 0 } else { self.keeps.now_ns().saturating_add(duration_ns) };
+        if entries[id].is(Mark::Hard) {
+            self.retained.set_soft(id, until_ns);
+            return;
+        }
+        self.leave_list(entries, id);
+        self.join_list(entries, id, until_ns);
+    }
+
+    /// Adds a live object to a retention, which lasts for this duration from now at least. False if the object belongs
+    /// to [`super::RETENTIONS_MOST`] others. An object with a hard pin of its put needs none.
+    pub(crate) fn retain(&mut self, entries: &mut Entries, id: EntryId, number: u64, duration_ns: u64) -> bool {
+        let account = entries[id].account() as u16;
+        let until_ns = self.keeps.now_ns().saturating_add(duration_ns);
+        if self.retained.is_full((account, number), id) {
+            return false;
+        }
+        if self.retained.has(id) {
+            self.retained.add((account, number), id, until_ns, 0);
+        } else if !entries[id].is(Mark::Hard) {
+            let soft_until_ns = self.leave_list(entries, id);
+            self.set_hard(entries, id, true);
+            self.retained.add((account, number), id, until_ns, soft_until_ns);
+        }
+        true
+    }
+
+    /// Makes a tenant's retention last for this duration from now at least; returns the number of its objects.
+    pub(crate) fn renew(&mut self, account: u16, number: u64, duration_ns: u64) -> usize {
+        let until_ns = self.keeps.now_ns().saturating_add(duration_ns);
+        self.retained.extend((account, number), until_ns)
+    }
+
+    /// Ends a tenant's retention; returns the number of its objects.
+    pub(crate) fn release(&mut self, entries: &mut Entries, account: u16, number: u64) -> usize {
+        let (count, ended) = self.retained.release((account, number));
+        self.end_all(entries, &ended);
+        count
+    }
+
+    /// Ends the retentions whose time is over.
+    pub(crate) fn expire_retentions(&mut self, entries: &mut Entries) {
+        while let Some(ended) = self.retained.next_expired(self.keeps.now_ns()) {
+            self.end_all(entries, &ended);
+        }
+    }
+
+    fn end_all(&mut self, entries: &mut Entries, ended: &[ReleasedObject]) {
+        for one in ended {
+            self.set_hard(entries, one.entry, false);
+            self.join_list(entries, one.entry, one.soft_until_ns);
+        }
+    }
+
+    /// Removes an object from the softly pinned ones, or from the policy; returns the end of its soft pin, or 0.
+    fn leave_list(&mut self, entries: &mut Entries, id: EntryId) -> u64 {
+        let entry = &entries[id];
+        if entry.is(Mark::Soft) {
+            self.tenants.soft(entry.account()).unlink(entries, id);
+            return self.keeps.unpin_softly(entries, id);
+        }
+        self.tenants.policy_of(entry).remove(entries, id);
+        0
+    }
+
+    /// Adds an object to the softly pinned ones, until this time, or to the policy if that is past.
+    fn join_list(&mut self, entries: &mut Entries, id: EntryId, soft_until_ns: u64) {
+        if soft_until_ns > self.keeps.now_ns() {
+            self.keeps.pin_softly(entries, id, soft_until_ns);
+            self.push_soft(entries, id);
+        } else {
+            self.tenants.policy_of(&entries[id]).insert(entries, id);
+        }
+    }
+
+    fn set_hard(&mut self, entries: &mut Entries, id: EntryId, hard: bool) {
+        self.tenants.discharge(&entries[id]);
+        entries.set(id, Mark::Hard, hard);
+        self.tenants.charge(&entries[id]);
+    }
+}
