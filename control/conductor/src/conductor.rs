@@ -25,6 +25,7 @@ mod instance_calls;
 mod instance_spec;
 mod instances;
 mod pools;
+mod prefixes;
 mod requests;
 mod views;
 
@@ -32,7 +33,7 @@ use crate::copies::Copies;
 use crate::policy::{PlacementPolicy, Slo};
 
 pub use cache_feed::{
-    AWAY_FORGOTTEN_NS, AWAY_SUSPECT_NS, BlockChange, CacheBatch, CacheReport, CacheTaken, CacheWanted,
+    AWAY_FORGOTTEN_NS, AWAY_SUSPECT_NS, BlockChange, CacheBatch, CacheReport, CacheTaken, CacheWanted, StoredTokens,
 };
 use calls::MOST_BARRED;
 pub use calls::{
@@ -50,10 +51,11 @@ pub use instances::InstanceRegistry;
 use instances::ReportCounts;
 pub use pools::PoolKey;
 use pools::Pools;
+pub use prefixes::{PrefixHolder, PrefixHolders, QueryPrompt};
 use requests::{PrefillReport, RequestCounts, RequestLedger};
 pub use views::{
     CandidateStatus, CopyKey, CopyState, CopyWanted, HotPrefix, InstanceRow, InstanceStatus, InstanceTable,
-    ModelStatus, PoolRow, PrefixHolder, PrefixHolders, RequestExplained, Table,
+    ModelStatus, PoolRow, RequestExplained, Table,
 };
 
 /// Counters of the Conductor.
@@ -81,6 +83,8 @@ pub struct Counts {
     pub gaps: u64,
     /// Load reports that arrived late or twice.
     pub stale_reports: u64,
+    /// Stored blocks that are found by the hashes of their engines only, and not by tokens.
+    pub by_hash_only: u64,
     /// Times that an instance's cache was cleared from the index, because the instance repeatedly lacked reported
     /// blocks.
     pub implausible: u64,
@@ -123,7 +127,8 @@ impl Conductor {
     pub fn counts(&self) -> Counts {
         let RequestCounts { placed, queued, placed_later, refused, repeated, expired, orphaned } =
             self.requests.counts();
-        let ReportCounts { batches, duplicates, gaps, stale_reports, implausible } = self.instances.counts();
+        let ReportCounts { batches, duplicates, gaps, stale_reports, by_hash_only, implausible } =
+            self.instances.counts();
         Counts {
             placed,
             queued,
@@ -136,6 +141,7 @@ impl Conductor {
             duplicates,
             gaps,
             stale_reports,
+            by_hash_only,
             implausible,
         }
     }

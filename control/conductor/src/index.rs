@@ -159,6 +159,8 @@ impl Tiers {
     pub const FETCHED: Self = Self(0b0_0110);
     /// Tiers that can be fetched from any holder.
     pub const SHARED: Self = Self(0b0_1110);
+    /// Tiers that events report: all but promised blocks.
+    pub const REPORTED: Self = Self(0b0_1111);
     /// All tiers.
     pub const ALL: Self = Self(0b1_1111);
 

@@ -145,7 +145,9 @@ impl RequestLedger {
             Some(pool) => pool.context(&asked.context, Arc::from(asked.hashes.as_slice()))?,
             None => return Err(bad("the pool was removed")),
         };
+        // The hashes that the index knows the blocks by may have changed since the request was first made.
         let mark = fingerprint(asked.tokens, context, &hashes);
+        let hashes = pools.get(pool).map_or(Arc::clone(&hashes), |pool| pool.request_hashes(context, hashes));
         let names = self.by_name.get(asked.context.tenant.as_str());
         if let Some(id) = names.and_then(|names| names.get(asked.request.as_str())).copied() {
             return self.again(id, pool, mark, asked, now_ns, pools);

@@ -10,3 +10,4 @@ mod hot;
 mod index;
 mod queue;
 mod support;
+mod tokens;

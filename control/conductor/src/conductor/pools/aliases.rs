@@ -1,0 +1,161 @@
+//! Aliases of a pool: engine hashes whose token hashes are known, since an event contained both.
+//!
+//! An alias is kept while its block has a holder in the prefix index: removals name blocks by engine hash, and one
+//! that could not be resolved would leave a block in the index that its holder does not have. A full table therefore
+//! accepts no new alias, and the blocks are indexed by engine hash alone.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, Hasher};
+
+use kvplane_proto::rng::mix64;
+
+/// Stands for the token hashes of an ambiguous engine hash.
+const SEVERAL: u64 = 0;
+
+/// Partial block: the last one of a prompt, with fewer tokens than a block has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PartialBlock {
+    /// Its token hash.
+    pub(super) hash: u64,
+    /// Number of its tokens.
+    pub(super) tokens: u32,
+}
+
+/// Block that an engine hash names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum NamedBlock {
+    /// The full block with this token hash.
+    Full(u64),
+    /// A partial block.
+    Partial(PartialBlock),
+    /// Several blocks: the engine hashes no more than the tokens of the block.
+    Several,
+}
+
+/// Outcome of [`Aliases::learn`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AliasOutcome {
+    /// The alias is new.
+    New,
+    /// It was known.
+    Known,
+    /// The engine hash named the block with this token hash, and is ambiguous from now on.
+    Contradicts(u64),
+    /// The engine hash is ambiguous.
+    Ambiguous,
+    /// There is no room.
+    NoRoom,
+}
+
+/// Hashes keys that are hashes already, with a secret seed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct KeyMixer(u64);
+
+impl KeyMixer {
+    pub(super) const fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+}
+
+impl BuildHasher for KeyMixer {
+    type Hasher = Self;
+
+    fn build_hasher(&self) -> Self {
+        *self
+    }
+}
+
+impl Hasher for KeyMixer {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    fn write_u64(&mut self, key: u64) {
+        self.0 = mix64(self.0 ^ key);
+    }
+}
+
+/// Aliases, at most as many as the index has blocks.
+pub(super) struct Aliases {
+    /// Token hashes of full blocks, by engine hash.
+    full: HashMap<u64, u64, KeyMixer>,
+    partial: HashMap<u64, PartialBlock, KeyMixer>,
+    /// Engine hashes, those first that were not examined for longest.
+    order: VecDeque<u64>,
+    most: usize,
+}
+
+impl Aliases {
+    pub(super) fn new(most: usize, seed: u64) -> Self {
+        let mixer = KeyMixer::new(seed);
+        Self { full: HashMap::with_hasher(mixer), partial: HashMap::with_hasher(mixer), order: VecDeque::new(), most }
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.order.is_empty()
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.order.len()
+    }
+
+    /// Returns true if partial blocks are known.
+    pub(super) fn has_partial(&self) -> bool {
+        !self.partial.is_empty()
+    }
+
+    /// Returns the block that an engine hash names, if known.
+    pub(super) fn get(&self, engine_hash: u64) -> Option<NamedBlock> {
+        match self.full.get(&engine_hash) {
+            Some(&SEVERAL) => Some(NamedBlock::Several),
+            Some(hash) => Some(NamedBlock::Full(*hash)),
+            None => self.partial.get(&engine_hash).copied().map(NamedBlock::Partial),
+        }
+    }
+
+    /// Notes that an engine hash names a block.
+    pub(super) fn learn(&mut self, engine_hash: u64, block: NamedBlock) -> AliasOutcome {
+        match self.get(engine_hash) {
+            Some(known) if known == block => return AliasOutcome::Known,
+            Some(NamedBlock::Several) => return AliasOutcome::Ambiguous,
+            Some(NamedBlock::Full(former) | NamedBlock::Partial(PartialBlock { hash: former, .. })) => {
+                self.partial.remove(&engine_hash);
+                self.full.insert(engine_hash, SEVERAL);
+                return AliasOutcome::Contradicts(former);
+            }
+            None if self.order.len() >= self.most => return AliasOutcome::NoRoom,
+            None => self.order.push_back(engine_hash),
+        }
+        match block {
+            NamedBlock::Full(hash) => drop(self.full.insert(engine_hash, hash)),
+            NamedBlock::Partial(part) => drop(self.partial.insert(engine_hash, part)),
+            NamedBlock::Several => drop(self.full.insert(engine_hash, SEVERAL)),
+        }
+        AliasOutcome::New
+    }
+
+    /// Examines the aliases that were not examined for longest, and drops those whose blocks have no holder. Examines
+    /// one for each of `coming` new ones, which bounds the dead aliases by the live ones, and more if there is no room.
+    pub(super) fn sweep(&mut self, coming: usize, mut is_held: impl FnMut(u64) -> bool) {
+        let is_full = self.order.len() + coming > self.most;
+        let looks = if is_full { coming.saturating_mul(8) } else { coming };
+        for _ in 0..looks.min(self.order.len()) {
+            let Some(engine_hash) = self.order.pop_front() else { return };
+            let held = match self.get(engine_hash) {
+                Some(NamedBlock::Full(hash) | NamedBlock::Partial(PartialBlock { hash, .. })) => is_held(hash),
+                Some(NamedBlock::Several) => is_held(engine_hash),
+                None => false,
+            };
+            if held {
+                self.order.push_back(engine_hash);
+            } else {
+                self.full.remove(&engine_hash);
+                self.partial.remove(&engine_hash);
+            }
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! Changes of caches and of the shared store, applied to a pool's index.
+//!
+//! Blocks whose events contain tokens are indexed by token hash, so that engines of all hash schemes share them;
+//! [`super::aliases`] maps engine hashes to token hashes, for parents, removals, requests by hash, and blocks of the
+//! store. All other blocks are indexed by engine hash: those without tokens, those behind an unknown parent, and those
+//! for which the table has no room. An engine hash gets an alias at most once at a time, so an index that has both
+//! kinds answers for each block by exactly one of them.
+
+use std::sync::Arc;
+
+use super::aliases::{AliasOutcome, NamedBlock, PartialBlock};
+use super::{Pool, PoolKey, TOLD};
+use crate::conductor::cache_feed::{BlockChange, StoredTokens};
+use crate::conductor::error::ConductorError;
+use crate::engine::tokens::{ROOT, token_hash};
+use crate::index::{BlockTier, ContextId, HolderId, PrefixMatches, PromptContext, Tier, Tiers};
+use crate::scheduler::SchedulerError;
+
+/// Tiers of blocks that events reported.
+const REPORTED: [Tier; 4] = [Tier::Gpu, Tier::Dram, Tier::Ssd, Tier::Pool];
+
+impl Pool {
+    /// Applies a change of an instance's cache. Returns the number of stored blocks that are found by engine hash only.
+    pub(in crate::conductor) fn change_cache(
+        &mut self,
+        at: usize,
+        change: BlockChange,
+    ) -> Result<usize, ConductorError> {
+        let PoolKey { tenant, model, block_tokens } = self.key.clone();
+        let key = |lora, salt| PromptContext { tenant, model, lora, block_tokens, salt };
+        match change {
+            BlockChange::Cleared => {
+                self.scheduler.cleared(at)?;
+                Ok(0)
+            }
+            BlockChange::StoredTokens(stored) => self.stored_tokens(at, stored),
+            BlockChange::Stored { lora, salt, tier, parent, hashes } => {
+                let key = key(lora, salt);
+                let (context, hashes) = self.context(&key, Arc::from(hashes))?;
+                let parent = match parent {
+                    Some(parent) => self.context(&key, Arc::from([parent]))?.1.first().copied(),
+                    None => None,
+                };
+                self.stored_by_hash(at, context, tier, parent, &hashes)
+            }
+            BlockChange::Removed { lora, salt, tier, hashes } => {
+                let (context, hashes) = self.context(&key(lora, salt), Arc::from(hashes))?;
+                let tier = tier.map(Tier::from);
+                // A block without an alias was stored by its engine hash, and one with an alias may have been, before
+                // the alias was known.
+                let aliased = self.names.aliased(context, &hashes);
+                for tier in TOLD.into_iter().filter(|told| tier.is_none_or(|tier| tier == *told)) {
+                    self.scheduler.removed(at, context, tier, &hashes)?;
+                    if !aliased.is_empty() {
+                        self.scheduler.removed(at, context, tier, &aliased)?;
+                    }
+                }
+                Ok(0)
+            }
+        }
+    }
+
+    /// Notes blocks that an event names by engine hash only.
+    fn stored_by_hash(
+        &mut self,
+        at: usize,
+        context: ContextId,
+        tier: BlockTier,
+        parent: Option<u64>,
+        hashes: &[u64],
+    ) -> Result<usize, ConductorError> {
+        let resolve = |hash: u64| self.names.resolved(context, hash);
+        let (parent, keys): (_, Vec<u64>) = (parent.map(resolve), hashes.iter().copied().map(resolve).collect());
+        self.scheduler.stored(at, context, tier.into(), parent, &keys)?;
+        Ok(keys.iter().zip(hashes).filter(|(key, hash)| key == hash).count())
+    }
+
+    /// Notes blocks with their contents.
+    fn stored_tokens(&mut self, at: usize, stored: StoredTokens) -> Result<usize, ConductorError> {
+        let StoredTokens { tier, parent, hashes, contents, part_tokens } = stored;
+        let plain = self.names.plain;
+        let index = self.scheduler.index();
+        let is_held = |key| index.held_by_anybody(plain, &[key], Tiers::ALL).is_ok_and(|blocks| blocks > 0);
+        self.names.aliases.sweep(hashes.len(), is_held);
+        let before = match parent {
+            None => Some(ROOT),
+            Some(parent) => match self.names.aliases.get(parent) {
+                Some(NamedBlock::Full(hash)) => Some(hash),
+                _ => None,
+            },
+        };
+        let mut keys = Vec::with_capacity(hashes.len());
+        if let Some(mut before) = before {
+            for (place, (engine_hash, content)) in hashes.iter().zip(&contents).enumerate() {
+                let hash = token_hash(before, *content);
+                let is_partial = part_tokens > 0 && place + 1 == hashes.len();
+                let block = if is_partial {
+                    NamedBlock::Partial(PartialBlock { hash, tokens: part_tokens })
+                } else {
+                    NamedBlock::Full(hash)
+                };
+                if !self.learn(*engine_hash, block)? {
+                    break;
+                }
+                keys.push(hash);
+                before = hash;
+            }
+        }
+        let start = before.filter(|hash| *hash != ROOT);
+        self.scheduler.stored(at, plain, tier.into(), start, &keys)?;
+        // A partial block without an alias would count as a full one.
+        let full = hashes.len() - usize::from(part_tokens > 0);
+        let rest = &hashes[keys.len().min(full)..full];
+        if rest.is_empty() {
+            return Ok(0);
+        }
+        let parent = keys.last().copied().or(parent);
+        self.stored_by_hash(at, plain, tier, parent, rest)
+    }
+
+    /// Notes that an engine hash names a block; returns false if the block must be indexed by engine hash.
+    fn learn(&mut self, engine_hash: u64, block: NamedBlock) -> Result<bool, ConductorError> {
+        let learned = self.names.aliases.learn(engine_hash, block);
+        let mut found = PrefixMatches::default();
+        match (learned, block) {
+            (AliasOutcome::Known, _) => Ok(true),
+            (AliasOutcome::Ambiguous | AliasOutcome::NoRoom, _) => Ok(false),
+            (AliasOutcome::Contradicts(former), _) => {
+                // Removals do not tell which of the blocks they mean, so none of them counts.
+                for (holder, tier) in self.reported(former, &mut found)? {
+                    self.change(holder, tier, former, false)?;
+                }
+                self.names.store.remove(former);
+                Ok(false)
+            }
+            (AliasOutcome::New, NamedBlock::Full(hash)) => {
+                // The store, and engines without tokens in their events, may have reported the block before.
+                for (holder, tier) in self.reported(engine_hash, &mut found)? {
+                    self.change(holder, tier, hash, true)?;
+                    self.change(holder, tier, engine_hash, false)?;
+                    if tier == Tier::Pool {
+                        self.names.store.insert(hash, engine_hash);
+                    }
+                }
+                Ok(true)
+            }
+            (AliasOutcome::New, _) => Ok(true),
+        }
+    }
+
+    /// Returns the holders of a block by their reports, with the tiers that each has it in.
+    fn reported(&mut self, key: u64, found: &mut PrefixMatches) -> Result<Vec<(HolderId, Tier)>, ConductorError> {
+        let (plain, index) = (self.names.plain, self.scheduler.index());
+        index.find(plain, &[key], usize::MAX, Tiers::REPORTED, found).map_err(SchedulerError::from)?;
+        let holders = found.matches().iter().map(|found| found.holder);
+        let within = |holder, tier| index.blocks_within(found, holder, Tiers::only(tier)) > 0;
+        let pairs = holders.flat_map(|holder| REPORTED.into_iter().map(move |tier| (holder, tier)));
+        Ok(pairs.filter(|(holder, tier)| within(*holder, *tier)).collect())
+    }
+
+    fn change(&mut self, holder: HolderId, tier: Tier, key: u64, there: bool) -> Result<(), ConductorError> {
+        let (plain, index) = (self.names.plain, self.scheduler.index());
+        let changed = if there {
+            index.stored(plain, holder, tier, None, &[key]).map(|_| ())
+        } else {
+            index.removed(plain, holder, tier, &[key]).map(|_| ())
+        };
+        Ok(changed.map_err(SchedulerError::from)?)
+    }
+
+    /// Notes that a part of the shared store has a block, or has it no longer.
+    pub(super) fn change_store(&mut self, part: u64, hash: u64, there: bool) -> Result<(), ConductorError> {
+        let holder = match self.store.get(&part) {
+            Some(holder) => *holder,
+            None => {
+                let holder = self.index().register().map_err(SchedulerError::from)?;
+                self.store.insert(part, holder);
+                holder
+            }
+        };
+        let plain = self.names.plain;
+        let key = match self.names.aliases.get(hash) {
+            Some(NamedBlock::Full(key)) => key,
+            _ => hash,
+        };
+        self.change(holder, Tier::Pool, key, there)?;
+        if key == hash {
+            return Ok(());
+        }
+        if there {
+            self.names.store.insert(key, hash);
+        } else if !self.index().held_by_anybody(plain, &[key], Tiers::only(Tier::Pool)).is_ok_and(|held| held > 0) {
+            self.names.store.remove(key);
+        }
+        Ok(())
+    }
+
+    /// Notes that a part of the shared store was cleared.
+    pub(super) fn clear_store(&mut self, part: u64) {
+        let Some(holder) = self.store.remove(&part) else { return };
+        let (plain, index) = (self.names.plain, self.scheduler.index());
+        // The holder was registered with this index, and not retired since.
+        let _: Result<(), _> = index.retire(holder);
+        let pool = Tiers::only(Tier::Pool);
+        self.names.store.retain(|key| index.held_by_anybody(plain, &[key], pool).is_ok_and(|held| held > 0));
+    }
+}
