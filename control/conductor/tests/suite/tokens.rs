@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kvplane_conductor::conductor::{
     BlockChange, CacheBatch, CacheReport, Conductor, ConductorError, EventSource, InstancePart, InstanceSpec,
-    QueryPrompt, RegisterInstance, ScheduleMode, ScheduleReply, StoredTokens,
+    QueryPrompt, RegisterInstance, RequestStep, ScheduleMode, ScheduleReply, StoredTokens,
 };
 use kvplane_conductor::engine::hashes::vllm;
 use kvplane_conductor::engine::tokens::{BlockInputs, TokenPrompt};
@@ -234,6 +234,10 @@ fn partial_blocks_count_the_tokens_that_they_hold() {
     assert_eq!(engines.by_tokens(&tokens), held(&[("a", 8), ("b", 3)]));
     engines.tell("b", vec![gone(&B.hashes(&tokens[..3]))]);
     assert_eq!(engines.by_tokens(&tokens), held(&[("a", 8)]));
+    // Behind an unknown parent a partial block is not known at all, as it would count as a full one.
+    engines.tell("b", vec![told(Scheme::Opaque(9), &tokens[..10], 1, BlockTier::Gpu)]);
+    let hashes = Scheme::Opaque(9).hashes(&tokens[..10]);
+    assert_eq!((engines.by_hashes(&hashes[1..2]), engines.by_hashes(&hashes[2..])), (held(&[("b", 4)]), held(&[])));
     // A request reuses full blocks only.
     engines.tell("b", vec![told(A, &tokens[..10], 0, BlockTier::Gpu)]);
     let call = asked("r", A.hashes(&tokens[..10]));
@@ -329,6 +333,30 @@ fn a_request_is_the_same_after_its_hashes_became_known() {
     let again = engines.conductor.schedule(&call, 0).expect("the same request");
     assert!(matches!(again, ScheduleReply::Assigned(_)));
     assert_eq!(assigned(&first).reservation, assigned(&again).reservation);
+}
+
+/// The queued request has the hashes of the time when it came.
+#[test]
+fn a_queued_request_finds_blocks_whose_tokens_became_known_meanwhile() {
+    let mut engines = Engines::new(&["a"], 1 << 14);
+    let tokens: Vec<u32> = (0..4_000).collect();
+    let call = |name: &str, tokens: &[u32]| kvplane_conductor::conductor::Schedule {
+        context: Engines::context(),
+        tokens: tokens.len() as u32,
+        ..asked(name, A.hashes(tokens))
+    };
+    let first = engines.conductor.schedule(&call("first", &tokens[..3_000]), 0).expect("good");
+    let first = assigned(&first).reservation;
+    let second = engines.conductor.schedule(&call("second", &tokens), 0).expect("good");
+    assert!(matches!(second, ScheduleReply::Queued { .. }), "{second:?}");
+    engines.tell("a", vec![told(A, &tokens[..3_000], 0, BlockTier::Gpu)]);
+    engines.conductor.update(first, RequestStep::Ended, 0).expect("booked");
+    let second = engines.conductor.schedule(&call("second", &tokens), 0).expect("good");
+    assert_eq!(assigned(&second).reuse_tokens, 3_000);
+    engines.tell("a", vec![gone(&A.hashes(&tokens[..3_000])[1..])]);
+    for third in [engines.by_tokens(&tokens), engines.by_hashes(&A.hashes(&tokens))] {
+        assert_eq!(third, held(&[("a", 4)]));
+    }
 }
 
 #[test]

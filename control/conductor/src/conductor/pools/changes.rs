@@ -3,8 +3,7 @@
 //! Blocks whose events contain tokens are indexed by token hash, so that engines of all hash schemes share them;
 //! [`super::aliases`] maps engine hashes to token hashes, for parents, removals, requests by hash, and blocks of the
 //! store. All other blocks are indexed by engine hash: those without tokens, those behind an unknown parent, and those
-//! for which the table has no room. An engine hash gets an alias at most once at a time, so an index that has both
-//! kinds answers for each block by exactly one of them.
+//! for which the table has no room.
 
 use std::sync::Arc;
 
@@ -15,6 +14,15 @@ use crate::conductor::error::ConductorError;
 use crate::engine::tokens::{ROOT, token_hash};
 use crate::index::{BlockTier, ContextId, HolderId, PrefixMatches, PromptContext, Tier, Tiers};
 use crate::scheduler::SchedulerError;
+
+/// Hashes by which the index knows a stored block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum IndexedBy {
+    EngineHash,
+    TokenHash,
+    /// Requests that came before its token hash was known still have its engine hash.
+    Both,
+}
 
 /// Tiers of blocks that events reported.
 const REPORTED: [Tier; 4] = [Tier::Gpu, Tier::Dram, Tier::Ssd, Tier::Pool];
@@ -89,7 +97,7 @@ impl Pool {
                 _ => None,
             },
         };
-        let mut keys = Vec::with_capacity(hashes.len());
+        let (mut keys, mut asked) = (Vec::with_capacity(hashes.len()), Vec::new());
         if let Some(mut before) = before {
             for (place, (engine_hash, content)) in hashes.iter().zip(&contents).enumerate() {
                 let hash = token_hash(before, *content);
@@ -99,8 +107,10 @@ impl Pool {
                 } else {
                     NamedBlock::Full(hash)
                 };
-                if !self.learn(*engine_hash, block)? {
-                    break;
+                match self.learn(*engine_hash, block)? {
+                    IndexedBy::EngineHash => break,
+                    IndexedBy::TokenHash => {}
+                    IndexedBy::Both => asked.push(*engine_hash),
                 }
                 keys.push(hash);
                 before = hash;
@@ -108,6 +118,7 @@ impl Pool {
         }
         let start = before.filter(|hash| *hash != ROOT);
         self.scheduler.stored(at, plain, tier.into(), start, &keys)?;
+        self.scheduler.stored(at, plain, tier.into(), None, &asked)?;
         // A partial block without an alias would count as a full one.
         let full = hashes.len() - usize::from(part_tokens > 0);
         let rest = &hashes[keys.len().min(full)..full];
@@ -118,34 +129,44 @@ impl Pool {
         self.stored_by_hash(at, plain, tier, parent, rest)
     }
 
-    /// Notes that an engine hash names a block; returns false if the block must be indexed by engine hash.
-    fn learn(&mut self, engine_hash: u64, block: NamedBlock) -> Result<bool, ConductorError> {
+    /// Notes that an engine hash names a block; returns the hashes by which the block is to be indexed.
+    fn learn(&mut self, engine_hash: u64, block: NamedBlock) -> Result<IndexedBy, ConductorError> {
         let learned = self.names.aliases.learn(engine_hash, block);
         let mut found = PrefixMatches::default();
         match (learned, block) {
-            (AliasOutcome::Known, _) => Ok(true),
-            (AliasOutcome::Ambiguous | AliasOutcome::NoRoom, _) => Ok(false),
+            (AliasOutcome::Known, _) => Ok(IndexedBy::TokenHash),
+            (AliasOutcome::Ambiguous | AliasOutcome::NoRoom, _) => Ok(IndexedBy::EngineHash),
             (AliasOutcome::Contradicts(former), _) => {
                 // Removals do not tell which of the blocks they mean, so none of them counts.
                 for (holder, tier) in self.reported(former, &mut found)? {
                     self.change(holder, tier, former, false)?;
                 }
                 self.names.store.remove(former);
-                Ok(false)
+                Ok(IndexedBy::EngineHash)
             }
             (AliasOutcome::New, NamedBlock::Full(hash)) => {
+                let promised = Tiers::only(Tier::Promised);
+                let is_promised = self.index_has(engine_hash, promised);
                 // The store, and engines without tokens in their events, may have reported the block before.
                 for (holder, tier) in self.reported(engine_hash, &mut found)? {
                     self.change(holder, tier, hash, true)?;
-                    self.change(holder, tier, engine_hash, false)?;
+                    if !is_promised {
+                        self.change(holder, tier, engine_hash, false)?;
+                    }
                     if tier == Tier::Pool {
                         self.names.store.insert(hash, engine_hash);
                     }
                 }
-                Ok(true)
+                Ok(if is_promised { IndexedBy::Both } else { IndexedBy::TokenHash })
             }
-            (AliasOutcome::New, _) => Ok(true),
+            (AliasOutcome::New, _) => Ok(IndexedBy::TokenHash),
         }
+    }
+
+    /// Returns true if a block has a holder in one of these tiers.
+    fn index_has(&mut self, key: u64, tiers: Tiers) -> bool {
+        let (plain, index) = (self.names.plain, self.scheduler.index());
+        index.held_by_anybody(plain, &[key], tiers).is_ok_and(|blocks| blocks > 0)
     }
 
     /// Returns the holders of a block by their reports, with the tiers that each has it in.
@@ -178,7 +199,6 @@ impl Pool {
                 holder
             }
         };
-        let plain = self.names.plain;
         let key = match self.names.aliases.get(hash) {
             Some(NamedBlock::Full(key)) => key,
             _ => hash,
@@ -189,7 +209,11 @@ impl Pool {
         }
         if there {
             self.names.store.insert(key, hash);
-        } else if !self.index().held_by_anybody(plain, &[key], Tiers::only(Tier::Pool)).is_ok_and(|held| held > 0) {
+            return Ok(());
+        }
+        // The block may have been stored before its token hash was known.
+        self.change(holder, Tier::Pool, hash, false)?;
+        if !self.index_has(key, Tiers::only(Tier::Pool)) {
             self.names.store.remove(key);
         }
         Ok(())
