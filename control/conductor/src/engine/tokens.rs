@@ -81,8 +81,8 @@ pub struct TokenPrompt<'a> {
 impl<'a> TokenPrompt<'a> {
     /// Hashes the full blocks of a prompt. `lora` is an input of every block, `salt` of the first; empty for none.
     #[must_use]
-    pub fn new(tokens: &'a [u32], block_tokens: u32, lora: &str, salt: &str) -> Self {
-        let block_tokens = block_tokens.max(1) as usize;
+    pub fn new(tokens: &'a [u32], block_tokens: usize, lora: &str, salt: &str) -> Self {
+        let block_tokens = block_tokens.max(1);
         let mut inputs = [BlockInputs::default(), BlockInputs::default()];
         if !lora.is_empty() {
             inputs.iter_mut().for_each(|inputs| inputs.push_text(lora));

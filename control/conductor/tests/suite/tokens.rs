@@ -102,7 +102,7 @@ impl Engines {
     }
 
     fn by_tokens(&mut self, tokens: &[u32]) -> BTreeMap<String, u32> {
-        self.ask(QueryPrompt::Tokens(&TokenPrompt::new(tokens, SIZE, "", ""), &[]))
+        self.ask(QueryPrompt::Tokens(&TokenPrompt::new(tokens, SIZE as usize, "", ""), &[]))
     }
 
     fn by_hashes(&mut self, hashes: &[u64]) -> BTreeMap<String, u32> {
@@ -133,11 +133,13 @@ fn engines_with_different_seeds_share_one_index() {
     assert_eq!(engines.by_tokens(&tokens), all);
     // The hashes of any engine find the blocks of all, as far as that engine told them.
     assert_eq!(engines.by_hashes(&A.hashes(&tokens)[..3]), all);
+    let hashes = TokenPrompt::new(&tokens, SIZE as usize, "", "").hashes().to_vec();
+    assert_eq!(engines.by_hashes(&hashes), all, "token hashes are hashes as well");
     assert_eq!(engines.by_hashes(&B.hashes(&tokens)), held(&[("a", 8), ("b", 8), ("vllm", 4)]));
     assert_eq!(engines.by_tokens(&tokens[..7]), held(&[("a", 4), ("b", 4), ("vllm", 4)]));
     assert_eq!(engines.by_tokens(&tokens[..3]), held(&[]), "shorter than a block");
     assert_eq!(engines.by_tokens(&tokens[1..]), held(&[]));
-    let other = TokenPrompt::new(&tokens, SIZE, "adapter", "");
+    let other = TokenPrompt::new(&tokens, SIZE as usize, "adapter", "");
     assert_eq!(engines.ask(QueryPrompt::Tokens(&other, &[])), held(&[]));
     // A request with the hashes of one engine is placed by the blocks of all.
     let call = asked("r", B.hashes(&tokens[..8]));
@@ -183,7 +185,7 @@ fn blocks_without_tokens_are_found_by_their_hashes() {
     assert!(engines.mismatched());
     assert_eq!(engines.by_tokens(&tokens), held(&[]));
     assert_eq!(engines.by_hashes(&A.hashes(&tokens)), held(&[("a", 8)]));
-    let (prompt, hashes) = (TokenPrompt::new(&tokens, SIZE, "", ""), Scheme::Vllm("0").hashes(&tokens));
+    let (prompt, hashes) = (TokenPrompt::new(&tokens, SIZE as usize, "", ""), Scheme::Vllm("0").hashes(&tokens));
     assert_eq!(engines.ask(QueryPrompt::Tokens(&prompt, &hashes)), held(&[("vllm", 12)]));
     assert_eq!(engines.conductor.counts().by_hash_only, 5);
     // An engine with the same hashes tells the tokens: all blocks with these hashes are found from then on.
@@ -224,7 +226,7 @@ fn partial_blocks_count_the_tokens_that_they_hold() {
     assert_eq!(engines.by_hashes(&hashes[..2]), held(&[("a", 8)]));
     assert_eq!(engines.by_hashes(&B.hashes(&tokens[..3])), held(&[("b", 3)]));
     // Tiers are told apart.
-    let found = TokenPrompt::new(&tokens, SIZE, "", "");
+    let found = TokenPrompt::new(&tokens, SIZE as usize, "", "");
     let found = engines.conductor.query(&Engines::context(), QueryPrompt::Tokens(&found, &[]), 4, Tiers::SAID);
     let found = found.expect("served").holders;
     let rows: Vec<_> = found.iter().map(|held| (held.gpu_tokens, held.dram_tokens, held.ssd_tokens)).collect();
@@ -299,7 +301,7 @@ fn blocks_of_the_store_are_found_by_tokens() {
         assert!(engines.conductor.store_has(9, "", "m", hashes[block], there).expect("room"));
     };
     let in_store = |engines: &mut Engines| {
-        let prompt = TokenPrompt::new(&tokens, SIZE, "", "");
+        let prompt = TokenPrompt::new(&tokens, SIZE as usize, "", "");
         let context = Engines::context();
         let by_tokens = engines.conductor.in_store(&context, QueryPrompt::Tokens(&prompt, &[])).expect("served");
         (by_tokens, engines.conductor.in_store(&context, QueryPrompt::Hashes(&hashes)).expect("served"))

@@ -198,7 +198,7 @@ async fn serve(
             let salt = fields.text("cache_salt")?.unwrap_or_default();
             let lora = fields.text("lora_name")?.unwrap_or_default();
             let hashes = vllm(&tokens, context.block_tokens as usize, &seed, &lora, &salt);
-            let prompt = TokenPrompt::new(&tokens, context.block_tokens, &lora, &salt);
+            let prompt = TokenPrompt::new(&tokens, context.block_tokens as usize, &lora, &salt);
             query(conductor, &fields, &context, QueryPrompt::Tokens(&prompt, &hashes))
         }
         _ => query(conductor, &fields, &fields.context()?, QueryPrompt::Hashes(&fields.hashes()?)),
