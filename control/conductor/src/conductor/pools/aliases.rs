@@ -138,11 +138,13 @@ impl Aliases {
         AliasOutcome::New
     }
 
-    /// Examines the aliases that were not examined for longest, and drops those whose blocks have no holder. Examines
-    /// one for each of `coming` new ones, which bounds the dead aliases by the live ones, and more if there is no room.
-    pub(super) fn sweep(&mut self, coming: usize, mut is_held: impl FnMut(u64) -> bool) {
-        let is_full = self.order.len() + coming > self.most;
-        let looks = if is_full { coming.saturating_mul(8) } else { coming };
+    /// Returns true if this many new aliases fit.
+    pub(super) fn has_room(&self, coming: usize) -> bool {
+        self.order.len() + coming <= self.most
+    }
+
+    /// Examines the `looks` aliases that were not examined for longest, and drops those whose blocks have no holder.
+    pub(super) fn sweep(&mut self, looks: usize, mut is_held: impl FnMut(u64) -> bool) {
         for _ in 0..looks.min(self.order.len()) {
             let Some(engine_hash) = self.order.pop_front() else { return };
             let held = match self.get(engine_hash) {

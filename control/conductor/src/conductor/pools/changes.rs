@@ -24,6 +24,8 @@ enum IndexedBy {
     Both,
 }
 
+/// Number of aliases that are examined for each new one when the table is full.
+const FULL_LOOKS: usize = 8;
 /// Tiers of blocks that events reported.
 const REPORTED: [Tier; 4] = [Tier::Gpu, Tier::Dram, Tier::Ssd, Tier::Pool];
 
@@ -87,9 +89,10 @@ impl Pool {
     fn stored_tokens(&mut self, at: usize, stored: StoredTokens) -> Result<usize, ConductorError> {
         let StoredTokens { tier, parent, hashes, contents, part_tokens } = stored;
         let plain = self.names.plain;
-        let index = self.scheduler.index();
-        let is_held = |key| index.held_by_anybody(plain, &[key], Tiers::ALL).is_ok_and(|blocks| blocks > 0);
-        self.names.aliases.sweep(hashes.len(), is_held);
+        if !self.names.aliases.has_room(hashes.len()) {
+            self.sweep_aliases(hashes.len().saturating_mul(FULL_LOOKS));
+        }
+        let known = self.names.aliases.len();
         let before = match parent {
             None => Some(ROOT),
             Some(parent) => match self.names.aliases.get(parent) {
@@ -119,6 +122,8 @@ impl Pool {
         let start = before.filter(|hash| *hash != ROOT);
         self.scheduler.stored(at, plain, tier.into(), start, &keys)?;
         self.scheduler.stored(at, plain, tier.into(), None, &asked)?;
+        // One look for each new alias bounds the dead ones by the live ones.
+        self.sweep_aliases(self.names.aliases.len() - known);
         // A partial block without an alias would count as a full one.
         let full = hashes.len() - usize::from(part_tokens > 0);
         let rest = &hashes[keys.len().min(full)..full];
@@ -127,6 +132,13 @@ impl Pool {
         }
         let parent = keys.last().copied().or(parent);
         self.stored_by_hash(at, plain, tier, parent, rest)
+    }
+
+    /// Drops aliases whose blocks have no holder, among the next `looks` ones.
+    fn sweep_aliases(&mut self, looks: usize) {
+        let (plain, index) = (self.names.plain, self.scheduler.index());
+        let is_held = |key| index.held_by_anybody(plain, &[key], Tiers::ALL).is_ok_and(|blocks| blocks > 0);
+        self.names.aliases.sweep(looks, is_held);
     }
 
     /// Notes that an engine hash names a block; returns the hashes by which the block is to be indexed.
@@ -143,6 +155,10 @@ impl Pool {
                 }
                 self.names.store.remove(former);
                 Ok(IndexedBy::EngineHash)
+            }
+            // Nearly all blocks are new under either hash.
+            (AliasOutcome::New, NamedBlock::Full(_)) if !self.index_has(engine_hash, Tiers::ALL) => {
+                Ok(IndexedBy::TokenHash)
             }
             (AliasOutcome::New, NamedBlock::Full(hash)) => {
                 let promised = Tiers::only(Tier::Promised);
