@@ -71,6 +71,7 @@ pub use kvplane_client::{Intent, NodeCounts, RailCounts, TaskResult, Transport};
 pub use kvplane_cluster::p2p::{Interval, Layout, ShardPlace};
 pub use kvplane_cluster::reshard;
 pub use kvplane_conductor::engine::hashes::{MAX_TOKENS as MAX_HASHED_TOKENS, vllm as vllm_block_hashes};
+pub use kvplane_conductor::engine::tokens::TokenPrompt;
 pub use kvplane_engine::{
     Buffer, DeviceBuffer, Eviction, HugePages, IoChoice, Pacing, PageKind, PoolReadCounters, PutAck, Region,
     RegionError, RegionOptions, ShardSnapshot, Slice, TierPolicy, WritePolicy, ZeroCopy, ZeroCopyCounters,

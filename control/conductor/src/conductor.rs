@@ -19,26 +19,25 @@
 mod cache_feed;
 mod calls;
 mod config;
-mod due;
 mod durable;
 mod error;
-mod followed;
 mod instance_calls;
 mod instance_spec;
 mod instances;
 mod limits;
 mod pools;
+mod prefixes;
 mod requests;
-mod service;
-mod snapshot;
 mod views;
 
 use crate::copies::Copies;
 use crate::policy::{PlacementPolicy, Slo};
 
+pub use cache_feed::followed::FollowedFeed;
+pub use cache_feed::snapshot::PoolSnapshot;
 pub use cache_feed::{
     AWAY_FORGOTTEN_NS, AWAY_SUSPECT_NS, BlockChange, CacheBatch, CacheReport, CacheTaken, CacheWanted, FeedPosition,
-    FeedProgress,
+    FeedProgress, StoredTokens,
 };
 use calls::MOST_BARRED;
 pub use calls::{
@@ -49,7 +48,6 @@ pub use config::{ConductorConfig, MAX_ID_BYTES, MAX_PROMPT_BLOCKS};
 pub use durable::{Durable, DurableInstance};
 pub use error::ConductorError;
 use error::bad;
-pub use followed::FollowedFeed;
 pub use instance_spec::{
     EventSource, InstanceLoad, InstancePart, InstanceRegistered, InstanceSpec, RegisterInstance, Registration,
 };
@@ -57,12 +55,12 @@ pub use instances::InstanceRegistry;
 use instances::ReportCounts;
 pub use limits::{Limit, LimitError, LimitUse};
 pub use pools::{PoolKey, Pools};
+pub use prefixes::{PrefixHolder, PrefixHolders, QueryPrompt};
+pub use requests::service::{ClassTerms, MAX_PRIORITY, MAX_SERVICE_NAME_BYTES, RequestTerms, ServiceLevels};
 use requests::{PrefillReport, RequestCounts, RequestGrant, RequestLedger};
-pub use service::{ClassTerms, MAX_PRIORITY, MAX_SERVICE_NAME_BYTES, RequestTerms, ServiceLevels};
-pub use snapshot::PoolSnapshot;
 pub use views::{
     CandidateStatus, CopyKey, CopyState, CopyWanted, HotPrefix, InstanceRow, InstanceStatus, InstanceTable,
-    ModelStatus, PoolRow, PrefixHolder, PrefixHolders, RequestExplained, Table,
+    ModelStatus, PoolRow, RequestExplained, Table,
 };
 
 /// Counters of the Conductor.
@@ -94,6 +92,8 @@ pub struct Counts {
     pub gaps: u64,
     /// Load reports that arrived late or twice.
     pub stale_reports: u64,
+    /// Stored blocks that are found by the hashes of their engines only, and not by tokens.
+    pub by_hash_only: u64,
     /// Times that an instance's cache was cleared from the index, because the instance repeatedly lacked reported
     /// blocks.
     pub implausible: u64,
@@ -152,7 +152,7 @@ impl Conductor {
     pub fn counts(&self) -> Counts {
         let RequestCounts { placed, queued, placed_later, refused, .. } = self.requests.counts();
         let RequestCounts { queue_full, requests_full, repeated, expired, orphaned, .. } = self.requests.counts();
-        let ReportCounts { batches, duplicates, gaps, stale_reports, implausible, confirmed, dropped } =
+        let ReportCounts { batches, duplicates, gaps, stale_reports, by_hash_only, implausible, confirmed, dropped } =
             self.instances.counts();
         Counts {
             placed,
@@ -168,6 +168,7 @@ impl Conductor {
             duplicates,
             gaps,
             stale_reports,
+            by_hash_only,
             implausible,
             confirmed,
             dropped,

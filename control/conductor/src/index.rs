@@ -161,6 +161,8 @@ impl Tiers {
     pub const FETCHED: Self = Self(0b0_0110);
     /// Tiers that can be fetched from any holder.
     pub const SHARED: Self = Self(0b0_1110);
+    /// Tiers that events report: all but promised blocks.
+    pub const REPORTED: Self = Self(0b0_1111);
     /// All tiers.
     pub const ALL: Self = Self(0b1_1111);
 
@@ -345,6 +347,15 @@ impl PrefixIndex {
     /// When it is not registered.
     pub fn show(&mut self, holder: HolderId) -> Result<(), IndexError> {
         self.holders.show(holder)
+    }
+
+    /// Calls `look` with an index whose lookups answer hidden holders, too: for decisions about what the index keeps,
+    /// not for answers.
+    pub fn with_hidden<R>(&mut self, look: impl FnOnce(&mut Self) -> R) -> R {
+        self.holders.reveal();
+        let found = look(self);
+        self.holders.conceal();
+        found
     }
 
     /// Returns the keys of all contexts, in the order of their creation.

@@ -32,12 +32,12 @@ mod subscriber;
 
 use std::sync::Arc;
 
-use kvplane_conductor::conductor::{Conductor, FeedProgress, InstanceRow, PoolKey, Table};
+use kvplane_conductor::conductor::{Conductor, FeedProgress, InstanceRow, PoolKey, QueryPrompt, Table};
 use kvplane_conductor::index::Tiers;
 use kvplane_rpc::conductor::{
-    CacheTaken, DeregisterInstance, ExplainRequest, InstanceRegistered, InstanceStatus, InstanceTable, PrefixHolders,
-    QueryPrefix, RegisterInstance, ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, ScheduleOnTerms,
-    ScheduleReply, UpdateRequest, WatchAssignments,
+    BlockTier, CacheTaken, DeregisterInstance, ExplainRequest, InstanceRegistered, InstanceStatus, InstanceTable,
+    PrefixHolders, PromptContext, QueryPrefix, RegisterInstance, ReportCache, ReportLoad, RequestExplained, Reschedule,
+    Schedule, ScheduleOnTerms, ScheduleReply, UpdateRequest, WatchAssignments,
 };
 use kvplane_rpc::message::EmptyReply;
 use kvplane_rpc::placement::{
@@ -101,8 +101,8 @@ impl ConductorService {
         self.register_as(call, false, None)
     }
 
-    /// Registers an instance. With `is_vllm` the hashes of its first blocks are compared with those computed from
-    /// tokens; `seed` becomes the hash seed of its model.
+    /// Registers an instance. With `is_vllm` its hashes can be computed from tokens; `seed` becomes the hash seed of
+    /// its model.
     pub(crate) fn register_as(
         &self,
         call: RegisterInstance,
@@ -113,7 +113,7 @@ impl ConductorService {
         if let Some(source) = &call.events {
             check_source(source)?;
         }
-        let origin = durable::followed(&call, is_vllm);
+        let origin = durable::followed(&call);
         let registered = self.host.register(call, is_vllm, seed)?;
         if let Some(origin) = origin {
             self.feeds.follow_instance(origin, !registered.again);
@@ -148,14 +148,26 @@ impl ConductorService {
     }
 
     pub(crate) fn query(&self, call: &QueryPrefix) -> Result<PrefixHolders, Refusal> {
-        let (tiers, most) = (Tiers::up_to(call.tier.into()), call.most as usize);
-        self.host.with(|conductor, _| conductor.query(&call.context, &call.hashes, most, tiers))
+        let QueryPrefix { context, hashes, most, tier } = call;
+        self.query_prompt(context, QueryPrompt::Hashes(hashes), *most, *tier)
+    }
+
+    /// Returns the holders of a prompt's prefixes, by hashes or by tokens.
+    pub(crate) fn query_prompt(
+        &self,
+        context: &PromptContext,
+        prompt: QueryPrompt<'_>,
+        most: u32,
+        tier: BlockTier,
+    ) -> Result<PrefixHolders, Refusal> {
+        let tiers = Tiers::up_to(tier.into());
+        self.host.with(|conductor, _| conductor.query(context, prompt, most as usize, tiers))
     }
 
     /// Returns the tokens of a prompt's prefix that the shared store holds by itself; 0 if no instance serves the
     /// model.
-    pub(crate) fn in_store(&self, call: &QueryPrefix) -> u32 {
-        self.host.with(|conductor, _| conductor.in_store(&call.context, &call.hashes)).unwrap_or(0)
+    pub(crate) fn in_store(&self, context: &PromptContext, prompt: QueryPrompt<'_>) -> u32 {
+        self.host.with(|conductor, _| conductor.in_store(context, prompt)).unwrap_or(0)
     }
 
     /// Returns true while the index may lack blocks of a model's instances, or of stores: answers are lower bounds

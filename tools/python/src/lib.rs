@@ -26,13 +26,13 @@ fn last_error() -> String {
 }
 
 /// Returns the hashes of a prompt's full blocks as vLLM computes them (`sha256_cbor`), the last 64 bits of each. `seed`
-/// is the engines' `PYTHONHASHSEED`.
+/// is the engines' `PYTHONHASHSEED`. Without it, returns the token hashes.
 #[pyfunction]
 fn block_hashes(
     py: Python<'_>,
     tokens: &Bound<'_, PyAny>,
     block_tokens: usize,
-    seed: &str,
+    seed: Option<&str>,
     lora: &str,
     salt: &str,
 ) -> PyResult<Vec<u64>> {
@@ -42,7 +42,10 @@ fn block_hashes(
         let why = format!("{count} tokens in blocks of {block_tokens}: at most {most} tokens, in blocks of at least 1");
         return Err(pyo3::exceptions::PyValueError::new_err(why));
     }
-    Ok(py.detach(|| kvplane::vllm_block_hashes(&tokens, block_tokens, seed, lora, salt)))
+    Ok(py.detach(|| match seed {
+        Some(seed) => kvplane::vllm_block_hashes(&tokens, block_tokens, seed, lora, salt),
+        None => kvplane::TokenPrompt::new(&tokens, block_tokens, lora, salt).hashes().to_vec(),
+    }))
 }
 
 /// Returns the locations of the visible devices of a family (`cuda`, `hip`, `npu`), for which its driver is loaded; an

@@ -189,6 +189,20 @@ class Schedulers(unittest.TestCase):
         with self.assertRaises(ValueError):
             _native.block_hashes(tokens, 0, "0", "", "")
 
+    def test_token_hashes_depend_on_no_seed(self):
+        tokens = list(range(40))
+
+        def hashed(tokens, **names):
+            return kvplane.Prompt.of_tokens("m", tokens, 16, seed=None, **names).hashes
+
+        hashes = hashed(tokens)
+        self.assertEqual(len(hashes), 2)
+        self.assertNotEqual(hashes, kvplane.Prompt.of_tokens("m", tokens, 16).hashes)
+        self.assertEqual(hashed(tokens[:20]), hashes[:1])
+        self.assertNotEqual(hashed([9, *tokens[1:]])[1], hashes[1])
+        for names in [{"lora": "l"}, {"salt": "s"}, {"lora": "l", "salt": "s"}]:
+            self.assertNotEqual(hashed(tokens, **names)[0], hashes[0])
+
 
 class Lost(unittest.TestCase):
     def test_without_the_conductor_the_last_table_decides(self):

@@ -7,12 +7,16 @@
 //! After a restart the blocks of a snapshot are kept, and hidden, until the publisher has confirmed them: it is in the
 //! same incarnation, and what followed the snapshot was applied.
 
+pub(super) mod followed;
+pub(super) mod snapshot;
+
 use bincode::{Decode, Encode};
 
+use super::error::{ConductorError, bad};
 use crate::index::BlockTier;
 
 /// Maximum number of changes in a batch.
-pub(super) const MOST_CHANGES: usize = 65_536;
+const MOST_CHANGES: usize = 65_536;
 /// Time without a connection to its publisher after which an instance that reports no load is excluded, in nanoseconds.
 pub const AWAY_SUSPECT_NS: u64 = 15_000_000_000;
 /// Time without a connection after which the index drops the instance's blocks, in nanoseconds.
@@ -71,6 +75,51 @@ pub enum BlockChange {
     },
     /// The cache was cleared.
     Cleared,
+    /// Blocks were stored whose tokens are known.
+    StoredTokens(StoredTokens),
+}
+
+/// Blocks that were stored, with their contents: they are found by tokens, whatever the engine's hash scheme. Their
+/// engine hashes depend on adapter and salt already.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct StoredTokens {
+    /// Tier that they were stored in.
+    pub tier: BlockTier,
+    /// Engine hash of the block before the first one, if there is one.
+    pub parent: Option<u64>,
+    /// Engine hashes, in the order of the prompt.
+    pub hashes: Vec<u64>,
+    /// Contents, one for each hash: see [`crate::engine::tokens`].
+    pub contents: Vec<u64>,
+    /// Number of tokens of the last block if it is partial; 0 if it is full.
+    pub part_tokens: u32,
+}
+
+impl StoredTokens {
+    /// Checks that it describes blocks of `block_tokens` tokens.
+    fn check(&self, block_tokens: u32) -> Result<(), ConductorError> {
+        let Self { hashes, contents, part_tokens, .. } = self;
+        if hashes.len() != contents.len() {
+            return Err(bad(format!("{} hashes with {} contents; one each", hashes.len(), contents.len())));
+        }
+        if *part_tokens >= block_tokens || (*part_tokens > 0 && hashes.is_empty()) {
+            return Err(bad(format!("a partial block of {part_tokens} tokens, in blocks of {block_tokens}")));
+        }
+        Ok(())
+    }
+}
+
+impl CacheBatch {
+    /// Checks a batch of an instance whose blocks have `block_tokens` tokens.
+    pub(super) fn check(&self, block_tokens: u32) -> Result<(), ConductorError> {
+        if self.changes.len() > MOST_CHANGES {
+            return Err(bad(format!("{} changes in a batch; at most {MOST_CHANGES}", self.changes.len())));
+        }
+        self.changes.iter().try_for_each(|change| match change {
+            BlockChange::StoredTokens(stored) => stored.check(block_tokens),
+            _ => Ok(()),
+        })
+    }
 }
 
 /// Answer to the publisher of a batch.
@@ -131,6 +180,8 @@ pub struct FeedPosition {
     pub mark: Option<u128>,
     /// True if the cache was not completely known at this position.
     pub degraded: bool,
+    /// True if it had blocks that are found by its hashes only.
+    pub by_hash_only: bool,
 }
 
 /// Progress of a cache feed.
@@ -166,8 +217,8 @@ pub(super) struct CacheFeed {
     unconfirmed: Option<ConfirmedBy>,
     /// Number of consecutive prompts with far fewer cached tokens than reported.
     broken: u32,
-    /// True if its hashes were observed to differ from the expected ones.
-    alien: bool,
+    /// True if it has blocks that are found by its hashes only, since it was last cleared.
+    by_hash_only: bool,
 }
 
 impl CacheFeed {
@@ -185,12 +236,13 @@ impl CacheFeed {
     /// Continues at the position of a snapshot, whose blocks are hidden until they are confirmed.
     pub(super) fn keep(&mut self, position: FeedPosition, by: ConfirmedBy) {
         (self.next, self.mark, self.degraded) = (Some(position.next), position.mark, position.degraded);
-        self.unconfirmed = Some(by);
+        (self.by_hash_only, self.unconfirmed) = (position.by_hash_only, Some(by));
     }
 
     /// Returns the position, if anything is known of the cache.
     pub(super) fn position(&self) -> Option<FeedPosition> {
-        Some(FeedPosition { next: self.next?, mark: self.mark, degraded: self.degraded })
+        let (next, mark) = (self.next?, self.mark);
+        Some(FeedPosition { next, mark, degraded: self.degraded, by_hash_only: self.by_hash_only })
     }
 
     /// Returns the position of a snapshot that the host has to confirm.
@@ -242,8 +294,8 @@ impl CacheFeed {
         self.away
     }
 
-    pub(super) const fn is_alien(&self) -> bool {
-        self.alien
+    pub(super) const fn is_by_hash_only(&self) -> bool {
+        self.by_hash_only
     }
 
     /// Returns true if the cache is not, or may not be, completely known.
@@ -293,9 +345,9 @@ impl CacheFeed {
         let next = batch.seq.wrapping_add(1);
         (self.next, self.mark) = (Some(next), None);
         // After a clear, the whole cache is known again, whatever was lost before.
-        if batch.changes.contains(&BlockChange::Cleared) {
-            self.degraded = false;
-        }
+        let empties = batch.changes.contains(&BlockChange::Cleared);
+        self.degraded &= !empties;
+        self.by_hash_only &= !(empties || clears);
         let confirms = self.unconfirmed == Some(ConfirmedBy::Reports) && !self.is_behind() && self.confirm();
         let wanted = match (self.degraded, self.is_behind()) {
             (true, _) => CacheWanted::Snapshot,
@@ -317,13 +369,14 @@ impl CacheFeed {
     pub(super) fn forget(&mut self, prefills: bool) -> bool {
         let forgets = self.next.take().is_some() && prefills;
         (self.newest, self.mark, self.unconfirmed) = (0, None, None);
+        self.by_hash_only &= !forgets;
         self.degraded |= forgets;
         forgets
     }
 
-    /// Sets whether its hashes differ from the expected ones; returns true if that changed.
-    pub(super) fn set_alien(&mut self, alien: bool) -> bool {
-        std::mem::replace(&mut self.alien, alien) != alien
+    /// Notes that it has blocks that are found by its hashes only.
+    pub(super) fn set_by_hash_only(&mut self) {
+        self.by_hash_only = true;
     }
 
     /// Compares the reported tokens of a prompt with the reused ones; returns true if the instance is no longer
@@ -353,7 +406,7 @@ mod tests {
     /// Returns a feed that continues at batch 5 of a snapshot.
     fn kept(by: ConfirmedBy) -> CacheFeed {
         let mut feed = CacheFeed::restored(true, false, true);
-        feed.keep(FeedPosition { next: 5, mark: Some(7), degraded: false }, by);
+        feed.keep(FeedPosition { next: 5, mark: Some(7), ..FeedPosition::default() }, by);
         feed
     }
 

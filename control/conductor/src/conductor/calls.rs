@@ -8,7 +8,7 @@ use super::config::{MAX_ID_BYTES, MAX_PROMPT_BLOCKS};
 use super::error::{ConductorError, bad};
 #[cfg(doc)]
 use super::limits::Limit;
-use super::service::RequestTerms;
+use super::requests::service::RequestTerms;
 use crate::index::{ContextId, PromptContext};
 use crate::policy::Refusal;
 use crate::scheduler::{ExcludedInstances, Request, ServiceTerms};

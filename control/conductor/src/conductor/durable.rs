@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use super::instance_spec::RegisterInstance;
-use super::service::ClassTerms;
+use super::requests::service::ClassTerms;
 use crate::policy::{PlacementPolicy, Slo};
 
 /// Change of the durable state.
@@ -40,7 +40,7 @@ pub enum Durable {
 pub struct DurableInstance {
     /// Registration of the instance.
     pub spec: RegisterInstance,
-    /// True if it hashes as vLLM does, which its first blocks prove or disprove.
+    /// True if its hashes can be computed from tokens, as those of vLLM's `sha256_cbor`.
     pub is_vllm: bool,
     /// Bytes of KV cache per token of its model; the instance may have registered with the default, 0.
     pub pool_token_bytes: u64,

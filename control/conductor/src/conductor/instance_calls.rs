@@ -1,9 +1,9 @@
 //! Calls of instances, of operators about instances, and of the host for the durable state.
 
 use super::Conductor;
-use super::cache_feed::{BatchOutcome, CacheBatch, CacheTaken, MOST_CHANGES};
+use super::cache_feed::{BatchOutcome, CacheBatch, CacheTaken};
 use super::durable::{Durable, DurableInstance};
-use super::error::{ConductorError, bad};
+use super::error::ConductorError;
 use super::instance_spec::{InstanceLoad, InstanceSpec, Registration};
 use crate::scheduler::Request;
 
@@ -110,7 +110,7 @@ impl Conductor {
     /// Applies a batch of changes of an instance's cache.
     ///
     /// # Errors
-    /// When the instance is unknown, does not prefill, or the batch is too long.
+    /// When the instance is unknown, does not prefill, or the batch is too long or malformed.
     pub fn cache(
         &mut self,
         name: &str,
@@ -118,8 +118,8 @@ impl Conductor {
         batch: CacheBatch,
         now_ns: u64,
     ) -> Result<CacheTaken, ConductorError> {
-        if batch.changes.len() > MOST_CHANGES {
-            return Err(bad(format!("{} changes in a batch; at most {MOST_CHANGES}", batch.changes.len())));
+        if let Some(known) = self.instances.get(name) {
+            batch.check(known.spec.block_tokens)?;
         }
         let update = self.instances.take_batch(name, incarnation, &batch, now_ns)?;
         let (ack, clears, confirms) = match update.outcome {
@@ -131,9 +131,11 @@ impl Conductor {
         }
         if let Some(pool) = self.pools.get_mut(update.pool) {
             pool.batches += 1;
+            let mut by_hash_only = 0;
             for change in batch.changes {
-                pool.change_cache(update.at, change)?;
+                by_hash_only += pool.change_cache(update.at, change)?;
             }
+            self.instances.note_by_hash_only(name, by_hash_only);
         }
         if confirms {
             self.pools.show_restored(update.pool, update.at)?;
@@ -162,15 +164,6 @@ impl Conductor {
             self.requests.poll(pool, now_ns, &mut self.pools);
         }
         Ok(())
-    }
-
-    /// Sets whether an instance hashes as expected, which the tokens in its events prove. If it does not, the model is
-    /// marked: requests with the expected hashes would find none of its blocks.
-    ///
-    /// # Errors
-    /// When it is not registered in this incarnation.
-    pub fn hashes_as_expected(&mut self, name: &str, incarnation: u64, does: bool) -> Result<(), ConductorError> {
-        self.instances.hashes_as_expected(name, incarnation, does)
     }
 
     /// Takes the changes of the durable state since the last call, one for each instance.

@@ -78,7 +78,7 @@ pub struct EventSource {
 pub struct InstanceSpec {
     /// Registration of the instance.
     pub call: RegisterInstance,
-    /// True if it hashes as vLLM does, which its first blocks prove or disprove.
+    /// True if its hashes can be computed from tokens, as those of vLLM's `sha256_cbor`.
     pub is_vllm: bool,
 }
 

@@ -44,6 +44,7 @@ pub(super) struct ReportCounts {
     pub(super) duplicates: u64,
     pub(super) gaps: u64,
     pub(super) stale_reports: u64,
+    pub(super) by_hash_only: u64,
     pub(super) implausible: u64,
     pub(super) confirmed: u64,
     pub(super) dropped: u64,
@@ -103,10 +104,9 @@ impl InstanceRegistry {
         self.by_name.get(name).map(|known| known.spec.tenant.as_str())
     }
 
-    /// Returns the registrations of all instances, each with true if the instance hashes as vLLM does, to follow their
-    /// publishers.
-    pub fn specs(&self) -> impl Iterator<Item = (&RegisterInstance, bool)> {
-        self.by_name.values().map(|known| (&known.spec, known.is_vllm))
+    /// Returns the registrations of all instances, to follow their publishers.
+    pub fn specs(&self) -> impl Iterator<Item = &RegisterInstance> {
+        self.by_name.values().map(|known| &known.spec)
     }
 
     /// Returns true once an instance's cache was reported or followed.
@@ -169,12 +169,15 @@ impl InstanceRegistry {
         if spec.incarnation > known.spec.incarnation {
             return Ok(None);
         }
-        if (&known.spec, known.is_vllm) != (spec, is_vllm) {
+        if known.spec != *spec {
             let what =
                 format!("instance {:?} has registered with another description in this incarnation", spec.instance);
             return Err(ConductorError::Conflict { what });
         }
         known.heard_ns = now_ns;
+        if std::mem::replace(&mut known.is_vllm, is_vllm) != is_vllm {
+            self.changed.insert(spec.instance.as_str().into());
+        }
         let fresh = known.cache.is_fresh();
         self.set_suspect(&spec.instance, false, pools)?;
         let answer = InstanceRegistered { fresh, suspect_after_ns: self.suspect_after_ns(spec) };
@@ -462,16 +465,12 @@ impl InstanceRegistry {
         Ok(Some(pool))
     }
 
-    /// Sets whether an instance hashes as expected.
-    pub(super) fn hashes_as_expected(
-        &mut self,
-        name: &str,
-        incarnation: u64,
-        does: bool,
-    ) -> Result<(), ConductorError> {
-        let is_new = self.known(name, incarnation)?.cache.set_alien(!does);
-        self.version += u64::from(is_new);
-        Ok(())
+    /// Notes that an instance stored `blocks` blocks that are found by its hashes only.
+    pub(super) fn note_by_hash_only(&mut self, name: &str, blocks: usize) {
+        self.counts.by_hash_only += blocks as u64;
+        if let Some(known) = self.by_name.get_mut(name).filter(|_| blocks > 0) {
+            known.cache.set_by_hash_only();
+        }
     }
 
     /// Compares the reused tokens of a placed prompt with the reported ones. Returns the numbers of its instance if
@@ -515,9 +514,11 @@ impl InstanceRegistry {
         self.by_name.iter().filter(move |(_, known)| unknown(known)).map(|(name, _)| name)
     }
 
-    /// Returns true if an instance of a pool was observed to hash unexpectedly.
-    pub(super) fn has_alien(&self, pool: u32) -> bool {
-        self.by_name.values().any(|known| known.pool == pool && known.cache.is_alien())
+    /// Returns true if an instance of a pool holds blocks that are found by its hashes only, and these cannot be
+    /// computed from tokens; with `is_mismatched`, none can.
+    pub(super) fn hides_blocks(&self, pool: u32, is_mismatched: bool) -> bool {
+        let mut known = self.by_name.values().filter(|known| known.pool == pool && known.cache.is_by_hash_only());
+        known.any(|known| is_mismatched || !known.is_vllm)
     }
 
     /// Returns the instances that missed reports, those that missed many, and the next time at which one will have.

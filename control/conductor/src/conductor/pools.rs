@@ -1,16 +1,24 @@
 //! Pools: the instances of one tenant, model and block size, with a scheduler and an index of their own.
 
+mod aliases;
+mod changes;
+mod names;
+mod prefixes;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use kvplane_proto::Digest;
 use kvplane_proto::rng::mix64;
 
-use super::cache_feed::BlockChange;
 use super::calls::{Assignment, FetchSource};
 use super::config::ConductorConfig;
 use super::error::ConductorError;
 use super::limits::Limit;
+pub(super) use aliases::Aliases;
+use names::BlockNames;
+pub(super) use prefixes::PrefixLookup;
+
 use crate::hot::{HotRow, HotTable};
 use crate::index::{ContextId, HolderId, IndexError, PrefixIndex, PrefixMatches, PromptContext, Tier, Tiers};
 use crate::policy::{Fetch, Placement};
@@ -57,6 +65,7 @@ pub(super) struct Pool {
     pub(super) scheduler: Scheduler,
     /// Context shared by those beyond the maximum number of contexts: their hashes are salted with their names.
     overflow: ContextId,
+    names: BlockNames,
     /// Holders that are parts of the shared store, by the numbers of the parts.
     store: BTreeMap<u64, HolderId>,
     /// Names of instances, by number.
@@ -86,11 +95,13 @@ impl Pool {
         let token_bytes = limits.token_bytes;
         let mut scheduler = Scheduler::new(limits, config.policy.make(config.refuses))?;
         let overflow = scheduler.context(&everything())?;
+        let plain = scheduler.context(&plain(&key))?;
         Ok(Self {
             key,
             token_bytes,
             scheduler,
             overflow,
+            names: BlockNames::new(plain, &config.scheduler.index),
             store: BTreeMap::new(),
             prefill: Vec::new(),
             decode: Vec::new(),
@@ -121,15 +132,39 @@ impl Pool {
         }
     }
 
-    /// Replaces the index by a restored one, before the first request: `kept` are the hidden holders of instances.
+    /// Replaces the index by a restored one, before the first request: `kept` are the hidden holders of instances, and
+    /// `aliases` those of their blocks.
     pub(super) fn adopt_index(
         &mut self,
         index: PrefixIndex,
         kept: Vec<(usize, HolderId)>,
+        aliases: Aliases,
     ) -> Result<(), ConductorError> {
         RestoredIndex::new(index, kept).install(&mut self.scheduler)?;
         self.overflow = self.scheduler.context(&everything())?;
+        self.names.plain = self.scheduler.context(&plain(&self.key))?;
+        self.names.aliases = aliases;
         Ok(())
+    }
+
+    /// Returns the aliases of the pool's blocks.
+    pub(super) const fn aliases(&self) -> &Aliases {
+        &self.names.aliases
+    }
+
+    /// Returns the number of engine hashes whose token hashes are known.
+    pub(super) fn hash_aliases(&self) -> usize {
+        self.names.aliases.len()
+    }
+
+    /// Returns the hashes by which the index knows the full blocks of a request.
+    pub(super) fn request_hashes(&self, context: ContextId, hashes: Arc<[u64]>) -> Arc<[u64]> {
+        self.names.request_hashes(context, hashes)
+    }
+
+    /// Returns the hashes by which the store knows blocks of the index.
+    pub(super) fn store_hashes(&self, context: ContextId, keys: &[u64]) -> Vec<u64> {
+        self.names.store_hashes(context, keys)
     }
 
     pub(super) fn index(&mut self) -> &mut PrefixIndex {
@@ -248,61 +283,6 @@ impl Pool {
         let has = |holder| found.matches().iter().find(|held| held.holder == holder).map_or(0, |held| held.blocks);
         let instances = (0..self.prefill.len()).filter_map(|at| self.scheduler.holder(at).ok());
         instances.map(has).min().unwrap_or(0) as usize
-    }
-
-    /// Applies a change of an instance's cache.
-    pub(super) fn change_cache(&mut self, at: usize, change: BlockChange) -> Result<(), ConductorError> {
-        let PoolKey { tenant, model, block_tokens } = self.key.clone();
-        let key = |lora, salt| PromptContext { tenant, model, lora, block_tokens, salt };
-        match change {
-            BlockChange::Cleared => self.scheduler.cleared(at)?,
-            BlockChange::Stored { lora, salt, tier, parent, hashes } => {
-                let key = key(lora, salt);
-                let (context, hashes) = self.context(&key, Arc::from(hashes))?;
-                let parent = match parent {
-                    Some(parent) => self.context(&key, Arc::from([parent]))?.1.first().copied(),
-                    None => None,
-                };
-                self.scheduler.stored(at, context, tier.into(), parent, &hashes)?;
-            }
-            BlockChange::Removed { lora, salt, tier, hashes } => {
-                let (context, hashes) = self.context(&key(lora, salt), Arc::from(hashes))?;
-                let tier = tier.map(Tier::from);
-                for tier in TOLD.into_iter().filter(|told| tier.is_none_or(|tier| tier == *told)) {
-                    self.scheduler.removed(at, context, tier, &hashes)?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Notes that a part of the shared store has a block, or has it no longer.
-    fn change_store(&mut self, part: u64, hash: u64, there: bool) -> Result<(), ConductorError> {
-        let holder = match self.store.get(&part) {
-            Some(holder) => *holder,
-            None => {
-                let holder = self.index().register().map_err(SchedulerError::from)?;
-                self.store.insert(part, holder);
-                holder
-            }
-        };
-        let PoolKey { tenant, model, block_tokens } = self.key.clone();
-        let key = PromptContext { tenant, model, block_tokens, ..PromptContext::default() };
-        let (context, hashes) = self.context(&key, Arc::from([hash]))?;
-        let index = self.index();
-        let changed = if there {
-            index.stored(context, holder, Tier::Pool, None, &hashes).map(|_| ())
-        } else {
-            index.removed(context, holder, Tier::Pool, &hashes).map(|_| ())
-        };
-        Ok(changed.map_err(SchedulerError::from)?)
-    }
-
-    /// Returns the number of a prefix's blocks that a holder has: on the GPU; there or in memory; there, in memory or
-    /// on an SSD.
-    pub(super) fn by_tiers(&mut self, holder: HolderId, found: &PrefixMatches) -> [u32; 3] {
-        let mut within = |tiers| self.index().blocks_within(found, holder, tiers);
-        [within(Tiers::only(Tier::Gpu)), within(Tiers::up_to(Tier::Dram)), within(Tiers::up_to(Tier::Ssd))]
     }
 }
 
@@ -445,12 +425,7 @@ impl Pools {
 
     /// Notes that a part of the shared store was cleared, for every model.
     pub fn store_cleared(&mut self, part: u64) {
-        for pool in self.by_number.values_mut() {
-            if let Some(holder) = pool.store.remove(&part) {
-                // The holder was registered with this index, and not retired since.
-                let _: Result<(), _> = pool.index().retire(holder);
-            }
-        }
+        self.by_number.values_mut().for_each(|pool| pool.clear_store(part));
     }
 }
 
@@ -467,6 +442,12 @@ fn unknown_model(context: &PromptContext) -> ConductorError {
         tenant: context.tenant.clone(),
         block_tokens: context.block_tokens,
     }
+}
+
+/// Returns the key of the context of engines that report events.
+fn plain(key: &PoolKey) -> PromptContext {
+    let PoolKey { tenant, model, block_tokens } = key.clone();
+    PromptContext { tenant, model, block_tokens, ..PromptContext::default() }
 }
 
 /// Returns the key of the context that all contexts beyond the maximum share.

@@ -1,16 +1,19 @@
 //! Ledger of open requests: identified by an id of the scheduler, answered once, notified later, and ended by an update
 //! or an expired lease.
 
+mod due;
+pub(super) mod service;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
+use due::Due;
 use kvplane_proto::rng::mix64;
 
 use super::calls::{
     Assignment, ClientNotice, MOST_BARRED, RequestStep, Schedule, ScheduleMode, ScheduleRefusal, ScheduleReply,
 };
 use super::config::ConductorConfig;
-use super::due::Due;
 use super::error::{ConductorError, bad};
 use super::pools::Pools;
 use crate::index::ContextId;
@@ -160,7 +163,9 @@ impl RequestLedger {
             Some(pool) => pool.context(&asked.context, Arc::from(asked.hashes.as_slice()))?,
             None => return Err(bad("the pool was removed")),
         };
+        // The hashes that the index knows the blocks by may have changed since the request was first made.
         let mark = fingerprint(asked.tokens, context, &hashes);
+        let hashes = pools.get(pool).map_or(Arc::clone(&hashes), |pool| pool.request_hashes(context, hashes));
         let names = self.by_name.get(asked.context.tenant.as_str());
         if let Some(id) = names.and_then(|names| names.get(asked.request.as_str())).copied() {
             return self.again(id, pool, mark, asked, now_ns, pools);

@@ -1,7 +1,5 @@
-//! Read-only views: holders of a prompt, explanations of placements, instances and pools, hot prefixes; and the
-//! prefixes to be replicated.
+//! Read-only views: explanations of placements, instances and pools, hot prefixes; and the prefixes to be replicated.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use bincode::{Decode, Encode};
@@ -9,18 +7,15 @@ use bincode::{Decode, Encode};
 use super::Conductor;
 use super::cache_feed::FeedProgress;
 use super::calls::{Assignment, ScheduleRefusal, ScheduleReply};
-use super::config::MAX_PROMPT_BLOCKS;
 use super::error::{ConductorError, bad};
 use super::instance_spec::InstancePart;
 use super::pools::{Pool, PoolKey};
+use super::prefixes::{self, PrefixHolders, QueryPrompt};
 use super::requests::RequestState;
 use crate::copies::{CopyConfig, CopyCounts, CopyOrder, PrefixFetch, Sources};
-use crate::index::{ContextId, PromptContext, Tier, Tiers};
+use crate::index::{ContextId, PromptContext, Tiers};
 use crate::policy::Choice;
-use crate::scheduler::SchedulerError;
 
-/// Maximum number of holders in an answer.
-const MOST_HOLDERS: usize = 1_024;
 /// Maximum number of candidates in an explanation.
 const CANDIDATES: usize = 64;
 /// Maximum number of counted holders of a hot prefix.
@@ -29,31 +24,6 @@ const HOT_HOLDERS: usize = 1_024;
 const LEAST_PER_MINUTE: f64 = 0.5;
 /// Number of prefixes of a model that are considered for replication.
 const COPY_ROWS: usize = 64;
-
-/// Holders of a prompt's prefixes.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct PrefixHolders {
-    /// Instances that hold a prefix, those with the most tokens first; then, without tokens, those whose caches the
-    /// index may not know completely, as they may hold it all the same.
-    pub holders: Vec<PrefixHolder>,
-    /// Tokens that the shared store and all instances can provide together.
-    pub pooled_tokens: u32,
-}
-
-/// Prefix of a prompt that an instance holds, in tokens without a gap; each count includes the tiers before it.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-#[allow(missing_docs, reason = "the fields are named for what they hold")]
-pub struct PrefixHolder {
-    pub instance: Arc<str>,
-    /// Tokens on its GPU.
-    pub gpu_tokens: u32,
-    /// Tokens on its GPU or in its memory.
-    pub dram_tokens: u32,
-    /// Tokens on its GPU, in its memory or on its SSD.
-    pub ssd_tokens: u32,
-    /// True if its cache is not completely known.
-    pub degraded: bool,
-}
 
 /// All instances and models, for routers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
@@ -253,62 +223,26 @@ pub struct CopyState {
 
 impl Conductor {
     /// Returns the holders of a prompt's prefixes: at most `most`, those with the most tokens first. Only `tiers`
-    /// count.
+    /// count. No holder has more tokens than the prompt.
     ///
     /// # Errors
-    /// When no instance serves the model, or there are too many hashes.
+    /// When no instance serves the model, or the prompt has too many blocks.
     pub fn query(
         &mut self,
         context: &PromptContext,
-        hashes: &[u64],
+        prompt: QueryPrompt<'_>,
         most: usize,
         tiers: Tiers,
     ) -> Result<PrefixHolders, ConductorError> {
-        if hashes.len() > MAX_PROMPT_BLOCKS {
-            return Err(bad(format!("a prompt of {} blocks; at most {MAX_PROMPT_BLOCKS}", hashes.len())));
-        }
-        let number = self.pools.of_context(context)?;
-        let Some((pool, scratch)) = self.pools.with_scratch(number) else { return Err(bad("the pool was removed")) };
-        let (context, hashes) = pool.context(context, Arc::from(hashes))?;
-        // One more than `most`, because the shared store is not an instance.
-        let most = most.min(MOST_HOLDERS);
-        let found = scratch.found_mut();
-        pool.index().find(context, &hashes, most + 1, tiers, found).map_err(SchedulerError::from)?;
-        let pooled = pool.index().held_by_anybody(context, &hashes, Tiers::SHARED).map_err(SchedulerError::from)?;
-        let block_tokens = pool.key.block_tokens;
-        let mut answer = Vec::with_capacity(found.matches().len());
-        for holder in found.matches().iter().map(|found| found.holder) {
-            let Some(at) = pool.scheduler.instance_of(holder) else { continue };
-            let instance = pool.prefill_name(at);
-            let [gpu, dram, ssd] = pool.by_tiers(holder, found).map(|blocks| blocks.saturating_mul(block_tokens));
-            let degraded = self.instances.get(&instance).is_some_and(|known| known.cache.is_incomplete());
-            answer.push(PrefixHolder { instance, gpu_tokens: gpu, dram_tokens: dram, ssd_tokens: ssd, degraded });
-        }
-        answer.truncate(most);
-        let listed: BTreeSet<Arc<str>> = answer.iter().map(|holder| Arc::clone(&holder.instance)).collect();
-        let unknown = self.instances.unknown_in(number).filter(|name| !listed.contains(*name)).cloned();
-        let (gpu_tokens, dram_tokens, ssd_tokens, degraded) = (0, 0, 0, true);
-        let unknown = unknown.take(most - answer.len()).map(|instance| PrefixHolder {
-            instance,
-            gpu_tokens,
-            dram_tokens,
-            ssd_tokens,
-            degraded,
-        });
-        answer.extend(unknown);
-        Ok(PrefixHolders { holders: answer, pooled_tokens: pooled.saturating_mul(block_tokens) })
+        prefixes::query(&mut self.pools, &self.instances, context, prompt, most, tiers)
     }
 
     /// Returns the length of the prompt's prefix that the shared store has alone, in tokens.
     ///
     /// # Errors
     /// When no instance serves the model, or there are too many contexts.
-    pub fn in_store(&mut self, context: &PromptContext, hashes: &[u64]) -> Result<u32, ConductorError> {
-        let number = self.pools.of_context(context)?;
-        let Some(pool) = self.pools.get_mut(number) else { return Err(bad("the pool was removed")) };
-        let (context, hashes) = pool.context(context, Arc::from(hashes))?;
-        let blocks = pool.index().held_by_anybody(context, &hashes, Tiers::only(Tier::Pool));
-        Ok(blocks.map_err(SchedulerError::from)?.saturating_mul(pool.key.block_tokens))
+    pub fn in_store(&mut self, context: &PromptContext, prompt: QueryPrompt<'_>) -> Result<u32, ConductorError> {
+        prefixes::in_store(&mut self.pools, context, prompt)
     }
 
     /// Explains the placement of a request. Ids are per tenant: if several tenants use this one, it is the request of
@@ -400,7 +334,7 @@ impl Conductor {
                 tokens: pool.hits.tokens,
                 reused_tokens: pool.hits.reused,
                 error_permille: (pool.scheduler.model().error() * 1000.0).min(1e6) as u32,
-                mismatch: pool.is_mismatched() || known.has_alien(number),
+                mismatch: pool.is_mismatched(),
             };
             let mut row = PoolRow {
                 status,
@@ -425,11 +359,18 @@ impl Conductor {
         self.pools.find(key).is_some_and(|number| self.instances.unknown_in(number).next().is_some())
     }
 
-    /// Returns true if the hashes of requests and of events seem to be of different kinds, for instances of this model.
+    /// Returns true if queries by tokens may not find blocks that instances of this model hold: their events name
+    /// blocks by hashes only, which cannot be computed, or which seem to be computed from another seed.
     #[must_use]
     pub fn mismatched(&self, key: &PoolKey) -> bool {
         let Some(number) = self.pools.find(key) else { return false };
-        self.pools.get(number).is_some_and(Pool::is_mismatched) || self.instances.has_alien(number)
+        self.instances.hides_blocks(number, self.pools.get(number).is_some_and(Pool::is_mismatched))
+    }
+
+    /// Returns the number of engine hashes whose token hashes are known, over all models.
+    #[must_use]
+    pub fn hash_aliases(&self) -> usize {
+        self.pools.iter().map(|(_, pool)| pool.hash_aliases()).sum()
     }
 
     /// Returns the hottest prefixes of all models, at most `count`; prefixes with less than one request in two minutes
@@ -486,7 +427,8 @@ impl Conductor {
             let Some(at) = all.iter().position(|one| one.key == key) else { continue };
             let Some(pool) = self.pools.get(key.0) else { continue };
             let (chain, head) = &chains[at];
-            wanted.push(CopyWanted { key, pool: pool.key.clone(), hashes: chain[*head..].to_vec() });
+            let hashes = pool.store_hashes(key.1, &chain[*head..]);
+            wanted.push(CopyWanted { key, pool: pool.key.clone(), hashes });
         }
         wanted
     }

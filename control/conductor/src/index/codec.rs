@@ -105,7 +105,7 @@ impl<'a> Reader<'a> {
         Ok([word as u16, (word >> 16) as u16, (word >> 32) as u16, (word >> 48) as u16])
     }
 
-    pub(super) fn skip(&mut self, bytes: usize) -> Result<(), SnapshotError> {
+    pub(crate) fn skip(&mut self, bytes: usize) -> Result<(), SnapshotError> {
         if self.bytes.len() - self.at < bytes {
             return Err(SnapshotError::Short { at: self.bytes.len() });
         }

@@ -79,6 +79,16 @@ impl Holders {
         Ok(())
     }
 
+    /// Lets lookups answer all hidden holders, which remain hidden, until [`Self::conceal`].
+    pub(super) fn reveal(&mut self) {
+        self.live.iter_mut().zip(&self.hidden).for_each(|(live, hidden)| *live |= hidden);
+    }
+
+    /// Ends [`Self::reveal`].
+    pub(super) fn conceal(&mut self) {
+        self.live.iter_mut().zip(&self.hidden).for_each(|(live, hidden)| *live &= !hidden);
+    }
+
     /// Returns true if the slot has a registered holder, hidden or not.
     pub(super) fn is_registered(&self, slot: u16) -> bool {
         bit(&self.live, slot) || bit(&self.hidden, slot)

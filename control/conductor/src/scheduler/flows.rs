@@ -1,12 +1,12 @@
 //! Flows of the central queue: how much prefill time each has had, and whose turn it is.
 //!
 //! Start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996) by predicted prefill time. Each flow has a *virtual
-//! time*, the prefill time that it has had, divided by its weight. The flow that is furthest behind has its turn. A flow
-//! that begins to wait starts there, so that it neither saves up turns while it has no requests, nor loses any.
+//! time*, the prefill time that it has had, divided by its weight. The flow that is furthest behind has its turn. A
+//! flow that begins to wait starts there, so that it neither saves up turns while it has no requests, nor loses any.
 //!
 //! One order for the requests of all flows serves short requests sooner than turns do, so flows that are *saturated*
-//! have their turn together, as long as none of them is too far ahead ([`QueueRules::lead_ns`]). Flows that had no queued
-//! requests shortly before, as those have that keep to their share, go before them.
+//! have their turn together, as long as none of them is too far ahead ([`QueueRules::lead_ns`]). Flows that had no
+//! queued requests shortly before go before them: those that keep to their share.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

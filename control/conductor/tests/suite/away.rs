@@ -4,7 +4,7 @@ use crate::support;
 
 use kvplane_conductor::conductor::{
     AWAY_FORGOTTEN_NS, AWAY_SUSPECT_NS, BlockChange, CacheBatch, CacheReport, CacheWanted, Conductor, ConductorError,
-    InstancePart, RegisterInstance, RequestStep, ScheduleRefusal, ScheduleReply,
+    InstancePart, QueryPrompt, RegisterInstance, RequestStep, ScheduleRefusal, ScheduleReply,
 };
 use kvplane_conductor::index::Tiers;
 use support::{SECOND, asked, assigned, batch, config, context, prompt, spec, stored};
@@ -19,7 +19,7 @@ fn engine() -> Conductor {
 
 /// Returns the number of tokens that the engine is known to hold, and true if it is degraded.
 fn held(conductor: &mut Conductor) -> Option<(u32, bool)> {
-    let found = conductor.query(&context(), &prompt(1, 10), 4, Tiers::SAID).expect("served");
+    let found = conductor.query(&context(), QueryPrompt::Hashes(&prompt(1, 10)), 4, Tiers::SAID).expect("served");
     found.holders.first().map(|held| (held.dram_tokens / support::BLOCK, held.degraded))
 }
 

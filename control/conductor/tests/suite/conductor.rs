@@ -5,7 +5,8 @@ use crate::support;
 
 use kvplane_conductor::conductor::{
     BlockChange, CacheBatch, CacheReport, CacheWanted, Conductor, ConductorError, InstanceLoad, InstancePart, Limit,
-    LimitUse, MAX_PROMPT_BLOCKS, RegisterInstance, RequestStep, Schedule, ScheduleMode, ScheduleRefusal, ScheduleReply,
+    LimitUse, MAX_PROMPT_BLOCKS, QueryPrompt, RegisterInstance, RequestStep, Schedule, ScheduleMode, ScheduleRefusal,
+    ScheduleReply,
 };
 use kvplane_conductor::index::{BlockTier, PromptContext, Tiers};
 use kvplane_conductor::policy::{PlacementPolicy, Slo};
@@ -17,7 +18,7 @@ fn holder_of_the_prefix_is_chosen_and_a_repeated_id_gets_the_same_answer() {
     let mut conductor = conductor(4);
     let long = prompt(1, 4_000);
     conductor.cache("p2", 1, batch(0, vec![stored(long.clone())]), 0).expect("known");
-    let held = conductor.query(&context(), &long, 4, Tiers::SAID).expect("served");
+    let held = conductor.query(&context(), QueryPrompt::Hashes(&long), 4, Tiers::SAID).expect("served");
     assert_eq!((&*held.holders[0].instance, held.holders[0].dram_tokens), ("p2", 64_000));
     let first = conductor.schedule(&asked("a", long.clone()), 0).expect("good");
     let placed = assigned(&first).clone();
@@ -204,7 +205,7 @@ fn gaps_are_replayed_and_lost_blocks_are_dropped() {
     let mut conductor = conductor(1);
     let long = prompt(1, 20);
     let deep = |conductor: &mut Conductor| {
-        let held = conductor.query(&context(), &prompt(1, 20), 4, Tiers::SAID).expect("served");
+        let held = conductor.query(&context(), QueryPrompt::Hashes(&prompt(1, 20)), 4, Tiers::SAID).expect("served");
         held.holders.first().map_or((0, false), |held| (held.dram_tokens / BLOCK, held.degraded))
     };
     let cache = |conductor: &mut Conductor, batch| conductor.cache("p0", 1, batch, 0).expect("known");
@@ -248,7 +249,7 @@ fn instance_that_never_has_its_reported_blocks_is_not_believed() {
         conductor.update(reservation, RequestStep::Ended, 0).expect("booked");
     }
     assert_eq!(conductor.counts().implausible, 1);
-    let held = conductor.query(&context(), &prompt(0, 100), 4, Tiers::SAID).expect("served");
+    let held = conductor.query(&context(), QueryPrompt::Hashes(&prompt(0, 100)), 4, Tiers::SAID).expect("served");
     assert!(held.holders.iter().all(|holder| holder.dram_tokens == 0 && holder.degraded), "{held:?}");
     // The answer to its next batch requests a snapshot.
     assert_eq!(conductor.cache("p0", 1, batch(4, vec![]), 0).expect("known").wanted, CacheWanted::Snapshot);
@@ -374,15 +375,21 @@ fn blocks_of_the_store_can_be_fetched_by_all_instances() {
         assert_eq!(conductor.pools().store_has(part, "", "m", *hash, true), Ok(true));
     }
     assert_eq!(conductor.pools().store_has(0, "", "another", 5, true), Ok(false));
-    let found = conductor.query(&context(), &long, 4, Tiers::ALL).expect("served");
+    let found = conductor.query(&context(), QueryPrompt::Hashes(&long), 4, Tiers::ALL).expect("served");
     assert_eq!((found.holders.len(), found.pooled_tokens), (0, 9_600));
     let answer = conductor.schedule(&asked("a", long.clone()), 0).expect("good");
     assert_eq!(assigned(&answer).reuse_tokens, 9_600);
     assert!(assigned(&answer).sources.iter().all(|source| source.instance.is_none()));
     conductor.pools().store_has(0, "", "m", long[300], false).expect("known");
-    assert_eq!(conductor.query(&context(), &long, 4, Tiers::ALL).expect("served").pooled_tokens, 4_800);
+    assert_eq!(
+        conductor.query(&context(), QueryPrompt::Hashes(&long), 4, Tiers::ALL).expect("served").pooled_tokens,
+        4_800
+    );
     conductor.pools().store_cleared(1);
-    assert_eq!(conductor.query(&context(), &long, 4, Tiers::ALL).expect("served").pooled_tokens, 16);
+    assert_eq!(
+        conductor.query(&context(), QueryPrompt::Hashes(&long), 4, Tiers::ALL).expect("served").pooled_tokens,
+        16
+    );
 }
 
 /// Contexts beyond the limit share one context, but no blocks.
@@ -402,7 +409,7 @@ fn contexts_beyond_the_limit_share_nothing() {
     }
     for at in 0..8 {
         let context = PromptContext { lora: format!("l{at}"), ..context() };
-        let held = conductor.query(&context, &long, 1, Tiers::SAID).expect("served");
+        let held = conductor.query(&context, QueryPrompt::Hashes(&long), 1, Tiers::SAID).expect("served");
         assert_eq!(held.holders[0].gpu_tokens, (at + 1) * BLOCK, "{at}");
     }
 }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use kvplane_conductor::conductor::{
     BlockChange, CacheBatch, CacheReport, CacheWanted, ClassTerms, Conductor, ConductorError, Durable, DurableInstance,
-    EventSource, InstanceLoad, InstancePart, InstanceSpec, RegisterInstance, RequestStep,
+    EventSource, InstanceLoad, InstancePart, InstanceSpec, QueryPrompt, RegisterInstance, RequestStep,
 };
 use kvplane_conductor::index::Tiers;
 use kvplane_conductor::policy::{PlacementPolicy, Slo};
@@ -74,7 +74,8 @@ impl DurableDesk {
 
     /// Returns the tokens of a prompt of twenty blocks that an instance is known to hold, and true if it is degraded.
     fn held(&mut self, name: &str) -> (u32, bool) {
-        let found = self.conductor.query(&context(), &prompt(1, 20), 8, Tiers::SAID).expect("served");
+        let found =
+            self.conductor.query(&context(), QueryPrompt::Hashes(&prompt(1, 20)), 8, Tiers::SAID).expect("served");
         match found.holders.iter().find(|holding| &*holding.instance == name) {
             Some(holding) => (holding.dram_tokens / support::BLOCK, holding.degraded),
             None => (0, false),
@@ -132,10 +133,7 @@ fn registrations_holds_and_placement_survive_a_restart() {
         .collect();
     assert_eq!(shown, [("http", 1, false, false, 0), ("quic", 1, true, false, 0)]);
     assert_eq!(kept.conductor.placement().0, PlacementPolicy::RoundRobin);
-    assert!(
-        kept.conductor.instances().specs().any(|(spec, is_vllm)| *spec == followed && is_vllm),
-        "its publisher is restored"
-    );
+    assert!(kept.conductor.instances().specs().any(|spec| *spec == followed), "its publisher is restored");
     assert!(kept.conductor.update(reservation, RequestStep::Alive, SECOND).is_err(), "a booking is of one process");
     // Another publisher under the same incarnation is another registration.
     let elsewhere = EventSource { replay: String::new(), ..publisher() };
@@ -285,7 +283,7 @@ fn act() -> impl Strategy<Value = Act> {
 fn remembered(conductor: &mut Conductor, now_ns: u64) -> Vec<(String, u64, bool, RegisterInstance)> {
     let rows = conductor.table(now_ns).instances;
     let specs: BTreeMap<String, RegisterInstance> =
-        conductor.instances().specs().map(|(spec, _)| (spec.instance.clone(), spec.clone())).collect();
+        conductor.instances().specs().map(|spec| (spec.instance.clone(), spec.clone())).collect();
     rows.iter()
         .map(|row| {
             (row.status.instance.to_string(), row.status.incarnation, row.held, specs[&*row.status.instance].clone())
@@ -312,7 +310,7 @@ proptest! {
                     let like = spec(&format!("i{name}"), part);
                     let spec = RegisterInstance { incarnation, events, token_bytes, model, ..like };
                     let of = |spec: &RegisterInstance| (spec.instance.clone(), spec.incarnation);
-                    let is_new = !kept.conductor.instances().specs().any(|(known, _)| of(known) == of(&spec));
+                    let is_new = !kept.conductor.instances().specs().any(|known| of(known) == of(&spec));
                     let name = spec.instance.clone();
                     if kept.conductor.register(spec, now_ns).is_ok() && is_new {
                         missing.insert(name, false);

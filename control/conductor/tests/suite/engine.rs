@@ -1,11 +1,12 @@
 //! Decoding of engines' events: every known format, golden bytes, and invalid bytes.
 
-use kvplane_conductor::conductor::BlockChange;
+use kvplane_conductor::conductor::{BlockChange, StoredTokens};
 use kvplane_conductor::engine::hashes::vllm;
 use kvplane_conductor::engine::keys::{BlockKey, read_key};
 use kvplane_conductor::engine::msgpack::Value;
 use kvplane_conductor::engine::store::{ObjectName, StoreEvent, StoreMedium, read_store_batch};
-use kvplane_conductor::engine::{EngineBatch, RootBlock, read_batch};
+use kvplane_conductor::engine::tokens::{BlockInputs, ROOT, TokenPrompt, token_hash};
+use kvplane_conductor::engine::{EngineBatch, read_batch};
 use kvplane_conductor::index::BlockTier;
 use kvplane_proto::events::ObjectChange;
 use proptest::prelude::*;
@@ -79,6 +80,10 @@ fn stored(tier: BlockTier, parent: Option<u64>, hashes: &[u64]) -> BlockChange {
     BlockChange::Stored { lora: String::new(), salt: String::new(), tier, parent, hashes: hashes.to_vec() }
 }
 
+fn content(tokens: std::ops::Range<u32>) -> u64 {
+    BlockInputs::default().content(&tokens.collect::<Vec<_>>())
+}
+
 fn removed(tier: Option<BlockTier>, hashes: &[u64]) -> BlockChange {
     BlockChange::Removed { lora: String::new(), salt: String::new(), tier, hashes: hashes.to_vec() }
 }
@@ -104,13 +109,18 @@ fn vllm_maps_are_decoded() {
     let cleared = Pack::Map(vec![("type", text("AllBlocksCleared"))]);
     let expected = EngineBatch {
         events: vec![
-            stored(BlockTier::Dram, Some(number(0)), &[number(1), number(2)]),
+            BlockChange::StoredTokens(StoredTokens {
+                tier: BlockTier::Dram,
+                parent: Some(number(0)),
+                hashes: vec![number(1), number(2)],
+                contents: vec![content(0..16), content(16..32)],
+                part_tokens: 0,
+            }),
             removed(Some(BlockTier::Gpu), &[u64::MAX]),
             BlockChange::Cleared,
         ],
         unread: 0,
         foreign: 0,
-        root: None,
     };
     let events = Pack::List(vec![store, gone, cleared]);
     let map = Pack::Map(vec![("ts", Pack::Float(1.5)), ("events", events.clone()), ("data_parallel_rank", Pack::Nil)]);
@@ -119,32 +129,129 @@ fn vllm_maps_are_decoded() {
     assert_eq!(read_batch(&list.bytes(), 16), Some(expected));
 }
 
-/// A partial block at the end of a prompt does not count: no request reuses 48 tokens of a prompt of 40.
+/// Number of blocks that are known by their tokens, of all blocks, and of tokens in the partial last one.
 #[test]
-fn partial_last_block_is_ignored() {
-    let event = |tokens: i64, blocks: i64| {
+fn blocks_count_by_the_tokens_in_their_event() {
+    let event = |tokens: i64, blocks: i64, size: i64| {
         Pack::List(vec![
             text("BlockStored"),
             Pack::List((1..=blocks).map(Pack::Int).collect()),
             Pack::Nil,
             Pack::List((0..tokens).map(Pack::Int).collect()),
-            Pack::Int(16),
+            Pack::Int(size),
         ])
     };
-    let whole = |tokens, blocks| {
-        let batch = Pack::List(vec![Pack::Float(0.0), Pack::List(vec![event(tokens, blocks)])]);
+    let read = |tokens, blocks, size| {
+        let batch = Pack::List(vec![Pack::Float(0.0), Pack::List(vec![event(tokens, blocks, size)])]);
         let read = read_batch(&batch.bytes(), 16).expect("a batch");
         match &read.events[..] {
-            [] => 0,
-            [BlockChange::Stored { hashes, .. }] => hashes.len(),
+            [] => (0, 0, read.foreign as u32),
+            [BlockChange::Stored { hashes, .. }] => (0, hashes.len(), 0),
+            [BlockChange::StoredTokens(stored)] => (stored.contents.len(), stored.hashes.len(), stored.part_tokens),
             others => panic!("{others:?}"),
         }
     };
-    for (tokens, blocks, full) in
-        [(40, 3, 2), (33, 3, 2), (47, 3, 2), (48, 3, 3), (32, 2, 2), (16, 1, 1), (15, 1, 0), (1, 1, 0), (0, 3, 3)]
-    {
-        assert_eq!(whole(tokens, blocks), full, "{tokens} tokens in {blocks} blocks");
+    for (tokens, blocks, size, known) in [
+        (48, 3, 16, (3, 3, 0)),
+        (16, 1, 16, (1, 1, 0)),
+        // A partial last block: one event of several blocks, or a page with a size of its own.
+        (40, 3, 16, (3, 3, 8)),
+        (33, 3, 16, (3, 3, 1)),
+        (15, 1, 16, (1, 1, 15)),
+        (5, 1, 5, (1, 1, 5)),
+        // No tokens, too few, too many.
+        (0, 3, 16, (0, 3, 0)),
+        (32, 3, 16, (0, 3, 0)),
+        (49, 3, 16, (0, 3, 0)),
+        // Another size than registered.
+        (8, 2, 4, (0, 0, 1)),
+        (4, 1, 5, (0, 0, 1)),
+        (32, 1, 32, (0, 0, 1)),
+    ] {
+        assert_eq!(read(tokens, blocks, size), known, "{tokens} tokens in {blocks} blocks of {size}");
     }
+}
+
+/// Decodes an event of one block of 4 tokens; returns the contents.
+fn contents(fields: Vec<(&'static str, Pack)>) -> Option<Vec<u64>> {
+    let head = vec![("type", text("BlockStored")), ("token_ids", Pack::List((1..=4).map(Pack::Int).collect()))];
+    let event = Pack::Map(head.into_iter().chain(fields).collect());
+    let batch = Pack::Map(vec![("events", Pack::List(vec![event]))]);
+    match read_batch(&batch.bytes(), 4).expect("a batch").events.pop().expect("decoded") {
+        BlockChange::StoredTokens(stored) => Some(stored.contents),
+        _ => None,
+    }
+}
+
+#[test]
+fn adapters_and_salts_are_inputs_of_contents() {
+    let one = || ("block_hashes", Pack::List(vec![Pack::Int(1)]));
+    let keys = |keys: Vec<Pack>| ("extra_keys", Pack::List(vec![Pack::List(keys)]));
+    let first = |lora: &str, salt: &str| TokenPrompt::new(&[1, 2, 3, 4], 4, lora, salt).hashes()[0];
+    let named = |fields: Vec<_>| contents([vec![one()], fields].concat()).map(|of| token_hash(ROOT, of[0]));
+    let lora = || ("lora_name", text("l"));
+    assert_eq!(named(vec![]), Some(first("", "")));
+    assert_eq!(named(vec![("extra_keys", Pack::List(vec![Pack::Nil]))]), Some(first("", "")));
+    assert_eq!(named(vec![lora()]), Some(first("l", "")));
+    assert_eq!(named(vec![lora(), ("lora_id", Pack::Int(3)), keys(vec![text("l")])]), Some(first("l", "")));
+    assert_eq!(named(vec![keys(vec![text("l"), text("s")])]), Some(first("l", "s")));
+    assert_eq!(named(vec![keys(vec![text("s")])]), Some(first("", "s")));
+    let others = [vec![("lora_id", Pack::Int(3))], vec![keys(vec![Pack::List(vec![text("picture"), Pack::Int(1)])])]];
+    for other in others {
+        assert!(named(other.clone()).is_some_and(|hash| hash != first("", "")), "{other:?}");
+    }
+    // Inputs of another number of blocks, and pairs of tokens, as with speculative decoding.
+    assert_eq!(named(vec![("extra_keys", Pack::List(vec![Pack::Nil, Pack::Nil]))]), None);
+    assert_eq!(named(vec![("token_ids", Pack::List(vec![]))]), Some(first("", "")), "the first of two fields counts");
+    let pairs = Pack::List(vec![Pack::List(vec![Pack::Int(1), Pack::Int(2)]); 16]);
+    let event = Pack::List(vec![text("BlockStored"), Pack::List(vec![Pack::Int(1)]), Pack::Nil, pairs, Pack::Int(16)]);
+    let batch = Pack::List(vec![Pack::Float(0.0), Pack::List(vec![event])]);
+    assert_eq!(read_batch(&batch.bytes(), 16).expect("a batch").events, vec![stored(BlockTier::Gpu, None, &[1])]);
+}
+
+#[test]
+fn tensorrt_llm_events_are_decoded() {
+    let token =
+        |id: i64, extra: i64| Pack::Map(vec![("token_id", Pack::Int(id)), ("token_extra_id", Pack::Int(extra))]);
+    let block = |hash: u64, level: i64, tokens: std::ops::Range<i64>| {
+        Pack::Map(vec![
+            ("type", text("stored_block")),
+            ("block_hash", Pack::Big(hash)),
+            ("tokens", Pack::List(tokens.map(|id| token(id, 0)).collect())),
+            ("cache_level", Pack::Int(level)),
+        ])
+    };
+    let event = |data: Vec<(&'static str, Pack)>| {
+        Pack::Map(vec![("event_id", Pack::Int(1)), ("data", Pack::Map(data)), ("window_size", Pack::Int(64))])
+    };
+    let store = |parent: Pack, blocks: Vec<Pack>| {
+        event(vec![("type", text("stored")), ("parent_hash", parent), ("blocks", Pack::List(blocks))])
+    };
+    let level = Pack::Map(vec![("old_value", Pack::Int(0)), ("new_value", Pack::Int(1))]);
+    let events = vec![
+        event(vec![("type", text("created")), ("num_blocks_per_cache_level", Pack::List(vec![Pack::Int(9)]))]),
+        store(Pack::Nil, vec![block(7, 0, 0..4), block(8, 1, 4..8), block(9, 1, 8..10)]),
+        event(vec![("type", text("updated")), ("block_hash", Pack::Big(7)), ("cache_level", level)]),
+        event(vec![("type", text("updated")), ("block_hash", Pack::Big(7)), ("priority", Pack::Int(1))]),
+        event(vec![("type", text("removed")), ("block_hashes", Pack::List(vec![Pack::Big(8)]))]),
+        // Too many tokens for a block; a block without tokens; an unknown type.
+        store(Pack::Nil, vec![block(7, 0, 0..5)]),
+        store(Pack::Nil, vec![block(7, 0, 0..0)]),
+        event(vec![("type", text("painted"))]),
+    ];
+    let batch = read_batch(&Pack::Map(vec![("events", Pack::List(events))]).bytes(), 4).expect("a batch");
+    let known = |tier, parent, hashes: &[u64], contents: &[u64], part_tokens| {
+        let (hashes, contents) = (hashes.to_vec(), contents.to_vec());
+        BlockChange::StoredTokens(StoredTokens { tier, parent, hashes, contents, part_tokens })
+    };
+    let expected = vec![
+        known(BlockTier::Gpu, None, &[7], &[content(0..4)], 0),
+        known(BlockTier::Dram, Some(7), &[8, 9], &[content(4..8), content(8..10)], 2),
+        removed(Some(BlockTier::Gpu), &[7]),
+        stored(BlockTier::Dram, None, &[7]),
+        removed(None, &[8]),
+    ];
+    assert_eq!((batch.events, batch.foreign, batch.unread), (expected, 2, 1));
 }
 
 /// Older engines, and SGLang with its signed numbers: tuples that are truncated.
@@ -192,7 +299,7 @@ fn undecodable_events_are_skipped() {
         event(one(), 16, Pack::Nil),
     ];
     let batch = Pack::List(vec![Pack::Float(0.0), Pack::List(events)]);
-    let expected = EngineBatch { events: vec![stored(BlockTier::Gpu, None, &[1])], unread: 6, foreign: 3, root: None };
+    let expected = EngineBatch { events: vec![stored(BlockTier::Gpu, None, &[1])], unread: 6, foreign: 3 };
     assert_eq!(read_batch(&batch.bytes(), 16), Some(expected));
     assert_eq!(read_batch(&Pack::Int(5).bytes(), 16), None);
     assert_eq!(read_batch(&Pack::List(vec![Pack::Int(5)]).bytes(), 16), None);
@@ -262,25 +369,6 @@ fn mooncake_master_events_are_decoded() {
     );
     assert_eq!((batch.foreign, batch.unread), (3, 4));
     assert_eq!(read_store_batch(&Value::Int(1)), None);
-}
-
-#[test]
-fn first_block_verifies_the_hash_seed() {
-    let tokens = || Pack::List((1..=4).map(Pack::Int).collect());
-    let hash = 2_164_874_634_404_590_027;
-    let event = |parent: Pack, lora: Pack, tokens: Pack| {
-        let hashes = Pack::List(vec![Pack::Big(hash), Pack::Big(9)]);
-        let event = Pack::List(vec![text("BlockStored"), hashes, parent, tokens, Pack::Int(4), lora]);
-        Pack::List(vec![Pack::Float(0.0), Pack::List(vec![event])]).bytes()
-    };
-    let root = |bytes: &[u8]| read_batch(bytes, 4).expect("a batch").root;
-    let found = root(&event(Pack::Nil, Pack::Nil, tokens()));
-    assert_eq!(found, Some(RootBlock { tokens: vec![1, 2, 3, 4], hash }));
-    assert!(found.as_ref().is_some_and(|root| root.is_of("0") && !root.is_of("1") && !root.is_of("")));
-    // Events without evidence: a later block, one of an adapter, one without its tokens.
-    assert_eq!(root(&event(Pack::Big(7), Pack::Nil, tokens())), None);
-    assert_eq!(root(&event(Pack::Nil, Pack::Int(3), tokens())), None);
-    assert_eq!(root(&event(Pack::Nil, Pack::Nil, Pack::List(vec![Pack::Int(1)]))), None);
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use kvplane_conductor::conductor::{
     BlockChange, CacheBatch, CacheReport, Conductor, ConductorConfig, InstancePart, RegisterInstance, RequestStep,
-    Schedule, ScheduleMode, ScheduleReply,
+    Schedule, ScheduleMode, ScheduleReply, StoredTokens,
 };
 use kvplane_conductor::index::{BlockTier, IndexConfig, PromptContext};
 use kvplane_conductor::scheduler::SchedulerConfig;
@@ -189,4 +189,20 @@ proptest! {
         let most = f64::from(asked) * std::f64::consts::LN_2;
         prop_assert!(found.is_some_and(|row| row.per_minute <= most + 1e-6 && row.per_minute > 0.5));
     }
+}
+
+/// The store knows its objects by engine hashes.
+#[test]
+fn wanted_replicas_have_the_hashes_of_the_store() {
+    let (mut conductor, prompt) = conductor_with_a_store();
+    let (tier, parent, contents, part_tokens) = (BlockTier::Gpu, None, vec![1, 2], 0);
+    let (lora, salt, hashes) = (String::new(), String::new(), prompt.clone());
+    let changes = vec![
+        BlockChange::StoredTokens(StoredTokens { tier, parent, hashes, contents, part_tokens }),
+        BlockChange::Removed { lora, salt, tier: None, hashes: prompt[1..].to_vec() },
+    ];
+    conductor.cache("i0", 1, CacheBatch { seq: 1, kind: CacheReport::Goes, changes }, 0).expect("taken");
+    fetch(&mut conductor, &prompt, 100);
+    let wanted = conductor.copies_wanted(8, 0);
+    assert_eq!(wanted.iter().map(|one| &one.hashes[..]).collect::<Vec<_>>(), [&prompt[1..]]);
 }

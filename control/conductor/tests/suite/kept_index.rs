@@ -7,9 +7,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kvplane_conductor::conductor::{
     BlockChange, CacheBatch, CacheReport, CacheTaken, CacheWanted, Conductor, Durable, DurableInstance, EventSource,
-    FollowedFeed, InstancePart, PoolSnapshot, RegisterInstance,
+    FollowedFeed, InstancePart, PoolSnapshot, QueryPrompt, RegisterInstance, StoredTokens,
 };
-use kvplane_conductor::index::{IndexConfig, SnapshotError, Tiers};
+use kvplane_conductor::engine::tokens::{ROOT, token_hash};
+use kvplane_conductor::index::{BlockTier, IndexConfig, SnapshotError, Tiers};
 use proptest::prelude::*;
 use support::{SECOND, asked, batch, config, context, prompt, spec, stored};
 
@@ -70,7 +71,7 @@ impl Desk {
 
     /// Returns the number of blocks of a prompt that an instance is known to hold, and true if it is degraded.
     fn held(&mut self, name: &str, prompt: &[u64]) -> (u32, bool) {
-        let found = self.conductor.query(&context(), prompt, 8, Tiers::SAID).expect("served");
+        let found = self.conductor.query(&context(), QueryPrompt::Hashes(prompt), 8, Tiers::SAID).expect("served");
         match found.holders.iter().find(|holding| &*holding.instance == name) {
             Some(holding) => (holding.dram_tokens / support::BLOCK, holding.degraded),
             None => (0, false),
@@ -94,7 +95,7 @@ fn restored_blocks_are_hidden_from_every_answer_until_they_are_confirmed() {
     desk.take_snapshots();
     desk.restart();
     assert_eq!((desk.held("p0", &prompt(1, 20)), desk.held("p1", &prompt(1, 20))), ((0, true), (0, true)));
-    let found = desk.conductor.query(&context(), &prompt(1, 20), 8, Tiers::SAID).expect("served");
+    let found = desk.conductor.query(&context(), QueryPrompt::Hashes(&prompt(1, 20)), 8, Tiers::SAID).expect("served");
     assert_eq!(found.pooled_tokens, 0);
     // A request is placed as if nothing was cached, and its promised blocks are not lost by the confirmation.
     let asked = asked("a", prompt(1, 10));
@@ -125,6 +126,63 @@ fn restored_blocks_are_hidden_from_every_answer_until_they_are_confirmed() {
     desk.restart();
     assert_eq!(desk.cache("p1", 1, batch(4, Vec::new())).wanted, CacheWanted::Nothing);
     assert_eq!(desk.held("p1", &prompt(1, 20)), (3, false));
+}
+
+/// Blocks with their contents, by engine hash.
+fn with_tokens(hashes: &[u64], contents: &[u64]) -> BlockChange {
+    let (hashes, contents) = (hashes.to_vec(), contents.to_vec());
+    BlockChange::StoredTokens(StoredTokens { tier: BlockTier::Dram, parent: None, hashes, contents, part_tokens: 0 })
+}
+
+fn removed(hashes: &[u64]) -> BlockChange {
+    let (lora, salt) = (String::new(), String::new());
+    BlockChange::Removed { lora, salt, tier: None, hashes: hashes.to_vec() }
+}
+
+#[test]
+fn engine_hashes_of_restored_blocks_still_name_them() {
+    let mut desk = Desk::new();
+    for name in ["p0", "p1"] {
+        desk.register(spec(name, InstancePart::Prefill));
+    }
+    desk.cache("p0", 1, batch(0, vec![with_tokens(&[11, 12, 13], &[1, 2, 3])]));
+    // Another engine gives the same blocks other hashes.
+    desk.cache("p1", 1, batch(0, vec![with_tokens(&[21, 22], &[1, 2])]));
+    desk.take_snapshots();
+    desk.restart();
+    // Many new blocks of p1 make the aliases of all others be examined while the blocks of p0 are hidden.
+    desk.cache("p1", 1, batch(1, Vec::new()));
+    for seq in 0..20 {
+        let hashes: Vec<u64> = (0..50).map(|at| 1_000 + seq * 50 + at).collect();
+        desk.cache("p1", 1, batch(2 + seq, vec![with_tokens(&hashes, &hashes)]));
+    }
+    assert_eq!(desk.held("p1", &[11, 12, 13]), (2, false), "by the hashes of the other engine");
+    assert_eq!(desk.held("p0", &[21, 22]), (0, true));
+    desk.cache("p0", 1, batch(1, vec![removed(&[13])]));
+    let third = [1, 2, 3].into_iter().fold(ROOT, token_hash);
+    assert_eq!((desk.held("p0", &[21, 22]), desk.held("p0", &[11, 12, third])), ((2, false), (2, false)));
+    desk.cache("p0", 1, batch(2, vec![removed(&[11, 12])]));
+    assert_eq!((desk.held("p0", &[11]), desk.held("p1", &[11])), ((0, false), (1, false)));
+}
+
+#[test]
+fn an_engine_hash_that_becomes_ambiguous_takes_hidden_blocks_with_it() {
+    let mut desk = Desk::new();
+    for name in ["p0", "p1"] {
+        desk.register(spec(name, InstancePart::Prefill));
+    }
+    desk.cache("p0", 1, batch(0, vec![with_tokens(&[11, 12], &[1, 2])]));
+    desk.cache("p1", 1, batch(0, vec![with_tokens(&[21], &[1])]));
+    desk.take_snapshots();
+    desk.restart();
+    desk.cache("p1", 1, batch(1, vec![with_tokens(&[12], &[7])]));
+    // Nothing tells any more which block of p0 this means.
+    desk.cache("p0", 1, batch(1, vec![removed(&[12])]));
+    let found = desk.conductor.query(&context(), QueryPrompt::Hashes(&[21, 12]), 8, Tiers::SAID).expect("served");
+    let held = found.holders.iter().find(|holding| &*holding.instance == "p0").expect("it has the first block");
+    assert_eq!(held.dram_tokens, support::BLOCK);
+    let second = [1, 2].into_iter().fold(ROOT, token_hash);
+    assert_eq!(desk.held("p0", &[11, second]), (1, false), "the removed block is not answered");
 }
 
 #[test]

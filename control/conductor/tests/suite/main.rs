@@ -12,3 +12,4 @@ mod kept_index;
 mod queue;
 mod service;
 mod support;
+mod tokens;

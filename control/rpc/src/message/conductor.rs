@@ -8,7 +8,7 @@ pub use kvplane_conductor::conductor::{
     Assignment, BlockChange, CacheBatch, CacheReport, CacheTaken, CacheWanted, CandidateStatus, EventSource,
     FetchSource, InstanceLoad, InstancePart, InstanceRegistered, InstanceStatus, InstanceTable, ModelStatus,
     PlacementNotice, PrefixHolder, PrefixHolders, RegisterInstance, RequestExplained, RequestStep, RequestTerms,
-    Schedule, ScheduleMode, ScheduleOnTerms, ScheduleRefusal, ScheduleReply,
+    Schedule, ScheduleMode, ScheduleOnTerms, ScheduleRefusal, ScheduleReply, StoredTokens,
 };
 pub use kvplane_conductor::index::{BlockTier, PromptContext};
 

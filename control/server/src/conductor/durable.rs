@@ -152,11 +152,10 @@ impl DecodedRecords {
 }
 
 /// Returns the event source of an instance, if it publishes events.
-pub(super) fn followed(spec: &RegisterInstance, is_vllm: bool) -> Option<EventOrigin> {
+pub(super) fn followed(spec: &RegisterInstance) -> Option<EventOrigin> {
     let source = spec.events.clone()?;
-    let hashes = is_vllm.then(|| spec.pool());
     let (instance, incarnation, block_tokens) = (spec.instance.clone(), spec.incarnation, spec.block_tokens);
-    Some(EventOrigin { source, feed: Feed::Engine { instance, incarnation, block_tokens, hashes } })
+    Some(EventOrigin { source, feed: Feed::Engine { instance, incarnation, block_tokens } })
 }
 
 /// Returns the change that stores a master.

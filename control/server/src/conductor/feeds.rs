@@ -118,10 +118,8 @@ impl Feeds {
 
     /// Follows the instances and masters that were registered before this process started, unless tasks do already.
     pub(super) fn follow_restored(&self) {
-        let origins: Vec<EventOrigin> = self.host.look(|conductor, _| {
-            let specs = conductor.instances().specs();
-            specs.filter_map(|(spec, is_vllm)| followed(spec, is_vllm)).collect()
-        });
+        let origins: Vec<EventOrigin> =
+            self.host.look(|conductor, _| conductor.instances().specs().filter_map(followed).collect());
         let masters = self.lock().masters.take_restored();
         origins.into_iter().for_each(|origin| self.follow_instance(origin, false));
         masters.into_iter().for_each(|master| self.follow_master(master, true));

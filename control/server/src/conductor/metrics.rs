@@ -10,6 +10,7 @@ use crate::counts::MetricKind;
 pub(super) fn record(conductor: &mut Conductor, now_ns: u64, feeds: &FeedCounts, snapshots: Option<&SnapshotCounts>) {
     let (counts, copies) = (conductor.counts(), conductor.copies());
     let unreachable = conductor.instances().unreachable() as u64;
+    let aliases = conductor.hash_aliases() as u64;
     let table = conductor.table(now_ns);
     let sum = |of: fn(&ModelStatus) -> u64| table.pools.iter().map(|pool| of(&pool.status)).sum::<u64>();
     let of_pools = |of: fn(&PoolRow) -> u64| table.pools.iter().map(of).sum::<u64>();
@@ -38,6 +39,11 @@ pub(super) fn record(conductor: &mut Conductor, now_ns: u64, feeds: &FeedCounts,
         ("kvplane_conductor_event_gaps_total", "Gaps in cache events.", counts.gaps),
         ("kvplane_conductor_undecodable_events_total", "Events of engines that could not be decoded.", feeds.unread()),
         ("kvplane_conductor_foreign_events_total", "Events of other block sizes or groups.", feeds.foreign()),
+        (
+            "kvplane_conductor_hash_only_blocks_total",
+            "Blocks stored without usable tokens: they are found by the hashes of their engine only.",
+            counts.by_hash_only,
+        ),
         (
             "kvplane_conductor_lost_publishers_total",
             "Times that a publisher of events became unreachable.",
@@ -108,6 +114,7 @@ pub(super) fn record(conductor: &mut Conductor, now_ns: u64, feeds: &FeedCounts,
         ("kvplane_conductor_waiting_requests", "Queued requests.", sum(|model| model.waiting)),
         ("kvplane_conductor_requests", "Queued and booked requests.", sum(|model| model.requests)),
         ("kvplane_conductor_index_blocks", "Blocks in the prefix indexes.", sum(|model| model.blocks)),
+        ("kvplane_conductor_hash_aliases", "Engine hashes whose token hashes are known.", aliases),
         ("kvplane_conductor_prefix_replicas", "Hot prefixes with a replica.", copies.prefixes as u64),
         (
             "kvplane_conductor_prefix_replica_bytes",

@@ -14,9 +14,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvplane_conductor::conductor::{
-    BlockChange, CacheBatch, CacheReport, ConductorError, EventSource, FeedPosition, FollowedFeed, PoolKey,
+    BlockChange, CacheBatch, CacheReport, ConductorError, EventSource, FeedPosition, FollowedFeed,
 };
-use kvplane_conductor::engine::{RootBlock, read_batch};
+use kvplane_conductor::engine::read_batch;
 use kvplane_proto::Digest;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
@@ -48,13 +48,7 @@ pub(super) struct EventOrigin {
 /// Feed of events.
 pub(super) enum Feed {
     /// Cache of an engine.
-    Engine {
-        instance: String,
-        incarnation: u64,
-        block_tokens: u32,
-        /// Model whose seed its hashes should start from, if known.
-        hashes: Option<PoolKey>,
-    },
+    Engine { instance: String, incarnation: u64, block_tokens: u32 },
     /// Store of a master.
     Master(Master),
 }
@@ -419,18 +413,7 @@ impl EventSubscriber {
         let unread = read.as_ref().map_or(1, |batch| batch.unread);
         self.counts.note_skipped(unread, read.as_ref().map_or(0, |batch| batch.foreign));
         let read = read.unwrap_or_default();
-        if let Some(root) = &read.root {
-            self.compare(root);
-        }
         self.batch(seq, change, read.events, Some(mark_of(payload)))
-    }
-
-    /// Compares the engine's hashes with those that queries by tokens compute.
-    fn compare(&self, root: &RootBlock) {
-        let Feed::Engine { instance, incarnation, hashes: Some(pool), .. } = &self.followed.feed else { return };
-        let does = root.is_of(&self.host.seed(pool));
-        // An instance that is not registered any more is not followed for long.
-        let _ = self.host.with(|conductor, _| conductor.hashes_as_expected(instance, *incarnation, does));
     }
 
     /// Applies a batch; `mark` is the digest of its message.

@@ -4,16 +4,18 @@
 //! |---|---|
 //! | `POST /register` | registers an engine or a master with its publisher of events, which is followed from then on |
 //! | `POST /unregister` | unregisters it |
-//! | `POST /query` | returns the holders of a prompt's prefix, by tokens, hashed as vLLM does (`sha256_cbor`) |
-//! | `POST /query_by_hash` | the same query, by hashes |
+//! | `POST /query` | returns the holders of a prompt's prefix, by tokens, of engines of any hash scheme |
+//! | `POST /query_by_hash` | the same query, by the hashes of an engine |
 //! | `GET /global_view` | models, with the number of their known blocks |
 //! | `GET /services` | engines and masters |
 //!
 //! An answer to a query has both shapes: `instances` with cumulative `gpu`, `cpu`, `disk` and `longest_matched`, and
 //! the tenant's name with `GPU`, `CPU`, `DISK` and `DP`. A model that no instance serves has no holders. Blocks in the
-//! shared store count as memory (`cpu`) of every instance that prefills. `hash_mismatch` means that engines of the
-//! model were seen to hash differently from the query; `degraded` means that the index lacks contents of the model's
-//! engines or of stores, as after a restart of the control plane; `progress` then says how far it is.
+//! shared store count as memory (`cpu`) of every instance that prefills. A query by tokens finds the blocks whose
+//! events contain tokens, and by the hashes of vLLM's `sha256_cbor` with the registered seed all others;
+//! `hash_mismatch` means that engines of the model hold blocks that neither finds. `degraded` means that the index
+//! lacks contents of the model's engines or of stores, as after a restart of the control plane; `progress` then says
+//! how far it is.
 //!
 //! A body of type `application/msgpack` is MessagePack, and so is its answer; with `GET`, `Accept` decides. In
 //! MessagePack, `token_ids` may be bytes: numbers of 32 bits, little-endian.
@@ -25,13 +27,13 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper::header::{ACCEPT, CONTENT_TYPE, HeaderMap, HeaderName};
 use hyper::{Method, Request, StatusCode};
-use kvplane_conductor::conductor::PoolKey;
+use kvplane_conductor::conductor::{PoolKey, QueryPrompt};
 use kvplane_conductor::engine::hashes::{MAX_TOKENS, vllm};
 use kvplane_conductor::engine::msgpack;
+use kvplane_conductor::engine::tokens::TokenPrompt;
 use kvplane_rpc::RefusalCode;
 use kvplane_rpc::conductor::{
-    BlockTier, DeregisterInstance, EventSource, InstancePart, PrefixHolder, PromptContext, QueryPrefix,
-    RegisterInstance,
+    BlockTier, DeregisterInstance, EventSource, InstancePart, PrefixHolder, PromptContext, RegisterInstance,
 };
 use serde_json::{Map, Value, json};
 
@@ -198,13 +200,10 @@ async fn serve(
             let salt = fields.text("cache_salt")?.unwrap_or_default();
             let lora = fields.text("lora_name")?.unwrap_or_default();
             let hashes = vllm(&tokens, context.block_tokens as usize, &seed, &lora, &salt);
-            query(conductor, &fields, context, hashes)
+            let prompt = TokenPrompt::new(&tokens, context.block_tokens as usize, &lora, &salt);
+            query(conductor, &fields, &context, QueryPrompt::Tokens(&prompt, &hashes))
         }
-        _ => {
-            let context = fields.context()?;
-            let hashes = fields.hashes()?;
-            query(conductor, &fields, context, hashes)
-        }
+        _ => query(conductor, &fields, &fields.context()?, QueryPrompt::Hashes(&fields.hashes()?)),
     }
 }
 
@@ -272,6 +271,20 @@ impl Fields<'_> {
         read.collect::<Option<_>>().ok_or_else(|| wrong("seq_hashes must be whole numbers of 64 bits"))
     }
 
+    /// Returns the hash seed of a profile, a text or a number; none if the engine draws one at random.
+    fn seed(&self) -> Result<Option<String>, RequestError> {
+        let seed = match self.get("python_hash_seed") {
+            Some(Value::Number(number)) => Some(number.to_string()),
+            _ => self.text("python_hash_seed")?,
+        };
+        match seed {
+            Some(seed) if seed.len() > SEED_BYTES => {
+                Err(wrong(format!("python_hash_seed has at most {SEED_BYTES} bytes")))
+            }
+            seed => Ok(seed),
+        }
+    }
+
     /// Returns the name of an instance, with its rank.
     fn instance(&self) -> Result<String, RequestError> {
         let rank = self.number("dp_rank", RANKS)?.unwrap_or(0);
@@ -302,12 +315,15 @@ fn register_master(conductor: &ConductorService, fields: &Fields<'_>) -> Result<
 }
 
 fn register(conductor: &ConductorService, fields: &Fields<'_>) -> Result<Value, RequestError> {
-    let vllm = match fields.required("type")?.to_ascii_lowercase().as_str() {
+    let engine = fields.required("type")?.to_ascii_lowercase();
+    let is_vllm = match engine.as_str() {
         "vllm" => true,
-        "sglang" => false,
+        "sglang" | "tensorrt-llm" | "tensorrt_llm" | "trtllm" => false,
         "mooncake" => return register_master(conductor, fields),
         other => {
-            let what = format!("events of type {other:?} are not followed; those of vLLM, SGLang and Mooncake are");
+            let what = format!(
+                "events of type {other:?} are not followed; those of vLLM, SGLang, TensorRT-LLM and Mooncake are"
+            );
             return Err(RequestError(StatusCode::NOT_IMPLEMENTED, what));
         }
     };
@@ -315,25 +331,21 @@ fn register(conductor: &ConductorService, fields: &Fields<'_>) -> Result<Value, 
     let (tenant, model) = (fields.tenant()?, fields.required("modelname")?);
     let block_tokens = fields.block_tokens()?;
     let (seed, by_tokens) = match fields.get("hash_profile") {
-        None => (None, vllm),
+        None => (None, is_vllm),
         Some(profile) => {
             let profile = Fields(profile.as_object().ok_or_else(|| wrong("hash_profile must be an object"))?);
             let by_tokens = match profile.text("algorithm")?.as_deref() {
-                None | Some("sha256_cbor") => vllm,
-                // Only Python's serialization, or another hash, gives these: queries by hash are answered, and queries
-                // by tokens carry `hash_mismatch` once events have shown tokens.
+                None | Some("sha256_cbor") => is_vllm,
+                // Only Python's serialization, or another hash, gives these: blocks are found by the tokens in events.
                 Some(other) if FOREIGN_HASHES.contains(&other) => false,
                 Some(other) => {
                     let known = FOREIGN_HASHES.join(", ");
                     return Err(wrong(format!("the hash algorithm {other:?} is not vLLM's: sha256_cbor, {known}")));
                 }
             };
-            (profile.text("python_hash_seed")?, by_tokens)
+            (profile.seed()?, by_tokens)
         }
     };
-    if seed.as_ref().is_some_and(|seed| seed.len() > SEED_BYTES) {
-        return Err(wrong(format!("python_hash_seed has at most {SEED_BYTES} bytes")));
-    }
     let source = EventSource {
         publisher: fields.required("endpoint")?,
         replay: fields.text("replay_endpoint")?.unwrap_or_default(),
@@ -352,13 +364,8 @@ fn register(conductor: &ConductorService, fields: &Fields<'_>) -> Result<Value, 
         address: source.publisher.clone(),
         events: Some(source),
     };
-    // SGLang's hashes are different; no router queries them by tokens.
-    let registered = conductor.register_as(call, vllm, seed)?;
-    let mut answer = json!({ "status": "registered successfully", "instance_id": instance, "fresh": registered.fresh });
-    if !by_tokens {
-        answer["query"] = "by_hash_only".into();
-    }
-    Ok(answer)
+    let registered = conductor.register_as(call, by_tokens, seed)?;
+    Ok(json!({ "status": "registered successfully", "instance_id": instance, "fresh": registered.fresh }))
 }
 
 fn unregister(conductor: &ConductorService, fields: &Fields<'_>) -> Result<Value, RequestError> {
@@ -376,12 +383,17 @@ fn unregister(conductor: &ConductorService, fields: &Fields<'_>) -> Result<Value
 
 /// Adds to the instances' holdings what each can fetch from the shared store, which counts as memory of instances that
 /// prefill.
-fn with_store(conductor: &ConductorService, mut holders: Vec<PrefixHolder>, asked: &QueryPrefix) -> Vec<PrefixHolder> {
-    let stored = conductor.in_store(asked);
+fn with_store(
+    conductor: &ConductorService,
+    mut holders: Vec<PrefixHolder>,
+    context: &PromptContext,
+    prompt: QueryPrompt<'_>,
+) -> Vec<PrefixHolder> {
+    let stored = conductor.in_store(context, prompt);
     if stored == 0 {
         return holders;
     }
-    let PromptContext { tenant, model, block_tokens, .. } = &asked.context;
+    let PromptContext { tenant, model, block_tokens, .. } = context;
     let rows = conductor.table().instances.into_iter().filter(|row| {
         row.part != InstancePart::Decode
             && (&row.tenant, &row.model, row.block_tokens) == (tenant, model, *block_tokens)
@@ -405,17 +417,18 @@ fn with_store(conductor: &ConductorService, mut holders: Vec<PrefixHolder>, aske
 fn query(
     conductor: &ConductorService,
     fields: &Fields<'_>,
-    context: PromptContext,
-    hashes: Vec<u64>,
+    context: &PromptContext,
+    prompt: QueryPrompt<'_>,
 ) -> Result<Value, RequestError> {
     let only = fields.text("instance_id")?;
     let tenant = external(&context.tenant).to_owned();
-    let pool = pool_of(&context);
-    let mismatch = conductor.host.look(|conductor, _| conductor.mismatched(&pool));
+    let pool = pool_of(context);
+    // Hashes that a caller has are those of its engines.
+    let by_tokens = matches!(prompt, QueryPrompt::Tokens(..));
+    let mismatch = by_tokens && conductor.host.look(|conductor, _| conductor.mismatched(&pool));
     let incomplete = conductor.is_incomplete(&pool);
-    let asked = QueryPrefix { context, hashes, most: HOLDERS, tier: BlockTier::Ssd };
-    let holders = match conductor.query(&asked) {
-        Ok(found) => with_store(conductor, found.holders, &asked),
+    let holders = match conductor.query_prompt(context, prompt, HOLDERS, BlockTier::Ssd) {
+        Ok(found) => with_store(conductor, found.holders, context, prompt),
         Err(refusal) if refusal.known_code() == Some(RefusalCode::NotFound) => Vec::new(),
         Err(refusal) => return Err(refusal.into()),
     };

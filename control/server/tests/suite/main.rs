@@ -8,6 +8,7 @@ mod durable;
 mod engines;
 mod masters;
 mod metadata;
+mod schemes;
 mod shims;
 mod status;
 mod support;

@@ -1,4 +1,4 @@
-//! Tests of Mooncake masters as a source of blocks, and of engines with unexpected hashes, over real sockets.
+//! Tests of Mooncake masters as a source of blocks, over real sockets.
 
 use crate::support;
 use crate::zeromq;
@@ -140,47 +140,6 @@ fn blocks_of_a_masters_store_count_until_something_of_it_is_missing() {
         assert_eq!(post(http, "/unregister", foreign).await.0, "404 Not Found");
         assert_eq!(post(http, "/unregister", json!({ "instance_id": "store" })).await.0, "200 OK");
         until(&router, "m", 0).await;
-    });
-}
-
-/// Returns whether the model is marked as mismatched, after its engine has stored the tokens 1 to 4, hashed with seed
-/// "0".
-async fn marked(http: SocketAddr, name: &'static str, seed: &'static str) -> bool {
-    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
-    let endpoint = format!("tcp://{}", listener.local_addr().expect("bound"));
-    let spec = json!({
-        "type": "vLLM", "instance_id": name, "endpoint": endpoint, "modelname": name, "block_size": 4,
-        "hash_profile": { "algorithm": "sha256_cbor", "python_hash_seed": seed },
-    });
-    assert_eq!(post(http, "/register", spec).await.0, "200 OK");
-    let mut live = accept(&listener, "PUB").await;
-    read_frame(&mut live).await;
-    let hash = 2_164_874_634_404_590_027u64;
-    let stored = json!(["BlockStored", [hash], null, [1, 2, 3, 4], 4, null]);
-    send(&mut live, &[b"", &0u64.to_be_bytes(), &pack(&json!([0.5, [stored]]))]).await;
-    let query = json!({ "model": name, "block_size": 4, "seq_hashes": [hash] });
-    loop {
-        let found = post(http, "/query_by_hash", query.clone()).await.1;
-        if found["instances"][name]["gpu"] == json!(4) {
-            return found["hash_mismatch"] == json!(true);
-        }
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-}
-
-#[test]
-fn an_engine_that_hashes_with_another_seed_is_found_out_by_its_first_block() {
-    let (_control, http) = start();
-    run(async {
-        assert!(!marked(http, "right", "0").await);
-        assert!(marked(http, "wrong", "1").await);
-        let view = tokio::task::spawn_blocking(move || get(http, "/global_view").1).await.expect("asked");
-        let view: Value = serde_json::from_str(&view).expect("JSON");
-        let marks: Vec<_> = view["contexts"].as_array().expect("a list").iter().collect();
-        assert_eq!((&marks[0]["model_name"], &marks[0]["hash_mismatch"]), (&json!("right"), &json!(false)));
-        assert_eq!((&marks[1]["model_name"], &marks[1]["hash_mismatch"]), (&json!("wrong"), &json!(true)));
-        let metrics = tokio::task::spawn_blocking(move || get(http, "/metrics").1).await.expect("asked");
-        assert!(metrics.contains("kvplane_conductor_mismatched_models 1\n"), "{metrics}");
     });
 }
 

@@ -91,18 +91,27 @@ fn routers_of_others_are_answered() {
     assert!(!get(http, "/services").1.contains("e0"));
 }
 
-/// Hashes of vLLM's default profile cannot be computed from tokens, but queries by hash are answered.
 #[test]
 fn engines_of_any_hash_profile_register() {
     let (_control, http) = start();
-    for (number, algorithm) in ["sha256", "xxhash", "xxhash_cbor", "builtin", "sha256_cbor"].into_iter().enumerate() {
+    let profiles = ["sha256", "xxhash", "xxhash_cbor", "builtin", "sha256_cbor"];
+    let profiles = profiles.map(|algorithm| format!(r#"{{"algorithm":"{algorithm}","python_hash_seed":"0"}}"#));
+    let bare = ["null", "{}", r#"{"algorithm":"sha256","python_hash_seed":null}"#, r#"{"python_hash_seed":0}"#];
+    for (number, profile) in profiles.iter().map(String::as_str).chain(bare).enumerate() {
         let body = format!(
             r#"{{"endpoint":"tcp://127.0.0.1:9","type":"vLLM","modelname":"m","instance_id":"e{number}","block_size":4,
-                "hash_profile":{{"algorithm":"{algorithm}","python_hash_seed":"0"}}}}"#
+                "hash_profile":{profile}}}"#
         );
         let (status, answer) = post(http, "/register", &body);
-        assert_eq!(status, "200 OK", "{algorithm}: {answer}");
-        assert_eq!(answer.contains("by_hash_only"), algorithm != "sha256_cbor", "{algorithm}: {answer}");
+        assert_eq!(status, "200 OK", "{profile}: {answer}");
+        assert!(!answer.contains("by_hash_only"), "{profile}: {answer}");
+    }
+    for engine in ["SGLang", "TensorRT-LLM", "trtllm"] {
+        let body = format!(
+            r#"{{"endpoint":"tcp://127.0.0.1:9","type":"{engine}","modelname":"m","instance_id":"{engine}",
+                "block_size":4}}"#
+        );
+        assert_eq!(post(http, "/register", &body).0, "200 OK", "{engine}");
     }
     let body = r#"{"endpoint":"tcp://127.0.0.1:9","type":"vLLM","modelname":"m","instance_id":"x","block_size":4,
         "hash_profile":{"algorithm":"md5"}}"#;

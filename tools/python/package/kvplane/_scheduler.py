@@ -34,13 +34,14 @@ class Prompt(NamedTuple):
         token_ids: Sequence[int],
         block_tokens: int = 16,
         *,
-        seed: str = "0",
+        seed: Optional[str] = "0",
         lora: str = "",
         salt: str = "",
         tenant: str = "",
     ) -> "Prompt":
         """Returns a prompt whose blocks are hashed like vLLM's (`sha256_cbor`); `seed` is the engines'
-        `PYTHONHASHSEED`."""
+        `PYTHONHASHSEED`. With `seed=None` they have the Conductor's own token hashes: for engines of any hash scheme
+        whose events contain tokens."""
         hashes = _native.block_hashes(token_ids, block_tokens, seed, lora, salt)
         return cls(model, len(token_ids), hashes, block_tokens, tenant)
 

@@ -247,8 +247,8 @@ proptest! {
 
     /// Bound of a wait that does not depend on other flows: a request of a flow with `share` of the weight of all flows
     /// is served before the prefill time since its arrival exceeds the work of its own flow at its arrival, its own
-    /// included, divided by the fraction of the oldest, and by the share; and twice the lead and a longest prefill of each
-    /// flow.
+    /// included, divided by the fraction of the oldest, and by the share; and twice the lead and a longest prefill of
+    /// each flow.
     #[test]
     fn the_wait_of_a_flow_has_a_bound_that_others_do_not_change(
         arrivals in prop::collection::vec((1..60_u64, 0..4_usize, -4..5_i8, 0..3_u8), 1..150),

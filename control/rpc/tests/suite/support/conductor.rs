@@ -48,8 +48,17 @@ pub(crate) fn show_requests(show: Show<'_>) {
     let kind = CacheReport::Snapshot;
     show(
         "ReportCache",
-        encode(&ReportCache { tenant, instance, incarnation: 2, batch: CacheBatch { seq: 3, kind, changes } }),
+        encode(&ReportCache {
+            tenant: tenant.clone(),
+            instance: instance.clone(),
+            incarnation: 2,
+            batch: CacheBatch { seq: 3, kind, changes },
+        }),
     );
+    let (tier, parent, hashes, contents, part_tokens) = (BlockTier::Gpu, Some(7), vec![8, 9], vec![10, 11], 5);
+    let changes = vec![BlockChange::StoredTokens(StoredTokens { tier, parent, hashes, contents, part_tokens })];
+    let batch = CacheBatch { seq: 4, kind: CacheReport::Goes, changes };
+    show("ReportCache of tokens", encode(&ReportCache { tenant, instance, incarnation: 2, batch }));
     let query = QueryPrefix { context: context(), hashes: vec![8], most: 3, tier: BlockTier::Ssd };
     show("QueryPrefix", encode(&query));
     let schedule = Schedule {

@@ -115,9 +115,10 @@ pub fn pack(value: &serde_json::Value) -> Vec<u8> {
     match value {
         Value::Null => vec![0xc0],
         Value::Bool(is) => vec![0xc2 + u8::from(*is)],
-        Value::Number(number) => match number.as_u64() {
-            Some(number) => [&[0xcf][..], &number.to_be_bytes()].concat(),
-            None => [&[0xcb][..], &number.as_f64().expect("a number").to_be_bytes()].concat(),
+        Value::Number(number) => match (number.as_u64(), number.as_i64()) {
+            (Some(number), _) => [&[0xcf][..], &number.to_be_bytes()].concat(),
+            (None, Some(number)) => [&[0xd3][..], &number.to_be_bytes()].concat(),
+            (None, None) => [&[0xcb][..], &number.as_f64().expect("a number").to_be_bytes()].concat(),
         },
         Value::String(text) => [counted(0xdb, text.len()), text.clone().into_bytes()].concat(),
         Value::Array(values) => {

@@ -5,9 +5,9 @@
 
 use std::collections::BTreeSet;
 
-use super::Conductor;
-use super::cache_feed::{ConfirmedBy, FeedPosition};
-use super::pools::PoolKey;
+use crate::conductor::Conductor;
+use crate::conductor::cache_feed::{ConfirmedBy, FeedPosition};
+use crate::conductor::pools::{Aliases, PoolKey};
 use crate::index::{PrefixIndex, Reader, SnapshotError, invalid, put, put_name, seal, unseal};
 
 /// First bytes of a snapshot of a pool: "KVPP" and the format's version.
@@ -30,6 +30,8 @@ struct KeptFeed {
 pub struct PoolSnapshot {
     pool: PoolKey,
     feeds: Vec<KeptFeed>,
+    /// Aliases of the blocks, as they are written.
+    aliases: Vec<u8>,
     /// Snapshot of the index, without its checksum.
     index: Vec<u8>,
 }
@@ -53,13 +55,17 @@ impl PoolSnapshot {
         for KeptFeed { instance, incarnation, slot, position } in &self.feeds {
             put_name(&mut out, instance);
             put(&mut out, *incarnation);
-            let flags = u64::from(position.degraded) | u64::from(position.mark.is_some()) << 1;
+            let flags = u64::from(position.degraded)
+                | u64::from(position.mark.is_some()) << 1
+                | u64::from(position.by_hash_only) << 2;
             put(&mut out, u64::from(*slot) << 8 | flags);
             put(&mut out, position.next);
             let mark = position.mark.unwrap_or(0);
             put(&mut out, mark as u64);
             put(&mut out, (mark >> 64) as u64);
         }
+        put(&mut out, self.aliases.len() as u64);
+        out.extend_from_slice(&self.aliases);
         let from = out.len();
         out.extend_from_slice(&self.index);
         seal(&mut out, from);
@@ -86,15 +92,20 @@ impl PoolSnapshot {
             let next = reader.word()?;
             let mark = u128::from(reader.word()?) | u128::from(reader.word()?) << 64;
             let mark = (word & 2 != 0).then_some(mark);
-            let position = FeedPosition { next, mark, degraded: word & 1 != 0 };
+            let (degraded, by_hash_only) = (word & 1 != 0, word & 4 != 0);
+            let position = FeedPosition { next, mark, degraded, by_hash_only };
             feeds.push(KeptFeed { instance, incarnation, slot, position });
         }
         let slots: BTreeSet<u16> = feeds.iter().map(|feed| feed.slot).collect();
         if slots.len() < feeds.len() {
             return Err(invalid("the number of different holders", slots.len() as u64));
         }
+        let length = reader.count("bytes of aliases", bytes.len())?;
+        let from = reader.at();
+        reader.skip(length)?;
+        let aliases = bytes[from..from + length].to_vec();
         let index = unseal(&bytes[reader.at()..])?.to_vec();
-        Ok(Self { pool: PoolKey { tenant, model, block_tokens }, feeds, index })
+        Ok(Self { pool: PoolKey { tenant, model, block_tokens }, feeds, aliases, index })
     }
 
     /// Returns the pools of a Conductor, each with the number of batches of cache events that have changed its index:
@@ -117,7 +128,12 @@ impl PoolSnapshot {
             let (instance, incarnation) = (name.to_string(), known.spec.incarnation);
             feeds.push(KeptFeed { instance, incarnation, slot: holder.slot(), position });
         }
-        (!feeds.is_empty()).then(|| Self { pool: key.clone(), feeds, index: pool.index().snapshot_body() })
+        if feeds.is_empty() {
+            return None;
+        }
+        let mut aliases = Vec::new();
+        pool.aliases().put(&mut aliases);
+        Some(Self { pool: key.clone(), feeds, aliases, index: pool.index().snapshot_body() })
     }
 
     /// Makes a Conductor take over the index, whose instances were restored and which has served no call yet. Blocks
@@ -126,12 +142,12 @@ impl PoolSnapshot {
     /// events can be replayed. Returns the number of instances whose blocks are kept; 0 if no instance of that model is
     /// registered any more.
     ///
-    /// [`FollowedFeed::confirm`]: super::FollowedFeed::confirm
+    /// [`FollowedFeed::confirm`]: crate::conductor::FollowedFeed::confirm
     ///
     /// # Errors
     /// When the snapshot is damaged or exceeds a limit; its pool remains empty then.
     pub fn adopt(self, conductor: &mut Conductor) -> Result<usize, SnapshotError> {
-        let Self { pool: key, feeds, index } = self;
+        let Self { pool: key, feeds, aliases, index } = self;
         let Some(number) = conductor.pools.find(&key) else { return Ok(0) };
         let mut kept = Vec::new();
         for feed in feeds {
@@ -149,6 +165,8 @@ impl PoolSnapshot {
         let Some(pool) = conductor.pools.get_mut(number).filter(|_| !kept.is_empty()) else { return Ok(0) };
         let limits = conductor.config.scheduler.index;
         let mut index = PrefixIndex::restore_body(limits, &index)?;
+        let mut reader = Reader::new(&aliases);
+        let aliases = Aliases::read(&mut reader, limits.max_blocks, limits.seed)?;
         let slots: Vec<u16> = kept.iter().map(|(_, _, feed)| feed.slot).collect();
         let mut holders = Vec::new();
         for ((at, _, feed), holder) in kept.iter().zip(index.hide_and_retire(&slots)) {
@@ -156,7 +174,11 @@ impl PoolSnapshot {
             holders.push((*at, holder));
         }
         let (value, most) = (pool.instances as u64, limits.max_holders as u64);
-        pool.adopt_index(index, holders).map_err(|_| SnapshotError::TooLarge { what: "holders", value, most })?;
+        pool.adopt_index(index, holders, aliases).map_err(|_| SnapshotError::TooLarge {
+            what: "holders",
+            value,
+            most,
+        })?;
         for (_, by, feed) in &kept {
             // The instance was found above.
             if let Ok(cache) = conductor.instances.feed(&feed.instance, feed.incarnation) {

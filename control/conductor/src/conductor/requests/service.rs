@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use bincode::{Decode, Encode};
 
-use super::durable::Durable;
-use super::error::{ConductorError, bad};
+use crate::conductor::durable::Durable;
+use crate::conductor::error::{ConductorError, bad};
 use crate::scheduler::{DEFAULT_FLOW_WEIGHT, MAX_FLOW_WEIGHT, ServiceTerms};
 
 /// Maximum length of the name of a flow and of a class, in bytes.
@@ -64,7 +64,11 @@ pub struct ServiceLevels {
 
 impl ServiceLevels {
     /// Returns the service that a request of a tenant gets.
-    pub(super) fn resolve(&self, tenant: &str, terms: &RequestTerms) -> Result<ServiceTerms, ConductorError> {
+    pub(in crate::conductor) fn resolve(
+        &self,
+        tenant: &str,
+        terms: &RequestTerms,
+    ) -> Result<ServiceTerms, ConductorError> {
         check_name("flow", &terms.flow)?;
         let class = match terms.class.as_str() {
             "" => ClassTerms { priority: 0, ttft_ns: None },
@@ -168,12 +172,12 @@ impl ServiceLevels {
     }
 
     /// Returns true while [`Self::take_changes`] has changes to return.
-    pub(super) const fn has_changes(&self) -> bool {
+    pub(in crate::conductor) const fn has_changes(&self) -> bool {
         !self.changes.is_empty()
     }
 
     /// Takes the changes since the last call.
-    pub(super) fn take_changes(&mut self) -> Vec<Durable> {
+    pub(in crate::conductor) fn take_changes(&mut self) -> Vec<Durable> {
         std::mem::take(&mut self.changes)
     }
 }

@@ -1,8 +1,8 @@
 //! Feed of an instance whose publisher the host follows: what the host knows of it beside its batches.
 
-use super::Conductor;
-use super::cache_feed::FeedPosition;
-use super::error::ConductorError;
+use crate::conductor::Conductor;
+use crate::conductor::cache_feed::FeedPosition;
+use crate::conductor::error::ConductorError;
 
 /// Feed of an instance that the host follows, in one incarnation.
 #[derive(Clone, Copy, Debug)]

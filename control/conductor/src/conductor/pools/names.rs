@@ -1,0 +1,108 @@
+//! Names of blocks: the hash by which the index knows a block, for the hash that an engine or the store gives it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::aliases::{Aliases, KeyMixer, NamedBlock, PartialBlock};
+use crate::index::{ContextId, IndexConfig};
+
+/// Names of a pool's blocks.
+pub(super) struct BlockNames {
+    /// Context of engines that report events: their hashes depend on adapter and salt already. Only its blocks have
+    /// token hashes.
+    pub(super) plain: ContextId,
+    pub(super) aliases: Aliases,
+    pub(super) store: StoreNames,
+}
+
+impl BlockNames {
+    pub(super) fn new(plain: ContextId, config: &IndexConfig) -> Self {
+        let IndexConfig { max_blocks, seed, .. } = *config;
+        Self { plain, aliases: Aliases::new(max_blocks, seed), store: StoreNames::new(seed) }
+    }
+
+    /// Returns the hash by which the index knows a block: its token hash, if known.
+    pub(super) fn resolved(&self, context: ContextId, hash: u64) -> u64 {
+        if context != self.plain {
+            return hash;
+        }
+        match self.aliases.get(hash) {
+            Some(NamedBlock::Full(hash) | NamedBlock::Partial(PartialBlock { hash, .. })) => hash,
+            Some(NamedBlock::Several) | None => hash,
+        }
+    }
+
+    /// Returns the known token hashes of blocks.
+    pub(super) fn aliased(&self, context: ContextId, hashes: &[u64]) -> Vec<u64> {
+        if self.aliases.is_empty() {
+            return Vec::new();
+        }
+        let named = hashes.iter().map(|hash| (self.resolved(context, *hash), *hash));
+        named.filter(|(key, hash)| key != hash).map(|(key, _)| key).collect()
+    }
+
+    /// Returns the hashes by which the index knows the blocks of a prompt, up to the first partial block, and that
+    /// block.
+    pub(super) fn resolve(&self, context: ContextId, hashes: &[u64]) -> (Vec<u64>, Option<PartialBlock>) {
+        let mut keys = Vec::with_capacity(hashes.len());
+        for hash in hashes {
+            if context == self.plain
+                && let Some(NamedBlock::Partial(part)) = self.aliases.get(*hash)
+            {
+                return (keys, Some(part));
+            }
+            keys.push(self.resolved(context, *hash));
+        }
+        (keys, None)
+    }
+
+    /// Returns the hashes by which the index knows the full blocks of a request.
+    pub(super) fn request_hashes(&self, context: ContextId, hashes: Arc<[u64]>) -> Arc<[u64]> {
+        if context != self.plain || self.aliases.is_empty() {
+            return hashes;
+        }
+        // The engine hash of a partial block is no key of the index, so it ends what the request can reuse.
+        let key = |hash: &u64| match self.aliases.get(*hash) {
+            Some(NamedBlock::Full(key)) => key,
+            _ => *hash,
+        };
+        hashes.iter().map(key).collect()
+    }
+
+    /// Returns the hashes by which the store knows blocks of the index.
+    pub(super) fn store_hashes(&self, context: ContextId, keys: &[u64]) -> Vec<u64> {
+        let name = |key: &u64| if context == self.plain { self.store.of(*key) } else { *key };
+        keys.iter().map(name).collect()
+    }
+}
+
+/// Engine hashes of the shared store's blocks, by token hash: the store knows its objects by engine hash alone.
+pub(super) struct StoreNames {
+    by_token_hash: HashMap<u64, u64, KeyMixer>,
+}
+
+impl StoreNames {
+    pub(super) fn new(seed: u64) -> Self {
+        Self { by_token_hash: HashMap::with_hasher(KeyMixer::new(seed)) }
+    }
+
+    /// Notes the engine hash of a block that the store holds; the latest counts.
+    pub(super) fn insert(&mut self, token_hash: u64, engine_hash: u64) {
+        self.by_token_hash.insert(token_hash, engine_hash);
+    }
+
+    /// Forgets a block that the store does not hold any more.
+    pub(super) fn remove(&mut self, token_hash: u64) {
+        self.by_token_hash.remove(&token_hash);
+    }
+
+    /// Keeps the blocks that the store still holds.
+    pub(super) fn retain(&mut self, mut is_held: impl FnMut(u64) -> bool) {
+        self.by_token_hash.retain(|token_hash, _| is_held(*token_hash));
+    }
+
+    /// Returns the hash by which the store knows a block.
+    pub(super) fn of(&self, hash: u64) -> u64 {
+        self.by_token_hash.get(&hash).copied().unwrap_or(hash)
+    }
+}
