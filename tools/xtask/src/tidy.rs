@@ -12,6 +12,7 @@ pub mod shape;
 pub mod sources;
 pub mod wording;
 
+use crate::measuring::figures;
 use crate::process::Failure;
 use crate::workspace::Workspace;
 use documents::{adr, code_map, links, messages, parity, references, walks};
@@ -82,7 +83,7 @@ impl Rule {
 /// All rules.
 ///
 /// A new rule that the tree does not follow yet is advice, until the last violation is fixed. No rule has exceptions.
-pub const RULES: [Rule; 24] = [
+pub const RULES: [Rule; 25] = [
     Rule::new("syntax", Level::Failure, check_syntax),
     Rule::new("dependencies", Level::Failure, dependencies::check),
     Rule::new("unsafe", Level::Failure, unsafe_code::check),
@@ -97,6 +98,7 @@ pub const RULES: [Rule; 24] = [
     Rule::new("links", Level::Failure, links::check),
     Rule::new("references", Level::Failure, references::check),
     Rule::new("messages", Level::Failure, messages::check),
+    Rule::new("figures", Level::Failure, figures::check),
     Rule::new("comments", Level::Failure, comments::check),
     Rule::new("behaviours", Level::Failure, behaviours::check),
     Rule::new("fields", Level::Failure, types::check_fields),

@@ -17,7 +17,9 @@ use entry::Entry;
 use error::{Fault, SourceError};
 
 use crate::process::Failure;
+use crate::tidy::Violation;
 use crate::tidy::documents::links::slug;
+use crate::tidy::sources::tree::Tree;
 use crate::workspace::Workspace;
 
 /// Source of the page.
@@ -33,6 +35,21 @@ pub fn run(workspace: &Workspace) -> Result<(), Failure> {
     fs::write(workspace.root.join(PAGE), results.render()).map_err(|error| Failure::new(format!("{PAGE}: {error}")))?;
     println!("{PAGE}: {} figures", results.figures.len());
     Ok(())
+}
+
+/// Checks that the page is what its source says: the next rendering would lose what was written to the page.
+pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
+    let text = |path: &str| tree.file(path).map(|file| file.text.as_str()).unwrap_or_default();
+    let wanted = match Results::parse(text(SOURCE)) {
+        Ok(results) => results.render(),
+        Err(problem) => return out.push(Violation::new(SOURCE, 1, problem.to_string())),
+    };
+    let found = text(PAGE);
+    if found != wanted {
+        let same = found.lines().zip(wanted.lines()).take_while(|(found, wanted)| found == wanted).count();
+        let what = format!("is not what {SOURCE} says; write it there and run `cargo x figures`");
+        out.push(Violation::new(PAGE, same + 1, what));
+    }
 }
 
 /// Contents of the source.
@@ -194,6 +211,7 @@ fn is_date(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tidy::testing;
 
     const SOURCE_TEXT: &str = r#"
 introduction = "Figures."
@@ -281,13 +299,14 @@ Share of a core.
 ";
 
     #[test]
-    fn the_page_is_what_the_source_renders_to() {
-        let root = Workspace::find().unwrap().root;
-        let results = Results::parse(&fs::read_to_string(root.join(SOURCE)).unwrap()).unwrap();
-        let page = fs::read_to_string(root.join(PAGE)).unwrap();
-        let rendered = results.render();
-        let differing = page.lines().zip(rendered.lines()).find(|(there, wanted)| there != wanted);
-        assert!(page == rendered, "{PAGE} is not what {SOURCE} renders to; run `cargo x figures`: {differing:?}");
+    fn a_page_that_was_edited_is_found() {
+        let found = |source: &str, page: &str| testing::found(check, &[(SOURCE, source), (PAGE, page)]);
+        assert!(found(SOURCE_TEXT, RENDERED).is_empty());
+        let edited = RENDERED.replace("Share of a core.", "Share of two cores.");
+        let violations = found(SOURCE_TEXT, &edited);
+        let line = 1 + RENDERED.lines().take_while(|line| *line != "Share of a core.").count();
+        assert_eq!(violations.iter().map(|found| (&*found.path, found.line)).collect::<Vec<_>>(), [(PAGE, line)]);
+        assert_eq!(found("no source", RENDERED)[0].path, SOURCE);
     }
 
     #[test]
