@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use kvplane::rpc::conductor::{
-    BlockTier, InstancePart, PromptContext, QueryPrefix, RegisterInstance, RequestStep, Schedule, ScheduleMode,
-    ScheduleRefusal, ScheduleReply, UpdateRequest,
+    BlockTier, ExplainRequest, InstancePart, PromptContext, QueryPrefix, RegisterInstance, RequestStep, Schedule,
+    ScheduleMode, ScheduleRefusal, ScheduleReply, UpdateRequest,
 };
 use kvplane::rpc::message::{ListTasks, TaskState};
 use kvplane::rpc::placement::ShowCopies;
@@ -100,8 +100,21 @@ fn queued_requests_are_placed_and_late_ones_are_rejected() {
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| scheduler.schedule(different("3", 3 << 40), PATIENCE).expect("answered"));
         scheduler.update(first.reservation, RequestStep::Ended).expect("booked");
-        assert!(matches!(waiting.join().expect("no panic"), Decision::Booked(_)));
+        let third = waiting.join().expect("no panic");
+        assert!(matches!(third, Decision::Booked(_)));
+        // Its end rides on the next request, which would wait for it.
+        scheduler.ended(&third);
     });
+    let fourth = scheduler.schedule(different("4", 4 << 40), PATIENCE).expect("answered");
+    let gone = |id: &str| scheduler.call(ExplainRequest { request: id.to_owned() }).is_err();
+    assert!(matches!(fourth, Decision::Booked(_)) && gone("3") && !gone("4"));
+    // Without another request it follows by itself.
+    scheduler.ended(&fourth);
+    let until = Instant::now() + PATIENCE;
+    while !gone("4") {
+        assert!(Instant::now() < until, "the reservation has not ended");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Blocks that connectors put into the store are known to schedulers, whether they were put before or after the model

@@ -403,9 +403,14 @@ impl Scheduler {
         Ok(Decision::Local { prefill, decode })
     }
 
-    /// Ends a request that was placed by the local rule.
+    /// Ends a request, whatever its outcome: its reservation as [`Self::release`] does, or its count among those that
+    /// were placed by the local rule.
     pub fn ended(&self, decision: &Decision) {
-        let Decision::Local { prefill, .. } = decision else { return };
+        let prefill = match decision {
+            Decision::Booked(assignment) => return self.release(assignment.reservation),
+            Decision::Local { prefill, .. } => prefill,
+            Decision::Refused { .. } => return,
+        };
         let mut inner = self.shared.inner();
         let left = inner.local.get(prefill).map_or(0, |requests| requests.saturating_sub(1));
         if left == 0 {
@@ -418,6 +423,10 @@ impl Scheduler {
     /// Ends a reservation without a call of its own: the Conductor learns of it with the next request, or within some
     /// 20 ms if none follows.
     pub fn release(&self, reservation: u64) {
+        // Nothing was booked.
+        if reservation == 0 {
+            return;
+        }
         if !self.releases.add(reservation) {
             return;
         }

@@ -446,7 +446,6 @@ fn serve(
         }
     };
     instance.forget(id);
-    update(RequestStep::Ended);
     scheduler.ended(&decision);
     Ok(status?)
 }
