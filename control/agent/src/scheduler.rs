@@ -32,6 +32,8 @@ use releases::Releases;
 const LEAVE_ALONE: Duration = Duration::from_millis(500);
 /// Interval at which a waiting call checks that its stream still lives.
 const LOOK: Duration = Duration::from_millis(100);
+/// Number of blocks from which no reservations ride on a request.
+const LONG_PROMPT: usize = 100_000;
 /// Limit of received placements that no caller has fetched.
 const TOLD: usize = 65_536;
 
@@ -104,7 +106,7 @@ pub struct Scheduler {
 
 impl Drop for Scheduler {
     fn drop(&mut self) {
-        self.releases.close();
+        self.releases.close(self.budget);
     }
 }
 
@@ -311,13 +313,15 @@ impl Scheduler {
     /// Requests a placement; reservations that have ended ride on the call. A request without either is a call that
     /// earlier control planes know, too.
     fn place(&self, call: &ScheduleOnTerms) -> Result<ScheduleReply, Error> {
-        let ended = self.releases.take(MOST_ENDED);
+        // A prompt may take nearly all of a message.
+        let most = if call.schedule.hashes.len() > LONG_PROMPT { 0 } else { MOST_ENDED };
+        let ended = self.releases.take(most);
         if ended.is_empty() && call.terms == RequestTerms::default() {
             return self.ask(&call.schedule);
         }
         let asked = self.ask(&ScheduleOnTerms { ended: ended.clone(), ..call.clone() });
-        if asked.is_err() {
-            self.releases.put_back(ended);
+        if asked.is_err() && self.releases.put_back(ended) {
+            self.start_releases();
         }
         asked
     }
@@ -427,9 +431,13 @@ impl Scheduler {
         if reservation == 0 {
             return;
         }
-        if !self.releases.add(reservation) {
-            return;
+        if self.releases.add(reservation) {
+            self.start_releases();
         }
+    }
+
+    /// Starts the thread that releases reservations without a request to ride on.
+    fn start_releases(&self) {
         let (link, budget) = (self.link.clone(), self.budget);
         self.releases.start(move |reservation| {
             let ended = link.call_within(UpdateRequest { reservation, step: RequestStep::Ended }, budget);

@@ -308,7 +308,8 @@ impl Scheduler {
             let refused = Next::Refused { id, why: Refusal::NoInstance, retry_after_ns: AGAIN_NS };
             return Ok(Some(refused));
         }
-        let Some(at) = self.first(now_ns) else { return Ok(None) };
+        let takers = if self.policy.queues() { Some(self.bookings.takers(self.policy.as_ref(), now_ns)) } else { None };
+        let Some(at) = self.first(takers.as_deref(), now_ns) else { return Ok(None) };
         let request = self.queue.at(at);
         let views = self.views(request, now_ns, scratch);
         match self.policy.choose(&request.ask(), &self.view(&views, now_ns), true) {
@@ -317,7 +318,7 @@ impl Scheduler {
                 let request = request.clone();
                 let id = request.id;
                 self.book(request, placement, now_ns)?;
-                self.queue.serve_at(at, &self.policy.queue_rules());
+                self.queue.serve_at(at, takers.as_deref(), placement.prefill_ns, &self.policy.queue_rules());
                 Ok(Some(Next::Goes { id, placement }))
             }
             Choice::Refuse { why, retry_after_ns } => {
@@ -329,13 +330,12 @@ impl Scheduler {
         }
     }
 
-    /// Returns the queue position of the request that is served next.
-    fn first(&self, now_ns: u64) -> Option<usize> {
+    /// Returns the queue position of the request that one of `takers` serves next.
+    fn first(&self, takers: Option<&[u32]>, now_ns: u64) -> Option<usize> {
         if self.queue.is_empty() {
             return None;
         }
-        let takers = if self.policy.queues() { Some(self.bookings.takers(self.policy.as_ref(), now_ns)) } else { None };
-        self.queue.first(&self.order(self.bookings.serving(&[]), now_ns), takers.as_deref())
+        self.queue.first(&self.order(self.bookings.serving(&[]), now_ns), takers)
     }
 
     /// Returns the number of instances that serve a queued request.

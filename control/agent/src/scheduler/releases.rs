@@ -64,17 +64,37 @@ impl Releases {
     }
 
     /// Puts back what [`Self::take`] returned and the Conductor may not have received: it ignores those that have ended
-    /// already.
-    pub(super) fn put_back(&self, reservations: Vec<u64>) {
-        for reservation in reservations {
-            self.add(reservation);
+    /// already. Returns true if the caller is to start the thread.
+    pub(super) fn put_back(&self, reservations: Vec<u64>) -> bool {
+        if reservations.is_empty() {
+            return false;
         }
+        let mut inner = self.inner();
+        for reservation in reservations.into_iter().rev() {
+            if inner.ended.len() < MOST {
+                inner.ended.push_front(reservation);
+            }
+        }
+        inner.due = Some(Instant::now() + BACKOFF);
+        let is_first = !std::mem::replace(&mut inner.has_thread, true);
+        drop(inner);
+        self.changed.notify_all();
+        is_first
     }
 
-    /// Lets the thread release the rest at once, and end.
-    pub(super) fn close(&self) {
-        self.inner().closed = true;
+    /// Lets the thread release the rest at once, and end; waits for that, at most `longest`.
+    pub(super) fn close(&self, longest: Duration) {
+        let mut inner = self.inner();
+        inner.closed = true;
         self.changed.notify_all();
+        let until = Instant::now() + longest;
+        while inner.has_thread {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            inner = self.changed.wait_timeout(inner, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 
     /// Releases reservations that have waited for [`LINGER`] by `release`, which returns false when the Conductor is
@@ -90,6 +110,7 @@ impl Releases {
                 idle_until = Instant::now() + IDLE;
             } else if inner.closed || (inner.due.is_none() && now >= idle_until) {
                 inner.has_thread = false;
+                self.changed.notify_all();
                 return;
             } else {
                 let until = inner.due.unwrap_or(idle_until);
@@ -137,8 +158,8 @@ mod tests {
         let releases = Releases::default();
         assert!(releases.add(1) && !releases.add(2) && !releases.add(3), "one thread");
         assert_eq!(releases.take(2), [1, 2]);
-        releases.put_back(vec![1, 2]);
-        assert_eq!(releases.take(usize::MAX), [3, 1, 2]);
+        assert!(!releases.put_back(vec![1, 2]), "it has a thread");
+        assert_eq!(releases.take(usize::MAX), [1, 2, 3]);
         assert!(releases.take(1).is_empty() && releases.inner().due.is_none());
     }
 
@@ -150,6 +171,16 @@ mod tests {
         }
         assert_eq!(releases.inner().ended.len(), MOST);
         assert_eq!(releases.take(1), [2], "the oldest were dropped");
+    }
+
+    #[test]
+    fn those_that_are_put_back_have_a_thread() {
+        let releases = Arc::new(Releases::default());
+        assert!(releases.put_back(vec![7]), "none has run, or it has ended");
+        let (tell, told) = std::sync::mpsc::channel();
+        releases.start(move |reservation| tell.send(reservation).is_ok());
+        assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(7));
+        assert!(!releases.put_back(Vec::new()));
     }
 
     #[test]
@@ -168,7 +199,7 @@ mod tests {
         assert_eq!(told.recv_timeout(limit), Ok((7, true)));
         assert_eq!(told.recv_timeout(limit), Ok((7, false)));
         releases.add(8);
-        releases.close();
+        releases.close(limit);
         assert_eq!(told.recv_timeout(limit), Ok((8, false)), "the rest is released at once");
         assert!(told.recv_timeout(limit).is_err(), "the thread has ended");
     }

@@ -52,7 +52,7 @@ impl Holders {
         let slot = self.slot(holder)?;
         self.live[usize::from(slot) / 64] &= !(1 << (slot % 64));
         self.hidden[usize::from(slot) / 64] &= !(1 << (slot % 64));
-        self.generations[usize::from(slot)] += 1;
+        self.generations[usize::from(slot)] = self.generations[usize::from(slot)].wrapping_add(1);
         self.retired.push(RetiredHolder { slot, is_swept_from_first: false });
         Ok(())
     }

@@ -2,7 +2,8 @@
 //!
 //! Start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996) by predicted prefill time. Each flow has a *virtual
 //! time*, the prefill time that it has had, divided by its weight. The flow that is furthest behind has its turn. A
-//! flow that begins to wait starts there, so that it neither saves up turns while it has no requests, nor loses any.
+//! flow that begins to wait starts there, or at a clock that runs as for all flows with requests, so that it neither
+//! saves up turns while it has no requests, nor holds up those that wait already.
 //!
 //! One order for the requests of all flows serves short requests sooner than turns do, so flows that are *saturated*
 //! have their turn together, as long as none of them is too far ahead ([`QueueRules::lead_ns`]). Flows that had no
@@ -18,8 +19,6 @@ use crate::policy::QueueRules;
 pub const DEFAULT_FLOW_WEIGHT: u32 = 100;
 /// Largest weight of a flow.
 pub const MAX_FLOW_WEIGHT: u32 = 10_000;
-/// Largest credit of the oldest request, in nanoseconds of prefill: longer than the longest prefill.
-const CREDIT_MOST_NS: u64 = 600_000_000_000;
 
 /// Number of a flow, valid while the flow has queued requests.
 pub(super) type FlowNumber = usize;
@@ -66,12 +65,16 @@ pub(super) struct Flows {
     flows: Vec<Flow>,
     numbers: BTreeMap<Arc<str>, FlowNumber>,
     most: usize,
+    /// Virtual time at which a flow starts at least: it never goes back.
+    floor_ns: u64,
+    /// Work since the queue was empty, divided among the flows that had queued requests then.
+    clock_ns: u64,
 }
 
 impl Flows {
     /// Creates an empty table. Flows beyond `most` share the default flow.
     pub(super) const fn new(most: usize) -> Self {
-        Self { flows: Vec::new(), numbers: BTreeMap::new(), most }
+        Self { flows: Vec::new(), numbers: BTreeMap::new(), most, floor_ns: 0, clock_ns: 0 }
     }
 
     /// Returns the number of flow numbers in use: all are below it.
@@ -79,23 +82,30 @@ impl Flows {
         self.flows.len()
     }
 
+    /// Returns the number that a flow has, or would have: that of the default flow if the table is full.
+    pub(super) fn number_of(&self, terms: &ServiceTerms) -> Option<FlowNumber> {
+        let is_full = self.flows.len() >= self.most && !self.flows.iter().skip(1).any(|flow| flow.waiting == 0);
+        self.numbers.get(&terms.flow).copied().or(is_full.then_some(0))
+    }
+
     /// Returns for each flow number true if the flow is a candidate and has its turn.
     pub(super) fn turns(&self, candidates: &[bool], rules: &QueueRules, now_ns: u64) -> Vec<bool> {
         let is_saturated = |flow: &Flow| now_ns.saturating_sub(flow.since_ns) >= rules.saturated_ns;
-        let behind_ns = |saturated: bool| {
-            let candidates = self.flows.iter().zip(candidates).filter(|(_, is_candidate)| **is_candidate);
-            let flows = candidates.map(|(flow, _)| flow).filter(|flow| is_saturated(flow) == saturated);
-            flows.map(|flow| flow.virtual_ns).min()
-        };
-        let (fresh_ns, saturated_ns) = (behind_ns(false), behind_ns(true));
-        let has_turn = |flow: &Flow| match (fresh_ns, saturated_ns) {
-            (Some(fresh_ns), saturated_ns) if saturated_ns.is_none_or(|saturated_ns| fresh_ns <= saturated_ns) => {
-                flow.virtual_ns == fresh_ns && !is_saturated(flow)
+        let numbered = || (0..self.flows.len()).filter(|at| candidates[*at]);
+        // Of those that are equally far behind, the one that waits longest: newcomers start there, too.
+        let key = |at: FlowNumber| (self.flows[at].virtual_ns, self.flows[at].since_ns, at);
+        let first =
+            |saturated: bool| numbered().filter(|at| is_saturated(&self.flows[*at]) == saturated).map(key).min();
+        let (fresh, saturated) = (first(false), first(true));
+        let has_turn = |at: FlowNumber| match (fresh, saturated) {
+            (Some(fresh), saturated) if saturated.is_none_or(|saturated| fresh.0 < saturated.0) => at == fresh.2,
+            (Some((fresh_ns, ..)), Some((saturated_ns, ..))) if fresh_ns == saturated_ns => {
+                is_saturated(&self.flows[at]) && self.flows[at].virtual_ns == saturated_ns
             }
-            (_, Some(saturated_ns)) => flow.virtual_ns <= saturated_ns.saturating_add(rules.lead_ns),
+            (_, Some((saturated_ns, ..))) => self.flows[at].virtual_ns <= saturated_ns.saturating_add(rules.lead_ns),
             (_, None) => false,
         };
-        self.flows.iter().zip(candidates).map(|(flow, is_candidate)| *is_candidate && has_turn(flow)).collect()
+        (0..self.flows.len()).map(|at| candidates[at] && has_turn(at)).collect()
     }
 
     /// Returns the work that the oldest request of a flow has earned.
@@ -105,11 +115,10 @@ impl Flows {
 
     /// Adds a queued request to its flow, which has the weight of its latest request. Returns the flow's number.
     pub(super) fn enter(&mut self, terms: &ServiceTerms, work_ns: u64, deferred: bool, now_ns: u64) -> FlowNumber {
-        let at = self.find_or_add(terms);
-        let floor_ns = self.furthest_behind_ns().unwrap_or(0);
+        let (at, entry_ns) = (self.find_or_add(terms), self.entry_ns());
         let flow = &mut self.flows[at];
         if flow.waiting == 0 {
-            flow.virtual_ns = flow.virtual_ns.max(floor_ns);
+            flow.virtual_ns = flow.virtual_ns.max(entry_ns);
             flow.since_ns = now_ns;
         }
         flow.waiting += 1;
@@ -135,51 +144,77 @@ impl Flows {
         if self.flows.iter().all(|flow| flow.waiting == 0) {
             self.flows.clear();
             self.numbers.clear();
+            (self.floor_ns, self.clock_ns) = (0, 0);
         }
     }
 
-    /// Charges a flow for work that starts while other requests wait. Of that, `share` is earned by its oldest request;
-    /// if the work is that of the oldest, it uses up what it had earned.
-    pub(super) fn serve(&mut self, at: FlowNumber, work_ns: u64, share: Option<f64>) {
+    /// Charges a flow for work that starts while other requests wait. Of that, `oldest_share` is earned by its oldest
+    /// request; if the work is that of the oldest, it uses up what it had earned.
+    pub(super) fn serve(&mut self, at: FlowNumber, work_ns: u64, is_oldest: bool, rules: &QueueRules) {
+        let served_ns = self.flows[at].virtual_ns;
+        // A flow that no free instance serves holds up neither the others nor their start.
+        let reach_ns = served_ns.saturating_sub(rules.lead_ns);
+        let waiting = self.flows.iter().filter(|flow| flow.waiting > 0 && flow.virtual_ns >= reach_ns);
+        let least_ns = waiting.map(|flow| flow.virtual_ns).min().unwrap_or(served_ns);
+        self.floor_ns = self.floor_ns.max(least_ns);
         let flow = &mut self.flows[at];
-        flow.virtual_ns = flow.virtual_ns.saturating_add(virtual_of(work_ns, flow.weight));
-        flow.credit_ns = match share {
-            None => flow.credit_ns.saturating_sub(work_ns),
-            Some(share) => {
-                let earned_ns = (work_ns as f64 * share) as u64;
-                flow.credit_ns.saturating_add(earned_ns).min(CREDIT_MOST_NS)
-            }
+        flow.virtual_ns = flow.virtual_ns.max(self.floor_ns).saturating_add(virtual_of(work_ns, flow.weight));
+        flow.credit_ns = if is_oldest {
+            flow.credit_ns.saturating_sub(work_ns)
+        } else {
+            flow.credit_ns.saturating_add((work_ns as f64 * rules.oldest_share) as u64)
         };
+        self.tick(work_ns);
     }
 
     /// Charges a flow for work that was placed without waiting, while requests of other flows wait.
     pub(super) fn charge(&mut self, terms: &ServiceTerms, work_ns: u64) {
-        let Some(floor_ns) = self.furthest_behind_ns() else { return };
-        let at = self.find_or_add(terms);
+        if self.furthest_behind_ns().is_none() {
+            return;
+        }
+        let (at, entry_ns) = (self.find_or_add(terms), self.entry_ns());
         let flow = &mut self.flows[at];
         if flow.waiting == 0 {
-            flow.virtual_ns = flow.virtual_ns.max(floor_ns);
+            flow.virtual_ns = flow.virtual_ns.max(entry_ns);
         }
         flow.virtual_ns = flow.virtual_ns.saturating_add(virtual_of(work_ns, flow.weight));
+        self.tick(work_ns);
+    }
+
+    /// Advances the clock by work, divided among all flows with queued requests.
+    fn tick(&mut self, work_ns: u64) {
+        let waiting = self.flows.iter().filter(|flow| flow.waiting > 0);
+        let weight: u64 = waiting.map(|flow| u64::from(flow.weight)).sum();
+        let weight = u32::try_from(weight).unwrap_or(u32::MAX);
+        self.clock_ns = self.clock_ns.saturating_add(virtual_of(work_ns, weight));
+    }
+
+    /// Returns the virtual time at which a flow begins to wait: that of the flow that is furthest behind, or the
+    /// clock's. Without the clock a stream of new flows would always be the furthest behind.
+    fn entry_ns(&self) -> u64 {
+        self.floor_ns.max(self.clock_ns).max(self.furthest_behind_ns().unwrap_or(0))
     }
 
     /// Returns the work of requests that are not deferred, which first come, first served would do before a new request
     /// of this flow: that of its own, and as much of each other flow's as is served meanwhile.
     pub(super) fn timely_before_ns(&self, terms: &ServiceTerms) -> u64 {
-        let own = self.numbers.get(&terms.flow).map(|at| &self.flows[*at]);
-        let own_ns = own.map_or(0, |flow| flow.timely_ns);
+        let own = self.number_of(terms);
+        let own_ns = own.map_or(0, |at| self.flows[at].timely_ns);
         let span_ns = virtual_of(own_ns, terms.weight);
-        let others = self.flows.iter().filter(|flow| flow.name != terms.flow);
-        others.fold(own_ns, |sum_ns, flow| sum_ns.saturating_add(flow.timely_ns.min(work_of(span_ns, flow.weight))))
+        let others = self.flows.iter().enumerate().filter(|(at, _)| Some(*at) != own);
+        others
+            .fold(own_ns, |sum_ns, (_, flow)| sum_ns.saturating_add(flow.timely_ns.min(work_of(span_ns, flow.weight))))
     }
 
     /// Returns the requests and the work of the other flows that are served before a flow has had `work_ns` more.
     pub(super) fn others_before(&self, terms: &ServiceTerms, work_ns: u64) -> (usize, u64) {
-        let own = self.numbers.get(&terms.flow).map(|at| &self.flows[*at]);
-        let from_ns = own.map_or(0, |flow| flow.virtual_ns).max(self.furthest_behind_ns().unwrap_or(0));
+        let own = self.number_of(terms);
+        let waits = own.is_some_and(|at| self.flows[at].waiting > 0);
+        let own_ns = own.map_or(0, |at| self.flows[at].virtual_ns);
+        let from_ns = if waits { own_ns } else { own_ns.max(self.entry_ns()) };
         let until_ns = from_ns.saturating_add(virtual_of(work_ns, terms.weight));
-        let others = self.flows.iter().filter(|flow| flow.waiting > 0 && flow.name != terms.flow);
-        others.fold((0, 0), |(count, sum_ns), flow| {
+        let others = self.flows.iter().enumerate().filter(|(at, flow)| flow.waiting > 0 && Some(*at) != own);
+        others.fold((0, 0), |(count, sum_ns), (_, flow)| {
             let turns_ns = work_of(until_ns.saturating_sub(flow.virtual_ns), flow.weight);
             let before_ns = flow.work_ns.min(turns_ns);
             let part = before_ns as f64 / flow.work_ns.max(1) as f64;

@@ -82,6 +82,11 @@ impl WaitingRequest {
         !self.class.deferred && !is_late
     }
 
+    /// Returns true if one of these instances serves it, or if any instance does.
+    fn is_taken_by(&self, takers: Option<&[u32]>) -> bool {
+        takers.is_none_or(|takers| takers.iter().any(|at| !self.request.barred.prefill.contains(at)))
+    }
+
     const fn age_key(&self) -> (u64, u64) {
         (self.request.arrival_ns, self.request.id)
     }
@@ -172,12 +177,12 @@ impl CentralQueue {
         request
     }
 
-    /// Removes a request that starts.
-    pub(super) fn serve_at(&mut self, at: usize, rules: &QueueRules) -> Request {
-        let WaitingRequest { best_ns, flow, .. } = self.waiting[at];
-        let of_flow = self.waiting.iter().filter(|waiting| waiting.flow == flow);
+    /// Removes a request that starts, with a prefill of `work_ns`, on an instance of `takers`.
+    pub(super) fn serve_at(&mut self, at: usize, takers: Option<&[u32]>, work_ns: u64, rules: &QueueRules) -> Request {
+        let flow = self.waiting[at].flow;
+        let of_flow = self.waiting.iter().filter(|waiting| waiting.flow == flow && waiting.is_taken_by(takers));
         let is_oldest = of_flow.map(WaitingRequest::age_key).min() == Some(self.waiting[at].age_key());
-        self.flows.serve(flow, best_ns, (!is_oldest).then_some(rules.oldest_share));
+        self.flows.serve(flow, work_ns, is_oldest, rules);
         self.remove_at(at)
     }
 
@@ -187,11 +192,7 @@ impl CentralQueue {
         if takers.is_some_and(<[u32]>::is_empty) {
             return None;
         }
-        let takes = |waiting: &WaitingRequest| match takers {
-            Some(takers) => takers.iter().any(|at| !waiting.request.barred.prefill.contains(at)),
-            None => true,
-        };
-        let takeable = || self.waiting.iter().enumerate().filter(|(_, waiting)| takes(waiting));
+        let takeable = || self.waiting.iter().enumerate().filter(|(_, waiting)| waiting.is_taken_by(takers));
         let mut oldest: Vec<Option<usize>> = vec![None; self.flows.count()];
         for (at, waiting) in takeable() {
             let of_flow = &mut oldest[waiting.flow];
@@ -251,7 +252,8 @@ impl CentralQueue {
             let is_first = if class.deferred { is_timely || is_shorter } else { is_timely && (is_shorter || is_due) };
             theirs.priority > terms.priority || (theirs.priority == terms.priority && is_first)
         };
-        let own = self.waiting.iter().filter(|other| other.request.terms.flow == terms.flow);
+        let number = self.flows.number_of(terms);
+        let own = self.waiting.iter().filter(|other| Some(other.flow) == number);
         let (count, own_ns) = own.filter(is_before).fold((0, 0u64), |(count, sum_ns), other| {
             let is_other = other.request.id != request.id;
             (count + usize::from(is_other), sum_ns.saturating_add(other.best_ns))

@@ -60,7 +60,7 @@ fn weights_are_proportions_also_of_instances_that_come_later() {
         send(&mut conductor, &of_flow(&format!("l{at}"), 20 + at, "light")).expect("good");
     }
     let order = served(&mut conductor, assigned(&first).reservation);
-    assert_eq!(order, ["h0", "l0", "h1", "l1", "h2", "h3", "l2", "l3"]);
+    assert_eq!(order, ["h0", "l0", "h1", "h2", "l1", "h3", "l2", "l3"]);
     // A weight that is set while requests wait counts from then on.
     let first = send(&mut conductor, &of_flow("again", 0, "")).expect("good");
     conductor.service().set_weight("", "heavy", None).expect("valid");

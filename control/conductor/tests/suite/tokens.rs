@@ -268,7 +268,51 @@ fn a_hash_that_names_several_blocks_counts_for_none() {
     assert_eq!(engines.by_tokens(&prompt(&[1, 2])), held(&[("a", 4)]));
     engines.tell("b", vec![page(None, 2, 2)]);
     assert_eq!(engines.by_tokens(&prompt(&[2])), held(&[]));
-    assert_eq!(engines.by_hashes(&[2]), held(&[("b", 4)]));
+    assert_eq!(engines.by_hashes(&[2]), held(&[]), "nothing tells which of its blocks is meant");
+}
+
+/// Page of one token, with a hash that covers nothing before it.
+fn page(parent: Option<u64>, pages: &[(u64, u32)]) -> BlockChange {
+    let contents = pages.iter().map(|(_, token)| BlockInputs::default().content(&[*token; SIZE as usize])).collect();
+    let hashes = pages.iter().map(|(hash, _)| *hash).collect();
+    BlockChange::StoredTokens(StoredTokens { tier: BlockTier::Gpu, parent, hashes, contents, part_tokens: 0 })
+}
+
+fn pages(tokens: &[u32]) -> Vec<u32> {
+    tokens.iter().flat_map(|token| [*token; SIZE as usize]).collect()
+}
+
+#[test]
+fn an_ambiguous_hash_ends_what_is_answered_by_hashes() {
+    let mut engines = Engines::new(&["a", "b"], 1 << 10);
+    engines.tell("b", vec![page(None, &[(9, 9)]), page(Some(9), &[(2, 2)])]);
+    engines.tell("a", vec![page(None, &[(9, 9)]), page(None, &[(1, 1)]), page(Some(1), &[(2, 2)])]);
+    // It has the block 2 behind 1, and not behind 9.
+    assert_eq!(engines.by_hashes(&[9, 2]).get("a"), Some(&4));
+}
+
+#[test]
+fn a_page_that_is_repeated_within_an_event_can_be_removed() {
+    let mut engines = Engines::new(&["a"], 1 << 10);
+    engines.tell("a", vec![page(None, &[(2, 2), (1, 1), (2, 2)])]);
+    engines.tell("a", vec![gone(&[1]), gone(&[2]), gone(&[2])]);
+    assert_eq!(engines.by_tokens(&pages(&[2])), held(&[]));
+    assert_eq!(engines.by_tokens(&pages(&[2, 1])), held(&[]));
+}
+
+#[test]
+fn blocks_behind_an_ambiguous_page_are_not_taken_for_others() {
+    let mut engines = Engines::new(&["a", "b"], 1 << 10);
+    engines.tell("a", vec![page(None, &[(1, 1)]), page(Some(1), &[(2, 2)]), page(Some(2), &[(3, 3)])]);
+    engines.tell("b", vec![page(None, &[(9, 9)]), page(Some(9), &[(2, 2)]), page(Some(2), &[(3, 3)])]);
+    engines.tell("b", vec![page(None, &[(101, 1), (102, 2)])]);
+    assert_eq!(engines.by_tokens(&pages(&[1, 2, 3])).get("b"), Some(&8), "it has 3 behind 9 and 2 only");
+    let mut engines = Engines::new(&["a"], 1 << 10);
+    engines.tell("a", vec![page(None, &[(5, 5)])]);
+    for (parent, hash) in [(None, 2), (Some(2), 5), (Some(5), 2), (Some(2), 7)] {
+        engines.tell("a", vec![page(parent, &[(hash, hash as u32)])]);
+    }
+    assert!(engines.by_tokens(&pages(&[2, 7])).get("a").is_none_or(|tokens| *tokens <= 4));
 }
 
 #[test]

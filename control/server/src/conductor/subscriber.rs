@@ -263,7 +263,11 @@ impl EventSubscriber {
             // It has published nothing yet, so its cache is empty; the next number is 0.
             self.batch(u64::MAX, CacheReport::Snapshot, Vec::new(), None)?;
         }
-        self.is_back();
+        // Without a replay only the next batch tells whether some were missed.
+        let mut is_back = replayed || self.next.is_none() || matches!(self.followed.feed, Feed::Master(_));
+        if is_back {
+            self.is_back();
+        }
         let mut models = self.host.models();
         if let Feed::Master(master) = &self.followed.feed {
             // Models that were registered during the disconnection.
@@ -293,6 +297,9 @@ impl EventSubscriber {
                 }
                 _ => self.take(seq, CacheReport::Goes, payload)?,
             }
+            if !std::mem::replace(&mut is_back, true) {
+                self.is_back();
+            }
         }
     }
 
@@ -313,7 +320,11 @@ impl EventSubscriber {
     /// the engine has restarted, whatever its numbers are: its former cache is gone.
     async fn catch_up(&mut self) -> Result<ReplayEnd, FollowEnd> {
         let end = match (self.next, self.mark) {
-            (Some(next), Some(mark)) => self.replay(next.saturating_sub(1), Some(mark)).await?,
+            (Some(next), Some(mark)) => match self.replay(next.saturating_sub(1), Some(mark)).await? {
+                // It has neither the last batch nor a later one: it has published nothing yet.
+                ReplayEnd::Whole { proven: false } if self.next == Some(next) => ReplayEnd::Foreign,
+                end => end,
+            },
             (next, _) => self.replay(next.unwrap_or(0), None).await?,
         };
         if end == ReplayEnd::Foreign {
@@ -412,6 +423,8 @@ impl EventSubscriber {
         let read = read_batch(payload, block_tokens);
         let unread = read.as_ref().map_or(1, |batch| batch.unread);
         self.counts.note_skipped(unread, read.as_ref().map_or(0, |batch| batch.foreign));
+        // A batch that cannot be read may have had removals.
+        let change = if read.is_none() { CacheReport::Lost } else { change };
         let read = read.unwrap_or_default();
         self.batch(seq, change, read.events, Some(mark_of(payload)))
     }
@@ -430,11 +443,15 @@ impl EventSubscriber {
         };
         let batch = CacheBatch { seq, kind, changes };
         let mut gone = false;
-        // Any other error concerns this batch only.
         let _ = self.host.with(|conductor, now_ns| {
-            let taken = conductor.cache(instance, *incarnation, batch, now_ns);
+            let mut taken = conductor.cache(instance, *incarnation, batch, now_ns);
             gone =
                 matches!(taken, Err(ConductorError::UnknownInstance { .. } | ConductorError::StaleIncarnation { .. }));
+            if taken.is_err() && !gone {
+                // The batch may have had removals.
+                let lost = CacheBatch { seq, kind: CacheReport::Lost, changes: Vec::new() };
+                taken = conductor.cache(instance, *incarnation, lost, now_ns);
+            }
             if let Some(mark) = mark.filter(|_| taken.is_ok()) {
                 FollowedFeed::of(instance, *incarnation).set_mark(conductor, mark)?;
             }

@@ -44,7 +44,8 @@ async fn until(router: &Client, blocks: u32, degraded: bool) {
     let query = QueryPrefix { context, hashes: (1..100).collect(), most: 4, tier: BlockTier::Gpu };
     loop {
         let holders = router.call(&query).await.expect("served").holders;
-        if holders.first().is_some_and(|holder| (holder.gpu_tokens, holder.degraded) == (blocks * 16, degraded)) {
+        let held = holders.first().map_or((0, false), |holder| (holder.gpu_tokens, holder.degraded));
+        if held == (blocks * 16, degraded) {
             return;
         }
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -104,10 +105,11 @@ fn gaps_are_replayed_and_a_restarted_engine_begins_with_nothing() {
         send(&mut past, &[b"", &end, b""]).await;
         // It may hold more than is known.
         until(&router, 2, true).await;
-        // An invalid batch affects only itself.
+        // A batch that cannot be read may have had removals: the former blocks are dropped.
         send(&mut live, &[b"kv@e0", &number(8), b"\xc1"]).await;
+        until(&router, 0, true).await;
         send(&mut live, &[b"noise"]).await;
-        send(&mut live, &[b"kv@e0", &number(9), &stored(3..5)]).await;
+        send(&mut live, &[b"kv@e0", &number(9), &stored(1..5)]).await;
         until(&router, 4, true).await;
 
         // The engine restarts: its numbers start over, and its cache is empty.
@@ -117,9 +119,35 @@ fn gaps_are_replayed_and_a_restarted_engine_begins_with_nothing() {
         let mut past = accept(&replay, "ROUTER").await;
         assert_eq!((read_frame(&mut past).await, read_frame(&mut past).await), (vec![], number(9).to_vec()));
         send(&mut past, &[b"", &end, b""]).await;
+        // It has neither the last batch nor a later one, so its former cache is gone before it publishes anything.
+        let mut past = accept(&replay, "ROUTER").await;
+        assert_eq!((read_frame(&mut past).await, read_frame(&mut past).await), (vec![], number(0).to_vec()));
+        send(&mut past, &[b"", &end, b""]).await;
+        until(&router, 0, false).await;
         send(&mut live, &[b"kv@e0", &number(0), &stored(1..2)]).await;
         // All of it is known.
         until(&router, 1, false).await;
+    });
+}
+
+#[test]
+fn an_engine_without_a_replay_socket_is_degraded_after_an_interruption_until_its_next_batch() {
+    let control = control();
+    run(async {
+        let router = client(control.local(), Role::Scheduler).await;
+        let (publisher, _, source) = ports("").await;
+        router.call(&register(EventSource { replay: String::new(), ..source })).await.expect("room");
+        let mut live = accept(&publisher, "PUB").await;
+        read_frame(&mut live).await;
+        send(&mut live, &[b"", &0u64.to_be_bytes(), &stored(1..4)]).await;
+        until(&router, 3, false).await;
+        drop(live);
+        let mut live = accept(&publisher, "PUB").await;
+        read_frame(&mut live).await;
+        // It may have removed them all meanwhile.
+        until(&router, 3, true).await;
+        send(&mut live, &[b"", &1u64.to_be_bytes(), &stored(4..6)]).await;
+        until(&router, 5, false).await;
     });
 }
 

@@ -79,10 +79,16 @@ impl Pool {
         parent: Option<u64>,
         hashes: &[u64],
     ) -> Result<usize, ConductorError> {
+        // A block whose hash names several is not known, nor are those behind it.
+        let is_known = |hash: &&u64| !(context == self.names.plain && self.names.is_ambiguous(**hash));
+        if parent.is_some_and(|parent| !is_known(&&parent)) {
+            return Ok(hashes.len());
+        }
         let resolve = |hash: u64| self.names.resolved(context, hash);
-        let (parent, keys): (_, Vec<u64>) = (parent.map(resolve), hashes.iter().copied().map(resolve).collect());
-        self.scheduler.stored(at, context, tier.into(), parent, &keys)?;
-        Ok(keys.iter().zip(hashes).filter(|(key, hash)| key == hash).count())
+        let keys: Vec<u64> = hashes.iter().take_while(is_known).copied().map(resolve).collect();
+        self.scheduler.stored(at, context, tier.into(), parent.map(resolve), &keys)?;
+        let by_token = keys.iter().zip(hashes).filter(|(key, hash)| key != hash).count();
+        Ok(hashes.len() - by_token)
     }
 
     /// Notes blocks with their contents.
@@ -93,6 +99,7 @@ impl Pool {
             self.sweep_aliases(hashes.len().saturating_mul(FULL_LOOKS));
         }
         let known = self.names.aliases.len();
+        let mut is_ambiguous = parent.is_some_and(|parent| self.names.is_ambiguous(parent));
         let before = match parent {
             None => Some(ROOT),
             Some(parent) => match self.names.aliases.get(parent) {
@@ -111,7 +118,10 @@ impl Pool {
                     NamedBlock::Full(hash)
                 };
                 match self.learn(*engine_hash, block)? {
-                    IndexedBy::EngineHash => break,
+                    IndexedBy::EngineHash => {
+                        is_ambiguous = self.names.is_ambiguous(*engine_hash);
+                        break;
+                    }
                     IndexedBy::TokenHash => {}
                     IndexedBy::Both => asked.push(*engine_hash),
                 }
@@ -122,16 +132,32 @@ impl Pool {
         let start = before.filter(|hash| *hash != ROOT);
         self.scheduler.stored(at, plain, tier.into(), start, &keys)?;
         self.scheduler.stored(at, plain, tier.into(), None, &asked)?;
+        // A hash that became ambiguous within this event: its removal would not be understood.
+        for (engine_hash, key) in hashes.iter().zip(&keys) {
+            if self.names.is_ambiguous(*engine_hash) {
+                for tier in TOLD {
+                    self.scheduler.removed(at, plain, tier, &[*key])?;
+                }
+            }
+        }
         // One look for each new alias bounds the dead ones by the live ones.
         self.sweep_aliases(self.names.aliases.len() - known);
         // A partial block without an alias would count as a full one.
         let full = hashes.len() - usize::from(part_tokens > 0);
         let rest = &hashes[keys.len().min(full)..full];
+        if is_ambiguous {
+            // Hashes that do not cover what is before their block name others elsewhere.
+            for hash in &hashes[keys.len()..] {
+                self.learn(*hash, NamedBlock::Several)?;
+            }
+            return Ok(rest.len());
+        }
         if rest.is_empty() {
             return Ok(0);
         }
         let parent = keys.last().copied().or(parent);
-        self.stored_by_hash(at, plain, tier, parent, rest)
+        self.scheduler.stored(at, plain, tier.into(), parent, rest)?;
+        Ok(rest.len())
     }
 
     /// Drops aliases whose blocks have no holder, among the next `looks` ones.
@@ -224,6 +250,8 @@ impl Pool {
         };
         let key = match self.names.aliases.get(hash) {
             Some(NamedBlock::Full(key)) => key,
+            // Neither is a key of the index.
+            Some(NamedBlock::Partial(_) | NamedBlock::Several) if there => return Ok(()),
             _ => hash,
         };
         self.change(holder, Tier::Pool, key, there)?;

@@ -18,7 +18,7 @@ pub(super) struct BlockNames {
 impl BlockNames {
     pub(super) fn new(plain: ContextId, config: &IndexConfig) -> Self {
         let IndexConfig { max_blocks, seed, .. } = *config;
-        Self { plain, aliases: Aliases::new(max_blocks, seed), store: StoreNames::new(seed) }
+        Self { plain, aliases: Aliases::new(max_blocks, seed), store: StoreNames::new(max_blocks, seed) }
     }
 
     /// Returns the hash by which the index knows a block: its token hash, if known.
@@ -30,6 +30,11 @@ impl BlockNames {
             Some(NamedBlock::Full(hash) | NamedBlock::Partial(PartialBlock { hash, .. })) => hash,
             Some(NamedBlock::Several) | None => hash,
         }
+    }
+
+    /// Returns true if an engine hash names several blocks.
+    pub(super) fn is_ambiguous(&self, hash: u64) -> bool {
+        self.aliases.get(hash) == Some(NamedBlock::Several)
     }
 
     /// Returns the known token hashes of blocks.
@@ -44,14 +49,18 @@ impl BlockNames {
     /// Returns the hashes by which the index knows the blocks of a prompt, up to the first partial block, and that
     /// block.
     pub(super) fn resolve(&self, context: ContextId, hashes: &[u64]) -> (Vec<u64>, Option<PartialBlock>) {
+        if context != self.plain {
+            return (hashes.to_vec(), None);
+        }
         let mut keys = Vec::with_capacity(hashes.len());
         for hash in hashes {
-            if context == self.plain
-                && let Some(NamedBlock::Partial(part)) = self.aliases.get(*hash)
-            {
-                return (keys, Some(part));
+            match self.aliases.get(*hash) {
+                Some(NamedBlock::Full(key)) => keys.push(key),
+                Some(NamedBlock::Partial(part)) => return (keys, Some(part)),
+                // Nothing tells which of its blocks is meant.
+                Some(NamedBlock::Several) => break,
+                None => keys.push(*hash),
             }
-            keys.push(self.resolved(context, *hash));
         }
         (keys, None)
     }
@@ -61,7 +70,8 @@ impl BlockNames {
         if context != self.plain || self.aliases.is_empty() {
             return hashes;
         }
-        // The engine hash of a partial block is no key of the index, so it ends what the request can reuse.
+        // The engine hash of a partial block, or of several blocks, is no key of the index, so it ends what the request
+        // can reuse.
         let key = |hash: &u64| match self.aliases.get(*hash) {
             Some(NamedBlock::Full(key)) => key,
             _ => *hash,
@@ -79,16 +89,20 @@ impl BlockNames {
 /// Engine hashes of the shared store's blocks, by token hash: the store knows its objects by engine hash alone.
 pub(super) struct StoreNames {
     by_token_hash: HashMap<u64, u64, KeyMixer>,
+    /// Most blocks; the store's hash of a further one is not known.
+    most: usize,
 }
 
 impl StoreNames {
-    pub(super) fn new(seed: u64) -> Self {
-        Self { by_token_hash: HashMap::with_hasher(KeyMixer::new(seed)) }
+    pub(super) fn new(most: usize, seed: u64) -> Self {
+        Self { by_token_hash: HashMap::with_hasher(KeyMixer::new(seed)), most }
     }
 
     /// Notes the engine hash of a block that the store holds; the latest counts.
     pub(super) fn insert(&mut self, token_hash: u64, engine_hash: u64) {
-        self.by_token_hash.insert(token_hash, engine_hash);
+        if self.by_token_hash.len() < self.most || self.by_token_hash.contains_key(&token_hash) {
+            self.by_token_hash.insert(token_hash, engine_hash);
+        }
     }
 
     /// Forgets a block that the store does not hold any more.

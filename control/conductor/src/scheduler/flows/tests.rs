@@ -3,6 +3,14 @@
 use super::*;
 
 const SECOND: u64 = 1_000_000_000;
+const RULES: QueueRules = QueueRules {
+    grace_ns: 15 * SECOND,
+    stretch: 1.1,
+    deferred: 0.0,
+    oldest_share: 0.0,
+    saturated_ns: 30 * SECOND,
+    lead_ns: 10 * SECOND,
+};
 
 fn name(flow: &str) -> ServiceTerms {
     ServiceTerms { flow: flow.into(), ..ServiceTerms::default() }
@@ -18,29 +26,29 @@ fn virtual_ns(flows: &Flows, flow: FlowNumber) -> u64 {
 
 #[test]
 fn saturated_flows_have_their_turn_together_and_behind_the_others() {
-    let rules = QueueRules { saturated_ns: 30 * SECOND, lead_ns: 10 * SECOND, ..QueueRules::default() };
     let mut flows = Flows::new(8);
     let [a, b] = ["a", "b"].map(|flow| flows.enter(&name(flow), SECOND, false, 0));
-    flows.serve(a, 8 * SECOND, Some(0.0));
+    flows.serve(a, 8 * SECOND, false, &RULES);
     // All but the default flow have queued requests.
     let with = |flows: &Flows, now_s: u64| {
         let candidates: Vec<bool> = (0..flows.count()).map(|flow| flow > 0).collect();
-        flows.turns(&candidates, &rules, now_s * SECOND)[1..].to_vec()
+        flows.turns(&candidates, &RULES, now_s * SECOND)[1..].to_vec()
     };
     assert_eq!(with(&flows, 29), [false, true], "the one that is behind");
     assert_eq!(with(&flows, 30), [true, true]);
-    flows.serve(a, 3 * SECOND, Some(0.0));
+    flows.serve(a, 3 * SECOND, false, &RULES);
     assert_eq!(with(&flows, 30), [false, true], "it is too far ahead");
-    // A flow that begins to wait goes before both, until it has had more.
+    // A flow that begins to wait starts where both would be with equal shares.
     let late = flows.enter(&name("late"), SECOND, false, 40 * SECOND);
-    assert_eq!(with(&flows, 41), [false, false, true]);
-    flows.serve(late, SECOND, Some(0.0));
+    assert_eq!(virtual_ns(&flows, late), 11 * SECOND / 2);
     assert_eq!(with(&flows, 41), [false, true, true]);
-    flows.serve(b, 2 * SECOND, Some(0.0));
-    assert_eq!(with(&flows, 41), [false, false, true]);
+    flows.serve(b, 7 * SECOND, false, &RULES);
+    assert_eq!(with(&flows, 41), [false, false, true], "it is behind the saturated ones");
+    flows.serve(late, 2 * SECOND, false, &RULES);
+    assert_eq!(with(&flows, 41), [true, true, true]);
     assert_eq!(with(&flows, 70), [true, true, true], "all are saturated");
     // Flows that no free instance serves count for nothing.
-    assert_eq!(flows.turns(&[false, true, false, false], &rules, 0), [false, true, false, false]);
+    assert_eq!(flows.turns(&[false, true, false, false], &RULES, 0), [false, true, false, false]);
 }
 
 #[test]
@@ -48,11 +56,11 @@ fn work_counts_by_weight() {
     let mut flows = Flows::new(8);
     let (heavy, light) =
         (flows.enter(&weighted("heavy", 400), SECOND, false, 0), flows.enter(&name("light"), SECOND, false, 0));
-    flows.serve(heavy, 8 * SECOND, Some(0.02));
-    flows.serve(light, 2 * SECOND, Some(0.02));
+    flows.serve(heavy, 8 * SECOND, false, &RULES);
+    flows.serve(light, 2 * SECOND, false, &RULES);
     assert_eq!((virtual_ns(&flows, heavy), virtual_ns(&flows, light)), (2 * SECOND, 2 * SECOND));
     flows.enter(&weighted("heavy", 100), SECOND, false, 0);
-    flows.serve(heavy, SECOND, None);
+    flows.serve(heavy, SECOND, true, &RULES);
     assert_eq!(virtual_ns(&flows, heavy), 3 * SECOND, "its latest weight");
 }
 
@@ -60,15 +68,15 @@ fn work_counts_by_weight() {
 fn a_flow_saves_up_no_turns_and_loses_none() {
     let mut flows = Flows::new(8);
     let flood = flows.enter(&name("flood"), SECOND, false, 0);
-    flows.serve(flood, 100 * SECOND, Some(0.0));
+    flows.serve(flood, 100 * SECOND, false, &RULES);
     let late = flows.enter(&name("late"), SECOND, false, 0);
     assert_eq!(virtual_ns(&flows, late), 100 * SECOND, "it begins where the other is");
-    flows.serve(late, 5 * SECOND, Some(0.0));
+    flows.serve(late, 5 * SECOND, false, &RULES);
     flows.leave(late, SECOND, false);
-    flows.serve(flood, SECOND, Some(0.0));
+    flows.serve(flood, SECOND, false, &RULES);
     let again = flows.enter(&name("late"), SECOND, false, 0);
     assert_eq!(virtual_ns(&flows, again), 105 * SECOND, "it was ahead, and it still is");
-    flows.serve(flood, 50 * SECOND, Some(0.0));
+    flows.serve(flood, 50 * SECOND, false, &RULES);
     flows.leave(again, SECOND, false);
     assert_eq!(flows.enter(&name("late"), SECOND, false, 0), again);
     assert_eq!(virtual_ns(&flows, again), 151 * SECOND);
@@ -86,7 +94,7 @@ fn work_placed_without_waiting_is_charged() {
     flows.charge(&name("now"), SECOND);
     assert_eq!(flows.count(), 0, "nobody waits");
     let waiting = flows.enter(&name("queued"), SECOND, false, 0);
-    flows.serve(waiting, 10 * SECOND, Some(0.0));
+    flows.serve(waiting, 10 * SECOND, false, &RULES);
     flows.charge(&name("now"), SECOND);
     let now = flows.enter(&name("now"), SECOND, false, 0);
     assert_eq!(virtual_ns(&flows, now), 11 * SECOND);

@@ -156,7 +156,7 @@ fn priorities_of_one_flow_do_not_take_the_share_of_another() {
     }
     let mut served = Vec::new();
     while let Some(at) = queue.first(&order(0), None) {
-        served.push(queue.serve_at(at, &rules).id / 10);
+        served.push(queue.serve_at(at, None, SECOND, &rules).id / 10);
     }
     assert_eq!(served, [0, 1, 0, 1, 0, 1, 0, 1]);
 }
@@ -197,9 +197,83 @@ fn a_flow_whose_requests_no_free_instance_serves_holds_up_no_other() {
     queue.push(Request { barred, ..of_flow(1, "barred", 0) }, SECOND, &order(0));
     queue.push(of_flow(2, "other", 0), SECOND, &order(0));
     let other = queue.flows.enter(&of_flow(2, "other", 0).terms, SECOND, false, 0);
-    queue.flows.serve(other, 100 * SECOND, None);
+    queue.flows.serve(other, 100 * SECOND, true, &order(0).rules);
     assert_eq!(queue.first(&order(0), Some(&[0])).map(|at| queue.at(at).id), Some(2));
     assert_eq!(queue.first(&order(0), Some(&[0, 1])).map(|at| queue.at(at).id), Some(1));
+}
+
+#[test]
+fn a_flow_that_no_free_instance_serves_moves_no_start() {
+    let rules = QueueRules { lead_ns: 10 * SECOND, ..QueueRules::default() };
+    let order = |now_s| QueueOrder { rules, ..order(now_s) };
+    let takers: Option<&[u32]> = Some(&[0]);
+    let mut queue = CentralQueue::new(10_000, 8);
+    let barred = ExcludedInstances { prefill: [0].into(), ..ExcludedInstances::default() };
+    queue.push(Request { barred, ..of_flow(0, "stuck", 0) }, SECOND, &order(0));
+    for id in 1..300 {
+        queue.push(of_flow(id, "steady", 0), SECOND, &order(id));
+        let at = queue.first(&order(id), takers).expect("it is taken");
+        assert_eq!(queue.serve_at(at, takers, SECOND, &rules).id, id);
+    }
+    // A flow that begins now has saved up nothing, nor has the one that was not served.
+    (1_000..1_400).for_each(|id| queue.push(of_flow(id, "flood", 4), SECOND, &order(300)));
+    queue.push(of_flow(400, "steady", -4), SECOND, &order(300));
+    (2_000..2_400).for_each(|id| queue.push(of_flow(id, "stuck", 4), SECOND, &order(300)));
+    let mut served = (0..6).map(|_| {
+        let at = queue.first(&order(301), takers).expect("it is taken");
+        queue.serve_at(at, takers, SECOND, &rules).id
+    });
+    assert!(served.any(|id| id == 400), "within two turns of each");
+}
+
+#[test]
+fn a_stream_of_new_flows_does_not_starve_one_that_waits() {
+    // A lower priority, and a longer prefill, in a flow that is saturated and in one that is not.
+    for saturated_ns in [2 * SECOND, 1_000_000 * SECOND] {
+        let rules = QueueRules { saturated_ns, lead_ns: 10 * SECOND, deferred: 0.0, ..QueueRules::default() };
+        let order = |now_s| QueueOrder { rules, ..order(now_s) };
+        let mut queue = CentralQueue::new(10_000, 64);
+        (0..3).for_each(|id| queue.push(of_flow(id, "waits", -4), 2 * SECOND, &order(0)));
+        let mut last = 0;
+        for step in 1..400 {
+            // As many arrive as are served; a few are there before.
+            for id in if step == 1 { 4..10 } else { 9 + step..10 + step } {
+                queue.push(of_flow(id, &format!("new{id}"), 4), SECOND, &order(step));
+            }
+            let at = queue.first(&order(step), None).expect("some wait");
+            let work_ns = queue.waiting[at].best_ns;
+            if queue.serve_at(at, None, work_ns, &rules).id < 3 {
+                last = step;
+            }
+        }
+        assert!(queue.get(0).is_none() && queue.get(1).is_none() && queue.get(2).is_none(), "not all were served");
+        assert!(last < 150, "the last one at {last}");
+    }
+}
+
+#[test]
+fn the_oldest_is_the_oldest_that_a_free_instance_serves() {
+    let rules = QueueRules { oldest_share: 0.1, ..order(0).rules };
+    let order = QueueOrder { rules, ..order(0) };
+    let takers: Option<&[u32]> = Some(&[0]);
+    let mut queue = CentralQueue::new(1_000, 8);
+    let barred = ExcludedInstances { prefill: [0].into(), ..ExcludedInstances::default() };
+    queue.push(Request { barred, ..of_flow(0, "", 0) }, SECOND, &order);
+    (1..101).for_each(|id| queue.push(of_flow(id, "", if id <= 50 { -4 } else { 4 }), SECOND, &order));
+    let mut low = 0;
+    for _ in 0..40 {
+        let at = queue.first(&order, takers).expect("it is taken");
+        low += u32::from(queue.serve_at(at, takers, SECOND, &rules).id <= 50);
+    }
+    assert_eq!(low, 3, "one in eleven is the oldest, whatever its priority");
+}
+
+#[test]
+fn flows_beyond_the_limit_are_ahead_of_each_other() {
+    let mut queue = CentralQueue::new(100, 2);
+    queue.push(of_flow(0, "a", 0), SECOND, &order(0));
+    queue.push(of_flow(1, "b", 0), 5 * SECOND, &order(0));
+    assert_eq!(queue.before(&of_flow(2, "c", 0), 9 * SECOND, &order(0)), (2, 6 * SECOND));
 }
 
 proptest! {
@@ -220,7 +294,7 @@ proptest! {
         let mut serve = |queue: &mut CentralQueue, now_ns: &mut u64, limits: &[(u64, u64)]| {
             let Some(at) = queue.first(&order(*now_ns), None) else { return Ok(()) };
             let best_ns = queue.waiting[at].best_ns;
-            let id = queue.serve_at(at, &rules).id;
+            let id = queue.serve_at(at, None, best_ns, &rules).id;
             let (began_ns, limit_ns) = limits[id as usize];
             prop_assert!(served_ns - began_ns <= limit_ns, "request {id}: {} > {limit_ns}", served_ns - began_ns);
             served_ns += best_ns;
@@ -274,15 +348,15 @@ proptest! {
             let own_ns = own.map(|one| one.best_ns).sum::<u64>() as f64;
             let weight = f64::from(weights[flow]);
             // Work of its flow until it goes; and what flows may be ahead when it arrives and when it goes.
-            let needs_ns = own_ns * (1.0 + 1.0 / oldest) + longest_ns as f64;
+            let needs_ns = own_ns * (1.0 + 1.0 / oldest);
             let ahead_ns = 2.0 * (lead_s * SECOND) as f64 * total / 100.0;
-            let longest_of_each_ns = longest_ns as f64 * (1.0 + total / weight) * 5.0;
+            let longest_of_each_ns = longest_ns as f64 * (1.0 + total / weight) * 4.0;
             limits.borrow_mut().push((served_ns, needs_ns * total / weight + ahead_ns + longest_of_each_ns));
         };
         let serve = |queue: &mut CentralQueue, served_ns: &mut u64, now_ns: &mut u64| {
             let Some(at) = queue.first(&order(*now_ns), None) else { return Ok(()) };
             let best_ns = queue.waiting[at].best_ns;
-            let id = queue.serve_at(at, &rules).id;
+            let id = queue.serve_at(at, None, best_ns, &rules).id;
             let (began_ns, limit_ns) = limits.borrow()[id as usize];
             let waited_ns = (*served_ns - began_ns) as f64;
             prop_assert!(waited_ns <= limit_ns, "request {id}: {waited_ns} > {limit_ns}");

@@ -323,7 +323,12 @@ fn a_standby_that_takes_over_knows_the_conductors_instances_holds_and_policy() {
     let link = ControlLink::to(&Control::Remote(remote), Role::Client).unwrap();
     link.call(reporter()).unwrap();
     link.call(report(0, vec![1, 2])).unwrap();
-    let kept = || std::fs::read_dir(place.path("snapshots")).unwrap().next();
+    let has_q0 = |bytes: Vec<u8>| bytes.windows(2).any(|name| name == b"q0");
+    let kept = || {
+        let files = std::fs::read_dir(place.path("snapshots")).unwrap().flatten().map(|entry| entry.path());
+        let mut files = files.filter(|path| path.extension().is_none_or(|end| end != "tmp"));
+        files.find(|path| std::fs::read(path).is_ok_and(has_q0))
+    };
     assert!(wait_until(kept).is_some(), "a snapshot of its cache is kept");
 
     cluster.planes[0].kill();

@@ -150,7 +150,8 @@ const ALLOWED: [&str; 3] = ["Join ", "Leave ", "Drain "];
 /// Returns valid frames of the control protocol; all of them, or without the allowed ones.
 fn golden(all: bool) -> Vec<Vec<u8>> {
     let frame = |line: &str| -> Option<Vec<u8>> {
-        let hex = line.split(' ').nth(1)?;
+        // Names may have several words.
+        let hex = line.rsplit(' ').next()?;
         (0..hex.len() / 2).map(|at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).ok()).collect()
     };
     let wanted = |line: &&str| all || !ALLOWED.iter().any(|name| line.starts_with(name));
