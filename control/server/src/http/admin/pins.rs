@@ -51,8 +51,10 @@ fn number(value: &Value) -> Option<u64> {
 }
 
 /// Reason why a body is refused.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 enum BodyError {
+    /// The call has no such field: it would do something else than meant.
+    Unknown { field: String, known: &'static [&'static str] },
     /// The keys are missing, none, too many or no texts.
     Keys,
     /// The field is missing or no number.
@@ -64,6 +66,13 @@ enum BodyError {
 impl fmt::Display for BodyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Unknown { field, known } => {
+                write!(
+                    f,
+                    "the body has a {field:?}, which this call does not know; its fields are {}",
+                    known.join(", ")
+                )
+            }
             Self::Keys => write!(f, "the body must have keys, 1 to {KEYS_MOST} texts"),
             Self::Number(field) => write!(f, "the body must have a {field}, a number of 64 bits"),
             Self::Selection => f.write_str(
@@ -75,6 +84,16 @@ impl fmt::Display for BodyError {
 
 /// Decodes a body.
 fn decode(path: PinPath, body: &Value) -> Result<Pin, BodyError> {
+    let known: &[&str] = match path {
+        PinPath::SoftPin => &["keys", "ttl_ms"],
+        PinPath::SoftUnpin => &["keys"],
+        PinPath::Release => &["retention"],
+        PinPath::Retain => &["keys", "ttl_ms", "retention", "group"],
+    };
+    let fields = body.as_object().into_iter().flatten().map(|(field, _)| field);
+    if let Some(other) = fields.into_iter().find(|field| !known.contains(&field.as_str())) {
+        return Err(BodyError::Unknown { field: other.clone(), known });
+    }
     let text = |key: &Value| key.as_str().map(str::to_owned);
     let keys = match body.get("keys") {
         None => None,
@@ -161,6 +180,11 @@ mod tests {
         }
         let wrong = [
             (PinPath::SoftPin, json!({}), "keys"),
+            // It would end the whole retention.
+            (PinPath::Release, json!({ "retention": 7, "keys": ["a"] }), "its fields are retention"),
+            (PinPath::SoftPin, json!({ "keys": ["a"], "ttl": 1 }), "keys, ttl_ms"),
+            // A parameter of the address, not of the body.
+            (PinPath::SoftPin, json!({ "keys": ["a"], "tenant_id": "t" }), "tenant_id"),
             (PinPath::SoftPin, json!({ "keys": [] }), "keys"),
             (PinPath::SoftPin, json!({ "keys": [1] }), "keys"),
             (PinPath::SoftPin, json!({ "keys": ["a"], "ttl_ms": -1 }), "ttl_ms"),

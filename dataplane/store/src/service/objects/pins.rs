@@ -77,7 +77,10 @@ impl ClientPins<'_> {
         if local.is_foreign(context, digest) {
             return Err(Status::NotFound);
         }
-        if local.shard.store.exists(digest) && local.is_hidden(context, digest) || self.migration.is_coming(digest) {
+        // Of an object that comes from the SSD, tenant, group and hard pin are known once its tail is read, and are set
+        // then: a retention would be lost with that.
+        let has_no_tail = local.shard.store.exists(digest) && local.tenant_of(digest).known().is_none();
+        if has_no_tail || self.migration.is_coming(digest) {
             return Err(Status::Busy);
         }
         let mut pins = LatePins::from(&mut local.shard.store);
