@@ -97,17 +97,8 @@ async fn prepare(client: &Client) -> Result<(), Failure> {
     for at in 0..PREFILLS + DECODES {
         let part = if at < PREFILLS { InstancePart::Prefill } else { InstancePart::Decode };
         let register = RegisterInstance {
-            instance: format!("i{at}"),
-            incarnation: 1,
-            tenant: String::new(),
-            model: "m".to_owned(),
-            block_tokens: BLOCK_TOKENS,
-            token_bytes: 0,
-            part,
             capacity_tokens: 1 << 30,
-            report_ns: 0,
-            address: String::new(),
-            events: None,
+            ..RegisterInstance::new(format!("i{at}"), "m", BLOCK_TOKENS, part)
         };
         client.call(&register).await?;
     }

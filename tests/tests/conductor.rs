@@ -29,19 +29,7 @@ fn control(handle: &ControlHandle, role: Role) -> Control {
 }
 
 fn register(instance: &str) -> RegisterInstance {
-    RegisterInstance {
-        instance: instance.to_owned(),
-        incarnation: 1,
-        tenant: String::new(),
-        model: "m".to_owned(),
-        block_tokens: 16,
-        token_bytes: 0,
-        part: InstancePart::Mixed,
-        capacity_tokens: 1_000_000,
-        report_ns: 0,
-        address: String::new(),
-        events: None,
-    }
+    RegisterInstance { capacity_tokens: 1_000_000, ..RegisterInstance::new(instance, "m", 16, InstancePart::Mixed) }
 }
 
 fn request(id: &str) -> Schedule {

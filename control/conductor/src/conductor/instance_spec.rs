@@ -120,6 +120,25 @@ pub struct InstanceLoad {
 }
 
 impl RegisterInstance {
+    /// Creates the registration of an instance in its incarnation 1, for the default tenant. It has no capacity for
+    /// decoding and no address, and reports neither its load nor, by events, its cache.
+    #[must_use]
+    pub fn new(instance: impl Into<String>, model: impl Into<String>, block_tokens: u32, part: InstancePart) -> Self {
+        Self {
+            instance: instance.into(),
+            incarnation: 1,
+            tenant: String::new(),
+            model: model.into(),
+            block_tokens,
+            token_bytes: 0,
+            part,
+            capacity_tokens: 0,
+            report_ns: 0,
+            address: String::new(),
+            events: None,
+        }
+    }
+
     pub(super) fn check(&self) -> Result<(), ConductorError> {
         let name = self.instance.len();
         if name == 0 || name > MAX_ID_BYTES {

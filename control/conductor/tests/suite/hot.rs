@@ -111,17 +111,8 @@ fn conductor_with_a_store() -> (Conductor, Vec<u64>) {
         (Conductor::new(ConductorConfig { scheduler, ..ConductorConfig::default() }, 0), prompt(5, 2));
     for at in 0..16 {
         let spec = RegisterInstance {
-            instance: format!("i{at}"),
-            incarnation: 1,
-            tenant: String::new(),
-            model: "m".to_owned(),
-            block_tokens: LONG,
             token_bytes: 16,
-            part: InstancePart::Prefill,
-            capacity_tokens: 0,
-            report_ns: 0,
-            address: String::new(),
-            events: None,
+            ..RegisterInstance::new(format!("i{at}"), "m", LONG, InstancePart::Prefill)
         };
         conductor.register(spec, 0).expect("room");
         hold(&mut conductor, &format!("i{at}"), 0, prompt[..1].to_vec());

@@ -352,19 +352,7 @@ mod tests {
     use super::*;
 
     fn instance() -> RegisterInstance {
-        RegisterInstance {
-            instance: "i".to_owned(),
-            incarnation: 1,
-            tenant: String::new(),
-            model: "m".to_owned(),
-            block_tokens: 16,
-            token_bytes: 0,
-            part: InstancePart::Prefill,
-            capacity_tokens: 0,
-            report_ns: 0,
-            address: String::new(),
-            events: None,
-        }
+        RegisterInstance::new("i", "m", 16, InstancePart::Prefill)
     }
 
     /// Returns files in a new directory, and the bytes of a snapshot with one block.

@@ -352,17 +352,12 @@ fn register(conductor: &ConductorService, fields: &Fields<'_>) -> Result<Value, 
         topic: String::new(),
     };
     let call = RegisterInstance {
-        instance: instance.clone(),
         incarnation: 0,
         tenant,
-        model,
-        block_tokens,
-        token_bytes: 0,
-        part: InstancePart::Mixed,
         capacity_tokens: u64::from(u32::MAX),
-        report_ns: 0,
         address: source.publisher.clone(),
         events: Some(source),
+        ..RegisterInstance::new(instance.clone(), model, block_tokens, InstancePart::Mixed)
     };
     let registered = conductor.register_as(call, by_tokens, seed)?;
     Ok(json!({ "status": "registered successfully", "instance_id": instance, "fresh": registered.fresh }))

@@ -21,17 +21,10 @@ fn start() -> ControlHandle {
 
 fn register(instance: &str, part: InstancePart, report_ns: u64) -> RegisterInstance {
     RegisterInstance {
-        instance: instance.to_owned(),
-        incarnation: 1,
-        tenant: String::new(),
-        model: "m".to_owned(),
-        block_tokens: BLOCK,
-        token_bytes: 0,
-        part,
         capacity_tokens: 1_000_000,
         report_ns,
         address: format!("{instance}:80"),
-        events: None,
+        ..RegisterInstance::new(instance, "m", BLOCK, part)
     }
 }
 

@@ -24,7 +24,7 @@ const BLOCKS: u64 = 8;
 /// Number of degraded answers after which an engine clears its cache, so that everything is known again.
 const PATIENCE: usize = 100;
 
-/// What an engine has published and holds.
+/// Batches that an engine has published, and blocks that it holds.
 #[derive(Default)]
 struct EngineState {
     batches: Vec<Vec<u8>>,
@@ -186,19 +186,7 @@ impl Reporter {
 }
 
 fn reporter() -> RegisterInstance {
-    RegisterInstance {
-        instance: "q0".to_owned(),
-        incarnation: 3,
-        tenant: String::new(),
-        model: "q".to_owned(),
-        block_tokens: 4,
-        token_bytes: 0,
-        part: InstancePart::Prefill,
-        capacity_tokens: 0,
-        report_ns: 0,
-        address: String::new(),
-        events: None,
-    }
+    RegisterInstance { incarnation: 3, ..RegisterInstance::new("q0", "q", 4, InstancePart::Prefill) }
 }
 
 /// Returns the blocks that the Conductor answers for a model's only instance; none if an answer is degraded.

@@ -311,17 +311,10 @@ fn an_engine_without_batches_is_complete_after_its_replay() {
 
 fn instance(name: &str) -> RegisterInstance {
     RegisterInstance {
-        instance: name.to_owned(),
         incarnation: 3,
-        tenant: String::new(),
-        model: "q".to_owned(),
-        block_tokens: 4,
-        token_bytes: 0,
-        part: InstancePart::Mixed,
         capacity_tokens: 1_000_000,
-        report_ns: 0,
         address: format!("{name}:80"),
-        events: None,
+        ..RegisterInstance::new(name, "q", 4, InstancePart::Mixed)
     }
 }
 

@@ -24,17 +24,9 @@ fn stored(hashes: std::ops::Range<u8>) -> Vec<u8> {
 
 fn register(events: EventSource) -> RegisterInstance {
     RegisterInstance {
-        instance: "e0".to_owned(),
-        incarnation: 1,
-        tenant: String::new(),
-        model: "m".to_owned(),
-        block_tokens: 16,
-        token_bytes: 0,
-        part: InstancePart::Mixed,
         capacity_tokens: 1_000_000,
-        report_ns: 0,
-        address: String::new(),
         events: Some(events),
+        ..RegisterInstance::new("e0", "m", 16, InstancePart::Mixed)
     }
 }
 

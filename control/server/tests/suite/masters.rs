@@ -9,27 +9,10 @@ use std::time::Duration;
 use kvplane_conductor::engine::msgpack::Value as Packed;
 use kvplane_rpc::conductor::*;
 use kvplane_rpc::{Client, Role};
-use kvplane_server::{ConductorConfig, ControlConfig, ControlHandle, ControlServer};
 use serde_json::{Value, json};
-use support::{client, get, pack, post_as, run};
+use support::{client, get, pack, post_as, post_json, run, start};
 use tokio::net::{TcpListener, TcpStream};
 use zeromq::{accept, read_frame, send};
-
-fn start() -> (ControlHandle, SocketAddr) {
-    let mut config = ControlConfig::new("test");
-    config.http_listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
-    config.conductor = Some(ConductorConfig::default());
-    let control = ControlServer::start(config).expect("a control plane");
-    let http = control.http_address().expect("it listens");
-    (control, http)
-}
-
-/// Runs off this thread, which the control plane's peers need meanwhile.
-async fn post(http: SocketAddr, path: &'static str, body: Value) -> (String, Value) {
-    let send = move || post_as(http, path, "application/json", body.to_string().as_bytes());
-    let (status, body) = tokio::task::spawn_blocking(send).await.expect("sent");
-    (status["HTTP/1.1 ".len()..].to_owned(), serde_json::from_slice(&body).expect("JSON"))
-}
 
 /// Returns the master's row among the services.
 async fn master(http: SocketAddr) -> Value {
@@ -40,19 +23,7 @@ async fn master(http: SocketAddr) -> Value {
 }
 
 fn instance(name: &str, model: &str) -> RegisterInstance {
-    RegisterInstance {
-        instance: name.to_owned(),
-        incarnation: 1,
-        tenant: String::new(),
-        model: model.to_owned(),
-        block_tokens: 16,
-        token_bytes: 0,
-        part: InstancePart::Mixed,
-        capacity_tokens: 1_000_000,
-        report_ns: 0,
-        address: String::new(),
-        events: None,
-    }
+    RegisterInstance { capacity_tokens: 1_000_000, ..RegisterInstance::new(name, model, 16, InstancePart::Mixed) }
 }
 
 /// Encodes a block's event as Mooncake's master publishes it.
@@ -87,16 +58,16 @@ async fn until_degraded(http: SocketAddr, is: bool) {
 
 #[test]
 fn blocks_of_a_masters_store_count_until_something_of_it_is_missing() {
-    let (control, http) = start();
+    let (control, http) = start("test", |_| {});
     run(async {
         let router = client(control.local(), Role::Scheduler).await;
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let endpoint = format!("tcp://{}", listener.local_addr().expect("bound"));
         let spec = json!({ "type": "Mooncake", "instance_id": "store", "endpoint": endpoint, "modelname": "m" });
-        assert_eq!(post(http, "/register", spec.clone()).await.0, "200 OK");
-        assert_eq!(post(http, "/register", spec.clone()).await.1["fresh"], json!(false), "the same again");
+        assert_eq!(post_json(http, "/register", spec.clone()).await.0, "200 OK");
+        assert_eq!(post_json(http, "/register", spec.clone()).await.1["fresh"], json!(false), "the same again");
         let other = json!({ "type": "Mooncake", "instance_id": "store", "endpoint": "tcp://127.0.0.1:9" });
-        assert_eq!(post(http, "/register", other).await.0, "400 Bad Request");
+        assert_eq!(post_json(http, "/register", other).await.0, "400 Bad Request");
         let mut live = accept(&listener, "PUB").await;
         read_frame(&mut live).await;
         // Before an instance serves the model, and on two media.
@@ -112,7 +83,7 @@ fn blocks_of_a_masters_store_count_until_something_of_it_is_missing() {
         until(&router, "m", 2).await;
         // Routers that query over HTTP see the store too, as memory of every instance of the model.
         let asked = json!({ "model": "m", "block_size": 16, "seq_hashes": [1, 2, 3] });
-        let found = post(http, "/query_by_hash", asked).await.1;
+        let found = post_json(http, "/query_by_hash", asked).await.1;
         let e1 = &found["instances"]["e1"];
         assert_eq!((&e1["gpu"], &e1["cpu"], &e1["longest_matched"]), (&json!(0), &json!(32), &json!(32)), "{found}");
         assert_eq!((&found["default"]["e1"]["CPU"], &found["instances"]["e0"]), (&json!(32), &Value::Null), "{found}");
@@ -137,15 +108,15 @@ fn blocks_of_a_masters_store_count_until_something_of_it_is_missing() {
         let row = master(http).await;
         assert_eq!((&row["instance_id"], &row["endpoint"]), (&json!("store"), &json!(endpoint)));
         let foreign = json!({ "instance_id": "store", "tenant_id": "x" });
-        assert_eq!(post(http, "/unregister", foreign).await.0, "404 Not Found");
-        assert_eq!(post(http, "/unregister", json!({ "instance_id": "store" })).await.0, "200 OK");
+        assert_eq!(post_json(http, "/unregister", foreign).await.0, "404 Not Found");
+        assert_eq!(post_json(http, "/unregister", json!({ "instance_id": "store" })).await.0, "200 OK");
         until(&router, "m", 0).await;
     });
 }
 
 #[test]
 fn messagepack_is_answered_with_messagepack() {
-    let (control, http) = start();
+    let (control, http) = start("test", |_| {});
     run(async {
         let router = client(control.local(), Role::Scheduler).await;
         router.call(&RegisterInstance { block_tokens: 4, ..instance("e0@0", "m") }).await.expect("room");

@@ -7,27 +7,16 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use kvplane_conductor::engine::hashes::vllm;
-use kvplane_server::{ConductorConfig, ControlConfig, ControlHandle, ControlServer};
 use serde_json::{Value, json};
-use support::{get, pack, post_as, run};
+use support::{get, pack, post_json, run, start};
 use tokio::net::{TcpListener, TcpStream};
 use zeromq::{accept, read_frame, send};
 
-fn start() -> (ControlHandle, SocketAddr) {
-    let mut config = ControlConfig::new("test");
-    config.http_listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
-    config.conductor = Some(ConductorConfig::default());
-    let control = ControlServer::start(config).expect("a control plane");
-    let http = control.http_address().expect("it listens");
-    (control, http)
-}
-
-/// Runs off this thread, which the control plane's peers need meanwhile.
+/// Posts JSON that is accepted; returns the answer.
 async fn post(http: SocketAddr, path: &'static str, body: Value) -> Value {
-    let send = move || post_as(http, path, "application/json", body.to_string().as_bytes());
-    let (status, body) = tokio::task::spawn_blocking(send).await.expect("sent");
-    assert_eq!(status, "HTTP/1.1 200 OK", "{}", String::from_utf8_lossy(&body));
-    serde_json::from_slice(&body).expect("JSON")
+    let (status, answer) = post_json(http, path, body).await;
+    assert_eq!(status, "200 OK", "{answer}");
+    answer
 }
 
 /// Publisher of an engine.
@@ -81,7 +70,7 @@ fn by_hashes(hashes: &[u64]) -> Value {
 /// vLLM by its default, whose seed is random; vLLM with a seed; SGLang, page by page; TensorRT-LLM.
 #[test]
 fn engines_of_every_scheme_are_asked_by_tokens() {
-    let (_control, http) = start();
+    let (_control, http) = start("test", |_| {});
     run(async {
         let tokens: Vec<u32> = (1..=11).collect();
         let mut default = Engine::new(http, "default", "vLLM", json!({ "algorithm": "sha256" })).await;
@@ -157,7 +146,7 @@ fn engines_of_every_scheme_are_asked_by_tokens() {
 /// Blocks whose events contain no tokens are found by hash; that tokens may not find them is said with tokens only.
 #[test]
 fn blocks_that_tokens_cannot_find_are_said() {
-    let (_control, http) = start();
+    let (_control, http) = start("test", |_| {});
     run(async {
         let tokens: Vec<u32> = (1..=8).collect();
         let mut seeded = Engine::new(http, "seeded", "vLLM", json!({ "python_hash_seed": "0" })).await;

@@ -6,17 +6,7 @@ use std::net::SocketAddr;
 
 use kvplane_rpc::conductor::*;
 use kvplane_rpc::{LocalCluster, Role};
-use kvplane_server::{ConductorConfig, ControlConfig, ControlHandle, ControlServer};
-use support::{client, get, raw_http, run};
-
-fn start() -> (ControlHandle, SocketAddr) {
-    let mut config = ControlConfig::new("test");
-    config.http_listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
-    config.conductor = Some(ConductorConfig::default());
-    let control = ControlServer::start(config).expect("a control plane");
-    let http = control.http_address().expect("it listens");
-    (control, http)
-}
+use support::{client, get, raw_http, run, start};
 
 /// Posts a body; returns status line and body of the answer.
 fn post(http: SocketAddr, path: &str, body: &str) -> (String, String) {
@@ -51,7 +41,7 @@ async fn hold(local: &LocalCluster, instance: &str, tier: BlockTier, blocks: usi
 
 #[test]
 fn routers_of_others_are_answered() {
-    let (control, http) = start();
+    let (control, http) = start("test", |_| {});
     for instance in ["e0", "e1"] {
         let (status, body) = register(http, instance);
         assert_eq!(status, "200 OK", "{body}");
@@ -93,7 +83,7 @@ fn routers_of_others_are_answered() {
 
 #[test]
 fn engines_of_any_hash_profile_register() {
-    let (_control, http) = start();
+    let (_control, http) = start("test", |_| {});
     let profiles = ["sha256", "xxhash", "xxhash_cbor", "builtin", "sha256_cbor"];
     let profiles = profiles.map(|algorithm| format!(r#"{{"algorithm":"{algorithm}","python_hash_seed":"0"}}"#));
     let bare = ["null", "{}", r#"{"algorithm":"sha256","python_hash_seed":null}"#, r#"{"python_hash_seed":0}"#];
@@ -121,7 +111,7 @@ fn engines_of_any_hash_profile_register() {
 
 #[test]
 fn invalid_bodies_are_rejected_with_the_reason() {
-    let (_control, http) = start();
+    let (_control, http) = start("test", |_| {});
     assert_eq!(register(http, "e0").0, "200 OK");
     let other = r#"{"endpoint":"tcp://127.0.0.1:8","type":"vLLM","modelname":"m","instance_id":"e0","block_size":4,
         "dp_rank":1}"#;

@@ -12,22 +12,12 @@ use kvplane_proto::ids::{Incarnation, NodeId};
 use kvplane_rpc::conductor::*;
 use kvplane_rpc::message::*;
 use kvplane_rpc::{LocalCluster, Role};
-use kvplane_server::{ConductorConfig, ControlConfig, ControlHandle, ControlServer, HttpToken};
+use kvplane_server::HttpToken;
 use serde_json::{Value, json};
-use support::{client, enter, get, raw_http, run};
+use support::{client, enter, get, raw_http, run, start};
 
 /// A name that would run if it became markup.
 const EVIL: &str = "<img src=x onerror=\"document.title='taken over'\"><script>alert(1)</script>&amp;";
-
-fn start(change: impl FnOnce(&mut ControlConfig)) -> (ControlHandle, SocketAddr) {
-    let mut config = ControlConfig::new("shown");
-    config.http_listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
-    config.conductor = Some(ConductorConfig::default());
-    change(&mut config);
-    let control = ControlServer::start(config).expect("a control plane");
-    let http = control.http_address().expect("it listens");
-    (control, http)
-}
 
 fn status(http: SocketAddr, query: &str) -> Value {
     let (status, body) = get(http, &format!("/status.json{query}"));
@@ -55,17 +45,9 @@ async fn fill(local: &LocalCluster) {
     let hashes = vec![5, u64::MAX - 1];
     for instance in [EVIL, "p1"] {
         let register = RegisterInstance {
-            instance: instance.to_owned(),
-            incarnation: 1,
-            tenant: String::new(),
-            model: EVIL.to_owned(),
-            block_tokens: 16,
-            token_bytes: 0,
-            part: InstancePart::Mixed,
             capacity_tokens: 1 << 30,
-            report_ns: 0,
             address: EVIL.to_owned(),
-            events: None,
+            ..RegisterInstance::new(instance, EVIL, 16, InstancePart::Mixed)
         };
         router.call(&register).await.expect("room");
         let (lora, salt) = (String::new(), String::new());
@@ -93,7 +75,7 @@ async fn fill(local: &LocalCluster) {
 
 #[test]
 fn the_json_has_instances_queues_hits_hot_prefixes_slots_and_segments() {
-    let (control, http) = start(|_| {});
+    let (control, http) = start("shown", |_| {});
     let empty = status(http, "");
     assert_eq!((&empty["conductor"]["models"], &empty["members"]), (&json!([]), &json!([])));
     assert_eq!(empty["slots"]["owners"], json!([]));
@@ -128,7 +110,7 @@ fn the_json_has_instances_queues_hits_hot_prefixes_slots_and_segments() {
 
 #[test]
 fn the_page_is_static_and_the_data_are_for_who_may_ask() {
-    let (_control, http) = start(|_| {});
+    let (_control, http) = start("shown", |_| {});
     let page = raw_http(http, b"GET /status HTTP/1.1\r\nHost: t\r\n\r\n");
     let (head, body) = page.split_once("\r\n\r\n").expect("a whole answer");
     let head = head.to_ascii_lowercase();
@@ -149,7 +131,8 @@ fn the_page_is_static_and_the_data_are_for_who_may_ask() {
     assert!(metrics.contains("kvplane_http_requests_total{path=\"/status\",status=\"200\"} 1"), "{metrics}");
 
     let token = "0123456789abcdef";
-    let (_control, http) = start(|config| config.http_token = Some(HttpToken::new(token).expect("a good token")));
+    let (_control, http) =
+        start("shown", |config| config.http_token = Some(HttpToken::new(token).expect("a good token")));
     assert_eq!(get(http, "/status").0, "HTTP/1.1 200 OK", "it has nothing in it");
     assert_eq!(get(http, "/status.json").0, "HTTP/1.1 401 Unauthorized");
     let request = format!("GET /status.json HTTP/1.1\r\nHost: t\r\nAuthorization: Bearer {token}\r\n\r\n");
@@ -158,7 +141,7 @@ fn the_page_is_static_and_the_data_are_for_who_may_ask() {
 
 #[test]
 fn without_a_conductor_there_is_the_store() {
-    let (control, http) = start(|config| config.conductor = None);
+    let (control, http) = start("shown", |config| config.conductor = None);
     run(async {
         let node = client(control.local(), Role::Node).await;
         enter(&node, 7, 1).await;
@@ -211,7 +194,7 @@ fn a_browser_shows_it_and_makes_no_markup_of_names() {
         println!("skipped: no Chromium on this machine; apt-get install chromium-headless-shell, or KVPLANE_CHROMIUM");
         return;
     };
-    let (control, http) = start(|_| {});
+    let (control, http) = start("shown", |_| {});
     run(fill(control.local()));
     let page = rendered(&browser, &format!("http://{http}/status"));
     assert!(page.contains("<title>shown · kvplane</title>"), "{page}");
@@ -225,7 +208,7 @@ fn a_browser_shows_it_and_makes_no_markup_of_names() {
     }
     assert!(page.contains("id=\"trouble\" class=\"trouble\" role=\"status\" hidden=\"\""), "{page}");
 
-    let (_control, http) = start(|config| {
+    let (_control, http) = start("shown", |config| {
         config.conductor = None;
         config.http_token = Some(HttpToken::new("0123456789abcdef").expect("a good token"));
     });

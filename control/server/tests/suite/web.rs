@@ -12,11 +12,7 @@ use kvplane_server::{ControlConfig, ControlHandle, ControlServer, MetadataLimits
 use support::{client, enter, get, raw_http, run};
 
 fn start() -> (ControlHandle, SocketAddr) {
-    let mut config = ControlConfig::new("test");
-    config.http_listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
-    let control = ControlServer::start(config).expect("a control plane");
-    let http = control.http_address().expect("it listens");
-    (control, http)
+    support::start("test", |config| config.conductor = None)
 }
 
 #[test]

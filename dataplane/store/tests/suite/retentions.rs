@@ -162,7 +162,7 @@ fn ops() -> impl Strategy<Value = Vec<Op>> {
 }
 
 proptest! {
-    /// Whatever else happens, a retained object exists until the last of its retentions ends, unless it is removed.
+    /// Property: a retained object exists until the last of its retentions ends, unless it is removed.
     #[test]
     fn a_retained_object_is_never_evicted(eviction in prop_oneof![
         Just(Eviction::Lru), Just(Eviction::SegmentedLru), Just(Eviction::S3Fifo)

@@ -21,17 +21,10 @@ pub fn config() -> ConductorConfig {
 
 pub fn spec(name: &str, part: InstancePart) -> RegisterInstance {
     RegisterInstance {
-        instance: name.to_owned(),
-        incarnation: 1,
-        tenant: String::new(),
-        model: "m".to_owned(),
-        block_tokens: BLOCK,
-        token_bytes: 0,
-        part,
         capacity_tokens: 1_000_000,
         report_ns: SECOND,
         address: format!("{name}.example:80"),
-        events: None,
+        ..RegisterInstance::new(name, "m", BLOCK, part)
     }
 }
 

@@ -13,6 +13,8 @@ use kvplane_proto::map::{Member, ShardAddress};
 use kvplane_proto::rng::Rng;
 use kvplane_rpc::message::{Heartbeat, Join, Load};
 use kvplane_rpc::{Client, ClientConfig, LocalCluster, Role};
+use kvplane_server::{ConductorConfig, ControlConfig, ControlHandle, ControlServer};
+use serde_json::Value;
 
 /// A directory that is removed with the test.
 pub struct Scratch(PathBuf);
@@ -44,6 +46,18 @@ pub fn run(test: impl Future<Output = ()>) {
     runtime.expect("a runtime").block_on(async {
         tokio::time::timeout(Duration::from_secs(30), test).await.expect("the test hangs");
     });
+}
+
+/// Starts a control plane with a Conductor and HTTP on loopback; `change` changes its settings before. Returns the
+/// address of its HTTP, too.
+pub fn start(cluster: &str, change: impl FnOnce(&mut ControlConfig)) -> (ControlHandle, SocketAddr) {
+    let mut config = ControlConfig::new(cluster);
+    config.http_listen = Some(SocketAddr::from(([127, 0, 0, 1], 0)));
+    config.conductor = Some(ConductorConfig::default());
+    change(&mut config);
+    let control = ControlServer::start(config).expect("a control plane");
+    let http = control.http_address().expect("it listens");
+    (control, http)
 }
 
 pub async fn client(local: &LocalCluster, role: Role) -> Client {
@@ -92,6 +106,13 @@ pub fn get(address: SocketAddr, path: &str) -> (String, String) {
     let answer = raw_http(address, request.as_bytes());
     let (head, body) = answer.split_once("\r\n\r\n").expect("a whole answer");
     (head.lines().next().unwrap_or_default().to_owned(), body.to_owned())
+}
+
+/// Posts JSON, off this thread, which the control plane's peers need meanwhile. Returns the status and the answer.
+pub async fn post_json(http: SocketAddr, path: &'static str, body: Value) -> (String, Value) {
+    let send = move || post_as(http, path, "application/json", body.to_string().as_bytes());
+    let (status, body) = tokio::task::spawn_blocking(send).await.expect("sent");
+    (status["HTTP/1.1 ".len()..].to_owned(), serde_json::from_slice(&body).expect("JSON"))
 }
 
 /// Sends `body`, and returns the status and the answer's bytes.

@@ -282,19 +282,7 @@ fn a_former_leader_changes_no_state() {
 /// Instances that registered over HTTP, holds and the policy are state: the next leader begins with them, and reports
 /// that its prefix index is not complete yet.
 fn reporter() -> RegisterInstance {
-    RegisterInstance {
-        instance: "q0".to_owned(),
-        incarnation: 1,
-        tenant: String::new(),
-        model: "q".to_owned(),
-        block_tokens: 16,
-        token_bytes: 0,
-        part: InstancePart::Prefill,
-        capacity_tokens: 0,
-        report_ns: 0,
-        address: String::new(),
-        events: None,
-    }
+    RegisterInstance::new("q0", "q", 16, InstancePart::Prefill)
 }
 
 fn report(seq: u64, hashes: Vec<u64>) -> ReportCache {

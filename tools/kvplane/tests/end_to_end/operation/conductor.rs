@@ -21,17 +21,8 @@ fn operators_see_instances_take_them_out_and_choose_the_policy() {
     let link = ControlLink::to(&control, Role::Client).unwrap();
     let register = |instance: &str| {
         let register = RegisterInstance {
-            instance: instance.to_owned(),
-            incarnation: 1,
-            tenant: String::new(),
-            model: "m".to_owned(),
-            block_tokens: 16,
-            token_bytes: 0,
-            part: InstancePart::Mixed,
             capacity_tokens: 1_000_000,
-            report_ns: 0,
-            address: String::new(),
-            events: None,
+            ..RegisterInstance::new(instance, "m", 16, InstancePart::Mixed)
         };
         link.call(register)
     };

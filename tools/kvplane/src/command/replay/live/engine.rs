@@ -147,17 +147,9 @@ struct ServingThread {
 impl Engine {
     fn registration(&self, incarnation: u64) -> RegisterInstance {
         RegisterInstance {
-            instance: self.name.clone(),
             incarnation,
-            tenant: String::new(),
-            model: model(self.block_bytes),
-            block_tokens: BLOCK_TOKENS,
             token_bytes: (self.block_bytes as u64).div_ceil(u64::from(BLOCK_TOKENS)),
-            part: InstancePart::Prefill,
-            capacity_tokens: 0,
-            report_ns: 0,
-            address: String::new(),
-            events: None,
+            ..RegisterInstance::new(self.name.clone(), model(self.block_bytes), BLOCK_TOKENS, InstancePart::Prefill)
         }
     }
 

@@ -40,7 +40,7 @@ use recovery::{ArrivedRequest, Recovery};
 const REGISTER: Duration = Duration::from_secs(20);
 /// Time limit of a call to the Conductor, after which the client places the request by itself.
 const BUDGET: Duration = Duration::from_secs(2);
-/// The same in a replay that kills the control plane, whose clients are to go on meanwhile.
+/// Limit of a call in a replay that kills the control plane, whose clients are to go on meanwhile.
 const SHORT_BUDGET: Duration = Duration::from_millis(300);
 /// Least memory of the node of a replay that kills the control plane.
 const LEAST_POOL_BYTES: u64 = 64 << 20;
