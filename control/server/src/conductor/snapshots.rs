@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use std::{fmt, fs, io};
 
-use kvplane_conductor::conductor::{Conductor, PoolKey, PoolSnapshot};
+use kvplane_conductor::conductor::{Conductor, Limit, PoolKey, PoolSnapshot};
 use kvplane_conductor::index::SnapshotError;
 use kvplane_proto::Digest;
 use kvplane_proto::checksum::payload_checksum;
@@ -30,8 +30,8 @@ const MAGIC: u64 = 0x0000_0001_5350_564b;
 const HEADER_BYTES: usize = 24;
 /// Most bytes of a file. A larger index is not kept.
 const FILE_BYTES: u64 = 1 << 30;
-/// Most files that are read at a start.
-const FILES: usize = 256;
+/// Most files that are read at a start: one for each model.
+const FILES: usize = Limit::Models.range().1 as usize;
 /// Ending of the files' names.
 const ENDING: &str = ".index";
 /// Pauses between the copies of a round, in multiples of the time that they took.
@@ -169,7 +169,7 @@ impl SnapshotFiles {
     /// Returns the paths of all files.
     fn list(&self) -> io::Result<Vec<PathBuf>> {
         let mut found = Vec::new();
-        for entry in fs::read_dir(&self.directory)?.take(FILES) {
+        for entry in fs::read_dir(&self.directory)? {
             let path = entry?.path();
             if path.file_name().is_some_and(|name| name.to_string_lossy().ends_with(ENDING)) {
                 found.push(path);
@@ -243,7 +243,7 @@ impl SnapshotFiles {
                 return;
             }
         };
-        for path in paths {
+        for path in paths.into_iter().take(FILES) {
             match self.adopt(&path, state_id, conductor) {
                 Ok(0) => {}
                 Ok(instances) => {
@@ -333,7 +333,7 @@ impl SnapshotFiles {
 /// Removes the files that a killed process was writing.
 fn remove_torn(directory: &Path) {
     let Ok(entries) = fs::read_dir(directory) else { return };
-    for path in entries.take(FILES).flatten().map(|entry| entry.path()) {
+    for path in entries.flatten().map(|entry| entry.path()) {
         let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
         if name.contains(&format!("{ENDING}.")) && name.ends_with(".tmp") {
             // One that stays takes room, and is not read.
@@ -414,6 +414,24 @@ mod tests {
         fs::write(&torn, b"half").expect("written");
         fs::write(beside_state.path(&here), b"whole").expect("written");
         assert!(beside().is_some() && !torn.exists() && beside_state.path(&here).exists());
+        let _ = fs::remove_dir_all(&files.directory);
+    }
+
+    #[test]
+    fn the_file_of_each_of_many_models_is_read() {
+        const MODELS: u64 = 300;
+        let (files, bytes) = whole();
+        let files = SnapshotFiles { directory: files.directory.join("many"), ..files };
+        private_directory(&files.directory).expect("its parent is there");
+        for model in 0..MODELS {
+            let pool = PoolKey { model: format!("m{model}"), ..instance().pool() };
+            fs::write(files.path(&pool), &bytes[..bytes.len() - 1]).expect("written");
+        }
+        let mut conductor = Conductor::new(ConductorConfig::default(), 0);
+        files.adopt_all(7, &mut conductor);
+        assert_eq!(files.counts.refused.load(Ordering::Relaxed), MODELS);
+        files.remove_others(&BTreeSet::new());
+        assert_eq!(files.list().expect("readable"), Vec::<PathBuf>::new());
         let _ = fs::remove_dir_all(&files.directory);
     }
 }
