@@ -57,7 +57,7 @@ pub use limits::{Limit, LimitError, LimitUse};
 pub use pools::{PoolKey, Pools};
 pub use prefixes::{PrefixHolder, PrefixHolders, QueryPrompt};
 pub use requests::service::{ClassTerms, MAX_PRIORITY, MAX_SERVICE_NAME_BYTES, RequestTerms, ServiceLevels};
-use requests::{PrefillReport, RequestCounts, RequestGrant, RequestLedger};
+use requests::{PrefillReport, RequestCounts, RequestLedger, RequestService};
 pub use views::{
     CandidateStatus, CopyKey, CopyState, CopyWanted, HotPrefix, InstanceRow, InstanceStatus, InstanceTable,
     ModelStatus, PoolRow, RequestExplained, Table,
@@ -150,8 +150,17 @@ impl Conductor {
     /// Returns the counters.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        let RequestCounts { placed, queued, placed_later, refused, .. } = self.requests.counts();
-        let RequestCounts { queue_full, requests_full, repeated, expired, orphaned, .. } = self.requests.counts();
+        let RequestCounts {
+            placed,
+            queued,
+            placed_later,
+            refused,
+            queue_full,
+            requests_full,
+            repeated,
+            expired,
+            orphaned,
+        } = self.requests.counts();
         let ReportCounts { batches, duplicates, gaps, stale_reports, by_hash_only, implausible, confirmed, dropped } =
             self.instances.counts();
         Counts {
@@ -234,7 +243,7 @@ impl Conductor {
         let terms = self.service.resolve(&asked.context.tenant, terms)?;
         let pool = self.pools.of_context(&asked.context)?;
         let excluded = self.instances.excluded(pool, &asked.barred);
-        self.requests.schedule(asked, pool, RequestGrant { excluded, terms }, now_ns, &mut self.pools)
+        self.requests.schedule(asked, pool, RequestService { excluded, terms }, now_ns, &mut self.pools)
     }
 
     /// Notes the progress of a request.

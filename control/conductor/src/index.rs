@@ -28,7 +28,6 @@ use bincode::{Decode, Encode};
 pub use codec::SnapshotError;
 pub(crate) use codec::{Reader, invalid, put, put_name};
 pub use find::{Match, PrefixMatches};
-pub(crate) use snapshot::{seal, unseal};
 
 use blocks::Blocks;
 use contexts::Contexts;

@@ -101,12 +101,12 @@ impl ConductorService {
         self.register_as(call, false, None)
     }
 
-    /// Registers an instance. With `is_vllm` its hashes can be computed from tokens; `seed` becomes the hash seed of
-    /// its model.
+    /// Registers an instance. With `has_vllm_hashes` its hashes can be computed from tokens; `seed` becomes the hash
+    /// seed of its model.
     pub(crate) fn register_as(
         &self,
         call: RegisterInstance,
-        is_vllm: bool,
+        has_vllm_hashes: bool,
         seed: Option<String>,
     ) -> Result<InstanceRegistered, Refusal> {
         self.check_tenant(&call.instance, &call.tenant)?;
@@ -114,7 +114,7 @@ impl ConductorService {
             check_source(source)?;
         }
         let origin = durable::followed(&call);
-        let registered = self.host.register(call, is_vllm, seed)?;
+        let registered = self.host.register(call, has_vllm_hashes, seed)?;
         if let Some(origin) = origin {
             self.feeds.follow_instance(origin, !registered.again);
         }

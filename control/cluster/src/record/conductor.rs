@@ -111,8 +111,8 @@ pub struct EventsRecord {
     pub replay: String,
     /// Topic; empty for all.
     pub topic: String,
-    /// True if the instance's hashes are compared with vLLM's.
-    pub is_vllm: bool,
+    /// True if the instance's hashes are vLLM's `sha256_cbor`, which can be computed from tokens.
+    pub has_vllm_hashes: bool,
 }
 
 /// Master that the Conductor follows: a store of another kind.
@@ -284,7 +284,7 @@ impl ConductorRecord {
 const HELD: u8 = 1;
 const REPORTS_CACHE: u8 = 2;
 const HAS_EVENTS: u8 = 4;
-const IS_VLLM: u8 = 8;
+const HAS_VLLM_HASHES: u8 = 8;
 
 fn put_instance(out: &mut Vec<u8>, instance: &InstanceRecord) {
     out.push(16);
@@ -305,7 +305,7 @@ fn put_instance(out: &mut Vec<u8>, instance: &InstanceRecord) {
         flag(instance.held, HELD)
             | flag(instance.reports_cache, REPORTS_CACHE)
             | flag(events.is_some(), HAS_EVENTS)
-            | flag(events.is_some_and(|events| events.is_vllm), IS_VLLM),
+            | flag(events.is_some_and(|events| events.has_vllm_hashes), HAS_VLLM_HASHES),
     );
     put_all(out, &[&instance.name, &instance.tenant, &instance.model, &instance.address]);
     if let Some(events) = events {
@@ -325,13 +325,13 @@ fn instance(reader: &mut Reader<'_>) -> Result<InstanceRecord, DecodeError> {
     let (capacity_tokens, report_ns) = (reader.u64()?, reader.u64()?);
     let flags = reader.u8()?;
     let is = |bit: u8| flags & bit != 0;
-    if flags > 15 || (is(IS_VLLM) && !is(HAS_EVENTS)) {
+    if flags > 15 || (is(HAS_VLLM_HASHES) && !is(HAS_EVENTS)) {
         return Err(DecodeError::Field { what: "flags of an instance", found: flags.into() });
     }
     let (name, tenant, model, address) = (text(reader)?, text(reader)?, text(reader)?, text(reader)?);
     let events = if is(HAS_EVENTS) {
         let (publisher, replay, topic) = (text(reader)?, text(reader)?, text(reader)?);
-        Some(EventsRecord { publisher, replay, topic, is_vllm: is(IS_VLLM) })
+        Some(EventsRecord { publisher, replay, topic, has_vllm_hashes: is(HAS_VLLM_HASHES) })
     } else {
         None
     };

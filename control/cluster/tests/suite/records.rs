@@ -67,7 +67,7 @@ fn engine(publishes: bool) -> InstanceRecord {
         publisher: "tcp://h:1".to_owned(),
         replay: String::new(),
         topic: "kv".to_owned(),
-        is_vllm: true,
+        has_vllm_hashes: true,
     };
     InstanceRecord {
         name: "e@0".to_owned(),

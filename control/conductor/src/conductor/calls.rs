@@ -9,9 +9,8 @@ use super::error::{ConductorError, bad};
 #[cfg(doc)]
 use super::limits::Limit;
 use super::requests::service::RequestTerms;
-use crate::index::{ContextId, PromptContext};
+use crate::index::PromptContext;
 use crate::policy::Refusal;
-use crate::scheduler::{ExcludedInstances, Request, ServiceTerms};
 
 /// Booking mode of a request. Tags are append-only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
@@ -86,12 +85,6 @@ impl Schedule {
             return Err(bad(format!("{} excluded instances; at most {MOST_BARRED}", self.barred.len())));
         }
         Ok(())
-    }
-
-    /// Converts the request for a scheduler, with a number, and the context and hashes of its pool.
-    pub(super) fn numbered(&self, id: u64, context: ContextId, hashes: Arc<[u64]>, now_ns: u64) -> Request {
-        let (barred, terms) = (ExcludedInstances::default(), ServiceTerms::default());
-        Request { id, arrival_ns: now_ns, tokens: self.tokens, context, hashes, barred, terms }
     }
 }
 

@@ -40,8 +40,8 @@ pub enum Durable {
 pub struct DurableInstance {
     /// Registration of the instance.
     pub spec: RegisterInstance,
-    /// True if its hashes can be computed from tokens, as those of vLLM's `sha256_cbor`.
-    pub is_vllm: bool,
+    /// True if its hashes are vLLM's `sha256_cbor`, which can be computed from tokens.
+    pub has_vllm_hashes: bool,
     /// Bytes of KV cache per token of its model; the instance may have registered with the default, 0.
     pub pool_token_bytes: u64,
     /// True while an operator holds the instance: it gets no new requests.

@@ -14,10 +14,10 @@ impl Conductor {
     /// When it is malformed, contradicts its registration in the same incarnation, belongs to an earlier incarnation,
     /// or a limit is reached.
     pub fn register(&mut self, spec: impl Into<InstanceSpec>, now_ns: u64) -> Result<Registration, ConductorError> {
-        let InstanceSpec { call: spec, is_vllm } = spec.into();
+        let InstanceSpec { call: spec, has_vllm_hashes } = spec.into();
         spec.check()?;
-        let is_vllm = is_vllm && spec.events.is_some();
-        if let Some(again) = self.instances.register_again(&spec, is_vllm, now_ns, &mut self.pools)? {
+        let has_vllm_hashes = has_vllm_hashes && spec.events.is_some();
+        if let Some(again) = self.instances.register_again(&spec, has_vllm_hashes, now_ns, &mut self.pools)? {
             return Ok(again);
         }
         if let Some(known) = self.pools.find(&spec.pool()).and_then(|number| self.pools.get(number)) {
@@ -32,7 +32,7 @@ impl Conductor {
         }
         self.remove(&spec.instance);
         let number = self.pools.get_or_make(spec.pool(), spec.token_bytes, &self.config)?;
-        let entered = self.instances.enter(spec, is_vllm, number, now_ns, &mut self.pools);
+        let entered = self.instances.enter(spec, has_vllm_hashes, number, now_ns, &mut self.pools);
         if entered.is_err() {
             self.pools.drop_unused(number);
         } else {

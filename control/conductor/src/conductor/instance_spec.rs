@@ -78,13 +78,13 @@ pub struct EventSource {
 pub struct InstanceSpec {
     /// Registration of the instance.
     pub call: RegisterInstance,
-    /// True if its hashes can be computed from tokens, as those of vLLM's `sha256_cbor`.
-    pub is_vllm: bool,
+    /// True if its hashes are vLLM's `sha256_cbor`, which can be computed from tokens.
+    pub has_vllm_hashes: bool,
 }
 
 impl From<RegisterInstance> for InstanceSpec {
     fn from(call: RegisterInstance) -> Self {
-        Self { call, is_vllm: false }
+        Self { call, has_vllm_hashes: false }
     }
 }
 

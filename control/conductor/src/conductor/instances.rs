@@ -15,7 +15,7 @@ use crate::scheduler::{ExcludedInstances, Foreign, InstanceNumbers, Request};
 /// State of an instance.
 pub(super) struct Instance {
     pub(super) spec: RegisterInstance,
-    is_vllm: bool,
+    has_vllm_hashes: bool,
     pub(super) pool: u32,
     pub(super) numbers: InstanceNumbers,
     /// Time of its last message.
@@ -31,7 +31,7 @@ pub(super) struct Instance {
 
 impl Instance {
     /// Returns the progress of its cache feed and true if it is degraded; none if it reports no cache, or only decodes.
-    fn feed(&self) -> Option<(FeedProgress, bool)> {
+    pub(super) fn feed(&self) -> Option<(FeedProgress, bool)> {
         let progress = self.numbers.prefill.and_then(|_| self.cache.progress())?;
         Some((progress, self.cache.is_incomplete()))
     }
@@ -154,7 +154,7 @@ impl InstanceRegistry {
     pub(super) fn register_again(
         &mut self,
         spec: &RegisterInstance,
-        is_vllm: bool,
+        has_vllm_hashes: bool,
         now_ns: u64,
         pools: &mut Pools,
     ) -> Result<Option<Registration>, ConductorError> {
@@ -175,7 +175,7 @@ impl InstanceRegistry {
             return Err(ConductorError::Conflict { what });
         }
         known.heard_ns = now_ns;
-        if std::mem::replace(&mut known.is_vllm, is_vllm) != is_vllm {
+        if std::mem::replace(&mut known.has_vllm_hashes, has_vllm_hashes) != has_vllm_hashes {
             self.changed.insert(spec.instance.as_str().into());
         }
         let fresh = known.cache.is_fresh();
@@ -199,14 +199,14 @@ impl InstanceRegistry {
     pub(super) fn enter(
         &mut self,
         spec: RegisterInstance,
-        is_vllm: bool,
+        has_vllm_hashes: bool,
         pool: u32,
         now_ns: u64,
         pools: &mut Pools,
     ) -> Result<Registration, ConductorError> {
         let suspect_after_ns = self.suspect_after_ns(&spec);
         let cache = CacheFeed::new(spec.events.is_some(), spec.part != InstancePart::Decode);
-        let name = self.insert(spec, is_vllm, cache, pool, now_ns, pools)?;
+        let name = self.insert(spec, has_vllm_hashes, cache, pool, now_ns, pools)?;
         self.changed.insert(name);
         self.version += 1;
         Ok(Registration { answer: InstanceRegistered { fresh: true, suspect_after_ns }, again: false })
@@ -220,9 +220,9 @@ impl InstanceRegistry {
         graced_ns: u64,
         pools: &mut Pools,
     ) -> Result<(), ConductorError> {
-        let DurableInstance { spec, is_vllm, held, reports_cache, .. } = kept;
+        let DurableInstance { spec, has_vllm_hashes, held, reports_cache, .. } = kept;
         let cache = CacheFeed::restored(reports_cache, spec.events.is_some(), spec.part != InstancePart::Decode);
-        let name = self.insert(spec, is_vllm, cache, pool, graced_ns, pools)?;
+        let name = self.insert(spec, has_vllm_hashes, cache, pool, graced_ns, pools)?;
         if let Some(known) = self.by_name.get_mut(&name) {
             known.held = held;
         }
@@ -239,7 +239,7 @@ impl InstanceRegistry {
     fn insert(
         &mut self,
         spec: RegisterInstance,
-        is_vllm: bool,
+        has_vllm_hashes: bool,
         cache: CacheFeed,
         number: u32,
         heard_ns: u64,
@@ -260,7 +260,8 @@ impl InstanceRegistry {
         }
         pool.instances += 1;
         let (suspect, held) = (false, false);
-        let instance = Instance { spec, is_vllm, pool: number, numbers, heard_ns, suspect, held, seq: 0, cache };
+        let instance =
+            Instance { spec, has_vllm_hashes, pool: number, numbers, heard_ns, suspect, held, seq: 0, cache };
         self.by_name.insert(Arc::clone(&name), instance);
         Ok(name)
     }
@@ -516,9 +517,9 @@ impl InstanceRegistry {
 
     /// Returns true if an instance of a pool holds blocks that are found by its hashes only, and these cannot be
     /// computed from tokens; with `is_mismatched`, none can.
-    pub(super) fn hides_blocks(&self, pool: u32, is_mismatched: bool) -> bool {
+    pub(super) fn has_unfindable_blocks(&self, pool: u32, is_mismatched: bool) -> bool {
         let mut known = self.by_name.values().filter(|known| known.pool == pool && known.cache.is_by_hash_only());
-        known.any(|known| is_mismatched || !known.is_vllm)
+        known.any(|known| is_mismatched || !known.has_vllm_hashes)
     }
 
     /// Returns the instances that missed reports, those that missed many, and the next time at which one will have.
@@ -558,8 +559,8 @@ impl InstanceRegistry {
     pub(super) fn durable(&self, name: &str, pools: &Pools) -> Option<DurableInstance> {
         let known = self.by_name.get(name)?;
         let pool_token_bytes = pools.get(known.pool)?.token_bytes;
-        let (spec, is_vllm) = (known.spec.clone(), known.is_vllm);
+        let (spec, has_vllm_hashes) = (known.spec.clone(), known.has_vllm_hashes);
         let (held, reports_cache) = (known.held, known.cache.is_reported());
-        Some(DurableInstance { spec, is_vllm, pool_token_bytes, held, reports_cache })
+        Some(DurableInstance { spec, has_vllm_hashes, pool_token_bytes, held, reports_cache })
     }
 }

@@ -20,7 +20,7 @@ use names::BlockNames;
 pub(super) use prefixes::PrefixLookup;
 
 use crate::hot::{HotRow, HotTable};
-use crate::index::{ContextId, HolderId, IndexError, PrefixIndex, PrefixMatches, PromptContext, Tier, Tiers};
+use crate::index::{ContextId, HolderId, IndexError, PrefixIndex, PrefixMatches, PromptContext, Tiers};
 use crate::policy::{Fetch, Placement};
 use crate::scheduler::{Request, RestoredIndex, Scheduler, SchedulerError, Scratch};
 
@@ -28,8 +28,6 @@ use crate::scheduler::{Request, RestoredIndex, Scheduler, SchedulerError, Scratc
 const SOURCES: usize = 4;
 /// Number of consecutive prompts with more cached blocks than the index knew after which hashes count as mismatched.
 const MISMATCH: u32 = 16;
-/// Tiers that instances report.
-const TOLD: [Tier; 3] = [Tier::Gpu, Tier::Dram, Tier::Ssd];
 
 /// Key of a pool: tenant, model and block size.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -95,7 +93,7 @@ impl Pool {
         let token_bytes = limits.token_bytes;
         let mut scheduler = Scheduler::new(limits, config.policy.make(config.refuses))?;
         let overflow = scheduler.context(&everything())?;
-        let plain = scheduler.context(&plain(&key))?;
+        let plain = scheduler.context(&event_context(&key))?;
         Ok(Self {
             key,
             token_bytes,
@@ -142,7 +140,7 @@ impl Pool {
     ) -> Result<(), ConductorError> {
         RestoredIndex::new(index, kept).install(&mut self.scheduler)?;
         self.overflow = self.scheduler.context(&everything())?;
-        self.names.plain = self.scheduler.context(&plain(&self.key))?;
+        self.names.plain = self.scheduler.context(&event_context(&self.key))?;
         self.names.aliases = aliases;
         Ok(())
     }
@@ -445,7 +443,7 @@ fn unknown_model(context: &PromptContext) -> ConductorError {
 }
 
 /// Returns the key of the context of engines that report events.
-fn plain(key: &PoolKey) -> PromptContext {
+fn event_context(key: &PoolKey) -> PromptContext {
     let PoolKey { tenant, model, block_tokens } = key.clone();
     PromptContext { tenant, model, block_tokens, ..PromptContext::default() }
 }

@@ -71,7 +71,7 @@ struct RequestLimits {
 }
 
 /// Service and excluded instances of a request, as the Conductor knows them.
-pub(super) struct RequestGrant {
+pub(super) struct RequestService {
     /// Instances that it excludes, by number.
     pub(super) excluded: ExcludedInstances,
     /// Service that it gets.
@@ -154,7 +154,7 @@ impl RequestLedger {
         &mut self,
         asked: &Schedule,
         pool: u32,
-        granted: RequestGrant,
+        service: RequestService,
         now_ns: u64,
         pools: &mut Pools,
     ) -> Result<ScheduleReply, ConductorError> {
@@ -165,7 +165,6 @@ impl RequestLedger {
         };
         // The hashes that the index knows the blocks by may have changed since the request was first made.
         let mark = fingerprint(asked.tokens, context, &hashes);
-        let hashes = pools.get(pool).map_or(Arc::clone(&hashes), |pool| pool.request_hashes(context, hashes));
         let names = self.by_name.get(asked.context.tenant.as_str());
         if let Some(id) = names.and_then(|names| names.get(asked.request.as_str())).copied() {
             return self.again(id, pool, mark, asked, now_ns, pools);
@@ -176,8 +175,12 @@ impl RequestLedger {
             return Ok(ScheduleReply::Refused { why: ScheduleRefusal::Full, retry_after_ns: AGAIN_NS });
         }
         let id = self.last + 1;
-        let RequestGrant { excluded: barred, terms } = granted;
-        let request = Request { barred, terms, ..asked.numbered(id, context, hashes, now_ns) };
+        let hashes = match pools.get(pool) {
+            Some(pool) => pool.request_hashes(context, hashes),
+            None => hashes,
+        };
+        let RequestService { excluded: barred, terms } = service;
+        let request = Request { id, arrival_ns: now_ns, tokens: asked.tokens, context, hashes, barred, terms };
         if asked.mode == ScheduleMode::Advise {
             return Ok(self.advise(pool, &request, now_ns, pools));
         }

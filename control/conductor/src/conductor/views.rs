@@ -315,7 +315,7 @@ impl Conductor {
                 decodes,
                 silent_ns: now_ns.saturating_sub(known.heard_ns),
             };
-            let progress = known.numbers.prefill.and_then(|_| known.cache.progress());
+            let progress = known.feed().map(|(progress, _)| progress);
             instances.push(InstanceRow { status, suspect: known.suspect, held: known.held, progress });
         }
         let known = &self.instances;
@@ -364,7 +364,7 @@ impl Conductor {
     #[must_use]
     pub fn mismatched(&self, key: &PoolKey) -> bool {
         let Some(number) = self.pools.find(key) else { return false };
-        self.instances.hides_blocks(number, self.pools.get(number).is_some_and(Pool::is_mismatched))
+        self.instances.has_unfindable_blocks(number, self.pools.get(number).is_some_and(Pool::is_mismatched))
     }
 
     /// Returns the number of engine hashes whose token hashes are known, over all models.

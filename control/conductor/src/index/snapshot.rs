@@ -13,12 +13,13 @@ impl PrefixIndex {
     #[must_use]
     pub fn snapshot(&self) -> Vec<u8> {
         let mut out = self.snapshot_body();
-        seal(&mut out, 0);
+        let checksum = payload_checksum(&out);
+        put(&mut out, checksum);
         out
     }
 
-    /// Takes a snapshot without its checksum, for a caller that computes it elsewhere ([`seal`]): the checksum takes
-    /// longer than the copy.
+    /// Takes a snapshot without its checksum, for a caller that computes it elsewhere, over more than the index: the
+    /// checksum takes longer than the copy.
     pub(crate) fn snapshot_body(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.blocks.snapshot_bytes() + 64);
         put(&mut out, MAGIC);
@@ -41,16 +42,19 @@ impl PrefixIndex {
     /// # Errors
     /// When the bytes are damaged, of another format, or exceed a limit.
     pub fn restore(config: IndexConfig, bytes: &[u8]) -> Result<Self, SnapshotError> {
-        Self::restore_body(config, unseal(bytes)?)
+        Self::restore_body(config, body_of(bytes)?)
     }
 
-    /// Restores an index from a snapshot without its checksum, which [`unseal`] has checked.
+    /// Restores an index from a snapshot without its checksum, which the caller has checked.
     ///
     /// # Errors
-    /// When the bytes exceed a limit, or have a value out of range.
+    /// When the bytes are of another format, exceed a limit, or have a value out of range.
     pub(crate) fn restore_body(config: IndexConfig, body: &[u8]) -> Result<Self, SnapshotError> {
         let mut reader = Reader::new(body);
-        reader.word()?;
+        let found = reader.word()?;
+        if found != MAGIC {
+            return Err(SnapshotError::Format { found });
+        }
         let mut index = Self::new(IndexConfig { seed: reader.word()?, ..config }).map_err(SnapshotError::Config)?;
         for _ in 0..reader.count("contexts", config.max_contexts)? {
             let key = reader.context()?;
@@ -62,17 +66,11 @@ impl PrefixIndex {
     }
 }
 
-/// Appends the checksum of a snapshot that begins at `from`.
-pub(crate) fn seal(out: &mut Vec<u8>, from: usize) {
-    let checksum = payload_checksum(&out[from..]);
-    put(out, checksum);
-}
-
 /// Checks format and checksum of a snapshot, and returns it without the checksum.
 ///
 /// # Errors
 /// When the bytes are too few, damaged or of another format.
-pub(crate) fn unseal(bytes: &[u8]) -> Result<&[u8], SnapshotError> {
+fn body_of(bytes: &[u8]) -> Result<&[u8], SnapshotError> {
     let Some((body, checksum)) = bytes.split_last_chunk::<8>() else {
         return Err(SnapshotError::Short { at: bytes.len() });
     };

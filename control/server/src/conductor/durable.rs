@@ -196,8 +196,8 @@ pub(super) fn change_out(durable: Durable) -> Change {
 }
 
 fn instance_out(instance: DurableInstance) -> InstanceRecord {
-    let DurableInstance { spec, is_vllm, pool_token_bytes, held, reports_cache } = instance;
-    let events = |EventSource { publisher, replay, topic }| EventsRecord { publisher, replay, topic, is_vllm };
+    let DurableInstance { spec, has_vllm_hashes, pool_token_bytes, held, reports_cache } = instance;
+    let events = |EventSource { publisher, replay, topic }| EventsRecord { publisher, replay, topic, has_vllm_hashes };
     InstanceRecord {
         name: spec.instance,
         incarnation: spec.incarnation,
@@ -221,7 +221,7 @@ fn instance_out(instance: DurableInstance) -> InstanceRecord {
 }
 
 fn instance_in(record: InstanceRecord) -> DurableInstance {
-    let is_vllm = record.events.as_ref().is_some_and(|events| events.is_vllm);
+    let has_vllm_hashes = record.events.as_ref().is_some_and(|events| events.has_vllm_hashes);
     let events = |EventsRecord { publisher, replay, topic, .. }| EventSource { publisher, replay, topic };
     let spec = RegisterInstance {
         instance: record.name,
@@ -241,7 +241,7 @@ fn instance_in(record: InstanceRecord) -> DurableInstance {
         events: record.events.map(events),
     };
     let (pool_token_bytes, held, reports_cache) = (record.pool_token_bytes, record.held, record.reports_cache);
-    DurableInstance { spec, is_vllm, pool_token_bytes, held, reports_cache }
+    DurableInstance { spec, has_vllm_hashes, pool_token_bytes, held, reports_cache }
 }
 
 #[cfg(test)]
@@ -270,9 +270,9 @@ mod tests {
             (InstancePart::Decode, false, Some(publisher.clone())),
             (InstancePart::Mixed, true, None),
         ] {
-            let is_vllm = events.is_some();
+            let has_vllm_hashes = events.is_some();
             let spec = RegisterInstance { part, ..spec(events) };
-            let instance = DurableInstance { spec, is_vllm, pool_token_bytes: 9, held, reports_cache: !held };
+            let instance = DurableInstance { spec, has_vllm_hashes, pool_token_bytes: 9, held, reports_cache: !held };
             assert_eq!(instance_in(instance_out(instance.clone())), instance);
         }
         for policy in PlacementPolicy::ALL {

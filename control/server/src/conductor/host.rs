@@ -143,13 +143,13 @@ impl ConductorHost {
     pub(super) fn register(
         &self,
         spec: RegisterInstance,
-        is_vllm: bool,
+        has_vllm_hashes: bool,
         seed: Option<String>,
     ) -> Result<Registration, Refusal> {
         self.check_durable()?;
         let (is_new_model, registered) = self.call(Keep::Now, |core, now_ns| {
             let (pool, models) = (spec.pool(), core.conductor.pools().models());
-            let registered = core.conductor.register(InstanceSpec { call: spec, is_vllm }, now_ns)?;
+            let registered = core.conductor.register(InstanceSpec { call: spec, has_vllm_hashes }, now_ns)?;
             if let Some(seed) = seed {
                 core.seeds.set(pool, seed);
             }

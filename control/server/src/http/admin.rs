@@ -60,10 +60,10 @@ const WRITTEN: [&str; 9] = [
     DRAIN_JOBS,
     DRAIN_QUERY,
     DRAIN_CANCEL,
-    "/api/v1/soft_pin",
-    "/api/v1/soft_unpin",
-    "/api/v1/retain",
-    "/api/v1/release",
+    pins::SOFT_PIN,
+    pins::SOFT_UNPIN,
+    pins::RETAIN,
+    pins::RELEASE,
 ];
 const TENANT_QUOTAS: &str = "/api/v1/tenant_quotas";
 const REMOVE_ALL: &str = "/api/v1/remove_all";
@@ -141,20 +141,16 @@ pub(crate) async fn answer(pages: &Pages, path: &'static str, request: Request<I
     if [DRAIN_JOBS, DRAIN_QUERY, DRAIN_CANCEL].contains(&path) {
         return pages.drains.answer(path, request).await;
     }
-    let tenant_id = parameter(&request, "tenant_id");
+    // As in Mooncake, the default tenant's unless another is named.
+    let tenant = parameter(&request, "tenant_id").filter(|tenant| tenant != "default").unwrap_or_default();
+    let pin = pins::PinPath::of(path);
+    if (path == REMOVE_ALL || pin.is_some()) && *request.method() != Method::POST {
+        return failure(StatusCode::METHOD_NOT_ALLOWED, INVALID_PARAMS, "only POST is served here");
+    }
     if path == REMOVE_ALL {
-        if *request.method() != Method::POST {
-            return failure(StatusCode::METHOD_NOT_ALLOWED, INVALID_PARAMS, "only POST is served here");
-        }
-        // As in Mooncake, the default tenant's unless another is named.
-        let tenant = tenant_id.filter(|tenant| tenant != "default").unwrap_or_default();
         return objects::remove_all(&pages.objects, Some(tenant)).await;
     }
-    if let Some(pin) = pins::PinPath::of(path) {
-        if *request.method() != Method::POST {
-            return failure(StatusCode::METHOD_NOT_ALLOWED, INVALID_PARAMS, "only POST is served here");
-        }
-        let tenant = tenant_id.filter(|tenant| tenant != "default").unwrap_or_default();
+    if let Some(pin) = pin {
         return match json_body(request).await {
             Ok(body) => pins::answer(&pages.objects, tenant, pin, &body).await,
             Err(answer) => answer,
@@ -172,7 +168,6 @@ pub(crate) async fn answer(pages: &Pages, path: &'static str, request: Request<I
         let missing = || failure(StatusCode::BAD_REQUEST, INVALID_PARAMS, &format!("the query must have a {name}"));
         value.ok_or_else(missing)
     };
-    let tenant = tenant_id.filter(|tenant| tenant != "default").unwrap_or_default();
     let answer = match path {
         "/debug/shards" => Ok(ok(&shards::all(&view))),
         "/metrics/summary" => Ok(text(summary(&view))),

@@ -8,12 +8,10 @@ use std::collections::BTreeSet;
 use crate::conductor::Conductor;
 use crate::conductor::cache_feed::{ConfirmedBy, FeedPosition};
 use crate::conductor::pools::{Aliases, PoolKey};
-use crate::index::{PrefixIndex, Reader, SnapshotError, invalid, put, put_name, seal, unseal};
+use crate::index::{MAX_HOLDERS, PrefixIndex, Reader, SnapshotError, invalid, put, put_name};
 
 /// First bytes of a snapshot of a pool: "KVPP" and the format's version.
 const MAGIC: u64 = 0x0000_0001_5050_564b;
-/// Maximum number of instances in a snapshot.
-const MOST_FEEDS: usize = 65_535;
 
 /// Position of an instance in a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,7 +41,7 @@ impl PoolSnapshot {
         &self.pool
     }
 
-    /// Returns the snapshot as bytes. The index in them has a checksum, the rest has none.
+    /// Returns the snapshot as bytes. They have no checksum: their host adds one.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(self.index.len() + 64 + self.feeds.len() * 96);
@@ -66,16 +64,14 @@ impl PoolSnapshot {
         }
         put(&mut out, self.aliases.len() as u64);
         out.extend_from_slice(&self.aliases);
-        let from = out.len();
         out.extend_from_slice(&self.index);
-        seal(&mut out, from);
         out
     }
 
     /// Reads a snapshot.
     ///
     /// # Errors
-    /// When the bytes are damaged, of another format, end too soon, or have a value out of range.
+    /// When the bytes are of another format, end too soon, or have a value out of range.
     pub fn decode(bytes: &[u8]) -> Result<Self, SnapshotError> {
         let mut reader = Reader::new(bytes);
         let found = reader.word()?;
@@ -85,7 +81,7 @@ impl PoolSnapshot {
         let (tenant, model) = (reader.name()?, reader.name()?);
         let block_tokens = u32::try_from(reader.word()?).map_err(|_| invalid("tokens of a block", u64::MAX))?;
         let mut feeds = Vec::new();
-        for _ in 0..reader.count("instances", MOST_FEEDS)? {
+        for _ in 0..reader.count("instances", MAX_HOLDERS)? {
             let (instance, incarnation) = (reader.name()?, reader.word()?);
             let word = reader.word()?;
             let slot = u16::try_from(word >> 8).map_err(|_| invalid("a holder's slot", word >> 8))?;
@@ -104,7 +100,7 @@ impl PoolSnapshot {
         let from = reader.at();
         reader.skip(length)?;
         let aliases = bytes[from..from + length].to_vec();
-        let index = unseal(&bytes[reader.at()..])?.to_vec();
+        let index = bytes[reader.at()..].to_vec();
         Ok(Self { pool: PoolKey { tenant, model, block_tokens }, feeds, aliases, index })
     }
 

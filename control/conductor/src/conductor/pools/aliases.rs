@@ -43,10 +43,8 @@ pub(super) enum AliasOutcome {
     Known,
     /// The engine hash named the block with this token hash, and is ambiguous from now on.
     Contradicts(u64),
-    /// The engine hash is ambiguous.
-    Ambiguous,
-    /// There is no room.
-    NoRoom,
+    /// The engine hash is ambiguous, or there is no room.
+    Refused,
 }
 
 /// Hashes keys that are hashes already, with a secret seed.
@@ -156,13 +154,13 @@ impl Aliases {
     pub(super) fn learn(&mut self, engine_hash: u64, block: NamedBlock) -> AliasOutcome {
         match self.get(engine_hash) {
             Some(known) if known == block => return AliasOutcome::Known,
-            Some(NamedBlock::Several) => return AliasOutcome::Ambiguous,
+            Some(NamedBlock::Several) => return AliasOutcome::Refused,
             Some(NamedBlock::Full(former) | NamedBlock::Partial(PartialBlock { hash: former, .. })) => {
                 self.partial.remove(&engine_hash);
                 self.full.insert(engine_hash, SEVERAL);
                 return AliasOutcome::Contradicts(former);
             }
-            None if self.order.len() >= self.most => return AliasOutcome::NoRoom,
+            None if self.order.len() >= self.most => return AliasOutcome::Refused,
             None => self.order.push_back(engine_hash),
         }
         match block {

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use super::aliases::{AliasOutcome, NamedBlock, PartialBlock};
-use super::{Pool, PoolKey, TOLD};
+use super::{Pool, event_context};
 use crate::conductor::cache_feed::{BlockChange, StoredTokens};
 use crate::conductor::error::ConductorError;
 use crate::engine::tokens::{ROOT, token_hash};
@@ -26,8 +26,8 @@ enum IndexedBy {
 
 /// Number of aliases that are examined for each new one when the table is full.
 const FULL_LOOKS: usize = 8;
-/// Tiers of blocks that events reported.
-const REPORTED: [Tier; 4] = [Tier::Gpu, Tier::Dram, Tier::Ssd, Tier::Pool];
+/// Tiers of an instance's own blocks.
+const INSTANCE_TIERS: [Tier; 3] = [Tier::Gpu, Tier::Dram, Tier::Ssd];
 
 impl Pool {
     /// Applies a change of an instance's cache. Returns the number of stored blocks that are found by engine hash only.
@@ -36,8 +36,6 @@ impl Pool {
         at: usize,
         change: BlockChange,
     ) -> Result<usize, ConductorError> {
-        let PoolKey { tenant, model, block_tokens } = self.key.clone();
-        let key = |lora, salt| PromptContext { tenant, model, lora, block_tokens, salt };
         match change {
             BlockChange::Cleared => {
                 self.scheduler.cleared(at)?;
@@ -45,7 +43,7 @@ impl Pool {
             }
             BlockChange::StoredTokens(stored) => self.stored_tokens(at, stored),
             BlockChange::Stored { lora, salt, tier, parent, hashes } => {
-                let key = key(lora, salt);
+                let key = PromptContext { lora, salt, ..event_context(&self.key) };
                 let (context, hashes) = self.context(&key, Arc::from(hashes))?;
                 let parent = match parent {
                     Some(parent) => self.context(&key, Arc::from([parent]))?.1.first().copied(),
@@ -54,12 +52,13 @@ impl Pool {
                 self.stored_by_hash(at, context, tier, parent, &hashes)
             }
             BlockChange::Removed { lora, salt, tier, hashes } => {
-                let (context, hashes) = self.context(&key(lora, salt), Arc::from(hashes))?;
+                let key = PromptContext { lora, salt, ..event_context(&self.key) };
+                let (context, hashes) = self.context(&key, Arc::from(hashes))?;
                 let tier = tier.map(Tier::from);
                 // A block without an alias was stored by its engine hash, and one with an alias may have been, before
                 // the alias was known.
                 let aliased = self.names.aliased(context, &hashes);
-                for tier in TOLD.into_iter().filter(|told| tier.is_none_or(|tier| tier == *told)) {
+                for tier in INSTANCE_TIERS.into_iter().filter(|held| tier.is_none_or(|tier| tier == *held)) {
                     self.scheduler.removed(at, context, tier, &hashes)?;
                     if !aliased.is_empty() {
                         self.scheduler.removed(at, context, tier, &aliased)?;
@@ -80,13 +79,12 @@ impl Pool {
         hashes: &[u64],
     ) -> Result<usize, ConductorError> {
         // A block whose hash names several is not known, nor are those behind it.
-        let is_known = |hash: &&u64| !(context == self.names.plain && self.names.is_ambiguous(**hash));
-        if parent.is_some_and(|parent| !is_known(&&parent)) {
-            return Ok(hashes.len());
-        }
-        let resolve = |hash: u64| self.names.resolved(context, hash);
-        let keys: Vec<u64> = hashes.iter().take_while(is_known).copied().map(resolve).collect();
-        self.scheduler.stored(at, context, tier.into(), parent.map(resolve), &keys)?;
+        let parent = match parent.map(|parent| self.names.key_of(context, parent)) {
+            Some(None) => return Ok(hashes.len()),
+            parent => parent.flatten(),
+        };
+        let keys: Vec<u64> = hashes.iter().map_while(|hash| self.names.key_of(context, *hash)).collect();
+        self.scheduler.stored(at, context, tier.into(), parent, &keys)?;
         let by_token = keys.iter().zip(hashes).filter(|(key, hash)| key != hash).count();
         Ok(hashes.len() - by_token)
     }
@@ -99,15 +97,12 @@ impl Pool {
             self.sweep_aliases(hashes.len().saturating_mul(FULL_LOOKS));
         }
         let known = self.names.aliases.len();
-        let mut is_ambiguous = parent.is_some_and(|parent| self.names.is_ambiguous(parent));
-        let before = match parent {
-            None => Some(ROOT),
-            Some(parent) => match self.names.aliases.get(parent) {
-                Some(NamedBlock::Full(hash)) => Some(hash),
-                _ => None,
-            },
+        let (before, mut is_ambiguous) = match parent.map(|parent| self.names.aliases.get(parent)) {
+            None => (Some(ROOT), false),
+            Some(Some(NamedBlock::Full(hash))) => (Some(hash), false),
+            Some(known) => (None, known == Some(NamedBlock::Several)),
         };
-        let (mut keys, mut asked) = (Vec::with_capacity(hashes.len()), Vec::new());
+        let (mut keys, mut promised) = (Vec::with_capacity(hashes.len()), Vec::new());
         if let Some(mut before) = before {
             for (place, (engine_hash, content)) in hashes.iter().zip(&contents).enumerate() {
                 let hash = token_hash(before, *content);
@@ -123,7 +118,7 @@ impl Pool {
                         break;
                     }
                     IndexedBy::TokenHash => {}
-                    IndexedBy::Both => asked.push(*engine_hash),
+                    IndexedBy::Both => promised.push(*engine_hash),
                 }
                 keys.push(hash);
                 before = hash;
@@ -131,13 +126,14 @@ impl Pool {
         }
         let start = before.filter(|hash| *hash != ROOT);
         self.scheduler.stored(at, plain, tier.into(), start, &keys)?;
-        self.scheduler.stored(at, plain, tier.into(), None, &asked)?;
+        if !promised.is_empty() {
+            self.scheduler.stored(at, plain, tier.into(), None, &promised)?;
+        }
         // A hash that became ambiguous within this event: its removal would not be understood.
-        for (engine_hash, key) in hashes.iter().zip(&keys) {
-            if self.names.is_ambiguous(*engine_hash) {
-                for tier in TOLD {
-                    self.scheduler.removed(at, plain, tier, &[*key])?;
-                }
+        let named = hashes.iter().zip(&keys).filter(|_| is_ambiguous);
+        for (_, key) in named.filter(|(engine_hash, _)| self.names.is_ambiguous(**engine_hash)) {
+            for tier in INSTANCE_TIERS {
+                self.scheduler.removed(at, plain, tier, &[*key])?;
             }
         }
         // One look for each new alias bounds the dead ones by the live ones.
@@ -176,7 +172,7 @@ impl Pool {
         let mut found = PrefixMatches::default();
         match (learned, block) {
             (AliasOutcome::Known, _) => Ok(IndexedBy::TokenHash),
-            (AliasOutcome::Ambiguous | AliasOutcome::NoRoom, _) => Ok(IndexedBy::EngineHash),
+            (AliasOutcome::Refused, _) => Ok(IndexedBy::EngineHash),
             (AliasOutcome::Contradicts(former), _) => {
                 // Removals do not tell which of the blocks they mean, so none of them counts.
                 for (holder, tier) in self.reported(former, &mut found)? {
@@ -223,7 +219,8 @@ impl Pool {
             index.find(plain, &[key], usize::MAX, Tiers::REPORTED, found).map_err(SchedulerError::from)?;
             let holders = found.matches().iter().map(|found| found.holder);
             let within = |holder, tier| index.blocks_within(found, holder, Tiers::only(tier)) > 0;
-            let pairs = holders.flat_map(|holder| REPORTED.into_iter().map(move |tier| (holder, tier)));
+            let tiers = INSTANCE_TIERS.into_iter().chain([Tier::Pool]);
+            let pairs = holders.flat_map(|holder| tiers.clone().map(move |tier| (holder, tier)));
             Ok(pairs.filter(|(holder, tier)| within(*holder, *tier)).collect())
         })
     }

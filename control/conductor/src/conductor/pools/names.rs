@@ -21,14 +21,16 @@ impl BlockNames {
         Self { plain, aliases: Aliases::new(max_blocks, seed), store: StoreNames::new(max_blocks, seed) }
     }
 
-    /// Returns the hash by which the index knows a block: its token hash, if known.
-    pub(super) fn resolved(&self, context: ContextId, hash: u64) -> u64 {
+    /// Returns the hash by which the index knows a block: its token hash, if known. Returns none if the hash names
+    /// several blocks.
+    pub(super) fn key_of(&self, context: ContextId, hash: u64) -> Option<u64> {
         if context != self.plain {
-            return hash;
+            return Some(hash);
         }
         match self.aliases.get(hash) {
-            Some(NamedBlock::Full(hash) | NamedBlock::Partial(PartialBlock { hash, .. })) => hash,
-            Some(NamedBlock::Several) | None => hash,
+            Some(NamedBlock::Full(hash) | NamedBlock::Partial(PartialBlock { hash, .. })) => Some(hash),
+            Some(NamedBlock::Several) => None,
+            None => Some(hash),
         }
     }
 
@@ -42,8 +44,7 @@ impl BlockNames {
         if self.aliases.is_empty() {
             return Vec::new();
         }
-        let named = hashes.iter().map(|hash| (self.resolved(context, *hash), *hash));
-        named.filter(|(key, hash)| key != hash).map(|(key, _)| key).collect()
+        hashes.iter().filter_map(|hash| self.key_of(context, *hash).filter(|key| key != hash)).collect()
     }
 
     /// Returns the hashes by which the index knows the blocks of a prompt, up to the first partial block, and that

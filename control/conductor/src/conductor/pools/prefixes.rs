@@ -3,6 +3,8 @@
 //! A partial block counts for a holder whose full blocks end where it begins. Its tokens are among those of the prompt,
 //! so no holder has more tokens than the prompt.
 
+use std::collections::BTreeMap;
+
 use super::Pool;
 use super::aliases::PartialBlock;
 use crate::conductor::error::ConductorError;
@@ -27,6 +29,25 @@ pub(in crate::conductor) struct HeldPrefix {
 /// Tiers that count for each number of [`HeldPrefix::by_tier`].
 const COUNTED: [Tiers; 3] = [Tiers::only(Tier::Gpu), Tiers::up_to(Tier::Dram), Tiers::up_to(Tier::Ssd)];
 
+/// Prefixes that instances hold, in the order in which they were found.
+#[derive(Default)]
+struct HeldPrefixes {
+    prefixes: Vec<HeldPrefix>,
+    /// Place in `prefixes` of each instance.
+    places: BTreeMap<usize, usize>,
+}
+
+impl HeldPrefixes {
+    fn add(&mut self, held: HeldPrefix) {
+        self.places.insert(held.at, self.prefixes.len());
+        self.prefixes.push(held);
+    }
+
+    fn get_mut(&mut self, at: usize) -> Option<&mut HeldPrefix> {
+        self.places.get(&at).and_then(|place| self.prefixes.get_mut(*place))
+    }
+}
+
 /// Lookup of a prompt's holders in one pool.
 pub(in crate::conductor) struct PrefixLookup<'a> {
     pool: &'a mut Pool,
@@ -34,7 +55,7 @@ pub(in crate::conductor) struct PrefixLookup<'a> {
     found: &'a mut PrefixMatches,
     most: usize,
     tiers: Tiers,
-    held: Vec<HeldPrefix>,
+    held: HeldPrefixes,
     /// Tokens that all holders can provide together.
     pooled_tokens: u32,
 }
@@ -47,7 +68,7 @@ impl<'a> PrefixLookup<'a> {
         most: usize,
         tiers: Tiers,
     ) -> Self {
-        Self { pool, found, most, tiers, held: Vec::new(), pooled_tokens: 0 }
+        Self { pool, found, most, tiers, held: HeldPrefixes::default(), pooled_tokens: 0 }
     }
 
     /// Looks for the holders of a prompt by hashes of engines.
@@ -68,7 +89,7 @@ impl<'a> PrefixLookup<'a> {
             return Ok(());
         }
         let block_tokens = self.pool.key.block_tokens;
-        let tokens = self.held.iter().flat_map(|held| held.by_tier.into_iter().chain([held.tokens]));
+        let tokens = self.held.prefixes.iter().flat_map(|held| held.by_tier.into_iter().chain([held.tokens]));
         let mut ends: Vec<u32> = tokens.map(|tokens| tokens / block_tokens).chain([0]).collect();
         ends.sort_unstable_by(|one, other| other.cmp(one));
         ends.dedup();
@@ -97,12 +118,12 @@ impl<'a> PrefixLookup<'a> {
             let index = self.pool.scheduler.index();
             let within = |tiers| index.blocks_within(self.found, found.holder, tiers).saturating_mul(block_tokens);
             let (tokens, by_tier) = (found.blocks.saturating_mul(block_tokens), COUNTED.map(within));
-            match self.held.iter_mut().find(|held| held.at == at) {
+            match self.held.get_mut(at) {
                 Some(held) => {
                     held.tokens = held.tokens.max(tokens);
                     held.by_tier.iter_mut().zip(by_tier).for_each(|(held, tokens)| *held = (*held).max(tokens));
                 }
-                None => self.held.push(HeldPrefix { at, tokens, by_tier }),
+                None => self.held.add(HeldPrefix { at, tokens, by_tier }),
             }
         }
         Ok(())
@@ -116,16 +137,10 @@ impl<'a> PrefixLookup<'a> {
         let end = blocks.saturating_mul(self.pool.key.block_tokens);
         for found in self.found.matches() {
             let Some(at) = self.pool.scheduler.instance_of(found.holder) else { continue };
-            let place = self.held.iter().position(|held| held.at == at);
-            let place = match place {
-                Some(place) => place,
-                None if blocks == 0 => {
-                    self.held.push(HeldPrefix { at, tokens: 0, by_tier: [0; 3] });
-                    self.held.len() - 1
-                }
-                None => continue,
-            };
-            let held = &mut self.held[place];
+            if blocks == 0 && self.held.get_mut(at).is_none() {
+                self.held.add(HeldPrefix { at, tokens: 0, by_tier: [0; 3] });
+            }
+            let Some(held) = self.held.get_mut(at) else { continue };
             if held.tokens == end {
                 held.tokens += part.tokens;
             }
@@ -140,9 +155,10 @@ impl<'a> PrefixLookup<'a> {
     }
 
     /// Returns the holders, those with the most tokens first, and the tokens that all holders can provide together.
-    pub(in crate::conductor) fn finish(mut self) -> (Vec<HeldPrefix>, u32) {
-        self.held.sort_by_key(|held| std::cmp::Reverse(held.tokens));
-        self.held.truncate(self.most);
-        (self.held, self.pooled_tokens)
+    pub(in crate::conductor) fn finish(self) -> (Vec<HeldPrefix>, u32) {
+        let mut held = self.held.prefixes;
+        held.sort_by_key(|held| std::cmp::Reverse(held.tokens));
+        held.truncate(self.most);
+        (held, self.pooled_tokens)
     }
 }

@@ -35,7 +35,7 @@ pub struct RequestTerms {
 }
 
 /// Terms of a class.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct ClassTerms {
     /// Priority of its requests.
     pub priority: i8,
@@ -60,6 +60,8 @@ pub struct ServiceLevels {
     /// Weights of flows, by tenant.
     weights: BTreeMap<String, BTreeMap<String, u32>>,
     changes: Vec<Durable>,
+    /// Name of the default flow, which most requests share.
+    default_flow: Arc<str>,
 }
 
 impl ServiceLevels {
@@ -71,13 +73,17 @@ impl ServiceLevels {
     ) -> Result<ServiceTerms, ConductorError> {
         check_name("flow", &terms.flow)?;
         let class = match terms.class.as_str() {
-            "" => ClassTerms { priority: 0, ttft_ns: None },
+            "" => ClassTerms::default(),
             name => *self.classes.get(name).ok_or_else(|| ConductorError::UnknownClass { name: name.to_owned() })?,
         };
         let priority = terms.priority.unwrap_or(class.priority);
         check_priority(priority)?;
         let weight = self.weights.get(tenant).and_then(|flows| flows.get(&terms.flow));
-        let (flow, ttft_ns) = (Arc::from(terms.flow.as_str()), terms.ttft_ns.or(class.ttft_ns));
+        let flow = match terms.flow.as_str() {
+            "" => Arc::clone(&self.default_flow),
+            name => Arc::from(name),
+        };
+        let ttft_ns = terms.ttft_ns.or(class.ttft_ns);
         let weight = weight.copied().unwrap_or(DEFAULT_FLOW_WEIGHT);
         Ok(ServiceTerms { flow, weight, priority, ttft_ns, output_tokens: terms.output_tokens })
     }

@@ -18,8 +18,14 @@ use super::{INTERNAL, INVALID_PARAMS, NO_SPACE, UNAVAILABLE, failure, ok};
 use crate::http::Answer;
 use crate::http::objects::{ObjectsAccess, Pin, PinOutcome, PinResult};
 
+/// Paths of the pins.
+pub(super) const SOFT_PIN: &str = "/api/v1/soft_pin";
+pub(super) const SOFT_UNPIN: &str = "/api/v1/soft_unpin";
+pub(super) const RETAIN: &str = "/api/v1/retain";
+pub(super) const RELEASE: &str = "/api/v1/release";
+
 /// Duration of a soft pin that names none, as Mooncake's.
-const SOFT_PIN: Duration = Duration::from_millis(1_800_000);
+const SOFT_PIN_TTL: Duration = Duration::from_millis(1_800_000);
 /// Most keys of one request.
 const KEYS_MOST: usize = 4_096;
 
@@ -36,10 +42,10 @@ impl PinPath {
     /// Returns the pin of a path.
     pub(super) fn of(path: &str) -> Option<Self> {
         Some(match path {
-            "/api/v1/soft_pin" => Self::SoftPin,
-            "/api/v1/soft_unpin" => Self::SoftUnpin,
-            "/api/v1/retain" => Self::Retain,
-            "/api/v1/release" => Self::Release,
+            SOFT_PIN => Self::SoftPin,
+            SOFT_UNPIN => Self::SoftUnpin,
+            RETAIN => Self::Retain,
+            RELEASE => Self::Release,
             _ => return None,
         })
     }
@@ -106,7 +112,9 @@ fn decode(path: PinPath, body: &Value) -> Result<Pin, BodyError> {
     let ttl = field("ttl_ms")?.map(Duration::from_millis);
     let (retention, group) = (field("retention")?, field("group")?);
     match path {
-        PinPath::SoftPin => Ok(Pin::Soft { keys: keys.ok_or(BodyError::Keys)?, ttl: Some(ttl.unwrap_or(SOFT_PIN)) }),
+        PinPath::SoftPin => {
+            Ok(Pin::Soft { keys: keys.ok_or(BodyError::Keys)?, ttl: Some(ttl.unwrap_or(SOFT_PIN_TTL)) })
+        }
         PinPath::SoftUnpin => Ok(Pin::Soft { keys: keys.ok_or(BodyError::Keys)?, ttl: None }),
         PinPath::Release => Ok(Pin::Release { retention: retention.ok_or(BodyError::Number("retention"))? }),
         PinPath::Retain => {
@@ -164,7 +172,7 @@ mod tests {
         let ttl = Duration::from_millis(500);
         let keys = vec!["a".to_owned()];
         let good = [
-            (PinPath::SoftPin, json!({ "keys": ["a"] }), Pin::Soft { keys: keys.clone(), ttl: Some(SOFT_PIN) }),
+            (PinPath::SoftPin, json!({ "keys": ["a"] }), Pin::Soft { keys: keys.clone(), ttl: Some(SOFT_PIN_TTL) }),
             (PinPath::SoftUnpin, json!({ "keys": ["a"] }), Pin::Soft { keys: keys.clone(), ttl: None }),
             (
                 PinPath::Retain,
