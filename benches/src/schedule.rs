@@ -81,8 +81,8 @@ pub(crate) fn run(rounds: usize) -> Result<(), Failure> {
         let (client, _) = Client::connect(&local, Rng::new(1, "bench")).await?;
         prepare(&client).await?;
         for round in 0..rounds as u64 {
-            for rides in [false, true] {
-                measure(&client, ((2 * round + u64::from(rides) + 1) << 24, rides)).await?;
+            for piggybacks in [false, true] {
+                measure(&client, (2 * round + u64::from(piggybacks) + 1) << 24, piggybacks).await?;
             }
         }
         Ok(())
@@ -164,9 +164,9 @@ fn dropped() -> u64 {
     found.and_then(|(_, value)| value.parse().ok()).unwrap_or(0)
 }
 
-/// Measures one round of requests, numbered from `first`. Each ends with a call of its own, or, if `rides`, with the
-/// next request.
-async fn measure(client: &Client, (first, rides): (u64, bool)) -> Result<(), Failure> {
+/// Measures one round of requests, numbered from `first`. Each ends with a call of its own, or, if `piggybacks`, with
+/// the next request.
+async fn measure(client: &Client, first: u64, piggybacks: bool) -> Result<(), Failure> {
     let failed = Arc::new(AtomicU64::new(0));
     let ended: Arc<Mutex<Vec<u64>>> = Arc::default();
     let (before, dropped_before) = ([ThreadTimes::server(), ThreadTimes::here()], dropped());
@@ -184,14 +184,14 @@ async fn measure(client: &Client, (first, rides): (u64, bool)) -> Result<(), Fai
         let (client, failed, ended) = (client.clone(), Arc::clone(&failed), Arc::clone(&ended));
         asked.spawn(async move {
             let (schedule, gone) = (ask(first + at), std::mem::take(&mut *locked(&ended)));
-            let answer = if rides {
+            let answer = if piggybacks {
                 client.call(&ScheduleOnTerms { schedule, terms: RequestTerms::default(), ended: gone }).await
             } else {
                 client.call(&schedule).await
             };
             let took_ns = due.elapsed().as_nanos() as u64;
             match answer {
-                Ok(ScheduleReply::Assigned(assignment)) if rides => locked(&ended).push(assignment.reservation),
+                Ok(ScheduleReply::Assigned(assignment)) if piggybacks => locked(&ended).push(assignment.reservation),
                 Ok(ScheduleReply::Assigned(assignment)) => {
                     let update = UpdateRequest { reservation: assignment.reservation, step: RequestStep::Ended };
                     failed.fetch_add(u64::from(client.call(&update).await.is_err()), Ordering::Relaxed);
@@ -218,7 +218,7 @@ async fn measure(client: &Client, (first, rides): (u64, bool)) -> Result<(), Fai
     times_ns.sort_unstable();
     late_ns.sort_unstable();
     let at = |times: &[u64], part: f64| times[((times.len() - 1) as f64 * part) as usize] as f64 / 1e3;
-    println!("  {}", if rides { "the end of a request rides on the next one" } else { "two calls a request" });
+    println!("  {}", if piggybacks { "the end of a request is sent with the next one" } else { "two calls a request" });
     println!(
         "  p50 {:7.1} us   p99 {:7.1} us   p99.9 {:7.1} us   {:6.0} requests/s   {} failed   (wanted: 150, 500 us)",
         at(&times_ns, 0.5),

@@ -90,7 +90,7 @@ fn queued_requests_are_placed_and_late_ones_are_rejected() {
         scheduler.update(first.reservation, RequestStep::Ended).expect("booked");
         let third = waiting.join().expect("no panic");
         assert!(matches!(third, Decision::Booked(_)));
-        // Its end rides on the next request, which would wait for it.
+        // Its end is sent with the next request, which would wait for it.
         scheduler.ended(&third);
     });
     let fourth = scheduler.schedule(different("4", 4 << 40), PATIENCE).expect("answered");

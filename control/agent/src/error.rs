@@ -182,6 +182,16 @@ impl Error {
         Self::Status { what, status: Status::Cancelled, cause: None }
     }
 
+    /// Returns true if the control plane did not answer a call: it was not reached, or not in time. The call may have
+    /// taken effect.
+    #[must_use]
+    pub const fn is_unanswered(&self) -> bool {
+        matches!(
+            self,
+            Self::Call(ControlError::Unreachable { .. } | ControlError::Deadline { .. } | ControlError::Lost { .. })
+        )
+    }
+
     /// Returns true if no control plane answered, as while it starts: a retry may succeed. False where a control plane
     /// answered and refused this caller.
     #[must_use]

@@ -4,7 +4,7 @@
 //! unreachable, or takes longer than the budget of the call, requests are placed by the last table of instances and a
 //! local rule ([`kvplane_conductor::fallback`]); the Conductor is tried again after a backoff.
 
-mod releases;
+mod ended;
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,26 +14,26 @@ use std::time::{Duration, Instant};
 use kvplane_conductor::conductor::MOST_ENDED;
 use kvplane_conductor::fallback;
 use kvplane_proto::Digest;
+use kvplane_rpc::Role;
 use kvplane_rpc::conductor::{
     Assignment, InstancePart, InstanceStatus, InstanceTable, RequestStep, RequestTerms, Reschedule, Schedule,
     ScheduleOnTerms, ScheduleRefusal, ScheduleReply, UpdateRequest, WatchAssignments, WatchInstances,
 };
 use kvplane_rpc::message::{CreateTask, Request};
-use kvplane_rpc::{CallError, Role};
 use kvplane_sys::interrupt;
 use kvplane_sys::random::random_u64;
 
 use crate::error::Error;
 use crate::link::ControlLink;
 use crate::which::Control;
-use releases::Releases;
+use ended::EndedReservations;
 
 /// Backoff after the Conductor could not be reached.
 const LEAVE_ALONE: Duration = Duration::from_millis(500);
 /// Interval at which a waiting call checks that its stream still lives.
 const LOOK: Duration = Duration::from_millis(100);
-/// Number of blocks from which no reservations ride on a request.
-const LONG_PROMPT: usize = 100_000;
+/// Number of blocks of a request from which no ended reservations are sent with it.
+const LONG_PROMPT_BLOCKS: usize = 100_000;
 /// Limit of received placements that no caller has fetched.
 const TOLD: usize = 65_536;
 
@@ -100,13 +100,13 @@ pub struct Scheduler {
     link: ControlLink,
     client: u64,
     shared: Arc<SchedulerState>,
-    releases: Arc<Releases>,
+    ended_reservations: Arc<EndedReservations>,
     budget: Duration,
 }
 
 impl Drop for Scheduler {
     fn drop(&mut self) {
-        self.releases.close(self.budget);
+        self.ended_reservations.close(self.budget);
     }
 }
 
@@ -118,7 +118,8 @@ impl Scheduler {
     /// When the control plane is not found, is unreachable, or rejects this process.
     pub fn connect(control: &Control, budget: Duration) -> Result<Self, Error> {
         let link = ControlLink::to_within(control, Role::Scheduler, ControlLink::RESTART)?;
-        let scheduler = Self { link, client: random_u64()?, shared: Arc::default(), releases: Arc::default(), budget };
+        let scheduler =
+            Self { link, client: random_u64()?, shared: Arc::default(), ended_reservations: Arc::default(), budget };
         scheduler.follow()?;
         Ok(scheduler)
     }
@@ -267,7 +268,7 @@ impl Scheduler {
         let call = Reschedule { reservation, failed: failed.to_vec() };
         // Placements received earlier name the instances that failed.
         self.shared.inner().told.remove(again.schedule.request.as_str());
-        self.settle(&again, Instant::now() + patience, |line| line.ask(&call))
+        self.settle(&again, Instant::now() + patience, |line| line.ask(call))
     }
 
     /// Obtains the outcome of a request until then; by the local rule while the Conductor does not answer.
@@ -285,7 +286,7 @@ impl Scheduler {
         let mut asked = first(self);
         loop {
             match asked {
-                Err(error) if is_away(&error) => return self.decide(request),
+                Err(error) if error.is_unanswered() => return self.decide(request),
                 Err(error) => return Err(error),
                 Ok(ScheduleReply::Assigned(assignment)) => {
                     self.shared.inner().told.remove(id);
@@ -310,29 +311,30 @@ impl Scheduler {
         }
     }
 
-    /// Requests a placement; reservations that have ended ride on the call. A request without either is a call that
-    /// earlier control planes know, too.
+    /// Requests a placement; the call contains reservations that have ended. Without these and without terms it is a
+    /// call that earlier control planes know, too.
     fn place(&self, call: &ScheduleOnTerms) -> Result<ScheduleReply, Error> {
         // A prompt may take nearly all of a message.
-        let most = if call.schedule.hashes.len() > LONG_PROMPT { 0 } else { MOST_ENDED };
-        let ended = self.releases.take(most);
+        let most = if call.schedule.hashes.len() > LONG_PROMPT_BLOCKS { 0 } else { MOST_ENDED };
+        let ended = self.ended_reservations.take(most);
         if ended.is_empty() && call.terms == RequestTerms::default() {
-            return self.ask(&call.schedule);
+            return self.ask(call.schedule.clone());
         }
-        let asked = self.ask(&ScheduleOnTerms { ended: ended.clone(), ..call.clone() });
-        if asked.is_err() && self.releases.put_back(ended) {
+        let (schedule, terms) = (call.schedule.clone(), call.terms.clone());
+        let asked = self.ask(ScheduleOnTerms { schedule, terms, ended: ended.clone() });
+        if asked.is_err() && self.ended_reservations.put_back(ended) {
             self.start_releases();
         }
         asked
     }
 
-    fn ask<R>(&self, request: &R) -> Result<ScheduleReply, Error>
+    fn ask<R>(&self, request: R) -> Result<ScheduleReply, Error>
     where
-        R: Request<Reply = ScheduleReply> + Clone + Send + 'static,
+        R: Request<Reply = ScheduleReply> + Send + 'static,
     {
         self.follow()?;
-        let asked = self.link.call_within(request.clone(), self.budget);
-        if asked.as_ref().is_err_and(is_away) {
+        let asked = self.link.call_within(request, self.budget);
+        if asked.as_ref().is_err_and(Error::is_unanswered) {
             self.shared.inner().left_alone_until = Some(Instant::now() + LEAVE_ALONE);
         }
         asked
@@ -431,17 +433,17 @@ impl Scheduler {
         if reservation == 0 {
             return;
         }
-        if self.releases.add(reservation) {
+        if self.ended_reservations.add(reservation) {
             self.start_releases();
         }
     }
 
-    /// Starts the thread that releases reservations without a request to ride on.
+    /// Starts the thread that releases reservations which no request follows.
     fn start_releases(&self) {
         let (link, budget) = (self.link.clone(), self.budget);
-        self.releases.start(move |reservation| {
+        self.ended_reservations.start(move |reservation| {
             let ended = link.call_within(UpdateRequest { reservation, step: RequestStep::Ended }, budget);
-            !ended.is_err_and(|error| is_away(&error))
+            !ended.is_err_and(|error| error.is_unanswered())
         });
     }
 
@@ -452,9 +454,4 @@ impl Scheduler {
     pub fn update(&self, reservation: u64, step: RequestStep) -> Result<(), Error> {
         self.call(UpdateRequest { reservation, step }).map(|_| ())
     }
-}
-
-/// Returns true if the Conductor was unreachable.
-fn is_away(error: &Error) -> bool {
-    matches!(error, Error::Call(CallError::Unreachable { .. } | CallError::Deadline { .. } | CallError::Lost { .. }))
 }

@@ -303,6 +303,9 @@ impl Scheduler {
     /// Errors of [`Self::commit`].
     pub fn poll(&mut self, now_ns: u64, scratch: &mut Scratch) -> Result<Option<Next>, SchedulerError> {
         self.expire(now_ns);
+        if self.queue.is_empty() {
+            return Ok(None);
+        }
         if let Some(at) = self.queue.excluded_from_all(self.bookings.prefills()) {
             let id = self.queue.remove_at(at).id;
             let refused = Next::Refused { id, why: Refusal::NoInstance, retry_after_ns: AGAIN_NS };

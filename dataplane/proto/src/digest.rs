@@ -22,6 +22,14 @@ const LENGTH_BYTES: usize = 8;
 /// Longest name, with its length prefixes, that is hashed in one piece.
 const SHORT_BYTES: usize = 128;
 
+impl Slot {
+    /// Returns the least digest in the slot: it stands for the slot in requests to a shard.
+    #[must_use]
+    pub const fn first_digest(self) -> Digest {
+        Digest((self.0 as u128) << (128 - SLOT_BITS))
+    }
+}
+
 impl Digest {
     /// Returns the digest of `key` within `tenant`. The default tenant is the empty string.
     #[must_use]
@@ -192,6 +200,7 @@ mod tests {
     fn the_slot_is_the_top_of_the_digest() {
         assert_eq!(Digest(u128::MAX).slot(), Slot(16_383));
         assert_eq!(Digest(1 << 114).slot(), Slot(1));
+        assert_eq!(Slot(1).first_digest(), Digest(1 << 114));
         assert_eq!(Digest((1 << 114) - 1).slot(), Slot(0));
     }
 }

@@ -33,6 +33,6 @@ pub use entry::{ACCOUNTS, Keep, Replica, Reserve, TAIL_BYTES_MOST};
 pub use errors::{CommitError, GetError, ReserveError, StalePin, StaleReservation};
 pub use order::{TenantUse, Tenants};
 pub use store::{
-    DevicePoolStats, Extent, LatePins, NoMove, ObjectTable, ObjectView, PinError, Pool, PoolMove, PoolMoves,
+    DevicePoolStats, Extent, NoMove, ObjectPins, ObjectTable, ObjectView, PinError, Pool, PoolMove, PoolMoves,
     SIZE_CLASSES, Store, StoreStats, TailMove,
 };

@@ -13,19 +13,20 @@
 //!   since it was considered last. When one is evicted, the others are evicted with it; those that are pinned by
 //!   readers follow when they are unpinned.
 //!
-//! The accounts and policies of tenants are in `tenants`, soft pins and groups in `keeps`, retentions by number in
-//! `retained`; [`Order`] keeps them in step. An object with neither pin nor group costs only the account's number.
+//! The accounts and policies of tenants are in `tenants`, soft pins and groups in `pins_and_groups`, retentions by
+//! number in `retained`; [`Order`] keeps them in step. An object with neither pin nor group costs only the account's
+//! number.
 //! Permission to put is checked by the service, and leases are assigned by the control plane.
 
 mod groups;
-mod keeps;
 mod pins;
+mod pins_and_groups;
 mod retained;
 mod tenants;
 
 use crate::entry::{Entries, EntryId, Keep, Mark};
 use crate::eviction::EvictionPolicy;
-use keeps::Keeps;
+use pins_and_groups::PinsAndGroups;
 pub(crate) use retained::RETENTIONS_MOST;
 use retained::RetentionTable;
 pub use tenants::{TenantUse, Tenants};
@@ -54,7 +55,7 @@ pub(crate) enum Scarce {
 #[derive(Debug)]
 pub(crate) struct Order<P> {
     tenants: Tenants<P>,
-    keeps: Keeps,
+    pins_and_groups: PinsAndGroups,
     retained: RetentionTable,
 }
 
@@ -62,7 +63,7 @@ impl<P: EvictionPolicy> Order<P> {
     /// Creates the order of a pool, and of the device pool beside it, with one tenant, the default one.
     pub(crate) fn new(pool_granules: u64, device_granules: u64, hard_pin_percent: u8, policy: P) -> Self {
         let tenants = Tenants::new(pool_granules, device_granules, hard_pin_percent, policy);
-        Self { tenants, keeps: Keeps::default(), retained: RetentionTable::default() }
+        Self { tenants, pins_and_groups: PinsAndGroups::default(), retained: RetentionTable::default() }
     }
 
     /// Returns the accounts of tenants.
@@ -79,12 +80,12 @@ impl<P: EvictionPolicy> Order<P> {
 
     /// Advances the time; it never goes back.
     pub(crate) fn tick(&mut self, now_ns: u64) {
-        self.keeps.tick(now_ns);
+        self.pins_and_groups.tick(now_ns);
     }
 
     /// Returns the number of softly pinned objects.
     pub(crate) fn soft_pins(&self) -> usize {
-        self.keeps.soft_pins()
+        self.pins_and_groups.soft_pins()
     }
 
     /// Returns the number of the tenant that an entry is charged to.
@@ -94,14 +95,14 @@ impl<P: EvictionPolicy> Order<P> {
 
     /// Charges a reserved entry.
     pub(crate) fn charge(&mut self, entries: &mut Entries, id: EntryId, keep: &Keep) {
-        self.keeps.note(entries, id, keep);
+        self.pins_and_groups.note(entries, id, keep);
         self.tenants.charge(&entries[id]);
     }
 
     /// Discharges an entry that is about to be freed.
     pub(crate) fn discharge(&mut self, entries: &Entries, id: EntryId) {
         self.tenants.discharge(&entries[id]);
-        self.keeps.forget(id);
+        self.pins_and_groups.forget(id);
     }
 
     /// Applies a step to an entry that may change whether it can be evicted.
@@ -111,7 +112,7 @@ impl<P: EvictionPolicy> Order<P> {
 
     /// Inserts an object that became live.
     pub(crate) fn insert(&mut self, entries: &mut Entries, id: EntryId) {
-        self.keeps.begin(entries, id);
+        self.pins_and_groups.begin(entries, id);
         let entry = &entries[id];
         if entry.is(Mark::Hard) {
             return;
@@ -124,7 +125,7 @@ impl<P: EvictionPolicy> Order<P> {
     }
 
     fn push_soft(&mut self, entries: &mut Entries, id: EntryId) {
-        entries[id].stamp = self.keeps.next_stamp();
+        entries[id].stamp = self.pins_and_groups.next_stamp();
         self.tenants.soft(entries[id].account()).push(entries, id);
     }
 
@@ -132,7 +133,7 @@ impl<P: EvictionPolicy> Order<P> {
     #[inline]
     pub(crate) fn access(&mut self, entries: &mut Entries, id: EntryId) {
         if entries[id].is(Mark::Grouped) {
-            self.keeps.touch(entries, id);
+            self.pins_and_groups.touch(entries, id);
         }
         self.access_alone(entries, id);
     }
@@ -154,7 +155,7 @@ impl<P: EvictionPolicy> Order<P> {
 
     /// Removes a live object, pinned or not; `to_make_room` if the policy may remember it.
     pub(crate) fn remove(&mut self, entries: &mut Entries, id: EntryId, to_make_room: bool) {
-        self.keeps.end(entries, id);
+        self.pins_and_groups.end(entries, id);
         self.retained.forget(id);
         let entry = &entries[id];
         let at = entry.account();
@@ -199,14 +200,14 @@ impl<P: EvictionPolicy> Order<P> {
         } else {
             self.tenants.policy_of(entry).unpinned(entries, id);
         }
-        is_grouped && self.keeps.is_to_follow(entries, id) && !is_soft
+        is_grouped && self.pins_and_groups.is_to_follow(entries, id) && !is_soft
     }
 
     /// Moves softly pinned objects whose pin has expired, and objects whose retentions have ended, to the policy, as
     /// its newest.
     pub(crate) fn expire(&mut self, entries: &mut Entries) {
         self.expire_retentions(entries);
-        while let Some(id) = self.keeps.next_expired() {
+        while let Some(id) = self.pins_and_groups.next_expired() {
             let at = entries[id].account();
             self.tenants.soft(at).unlink(entries, id);
             entries.set(id, Mark::Soft, false);
@@ -264,7 +265,7 @@ impl<P: EvictionPolicy> Order<P> {
     /// Returns the members of an evicted object's group that are to be evicted with it. Members pinned by readers
     /// follow when they are unpinned; softly and hard pinned ones stay.
     pub(crate) fn mates(&mut self, entries: &Entries, id: EntryId) -> Vec<EntryId> {
-        self.keeps.mates(entries, id)
+        self.pins_and_groups.mates(entries, id)
     }
 
     /// Returns true if an object may be evicted to clear a run.
@@ -294,7 +295,7 @@ impl<P: EvictionPolicy> Order<P> {
 
     /// Returns true if an access of its group spares an object, which counts as an access of it.
     fn is_spared(&mut self, entries: &mut Entries, id: EntryId) -> bool {
-        let is_spared = self.keeps.is_spared(entries, id);
+        let is_spared = self.pins_and_groups.is_spared(entries, id);
         if is_spared {
             self.access_alone(entries, id);
         }
@@ -303,7 +304,7 @@ impl<P: EvictionPolicy> Order<P> {
 
     /// Asserts lists and accounts; returns the number of entries in the eviction orders or hard pinned.
     pub(crate) fn check(&self, entries: &Entries) -> usize {
-        self.keeps.check(entries);
+        self.pins_and_groups.check(entries);
         self.retained.check(|id| assert!(entries[id].is_live() && entries[id].is(Mark::Hard), "{id:?} is retained"));
         let hard_live = entries.iter().filter(|(_, entry)| entry.is(Mark::Hard) && entry.is_live()).count();
         self.tenants.check(entries) + hard_live

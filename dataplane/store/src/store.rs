@@ -28,7 +28,7 @@ mod watermarks;
 pub use moves::{NoMove, PoolMove, PoolMoves, TailMove};
 pub use objects::ObjectTable;
 pub use pool::Pool;
-pub use space::{LatePins, PinError};
+pub use space::{ObjectPins, PinError};
 pub use stats::{DevicePoolStats, EventStats, HandleStats, PinStats, ReplicaStats, SIZE_CLASSES, StoreStats};
 
 use kvplane_proto::ConfigError;
@@ -141,7 +141,7 @@ impl Store {
     }
 }
 
-impl<'a, P> From<&'a mut Store<P>> for LatePins<'a, P> {
+impl<'a, P> From<&'a mut Store<P>> for ObjectPins<'a, P> {
     fn from(store: &'a mut Store<P>) -> Self {
         Self { space: &mut store.space }
     }

@@ -137,7 +137,7 @@ class Schedulers(unittest.TestCase):
             terms = kvplane.Terms(flow="bot", priority=-2, ttft=600.0, output_tokens=100)
             booked = line.schedule("a", prompt(1), terms=terms)
             self.assertIsInstance(booked, kvplane.Booked)
-            # The end of a request rides on the next one.
+            # The end of a request is sent with the next one.
             line.ended(booked)
             refused = line.schedule("b", prompt(2, 2_000), terms=kvplane.Terms(ttft=0.000001))
             self.assertEqual(refused.why, "ttft")

@@ -149,7 +149,7 @@ impl Keys<'_> {
         let begin = ListCursor { epoch: owners.since(), shard: 0, from: 0, walk: 0 };
         let at = cursor.filter(|cursor| cursor.epoch == begin.epoch).unwrap_or(begin);
         let Some(slot) = slots.get(at.shard) else { return Ok(ListPage::default()) };
-        let digest = Digest(u128::from(slot.0) << 114);
+        let digest = slot.first_digest();
         let from = PageQuery { walk: at.walk, from: at.from, names: true, removes, ..PageQuery::default() };
         let (mut status, mut body) = requester.list(digest, from)?;
         if removes && status == Status::BadRequest {

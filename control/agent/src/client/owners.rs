@@ -105,8 +105,7 @@ pub(super) mod tests {
         assert_eq!(owners.since(), Epoch(7));
         assert!(owners.has_slots(NodeId(2)) && !owners.has_slots(NodeId(3)) && !owners.has_slots(NodeId(9)));
         let slots = owners.one_slot_each();
-        let shards: HashSet<_> =
-            slots.iter().filter_map(|slot| owners.shard_of(Digest(u128::from(slot.0) << 114))).collect();
+        let shards: HashSet<_> = slots.iter().filter_map(|slot| owners.shard_of(slot.first_digest())).collect();
         assert_eq!((slots.len(), shards.len()), (4, 4), "two nodes of two shards own slots");
         let digest = Digest::of(b"", b"key");
         let both = owners.shards_of(digest, 0..2);

@@ -236,11 +236,6 @@ impl Catalog {
     }
 }
 
-/// Returns true if the control plane did not answer.
-pub(super) fn is_away(error: &Error) -> bool {
-    matches!(error, Error::Call(CallError::Unreachable { .. } | CallError::Deadline { .. } | CallError::Lost { .. }))
-}
-
 /// Returns true if the control plane no longer knows the member.
 pub(super) fn is_forgotten(error: &Error) -> bool {
     matches!(error, Error::Call(CallError::Refused(refusal)) if refusal.code == RefusalCode::UnknownClient as u16)

@@ -65,6 +65,8 @@ pub(super) struct Flows {
     flows: Vec<Flow>,
     numbers: BTreeMap<Arc<str>, FlowNumber>,
     most: usize,
+    /// Queued requests of all flows.
+    waiting: usize,
     /// Virtual time at which a flow starts at least: it never goes back.
     floor_ns: u64,
     /// Work since the queue was empty, divided among the flows that had queued requests then.
@@ -74,7 +76,7 @@ pub(super) struct Flows {
 impl Flows {
     /// Creates an empty table. Flows beyond `most` share the default flow.
     pub(super) const fn new(most: usize) -> Self {
-        Self { flows: Vec::new(), numbers: BTreeMap::new(), most, floor_ns: 0, clock_ns: 0 }
+        Self { flows: Vec::new(), numbers: BTreeMap::new(), most, waiting: 0, floor_ns: 0, clock_ns: 0 }
     }
 
     /// Returns the number of flow numbers in use: all are below it.
@@ -84,8 +86,8 @@ impl Flows {
 
     /// Returns the number that a flow has, or would have: that of the default flow if the table is full.
     pub(super) fn number_of(&self, terms: &ServiceTerms) -> Option<FlowNumber> {
-        let is_full = self.flows.len() >= self.most && !self.flows.iter().skip(1).any(|flow| flow.waiting == 0);
-        self.numbers.get(&terms.flow).copied().or(is_full.then_some(0))
+        let is_full = || self.flows.len() >= self.most && !self.flows.iter().skip(1).any(|flow| flow.waiting == 0);
+        self.numbers.get(&terms.flow).copied().or_else(|| is_full().then_some(0))
     }
 
     /// Returns for each flow number true if the flow is a candidate and has its turn.
@@ -115,13 +117,13 @@ impl Flows {
 
     /// Adds a queued request to its flow, which has the weight of its latest request. Returns the flow's number.
     pub(super) fn enter(&mut self, terms: &ServiceTerms, work_ns: u64, deferred: bool, now_ns: u64) -> FlowNumber {
-        let (at, entry_ns) = (self.find_or_add(terms), self.entry_ns());
+        let at = self.find_or_begin(terms);
         let flow = &mut self.flows[at];
         if flow.waiting == 0 {
-            flow.virtual_ns = flow.virtual_ns.max(entry_ns);
             flow.since_ns = now_ns;
         }
         flow.waiting += 1;
+        self.waiting += 1;
         flow.work_ns = flow.work_ns.saturating_add(work_ns);
         if !deferred {
             flow.timely_ns = flow.timely_ns.saturating_add(work_ns);
@@ -131,6 +133,7 @@ impl Flows {
 
     /// Removes a queued request from its flow.
     pub(super) fn leave(&mut self, at: FlowNumber, work_ns: u64, deferred: bool) {
+        self.waiting -= 1;
         let flow = &mut self.flows[at];
         flow.waiting -= 1;
         flow.work_ns = flow.work_ns.saturating_sub(work_ns);
@@ -141,7 +144,7 @@ impl Flows {
             return;
         }
         flow.credit_ns = 0;
-        if self.flows.iter().all(|flow| flow.waiting == 0) {
+        if self.waiting == 0 {
             self.flows.clear();
             self.numbers.clear();
             (self.floor_ns, self.clock_ns) = (0, 0);
@@ -169,14 +172,11 @@ impl Flows {
 
     /// Charges a flow for work that was placed without waiting, while requests of other flows wait.
     pub(super) fn charge(&mut self, terms: &ServiceTerms, work_ns: u64) {
-        if self.furthest_behind_ns().is_none() {
+        if self.waiting == 0 {
             return;
         }
-        let (at, entry_ns) = (self.find_or_add(terms), self.entry_ns());
+        let at = self.find_or_begin(terms);
         let flow = &mut self.flows[at];
-        if flow.waiting == 0 {
-            flow.virtual_ns = flow.virtual_ns.max(entry_ns);
-        }
         flow.virtual_ns = flow.virtual_ns.saturating_add(virtual_of(work_ns, flow.weight));
         self.tick(work_ns);
     }
@@ -225,6 +225,16 @@ impl Flows {
     /// Returns the least virtual time of the flows with queued requests.
     fn furthest_behind_ns(&self) -> Option<u64> {
         self.flows.iter().filter(|flow| flow.waiting > 0).map(|flow| flow.virtual_ns).min()
+    }
+
+    /// Returns the number of a flow that uses prefill time from now on. One without queued requests begins where a flow
+    /// begins to wait.
+    fn find_or_begin(&mut self, terms: &ServiceTerms) -> FlowNumber {
+        let at = self.find_or_add(terms);
+        if self.flows[at].waiting == 0 {
+            self.flows[at].virtual_ns = self.flows[at].virtual_ns.max(self.entry_ns());
+        }
+        at
     }
 
     fn find_or_add(&mut self, terms: &ServiceTerms) -> FlowNumber {

@@ -56,7 +56,7 @@ impl QueueOrder {
 
 /// Position of a request in the order of its flow.
 #[derive(Clone, Copy, Debug)]
-struct QueueClass {
+struct QueueRank {
     /// Time by which its prefill should be done.
     deadline_ns: u64,
     /// True if the deadline is an objective.
@@ -70,7 +70,7 @@ struct WaitingRequest {
     request: Request,
     /// Predicted prefill duration with the best cache that any instance had when the request arrived.
     best_ns: u64,
-    class: QueueClass,
+    rank: QueueRank,
     flow: FlowNumber,
 }
 
@@ -78,8 +78,8 @@ impl WaitingRequest {
     /// Returns true if it goes before deferred requests, and those that are late for their objective.
     const fn is_timely(&self, order: &QueueOrder) -> bool {
         let done_ns = order.now_ns.saturating_add(self.best_ns);
-        let is_late = self.class.is_objective && done_ns > self.class.deadline_ns;
-        !self.class.deferred && !is_late
+        let is_late = self.rank.is_objective && done_ns > self.rank.deadline_ns;
+        !self.rank.deferred && !is_late
     }
 
     /// Returns true if one of these instances serves it, or if any instance does.
@@ -144,26 +144,26 @@ impl CentralQueue {
 
     /// Enqueues a request whose prefill takes `best_ns` with the best cache of any instance.
     pub(super) fn push(&mut self, request: Request, best_ns: u64, order: &QueueOrder) {
-        let class = self.classify(&request, best_ns, order);
+        let rank = self.rank(&request, best_ns, order);
         self.sizes.add(best_ns);
-        let flow = self.flows.enter(&request.terms, best_ns, class.deferred, order.now_ns);
-        let waiting = WaitingRequest { request, best_ns, class, flow };
-        let behind = self.waiting.partition_point(|other| other.class.deadline_ns <= class.deadline_ns);
+        let flow = self.flows.enter(&request.terms, best_ns, rank.deferred, order.now_ns);
+        let waiting = WaitingRequest { request, best_ns, rank, flow };
+        let behind = self.waiting.partition_point(|other| other.rank.deadline_ns <= rank.deadline_ns);
         self.waiting.insert(behind, waiting);
     }
 
-    /// Classifies a request that arrives now.
-    fn classify(&self, request: &Request, best_ns: u64, order: &QueueOrder) -> QueueClass {
+    /// Ranks a request that arrives now.
+    fn rank(&self, request: &Request, best_ns: u64, order: &QueueOrder) -> QueueRank {
         if let Some(objective_ns) = order.objective_ns(request) {
             let deadline_ns = request.arrival_ns.saturating_add(objective_ns);
-            return QueueClass { deadline_ns, is_objective: true, deferred: false };
+            return QueueRank { deadline_ns, is_objective: true, deferred: false };
         }
         let QueueRules { grace_ns, stretch, deferred, .. } = order.rules;
         let timely_ns = self.flows.timely_before_ns(&request.terms);
         let wait_ns = (order.share_ns(timely_ns) as f64 * stretch) as u64;
         let deadline_ns = request.arrival_ns.saturating_add(best_ns).saturating_add(grace_ns).saturating_add(wait_ns);
         let deferred = self.sizes.is_among_longest(best_ns, deferred);
-        QueueClass { deadline_ns, is_objective: false, deferred }
+        QueueRank { deadline_ns, is_objective: false, deferred }
     }
 
     /// Removes the request of this number from the queue.
@@ -172,8 +172,8 @@ impl CentralQueue {
     }
 
     pub(super) fn remove_at(&mut self, at: usize) -> Request {
-        let WaitingRequest { request, best_ns, class, flow } = self.waiting.remove(at);
-        self.flows.leave(flow, best_ns, class.deferred);
+        let WaitingRequest { request, best_ns, rank, flow } = self.waiting.remove(at);
+        self.flows.leave(flow, best_ns, rank.deferred);
         request
     }
 
@@ -220,7 +220,7 @@ impl CentralQueue {
         let mut work_ns = short.best_ns;
         for (_, waiting) in timely().take_while(|(at, _)| *at < shortest) {
             let done_ns = order.now_ns.saturating_add(order.share_ns(work_ns)).saturating_add(waiting.best_ns);
-            if done_ns > waiting.class.deadline_ns {
+            if done_ns > waiting.rank.deadline_ns {
                 return timely().next().map(|(at, _)| at);
             }
             work_ns = work_ns.saturating_add(waiting.best_ns);
@@ -243,13 +243,13 @@ impl CentralQueue {
     /// same one that are shorter; with an objective, those with earlier deadlines count as well, since they may have to
     /// go first. Of other flows it is the work that they are given until this flow has had as much.
     pub(super) fn before(&self, request: &Request, best_ns: u64, order: &QueueOrder) -> (usize, u64) {
-        let class = self.classify(request, best_ns, order);
+        let rank = self.rank(request, best_ns, order);
         let terms = &request.terms;
         let is_before = |other: &&WaitingRequest| {
             let theirs = &other.request.terms;
             let (is_timely, is_shorter) = (other.is_timely(order), other.best_ns <= best_ns);
-            let is_due = class.is_objective && other.class.deadline_ns <= class.deadline_ns;
-            let is_first = if class.deferred { is_timely || is_shorter } else { is_timely && (is_shorter || is_due) };
+            let is_due = rank.is_objective && other.rank.deadline_ns <= rank.deadline_ns;
+            let is_first = if rank.deferred { is_timely || is_shorter } else { is_timely && (is_shorter || is_due) };
             theirs.priority > terms.priority || (theirs.priority == terms.priority && is_first)
         };
         let number = self.flows.number_of(terms);

@@ -18,13 +18,13 @@ impl<P: EvictionPolicy> Order<P> {
 
     /// Returns the objects of a tenant's group.
     pub(crate) fn group(&self, account: u16, group: u64) -> Vec<EntryId> {
-        self.keeps.members((account, group))
+        self.pins_and_groups.members((account, group))
     }
 
     /// Gives a live object a soft pin of this duration from now, in place of one that it has; 0 ends it. A hard pin of
     /// its put needs none.
     pub(crate) fn pin_softly(&mut self, entries: &mut Entries, id: EntryId, duration_ns: u64) {
-        let until_ns = if duration_ns == 0 { 0 } else { self.keeps.now_ns().saturating_add(duration_ns) };
+        let until_ns = if duration_ns == 0 { 0 } else { self.pins_and_groups.now_ns().saturating_add(duration_ns) };
         if entries[id].is(Mark::Hard) {
             self.retained.set_soft(id, until_ns);
             return;
@@ -37,7 +37,7 @@ impl<P: EvictionPolicy> Order<P> {
     /// to [`super::RETENTIONS_MOST`] others. An object with a hard pin of its put needs none.
     pub(crate) fn retain(&mut self, entries: &mut Entries, id: EntryId, number: u64, duration_ns: u64) -> bool {
         let account = entries[id].account() as u16;
-        let until_ns = self.keeps.now_ns().saturating_add(duration_ns);
+        let until_ns = self.pins_and_groups.now_ns().saturating_add(duration_ns);
         if self.retained.is_full((account, number), id) {
             return false;
         }
@@ -53,7 +53,7 @@ impl<P: EvictionPolicy> Order<P> {
 
     /// Makes a tenant's retention last for this duration from now at least; returns the number of its objects.
     pub(crate) fn renew(&mut self, account: u16, number: u64, duration_ns: u64) -> usize {
-        let until_ns = self.keeps.now_ns().saturating_add(duration_ns);
+        let until_ns = self.pins_and_groups.now_ns().saturating_add(duration_ns);
         self.retained.extend((account, number), until_ns)
     }
 
@@ -66,7 +66,7 @@ impl<P: EvictionPolicy> Order<P> {
 
     /// Ends the retentions whose time is over.
     pub(crate) fn expire_retentions(&mut self, entries: &mut Entries) {
-        while let Some(ended) = self.retained.next_expired(self.keeps.now_ns()) {
+        while let Some(ended) = self.retained.next_expired(self.pins_and_groups.now_ns()) {
             self.end_all(entries, &ended);
         }
     }
@@ -83,7 +83,7 @@ impl<P: EvictionPolicy> Order<P> {
         let entry = &entries[id];
         if entry.is(Mark::Soft) {
             self.tenants.soft(entry.account()).unlink(entries, id);
-            return self.keeps.unpin_softly(entries, id);
+            return self.pins_and_groups.unpin_softly(entries, id);
         }
         self.tenants.policy_of(entry).remove(entries, id);
         0
@@ -91,8 +91,8 @@ impl<P: EvictionPolicy> Order<P> {
 
     /// Adds an object to the softly pinned ones, until this time, or to the policy if that is past.
     fn join_list(&mut self, entries: &mut Entries, id: EntryId, soft_until_ns: u64) {
-        if soft_until_ns > self.keeps.now_ns() {
-            self.keeps.pin_softly(entries, id, soft_until_ns);
+        if soft_until_ns > self.pins_and_groups.now_ns() {
+            self.pins_and_groups.pin_softly(entries, id, soft_until_ns);
             self.push_soft(entries, id);
         } else {
             self.tenants.policy_of(&entries[id]).insert(entries, id);

@@ -161,7 +161,7 @@ impl<P: EvictionPolicy> Tenants<P> {
 
     /// Returns the account of the tenant with this number, if it has one.
     #[must_use]
-    pub fn account_with(&self, number: u32) -> Option<u16> {
+    pub fn known_account(&self, number: u32) -> Option<u16> {
         self.numbers.get(&number).copied()
     }
 
@@ -204,6 +204,16 @@ impl<P: EvictionPolicy> Tenants<P> {
         }
         let limit = self.pin_share(self.pool_granules);
         (!self.pins_allow(granules)).then_some((self.hard_granules, limit, false))
+    }
+
+    /// Returns nothing if this many more granules may be hard pinned; otherwise the bytes that are pinned, the limit,
+    /// and true if it is the tenant's limit, in which case the refusal is counted.
+    pub(crate) fn refused_pin(&mut self, granules: u64, account: u16) -> Option<(u64, u64, bool)> {
+        let (pinned, limit, of_tenant) = self.pin_limit(granules, account)?;
+        if of_tenant {
+            self.count_refusal(account);
+        }
+        Some((pinned * GRANULE_BYTES, limit * GRANULE_BYTES, of_tenant))
     }
 
     /// Returns the granules, of this many, that may be hard pinned.

@@ -14,7 +14,7 @@
 
 mod pins;
 
-pub use pins::{LatePins, PinError};
+pub use pins::{ObjectPins, PinError};
 
 use kvplane_proto::ids::Version;
 
@@ -267,12 +267,9 @@ impl<P: EvictionPolicy> Space<P> {
     fn within_lease(&mut self, bytes: u64, keep: &Keep) -> Result<(), ReserveError> {
         let granules = self.pool.granules_of(bytes);
         if keep.hard_pin
-            && let Some((hard, limit, of_tenant)) = self.order.tenants().pin_limit(granules, keep.account)
+            && let Some((pinned_bytes, limit_bytes, of_tenant)) =
+                self.order.tenants_mut().refused_pin(granules, keep.account)
         {
-            if of_tenant {
-                self.order.tenants_mut().count_refusal(keep.account);
-            }
-            let [pinned_bytes, limit_bytes] = [hard, limit].map(|granules| granules * GRANULE_BYTES);
             return Err(ReserveError::PinLimit { pinned_bytes, limit_bytes, of_tenant });
         }
         self.order.expire(self.objects.entries_mut());

@@ -6,7 +6,7 @@ use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
 use kvplane_proto::tenants::TenantLease;
 use kvplane_store::eviction::Eviction;
-use kvplane_store::{Keep, LatePins, PinError, Reserve, Store, StoreConfig};
+use kvplane_store::{Keep, ObjectPins, PinError, Reserve, Store, StoreConfig};
 use proptest::prelude::*;
 
 const GRANULE: u64 = 256;
@@ -52,7 +52,7 @@ fn retained_objects_outlast_a_flood_until_the_last_retention_ends() {
     let mut store = store(Eviction::Lru);
     store.tick(5);
     (0..4).for_each(|key| assert!(put(&mut store, key)));
-    let mut pins = LatePins::from(&mut store);
+    let mut pins = ObjectPins::from(&mut store);
     assert_eq!([0, 1].map(|key| pins.retain(digest(key), 7, 100)), [Ok(()); 2]);
     // Two sessions have the object 1 in common.
     assert_eq!(pins.retain(digest(1), 8, 200), Ok(()));
@@ -70,16 +70,16 @@ fn retained_objects_outlast_a_flood_until_the_last_retention_ends() {
     // A shorter time shortens nothing; a longer one counts for all of the retention.
     assert_eq!(
         (
-            LatePins::from(&mut store).renew(0, 8, 1),
-            LatePins::from(&mut store).renew(0, 8, 500),
-            LatePins::from(&mut store).renew(0, 7, 9)
+            ObjectPins::from(&mut store).renew(0, 8, 1),
+            ObjectPins::from(&mut store).renew(0, 8, 500),
+            ObjectPins::from(&mut store).renew(0, 7, 9)
         ),
         (1, 1, 0)
     );
     store.tick(600);
     flood(&mut store);
     assert_eq!(there(&store, 1..2), [true]);
-    assert_eq!((LatePins::from(&mut store).release(0, 8), LatePins::from(&mut store).release(0, 8)), (1, 0));
+    assert_eq!((ObjectPins::from(&mut store).release(0, 8), ObjectPins::from(&mut store).release(0, 8)), (1, 0));
     flood(&mut store);
     assert_eq!((there(&store, 1..2), store.stats().kept.retained), (vec![false], 0));
 }
@@ -90,7 +90,7 @@ fn retentions_are_bounded_like_hard_pins_and_per_tenant() {
     store.tenants_mut().set(&[TenantLease { number: 1, dram_bytes: Some(16 * GRANULE), weight: 1 }]);
     let account = store.tenants().account_of(1).expect("it was set");
     (0..6).for_each(|key| assert!(put_as(&mut store, key, Keep { account, ..Keep::default() })));
-    let mut pins = LatePins::from(&mut store);
+    let mut pins = ObjectPins::from(&mut store);
     (0..4).for_each(|key| assert_eq!(pins.retain(digest(key), 1, 100), Ok(())));
     let limit_bytes = 4 * GRANULE;
     let full = PinError::PinLimit { pinned_bytes: limit_bytes, limit_bytes, of_tenant: true };
@@ -102,7 +102,7 @@ fn retentions_are_bounded_like_hard_pins_and_per_tenant() {
     assert_eq!((pins.release(account, 1), pins.retain(digest(4), 1, 100)), (4, Ok(())));
     store.check();
     (20..26).for_each(|key| assert!(put(&mut store, key)));
-    let mut pins = LatePins::from(&mut store);
+    let mut pins = ObjectPins::from(&mut store);
     let taken = (20..26).map(|key| pins.retain(digest(key), 1, 100)).filter(Result::is_ok).count();
     assert_eq!(taken, 6);
     store.check();
@@ -113,8 +113,8 @@ fn groups_are_retained_and_soft_pins_are_set_later_and_come_back() {
     let mut store = store(Eviction::Lru);
     (0..3).for_each(|key| assert!(put_as(&mut store, key, Keep { group: 9, ..Keep::default() })));
     assert!(put(&mut store, 3) && put(&mut store, 4));
-    assert_eq!(LatePins::from(&mut store).retain_group(0, 9, 50), Ok(3));
-    let mut pins = LatePins::from(&mut store);
+    assert_eq!(ObjectPins::from(&mut store).retain_group(0, 9, 50), Ok(3));
+    let mut pins = ObjectPins::from(&mut store);
     assert_eq!([3, 4].map(|key| pins.pin_softly(digest(key), 1_000)), [Ok(()); 2]);
     assert_eq!((pins.pin_softly(digest(4), 0), pins.pin_softly(digest(9), 1)), (Ok(()), Err(PinError::NotFound)));
     // A retention of a softly pinned object: the soft pin goes on after it.
@@ -185,20 +185,20 @@ proptest! {
                     model.retain(|_, (_, keys)| !keys.is_empty());
                 }
                 Op::Retain(key, number, ns) => {
-                    if LatePins::from(&mut store).retain(digest(key), number, ns).is_ok() {
+                    if ObjectPins::from(&mut store).retain(digest(key), number, ns).is_ok() {
                         let (until_ns, keys) = model.entry(number).or_default();
                         *until_ns = (*until_ns).max(now_ns + ns);
                         keys.push(key);
                     }
                 }
                 Op::Group(group, ns) => {
-                    let _ = LatePins::from(&mut store).retain_group(0, group, ns);
-                    let _ = LatePins::from(&mut store).release(0, group);
+                    let _ = ObjectPins::from(&mut store).retain_group(0, group, ns);
+                    let _ = ObjectPins::from(&mut store).release(0, group);
                     model.remove(&group);
                 }
-                Op::Soft(key, ns) => { let _ = LatePins::from(&mut store).pin_softly(digest(key), ns); }
+                Op::Soft(key, ns) => { let _ = ObjectPins::from(&mut store).pin_softly(digest(key), ns); }
                 Op::Release(number) => {
-                    LatePins::from(&mut store).release(0, number);
+                    ObjectPins::from(&mut store).release(0, number);
                     model.remove(&number);
                 }
                 Op::Pass(ns) => {

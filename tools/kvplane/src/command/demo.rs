@@ -5,10 +5,8 @@
 //! plots.
 
 use std::fmt;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use clap::Args;
@@ -16,11 +14,10 @@ use kvplane_tools::report::ReplayReport;
 use kvplane_tools::trace::{self, Shape, Trace};
 
 use crate::command::Failure;
+use crate::command::process::child::ChildProcess;
 use crate::command::replay::{self, Plan, Way};
 use crate::command::size;
 
-/// Time limit for `kvplane dev` to be ready: it touches every page of its pool first.
-const READY: Duration = Duration::from_secs(60);
 /// File name of the conversation trace in Mooncake's collection.
 const TRACE_FILE: &str = "conversation_trace.jsonl";
 
@@ -142,7 +139,7 @@ fn recorded(named: Option<PathBuf>) -> Result<PathBuf, NoTrace> {
 
 /// A `kvplane dev` child process; dropping it ends the process.
 pub(crate) struct Dev {
-    pub(crate) child: Child,
+    pub(crate) child: ChildProcess,
     pub(crate) cluster: String,
     pub(crate) directory: PathBuf,
 }
@@ -156,7 +153,8 @@ impl Dev {
     pub(crate) fn start_with(pool: u64, more: &[String]) -> Result<Self, Failure> {
         let cluster = "demo".to_owned();
         let directory = std::env::temp_dir().join(format!("kvplane-demo-{}", std::process::id()));
-        let mut child = Command::new(std::env::current_exe()?)
+        let mut command = ChildProcess::command()?;
+        command
             .args([
                 "dev",
                 "--cluster",
@@ -168,29 +166,20 @@ impl Dev {
             ])
             .arg(&directory)
             .args(more)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let stdout = child.stdout.take().ok_or("the node's output was to be a pipe")?;
-        let dev = Self { child, cluster, directory };
-        let (ready, wait) = mpsc::channel();
-        // The thread lives as long as the node's output; reading it keeps the node from blocking on a full pipe.
-        std::thread::spawn(move || {
-            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-                if line.starts_with("ready") {
-                    let _ = ready.send(());
-                } else {
-                    println!("dev | {line}");
-                }
+            .stdin(Stdio::piped());
+        let is_ready = |line: &str| line.starts_with("ready");
+        let show = move |line: &str| {
+            if !is_ready(line) {
+                println!("dev | {line}");
             }
-        });
-        wait.recv_timeout(READY).map_err(|error| match error {
-            mpsc::RecvTimeoutError::Timeout => format!("kvplane dev was not ready within {} s", READY.as_secs()),
-            mpsc::RecvTimeoutError::Disconnected => {
-                "kvplane dev ended before it was ready: see its output above".to_owned()
+        };
+        match ChildProcess::start("dev", &mut command, is_ready, show) {
+            Ok((child, _)) => Ok(Self { child, cluster, directory }),
+            Err(error) => {
+                let _ = std::fs::remove_dir_all(&directory);
+                Err(error)
             }
-        })?;
-        Ok(dev)
+        }
     }
 
     /// Stops the node and checks its exit status.
@@ -207,9 +196,7 @@ impl Dev {
 
 impl Drop for Dev {
     fn drop(&mut self) {
-        // Both calls are harmless if the process has ended by itself.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.child.kill();
         let _ = std::fs::remove_dir_all(&self.directory);
     }
 }

@@ -96,7 +96,7 @@ impl Pins<'_> {
         requester.follow_map();
         let slots = requester.owners()?.one_slot_each();
         let item = |digest| Request::Retain(RetainItem::of(what, digest, tenant, duration_ms));
-        let requests: Vec<Request> = slots.iter().map(|slot| item(Digest(u128::from(slot.0) << 114))).collect();
+        let requests: Vec<Request> = slots.iter().map(|slot| item(slot.first_digest())).collect();
         let results = if requests.is_empty() { Vec::new() } else { requester.run(&requests)? };
         let mut objects = 0;
         for result in results {

@@ -11,7 +11,7 @@ use kvplane_rpc::p2p::RankParent;
 use kvplane_transfer::{Opcode, SubmitOptions, TaskState, TransferRequest};
 
 use crate::error::Error;
-use crate::p2p::catalog::{Catalog, is_away, is_forgotten};
+use crate::p2p::catalog::{Catalog, is_forgotten};
 use crate::p2p::replica::{FetchRoom, ParentState, Replica, Seat};
 use crate::p2p::sources::Sources;
 
@@ -79,7 +79,7 @@ impl SourceFollower<'_> {
             pause = (pause * 2).min(*PAUSES.end());
             match self.catalog.join_ranks(self.replica, self.half) {
                 Ok(parent) => self.replica.fetch.set_parent(self.half, parent),
-                Err(error) if is_away(&error) || is_forgotten(&error) => std::thread::sleep(AWAY),
+                Err(error) if error.is_unanswered() || is_forgotten(&error) => std::thread::sleep(AWAY),
                 Err(error) => {
                     tracing::warn!("no parent for half {}: {error}", self.half);
                     self.replica.fetch.leave_parent(self.half);
@@ -161,7 +161,7 @@ impl SourceFollower<'_> {
                 // A new announcement includes all missing shards.
                 Err(error) if is_forgotten(&error) => return,
                 Err(error) => {
-                    if !is_away(&error) {
+                    if !error.is_unanswered() {
                         tracing::warn!("cannot request shards: {error}");
                     }
                     self.replica.fetch.keep_unfollowed(failed);

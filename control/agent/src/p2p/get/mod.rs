@@ -14,7 +14,7 @@ use kvplane_cluster::p2p::{HALVES, ShardSet};
 use kvplane_engine::Region;
 use kvplane_transfer::TransferEngine;
 
-use super::catalog::{Catalog, Object, is_away, is_forgotten};
+use super::catalog::{Catalog, Object, is_forgotten};
 use super::error::P2pError;
 use super::replica::{Replica, Seat, hashes};
 use super::replicas::Replicas;
@@ -84,7 +84,7 @@ impl<'a> Get<'a> {
     fn take_seat(&self, replica: &Replica) -> Result<(), Error> {
         for half in (0..HALVES).filter(|_| replica.fetch.seat().is_some()) {
             let parent = match self.catalog.join_ranks(replica, half) {
-                Err(error) if is_away(&error) || is_forgotten(&error) => None,
+                Err(error) if error.is_unanswered() || is_forgotten(&error) => None,
                 result => result?,
             };
             replica.fetch.set_parent(half, parent);

@@ -9,7 +9,7 @@ use kvplane_rpc::p2p::ObjectMembers;
 use kvplane_sys::interrupt;
 
 use crate::error::Error;
-use crate::p2p::catalog::{Catalog, is_away, is_forgotten};
+use crate::p2p::catalog::{Catalog, is_forgotten};
 use crate::p2p::replica::{News, Replica};
 use crate::p2p::replicas::Keeper;
 
@@ -173,14 +173,14 @@ impl<'a> Reports<'a> {
         let member = self.replica.member();
         match self.catalog.report(member, &news.got, news.failed.clone()) {
             Ok(()) => Ok(()),
-            Err(error) if is_away(&error) => {
+            Err(error) if error.is_unanswered() => {
                 self.replica.fetch.keep_news(news);
                 interrupt::sleep(AWAY);
                 Ok(())
             }
             // The new announcement covers all shards that are present.
             Err(error) if is_forgotten(&error) => match self.keeper.hold_again(self.replica, member) {
-                Err(error) if !is_away(&error) && !is_forgotten(&error) => Err(error),
+                Err(error) if !error.is_unanswered() && !is_forgotten(&error) => Err(error),
                 _ => Ok(()),
             },
             Err(error) => Err(error),

@@ -10,7 +10,7 @@ use kvplane_sys::interrupt;
 
 use super::options::GetOptions;
 use crate::error::Error;
-use crate::p2p::catalog::{Catalog, Object, is_away, is_forgotten};
+use crate::p2p::catalog::{Catalog, Object, is_forgotten};
 use crate::p2p::error::{P2pError, WideningError};
 use crate::p2p::replica::{Busy, Replica, hashes};
 use crate::p2p::replicas::Keeper;
@@ -94,7 +94,7 @@ impl<'a> Widening<'a> {
                 Err(error) => Err(error),
             };
             match result {
-                Err(error) if !is_away(&error) && !is_forgotten(&error) => return Err(error),
+                Err(error) if !error.is_unanswered() && !is_forgotten(&error) => return Err(error),
                 Err(error) if Instant::now() >= until => return Err(error),
                 _ if !interrupt::sleep(AWAY) => return Err(Error::interrupted()),
                 _ => {}

@@ -17,7 +17,7 @@ use super::batches::Batches;
 use super::checks::{Content, ContentCheck};
 use super::options::{ReadBytes, ReadOptions};
 use crate::error::Error;
-use crate::p2p::catalog::{Catalog, Object, is_away, is_unknown};
+use crate::p2p::catalog::{Catalog, Object, is_unknown};
 use crate::p2p::sources::Sources;
 
 /// Deadline of a batch at one peer.
@@ -250,7 +250,7 @@ impl Reader<'_> {
                 }
                 Ok(_) => times += 1,
                 Err(error) if is_unknown(&error) => times += 1,
-                Err(error) if is_away(&error) => {}
+                Err(error) if error.is_unanswered() => {}
                 Err(error) => return Err(error),
             }
             let trouble = trouble.map(str::to_owned);
@@ -275,7 +275,7 @@ impl Reader<'_> {
         match self.reads.catalog.find(&self.object.name, Some(self.object.version)) {
             Ok(now) if now.spec.digest() == self.object.spec.digest() => Ok(true),
             Ok(_) => Err(self.given_up("another object has its name and version now: look it up again", None)),
-            Err(error) if is_away(&error) || is_unknown(&error) => Ok(false),
+            Err(error) if error.is_unanswered() || is_unknown(&error) => Ok(false),
             Err(error) => Err(error),
         }
     }
@@ -290,7 +290,9 @@ impl Reader<'_> {
                 }
                 Err(error) if is_unknown(&error) => return Ok(false),
                 Err(error)
-                    if is_away(&error) && Instant::now() + AGAIN < self.reads.until && interrupt::sleep(AGAIN) => {}
+                    if error.is_unanswered()
+                        && Instant::now() + AGAIN < self.reads.until
+                        && interrupt::sleep(AGAIN) => {}
                 Err(error) => return Err(error),
             }
         }

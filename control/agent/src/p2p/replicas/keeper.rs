@@ -9,7 +9,7 @@ use kvplane_rpc::p2p::FetchOrder;
 use kvplane_transfer::TransferEngine;
 
 use crate::error::Error;
-use crate::p2p::catalog::{Catalog, is_away};
+use crate::p2p::catalog::Catalog;
 use crate::p2p::guard::Guard;
 use crate::p2p::replica::Replica;
 
@@ -180,7 +180,7 @@ impl Keeper {
                 table.replicas.iter().map(|(&member, replica)| (member, Arc::clone(replica))).collect();
             drop(table);
             if let Err(error) = guard.refresh(&self.catalog, engine, !held.is_empty())
-                && !is_away(&error)
+                && !error.is_unanswered()
             {
                 tracing::warn!("cannot renew the ticket for peers: {error}");
             }
@@ -197,7 +197,7 @@ impl Keeper {
         let known = match self.catalog.renew() {
             Ok(known) => known,
             Err(error) => {
-                if !is_away(&error) {
+                if !error.is_unanswered() {
                     tracing::warn!("cannot renew the replicas: {error}");
                 }
                 return;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use kvplane_sys::interrupt;
 use kvplane_transfer::TransferEngine;
 
-use super::catalog::{Catalog, is_away};
+use super::catalog::Catalog;
 use super::error::P2pError;
 use super::guard::Guard;
 use super::memory::Memory;
@@ -125,7 +125,7 @@ impl Replicas {
             let wait = Instant::now() < until;
             match self.catalog.release(replica.member(), wait) {
                 Ok(readers) if readers > 0 && wait && interrupt::sleep(LOOK) => {}
-                Err(error) if is_away(&error) && wait && interrupt::sleep(LOOK) => {}
+                Err(error) if error.is_unanswered() && wait && interrupt::sleep(LOOK) => {}
                 // No more peers are sent here. The engine cuts off the remaining readers.
                 _ => break,
             }

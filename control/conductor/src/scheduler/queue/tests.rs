@@ -75,7 +75,7 @@ fn a_deadline_is_later_behind_a_backlog() {
     queue.push(request(1, 0), 20 * SECOND, &order(0));
     queue.push(request(2, 0), SECOND, &order(0));
     // 20 + 10 + 100 s, and 1 + 10 + 120 s.
-    let deadlines: Vec<u64> = queue.waiting.iter().map(|one| one.class.deadline_ns / SECOND).collect();
+    let deadlines: Vec<u64> = queue.waiting.iter().map(|one| one.rank.deadline_ns / SECOND).collect();
     assert_eq!(deadlines, [110, 130, 131]);
 }
 
@@ -185,9 +185,9 @@ fn a_request_has_an_objective_of_its_own() {
     let slo = Slo { ttft_ns: 5 * SECOND, ..NO_OBJECTIVE };
     let both = QueueOrder { slo, ..order(0) };
     let terms = ServiceTerms { ttft_ns: Some(20 * SECOND), ..ServiceTerms::default() };
-    let class = queue.classify(&Request { terms, ..request(2, 0) }, SECOND, &both);
-    assert_eq!((class.deadline_ns, class.is_objective), (20 * SECOND, true));
-    assert_eq!(queue.classify(&request(2, 0), SECOND, &both).deadline_ns, 5 * SECOND);
+    let rank = queue.rank(&Request { terms, ..request(2, 0) }, SECOND, &both);
+    assert_eq!((rank.deadline_ns, rank.is_objective), (20 * SECOND, true));
+    assert_eq!(queue.rank(&request(2, 0), SECOND, &both).deadline_ns, 5 * SECOND);
 }
 
 #[test]

@@ -227,7 +227,7 @@ const fn nothing() -> KeyItem {
 }
 
 const fn header(slot: Slot, absence: &Absence) -> KeyItem {
-    let digest = Digest((slot.0 as u128) << 114);
+    let digest = slot.first_digest();
     let (version, group) = (Version(absence.since.0), absence.shard.0 as u64);
     KeyItem { digest, version, bytes: absence.node.0, group, ..nothing() }
 }

@@ -104,7 +104,7 @@ impl Imports {
     /// Returns any digest in a slot of a source.
     pub(super) fn digest_of(&self, source: u32) -> Option<Digest> {
         let slot = self.by_slot.iter().position(|of| *of == source)?;
-        Some(Digest((slot as u128) << 114))
+        Some(Slot(slot as u16).first_digest())
     }
 
     /// Unmasks objects that the former owner has dropped, which cannot be imported any more.

@@ -8,7 +8,7 @@ use crate::service::device_moves::recall;
 use crate::service::local::LocalStore;
 use crate::service::migration::Migration;
 use crate::service::shard::context::RequestContext;
-use crate::store::{LatePins, PinError};
+use crate::store::{ObjectPins, PinError};
 
 const NS_PER_MS: u64 = 1_000_000;
 
@@ -56,8 +56,8 @@ impl ClientPins<'_> {
             return Err(Status::Unauthorized);
         }
         let store = &mut self.local.shard.store;
-        let Some(account) = store.tenants().account_with(item.tenant) else { return Ok(0) };
-        let mut pins = LatePins::from(store);
+        let Some(account) = store.tenants().known_account(item.tenant) else { return Ok(0) };
+        let mut pins = ObjectPins::from(store);
         match (is_group, duration_ns) {
             (true, _) => pins.retain_group(account, number, duration_ns).map_err(status_of),
             (false, 0) => Ok(pins.release(account, number)),
@@ -83,7 +83,7 @@ impl ClientPins<'_> {
         if has_no_tail || self.migration.is_coming(digest) {
             return Err(Status::Busy);
         }
-        let mut pins = LatePins::from(&mut local.shard.store);
+        let mut pins = ObjectPins::from(&mut local.shard.store);
         let pinned = match retention {
             None => pins.pin_softly(digest, duration_ns),
             Some(number) => pins.retain(digest, number, duration_ns),

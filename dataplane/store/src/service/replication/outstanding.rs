@@ -46,7 +46,7 @@ pub(super) struct EndedWaits {
 
 /// Returns the digest that means all of a slot.
 pub(super) const fn all_of(slot: Slot) -> Digest {
-    Digest((slot.0 as u128) << 114)
+    slot.first_digest()
 }
 
 impl OutstandingRemovals {

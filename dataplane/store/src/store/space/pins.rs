@@ -5,7 +5,6 @@ use core::fmt;
 use kvplane_proto::digest::Digest;
 
 use super::Space;
-use crate::allocator::GRANULE_BYTES;
 use crate::entry::{EntryId, Mark};
 use crate::eviction::EvictionPolicy;
 use crate::order::RETENTIONS_MOST;
@@ -47,11 +46,11 @@ impl fmt::Display for PinError {
 impl core::error::Error for PinError {}
 
 /// Pins of a store's objects that are set and ended after their puts, with an eviction policy of type `P`.
-pub struct LatePins<'a, P> {
+pub struct ObjectPins<'a, P> {
     pub(in crate::store) space: &'a mut Space<P>,
 }
 
-impl<P: EvictionPolicy> LatePins<'_, P> {
+impl<P: EvictionPolicy> ObjectPins<'_, P> {
     /// Gives an object a soft pin of this duration from now, in place of one that it has; 0 ends it.
     ///
     /// # Errors
@@ -87,9 +86,7 @@ impl<P: EvictionPolicy> LatePins<'_, P> {
 
     /// Makes a tenant's retention last for this duration from now at least; returns the number of its objects.
     pub fn renew(&mut self, account: u16, number: u64, duration_ns: u64) -> u64 {
-        let Space { order, objects, .. } = &mut *self.space;
-        order.expire_retentions(objects.entries_mut());
-        order.renew(account, number, duration_ns) as u64
+        self.space.order.renew(account, number, duration_ns) as u64
     }
 
     /// Ends a tenant's retention; returns the number of its objects.
@@ -102,16 +99,10 @@ impl<P: EvictionPolicy> LatePins<'_, P> {
     fn retain_one(&mut self, id: EntryId, number: u64, duration_ns: u64) -> Result<(), PinError> {
         let Space { order, objects, .. } = &mut *self.space;
         let entries = objects.entries_mut();
-        order.expire_retentions(entries);
-        let account = entries[id].account() as u16;
-        let over = order.tenants().pin_limit(entries[id].granules(), account);
+        let (granules, account) = (entries[id].granules(), entries[id].account() as u16);
         if !entries[id].is(Mark::Hard)
-            && let Some((hard, limit, of_tenant)) = over
+            && let Some((pinned_bytes, limit_bytes, of_tenant)) = order.tenants_mut().refused_pin(granules, account)
         {
-            if of_tenant {
-                order.tenants_mut().count_refusal(account);
-            }
-            let [pinned_bytes, limit_bytes] = [hard, limit].map(|granules| granules * GRANULE_BYTES);
             return Err(PinError::PinLimit { pinned_bytes, limit_bytes, of_tenant });
         }
         match order.retain(entries, id, number, duration_ns) {

@@ -255,7 +255,7 @@ fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
     let (placement, copies, table) = (link.call(ShowPlacement)?, link.call(ShowCopies)?, table(link)?);
     let (service, limits) = (link.call(ShowService)?, link.call(ShowLimits)?);
     let feeds = link.call(ShowFeeds)?.feeds;
-    let feed = |name: &str| feeds.iter().find(|feed| &*feed.instance == name);
+    let feed = |name: &str| feeds.binary_search_by(|feed| (*feed.instance).cmp(name)).ok().map(|at| &feeds[at]);
     let ms = |ns: u64| (ns > 0).then_some(ns / 1_000_000);
     let (ttft, tbt) = (ms(placement.set.ttft_ns), ms(placement.set.tbt_ns));
     let state = |name: &str, suspect: bool| match (placement.held.iter().any(|held| held == name), suspect) {

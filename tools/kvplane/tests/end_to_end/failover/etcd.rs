@@ -279,8 +279,6 @@ fn a_former_leader_changes_no_state() {
     cluster.assert_has("first", "1");
 }
 
-/// Instances that registered over HTTP, holds and the policy are state: the next leader begins with them, and reports
-/// that its prefix index is not complete yet.
 fn reporter() -> RegisterInstance {
     RegisterInstance::new("q0", "q", 16, InstancePart::Prefill)
 }
@@ -292,6 +290,8 @@ fn report(seq: u64, hashes: Vec<u64>) -> ReportCache {
     ReportCache { tenant: String::new(), instance: "q0".to_owned(), incarnation: 1, batch }
 }
 
+/// Instances that registered over HTTP, holds and the policy are state: the next leader begins with them, and reports
+/// that its prefix index is not complete yet.
 #[test]
 fn a_standby_that_takes_over_knows_the_conductors_instances_holds_and_policy() {
     let Some(mut cluster) = Cluster::start("desks", &[]) else { return };

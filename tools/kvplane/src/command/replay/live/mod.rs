@@ -9,7 +9,7 @@
 //! ([`recovery`]).
 
 pub(crate) mod engine;
-mod plane;
+mod own_cluster;
 mod recovery;
 mod reporter;
 
@@ -33,7 +33,7 @@ use super::Plan;
 use crate::command::Failure;
 use crate::command::ctl::conductor::policies;
 use engine::{EngineReport, Prompt, hash_of, model};
-use plane::{KillTimes, OwnPlane};
+use own_cluster::{KillTimes, OwnCluster};
 use recovery::{ArrivedRequest, Recovery};
 
 /// Time limit for instances to register.
@@ -151,7 +151,7 @@ pub(super) fn replay(plan: &Plan, trace: &Trace, flags: &LiveFlags, json: Option
 fn with_kill(plan: &Plan, trace: &Trace, flags: &LiveFlags, place: &Path, json: Option<&str>) -> Result<(), Failure> {
     let blocks = trace.requests.iter().flat_map(|request| &request.blocks).collect::<BTreeSet<_>>().len() as u64;
     let pool = (2 * blocks * plan.block_bytes).max(LEAST_POOL_BYTES).next_multiple_of(1 << 20);
-    let mut own = OwnPlane::start(place, pool)?;
+    let mut own = OwnCluster::start(place, pool)?;
     let (cluster, runtime_directory) = (own.cluster.clone(), Some(own.runtime_directory.clone()));
     let plan = Plan { cluster, runtime_directory, ..plan.clone() };
     let mut runs = Vec::new();
@@ -244,7 +244,7 @@ fn one(
     trace: &Trace,
     flags: &LiveFlags,
     policy: PlacementPolicy,
-    own: Option<&mut OwnPlane>,
+    own: Option<&mut OwnCluster>,
 ) -> Result<ServedRun, Failure> {
     let control = plan.control();
     let block_bytes = usize::try_from(plan.block_bytes)?;

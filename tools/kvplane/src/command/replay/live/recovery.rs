@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::Serialize;
 
-use super::plane::KillTimes;
+use super::own_cluster::KillTimes;
 
 /// Seconds shown before the kill, and after it.
 const SHOWN: (i64, i64) = (5, 15);

@@ -9,7 +9,6 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use kvplane::rpc::CallError;
 use kvplane::rpc::conductor::{
     BlockChange, BlockTier, CacheBatch, CacheReport, CacheTaken, CacheWanted, DeregisterInstance, ReportCache,
 };
@@ -148,9 +147,7 @@ impl ReportedFeed {
                 Ok(CacheTaken { wanted: CacheWanted::Snapshot, .. }) => self.add_contents(),
                 // The number of a batch that the control plane has not: it is sent next.
                 Ok(CacheTaken { next, .. }) => self.taken = next.min(self.next),
-                Err(Error::Call(
-                    CallError::Unreachable { .. } | CallError::Deadline { .. } | CallError::Lost { .. },
-                )) => return Ok(false),
+                Err(error) if error.is_unanswered() => return Ok(false),
                 Err(error) => return Err(error),
             }
         }

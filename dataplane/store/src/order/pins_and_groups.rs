@@ -7,7 +7,7 @@ use crate::entry::{Entries, EntryId, Keep, Mark};
 
 /// State of an object with a soft pin or a group.
 #[derive(Clone, Copy, Debug)]
-struct KeptObject {
+struct PinnedOrGrouped {
     group: u64,
     soft_pin_ns: u64,
     /// End of its soft pin, and a number to distinguish those that end at the same time.
@@ -20,17 +20,17 @@ struct KeptObject {
 
 /// Soft pins and groups of all objects that have one.
 #[derive(Debug, Default)]
-pub(super) struct Keeps {
+pub(super) struct PinsAndGroups {
     now_ns: u64,
     /// Clock that orders softly pinned objects.
     clock: u64,
-    kept: BTreeMap<u32, KeptObject>,
+    kept: BTreeMap<u32, PinnedOrGrouped>,
     /// Soft pins by the time at which they end.
     until: BTreeMap<(u64, u64), u32>,
     groups: Groups,
 }
 
-impl Keeps {
+impl PinsAndGroups {
     /// Advances the time; it never goes back.
     pub(super) fn tick(&mut self, now_ns: u64) {
         self.now_ns = self.now_ns.max(now_ns);
@@ -51,7 +51,7 @@ impl Keeps {
     pub(super) fn note(&mut self, entries: &mut Entries, id: EntryId, keep: &Keep) {
         if keep.group != 0 || keep.soft_pin_ns != 0 {
             let Keep { group, soft_pin_ns, .. } = *keep;
-            self.kept.insert(id.0, KeptObject { group, soft_pin_ns, until: (0, 0), seen: 0, follows: false });
+            self.kept.insert(id.0, PinnedOrGrouped { group, soft_pin_ns, until: (0, 0), seen: 0, follows: false });
             entries.set(id, Mark::Soft, soft_pin_ns != 0 && !keep.hard_pin);
         }
     }
@@ -101,7 +101,7 @@ impl Keeps {
     /// Gives a live object a soft pin until this time.
     pub(super) fn pin_softly(&mut self, entries: &mut Entries, id: EntryId, until_ns: u64) {
         let kept = self.kept.entry(id.0);
-        let kept = kept.or_insert(KeptObject { group: 0, soft_pin_ns: 0, until: (0, 0), seen: 0, follows: false });
+        let kept = kept.or_insert(PinnedOrGrouped { group: 0, soft_pin_ns: 0, until: (0, 0), seen: 0, follows: false });
         kept.until = (until_ns, self.clock);
         self.until.insert(kept.until, id.0);
         entries.set(id, Mark::Soft, true);
@@ -184,7 +184,7 @@ impl Keeps {
     }
 }
 
-fn group_of(entries: &Entries, id: EntryId, kept: &KeptObject) -> GroupId {
+fn group_of(entries: &Entries, id: EntryId, kept: &PinnedOrGrouped) -> GroupId {
     (entries[id].account() as u16, kept.group)
 }
 
@@ -198,15 +198,15 @@ mod tests {
     use crate::entry::Reserve;
 
     /// Returns the entries of live objects that are kept like this.
-    fn live(keeps: &mut Keeps, kept: &[Keep]) -> (Entries, Vec<EntryId>) {
+    fn live(pins: &mut PinsAndGroups, kept: &[Keep]) -> (Entries, Vec<EntryId>) {
         let mut entries = Entries::new(kept.len() as u32);
         let block = Allocator::new(256, 1).allocate(1).expect("the pool is empty");
         let mut ids = Vec::new();
         for (at, keep) in kept.iter().enumerate() {
             let id = entries.reserve(&Reserve { keep: *keep, ..Reserve::plain(Digest(at as u128), 1) }, block);
-            keeps.note(&mut entries, id, keep);
+            pins.note(&mut entries, id, keep);
             entries.commit(id, Version(1), 0);
-            keeps.begin(&mut entries, id);
+            pins.begin(&mut entries, id);
             ids.push(id);
         }
         (entries, ids)
@@ -214,33 +214,33 @@ mod tests {
 
     #[test]
     fn soft_pins_expire_in_order_and_not_before_their_time() {
-        let mut keeps = Keeps::default();
-        keeps.tick(100);
+        let mut pins = PinsAndGroups::default();
+        pins.tick(100);
         let keep = |soft_pin_ns| Keep { soft_pin_ns, ..Keep::default() };
-        let (mut entries, ids) = live(&mut keeps, &[keep(20), keep(0), keep(10), keep(30)]);
+        let (mut entries, ids) = live(&mut pins, &[keep(20), keep(0), keep(10), keep(30)]);
         assert_eq!(ids.iter().filter(|id| entries[**id].is(Mark::Soft)).count(), 3);
-        keeps.end(&mut entries, ids[3]);
-        keeps.tick(109);
-        assert_eq!((keeps.next_expired(), keeps.soft_pins()), (None, 2));
-        keeps.tick(130);
-        keeps.tick(105);
-        assert_eq!([(); 3].map(|()| keeps.next_expired()), [Some(ids[2]), Some(ids[0]), None]);
+        pins.end(&mut entries, ids[3]);
+        pins.tick(109);
+        assert_eq!((pins.next_expired(), pins.soft_pins()), (None, 2));
+        pins.tick(130);
+        pins.tick(105);
+        assert_eq!([(); 3].map(|()| pins.next_expired()), [Some(ids[2]), Some(ids[0]), None]);
     }
 
     #[test]
     fn members_of_a_group_are_spared_once_per_access_and_follow_each_other() {
-        let mut keeps = Keeps::default();
+        let mut pins = PinsAndGroups::default();
         let keep = |group| Keep { group, ..Keep::default() };
-        let (mut entries, ids) = live(&mut keeps, &[keep(7), keep(7), keep(7), keep(8)]);
-        assert!(!keeps.is_spared(&entries, ids[0]));
-        keeps.touch(&entries, ids[1]);
-        assert!(keeps.is_spared(&entries, ids[0]) && !keeps.is_spared(&entries, ids[0]));
+        let (mut entries, ids) = live(&mut pins, &[keep(7), keep(7), keep(7), keep(8)]);
+        assert!(!pins.is_spared(&entries, ids[0]));
+        pins.touch(&entries, ids[1]);
+        assert!(pins.is_spared(&entries, ids[0]) && !pins.is_spared(&entries, ids[0]));
         entries.pin(ids[2]);
-        assert_eq!(keeps.mates(&entries, ids[0]), [ids[1]]);
+        assert_eq!(pins.mates(&entries, ids[0]), [ids[1]]);
         entries.unpin(ids[2]);
-        assert!(keeps.is_to_follow(&entries, ids[2]) && !keeps.is_to_follow(&entries, ids[2]));
-        keeps.end(&mut entries, ids[1]);
-        assert_eq!(keeps.mates(&entries, ids[0]), [ids[2]]);
-        keeps.check(&entries);
+        assert!(pins.is_to_follow(&entries, ids[2]) && !pins.is_to_follow(&entries, ids[2]));
+        pins.end(&mut entries, ids[1]);
+        assert_eq!(pins.mates(&entries, ids[0]), [ids[2]]);
+        pins.check(&entries);
     }
 }

@@ -1,35 +1,20 @@
 //! Control plane and node of a replay that kills the control plane in the middle.
 
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::mpsc;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use crate::command::Failure;
-
-/// Time limit for a process to be ready.
-const READY: Duration = Duration::from_secs(60);
-
-/// A child process that is killed when it is dropped.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // Both calls are harmless if the process has ended by itself.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+use crate::command::process::child::ChildProcess;
 
 /// A control plane, which may be killed and started again on its state, and a node.
-pub(super) struct OwnPlane {
+pub(super) struct OwnCluster {
     pub(super) cluster: String,
     pub(super) runtime_directory: PathBuf,
     directory: PathBuf,
     address: String,
-    control: Option<Process>,
-    node: Option<Process>,
+    control: Option<ChildProcess>,
+    node: Option<ChildProcess>,
 }
 
 /// Times of a kill and of the restart, since an instant.
@@ -39,7 +24,7 @@ pub(super) struct KillTimes {
     pub(super) ready: Duration,
 }
 
-impl OwnPlane {
+impl OwnCluster {
     /// Starts both, with everything that they keep in a new directory within `place`, and `pool` bytes of memory.
     pub(super) fn start(place: &Path, pool: u64) -> Result<Self, Failure> {
         let directory = place.join(format!("kvplane-replay-{}", std::process::id()));
@@ -67,29 +52,14 @@ impl OwnPlane {
     }
 
     /// Starts a child, and waits until it prints a line that contains `ready`; returns that line.
-    fn child(&self, words: &[&str], ready: &'static str) -> Result<(Process, String), Failure> {
-        let mut child = Command::new(std::env::current_exe()?)
-            .args(words)
-            .args(["--cluster", &self.cluster, "--runtime-directory"])
-            .arg(&self.runtime_directory)
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let output = child.stdout.take().ok_or("its output is piped")?;
-        let (process, what) = (Process(child), words.first().copied().unwrap_or_default().to_owned());
-        let (tell, told) = mpsc::channel();
-        // The thread lives as long as the output; reading it keeps the child from blocking on a full pipe.
-        std::thread::spawn(move || {
-            for line in BufReader::new(output).lines().map_while(Result::ok) {
-                if line.contains(ready) {
-                    let _ = tell.send(line.clone());
-                }
-                eprintln!("{what} | {line}");
-            }
-        });
-        let words = words.first().copied().unwrap_or_default();
-        let said = told.recv_timeout(READY).map_err(|_| format!("kvplane {words} was not ready within {READY:?}"))?;
-        Ok((process, said))
+    fn child(&self, words: &[&str], ready: &'static str) -> Result<(ChildProcess, String), Failure> {
+        let mut command = ChildProcess::command()?;
+        command.args(words).args(["--cluster", &self.cluster, "--runtime-directory"]);
+        command.arg(&self.runtime_directory).stdin(Stdio::null());
+        let name = words.first().copied().unwrap_or_default();
+        let prefix = name.to_owned();
+        let show = move |line: &str| eprintln!("{prefix} | {line}");
+        ChildProcess::start(name, &mut command, move |line| line.contains(ready), show)
     }
 
     /// Kills the control plane with SIGKILL, and starts another one on its state. Returns the times since `start`.
@@ -101,7 +71,7 @@ impl OwnPlane {
     }
 }
 
-impl Drop for OwnPlane {
+impl Drop for OwnCluster {
     fn drop(&mut self) {
         drop((self.node.take(), self.control.take()));
         let _ = std::fs::remove_dir_all(&self.directory);

@@ -1,12 +1,12 @@
-//! Reservations that have ended and of which the Conductor does not know yet: they ride on the next request for a
-//! placement, or are released one by one by a thread when none follows within [`LINGER`].
+//! Reservations that have ended and of which the Conductor does not know yet: they are sent with the next request for a
+//! placement, or released one by one by a thread when none follows within [`LINGER`].
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Time for which a reservation waits for a request that it can ride on.
+/// Time for which a reservation waits for a request to be sent with.
 const LINGER: Duration = Duration::from_millis(20);
 /// Most reservations that are kept; the lease ends the oldest ones beyond it.
 const MOST: usize = 65_536;
@@ -20,6 +20,8 @@ struct Inner {
     ended: VecDeque<u64>,
     /// Time at which the thread releases them.
     due: Option<Instant>,
+    /// Time until which the thread sleeps, if it does.
+    sleeps_until: Option<Instant>,
     has_thread: bool,
     /// True once the owner is gone: the thread releases the rest and ends.
     closed: bool,
@@ -27,12 +29,12 @@ struct Inner {
 
 /// Queue of ended reservations.
 #[derive(Default)]
-pub(super) struct Releases {
+pub(super) struct EndedReservations {
     inner: Mutex<Inner>,
     changed: Condvar,
 }
 
-impl Releases {
+impl EndedReservations {
     fn inner(&self) -> MutexGuard<'_, Inner> {
         // Every change under the lock is complete.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
@@ -45,10 +47,20 @@ impl Releases {
             inner.ended.pop_front();
         }
         inner.ended.push_back(reservation);
-        inner.due.get_or_insert_with(|| Instant::now() + LINGER);
+        let due = inner.due.unwrap_or_else(|| Instant::now() + LINGER);
+        self.set_due(inner, due)
+    }
+
+    /// Sets the time at which the thread releases reservations, and wakes it if it would sleep for longer. Returns true
+    /// if the caller is to start the thread.
+    fn set_due(&self, mut inner: MutexGuard<'_, Inner>, due: Instant) -> bool {
+        inner.due = Some(due);
+        let oversleeps = inner.sleeps_until.is_some_and(|until| due < until);
         let is_first = !std::mem::replace(&mut inner.has_thread, true);
         drop(inner);
-        self.changed.notify_all();
+        if oversleeps {
+            self.changed.notify_all();
+        }
         is_first
     }
 
@@ -75,11 +87,7 @@ impl Releases {
                 inner.ended.push_front(reservation);
             }
         }
-        inner.due = Some(Instant::now() + BACKOFF);
-        let is_first = !std::mem::replace(&mut inner.has_thread, true);
-        drop(inner);
-        self.changed.notify_all();
-        is_first
+        self.set_due(inner, Instant::now() + BACKOFF)
     }
 
     /// Lets the thread release the rest at once, and end; waits for that, at most `longest`.
@@ -114,7 +122,9 @@ impl Releases {
                 return;
             } else {
                 let until = inner.due.unwrap_or(idle_until);
-                drop(self.changed.wait_timeout(inner, until.saturating_duration_since(now)));
+                inner.sleeps_until = Some(until);
+                let woken = self.changed.wait_timeout(inner, until.saturating_duration_since(now));
+                woken.unwrap_or_else(PoisonError::into_inner).0.sleeps_until = None;
             }
         }
     }
@@ -140,10 +150,10 @@ impl Releases {
 
     /// Starts a thread that runs [`Self::run`].
     pub(super) fn start(self: &Arc<Self>, release: impl Fn(u64) -> bool + Send + 'static) {
-        let releases = Arc::clone(self);
+        let ended = Arc::clone(self);
         let thread = thread::Builder::new().name("kvplane-release".to_owned());
-        if thread.spawn(move || releases.run(release)).is_err() {
-            // The next reservation tries again; until then they ride on requests, or their leases end.
+        if thread.spawn(move || ended.run(release)).is_err() {
+            // The next reservation tries again; until then they are sent with requests, or their leases end.
             self.inner().has_thread = false;
         }
     }
@@ -155,42 +165,42 @@ mod tests {
 
     #[test]
     fn taken_reservations_are_the_oldest_and_can_be_put_back() {
-        let releases = Releases::default();
-        assert!(releases.add(1) && !releases.add(2) && !releases.add(3), "one thread");
-        assert_eq!(releases.take(2), [1, 2]);
-        assert!(!releases.put_back(vec![1, 2]), "it has a thread");
-        assert_eq!(releases.take(usize::MAX), [1, 2, 3]);
-        assert!(releases.take(1).is_empty() && releases.inner().due.is_none());
+        let ended = EndedReservations::default();
+        assert!(ended.add(1) && !ended.add(2) && !ended.add(3), "one thread");
+        assert_eq!(ended.take(2), [1, 2]);
+        assert!(!ended.put_back(vec![1, 2]), "it has a thread");
+        assert_eq!(ended.take(usize::MAX), [1, 2, 3]);
+        assert!(ended.take(1).is_empty() && ended.inner().due.is_none());
     }
 
     #[test]
     fn their_number_is_limited() {
-        let releases = Releases::default();
+        let ended = EndedReservations::default();
         for reservation in 0..MOST as u64 + 2 {
-            releases.add(reservation);
+            ended.add(reservation);
         }
-        assert_eq!(releases.inner().ended.len(), MOST);
-        assert_eq!(releases.take(1), [2], "the oldest were dropped");
+        assert_eq!(ended.inner().ended.len(), MOST);
+        assert_eq!(ended.take(1), [2], "the oldest were dropped");
     }
 
     #[test]
     fn those_that_are_put_back_have_a_thread() {
-        let releases = Arc::new(Releases::default());
-        assert!(releases.put_back(vec![7]), "none has run, or it has ended");
+        let ended = Arc::new(EndedReservations::default());
+        assert!(ended.put_back(vec![7]), "none has run, or it has ended");
         let (tell, told) = std::sync::mpsc::channel();
-        releases.start(move |reservation| tell.send(reservation).is_ok());
+        ended.start(move |reservation| tell.send(reservation).is_ok());
         assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(7));
-        assert!(!releases.put_back(Vec::new()));
+        assert!(!ended.put_back(Vec::new()));
     }
 
     #[test]
     fn those_without_a_request_are_released_by_the_thread() {
-        let releases = Arc::new(Releases::default());
+        let ended = Arc::new(EndedReservations::default());
         let (tell, told) = std::sync::mpsc::channel();
-        releases.add(7);
+        ended.add(7);
         // The Conductor cannot be reached at first.
         let tries = std::sync::atomic::AtomicU32::new(0);
-        releases.start(move |reservation| {
+        ended.start(move |reservation| {
             let is_first = tries.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 0;
             tell.send((reservation, is_first)).expect("the test waits");
             !is_first
@@ -198,8 +208,8 @@ mod tests {
         let limit = Duration::from_secs(60);
         assert_eq!(told.recv_timeout(limit), Ok((7, true)));
         assert_eq!(told.recv_timeout(limit), Ok((7, false)));
-        releases.add(8);
-        releases.close(limit);
+        ended.add(8);
+        ended.close(limit);
         assert_eq!(told.recv_timeout(limit), Ok((8, false)), "the rest is released at once");
         assert!(told.recv_timeout(limit).is_err(), "the thread has ended");
     }
