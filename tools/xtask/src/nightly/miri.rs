@@ -12,11 +12,12 @@ use crate::workspace::Workspace;
 const TOOLCHAIN: &str = "+nightly";
 
 /// Packages, and the beginnings of the names of their tests; all unit tests if there are none.
-const TESTS: [(&str, &[&str]); 5] = [
+const TESTS: [(&str, &[&str]); 6] = [
     ("kvplane-proto", &[]),
     ("kvplane-store", &["allocator::", "tail_pages::", "generational::", "index::"]),
     ("kvplane-cluster", &[]),
     ("kvplane-conductor", &[]),
+    ("kvplane-group", &[]),
     ("kvplane-sys", &["queues::spsc::"]),
 ];
 

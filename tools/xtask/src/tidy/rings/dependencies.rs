@@ -47,6 +47,7 @@ const EDGES: [(&str, Uses); 34] = [
     ("kvplane-tier", Uses::Only(&["kvplane-proto"])),
     ("kvplane-cluster", Uses::Only(&["kvplane-proto"])),
     ("kvplane-conductor", Uses::Only(&["kvplane-proto"])),
+    ("kvplane-group", Uses::Only(&["kvplane-proto"])),
     ("kvplane-sim", Uses::Only(&["kvplane-proto", "kvplane-store", "kvplane-conductor"])),
     (
         "kvplane-transport",
@@ -144,7 +145,14 @@ const EDGES: [(&str, Uses); 34] = [
 /// External crates that only these packages of the workspace may depend on.
 const HOMES: [(&str, &[&str]); 31] = [
     // The pure crates derive the layout of their types in messages; frames and limits are the first's.
-    ("bincode", &["kvplane-rpc", "kvplane-cluster", "kvplane-conductor", "kvplane-proto", "kvplane-ticket"]),
+    ("bincode", &[
+        "kvplane-rpc",
+        "kvplane-cluster",
+        "kvplane-conductor",
+        "kvplane-group",
+        "kvplane-proto",
+        "kvplane-ticket",
+    ]),
     ("clap", &["kvplane-tools", "kvplane-simulator"]),
     ("core_affinity", &["kvplane-sys"]),
     ("crc-fast", &["kvplane-proto"]),

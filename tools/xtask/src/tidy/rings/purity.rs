@@ -18,6 +18,7 @@ pub const PURE: [&str; 8] = [
     "dataplane/store",
     "dataplane/tier",
     "control/cluster",
+    "control/group",
     "control/conductor",
     "tools/sim",
 ];

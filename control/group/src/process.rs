@@ -1,0 +1,248 @@
+//! Processes of a world: who is alive, and who reaches whom.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use bincode::{Decode, Encode};
+
+use crate::config::WorldConfig;
+use crate::message::{Peer, Report};
+use crate::rank::{MAX_RANKS, RankSet, WorldRank};
+use crate::rejection::Rejection;
+
+/// Maximum length of a process's address, in bytes.
+pub const MAX_ADDRESS_BYTES: usize = 512;
+/// Ended incarnations of a rank that are remembered, so that a process that was stopped cannot continue.
+const REMEMBERED: usize = 8;
+
+/// One run of the process of a rank. The incarnation is a number that the process draws at random.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub struct ProcessId {
+    pub rank: WorldRank,
+    pub incarnation: u64,
+}
+
+/// A process that registers.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub struct Process {
+    pub id: ProcessId,
+    /// Address at which the other processes connect to it.
+    pub address: String,
+}
+
+/// State of a rank's process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub enum ProcessState {
+    /// No process has registered, or the last one is dead.
+    Offline,
+    /// Its process is alive, and not all other live ones reach it.
+    Synced,
+    /// Its process and all other healthy ones reach each other.
+    Healthy,
+}
+
+/// A registered process.
+#[derive(Debug)]
+struct Registered {
+    process: Process,
+    /// Version of the roster that has it first.
+    since: u64,
+    heard_ns: u64,
+    /// Version of the roster that its last report was about.
+    roster: u64,
+    linked: RankSet<WorldRank>,
+    refused: RankSet<WorldRank>,
+    overdue: RankSet<WorldRank>,
+}
+
+/// The processes of a world.
+#[derive(Debug)]
+pub(crate) struct Processes {
+    registered: BTreeMap<WorldRank, Registered>,
+    ended: BTreeMap<WorldRank, VecDeque<u64>>,
+    /// Grows with each change of the registered processes, and with each start of the control plane.
+    roster: u64,
+}
+
+impl Processes {
+    /// Starts without processes. `term` is the number of this start.
+    pub(crate) const fn new(term: u32) -> Self {
+        Self { registered: BTreeMap::new(), ended: BTreeMap::new(), roster: ((term as u64) << 32) | 1 }
+    }
+
+    /// Registers a process. Returns false if it is registered already.
+    pub(crate) fn register(&mut self, process: Process, now_ns: u64) -> Result<bool, Rejection> {
+        let ProcessId { rank, incarnation } = process.id;
+        if usize::from(rank.0) >= MAX_RANKS {
+            return Err(Rejection::RankBeyondLimit { rank: rank.0, limit: MAX_RANKS });
+        }
+        if process.address.len() > MAX_ADDRESS_BYTES {
+            return Err(Rejection::LongAddress { bytes: process.address.len(), limit: MAX_ADDRESS_BYTES });
+        }
+        if self.ended.get(&rank).is_some_and(|ended| ended.contains(&incarnation)) {
+            return Err(Rejection::Ended { process: process.id });
+        }
+        if let Some(present) = self.registered.get_mut(&rank) {
+            if present.process.id != process.id {
+                return Err(Rejection::RankTaken { rank, by: present.process.id.incarnation });
+            }
+            present.heard_ns = now_ns;
+            if present.process.address == process.address {
+                return Ok(false);
+            }
+        }
+        self.roster += 1;
+        let registered = Registered {
+            process,
+            since: self.roster,
+            heard_ns: now_ns,
+            roster: 0,
+            linked: RankSet::EMPTY,
+            refused: RankSet::EMPTY,
+            overdue: RankSet::EMPTY,
+        };
+        self.registered.insert(rank, registered);
+        Ok(true)
+    }
+
+    /// Applies what a process reports about its peers.
+    pub(crate) fn report(&mut self, report: &Report, now_ns: u64) -> Result<(), Rejection> {
+        self.check(report.process)?;
+        let Some(process) = self.registered.get_mut(&report.process.rank) else { return Ok(()) };
+        process.heard_ns = process.heard_ns.max(now_ns);
+        if report.roster >= process.roster {
+            (process.roster, process.linked) = (report.roster, report.linked);
+            (process.refused, process.overdue) = (report.refused, report.overdue);
+        }
+        Ok(())
+    }
+
+    /// Fails unless this process is registered.
+    pub(crate) fn check(&self, id: ProcessId) -> Result<(), Rejection> {
+        let has_ended = self.ended.get(&id.rank).is_some_and(|ended| ended.contains(&id.incarnation));
+        match self.registered.get(&id.rank) {
+            Some(present) if present.process.id == id => Ok(()),
+            _ if has_ended => Err(Rejection::Ended { process: id }),
+            _ => Err(Rejection::UnknownProcess { process: id }),
+        }
+    }
+
+    /// Ends a process: it cannot report any more.
+    pub(crate) fn end(&mut self, id: ProcessId) {
+        if self.registered.get(&id.rank).is_some_and(|present| present.process.id == id) {
+            self.registered.remove(&id.rank);
+            self.roster += 1;
+        }
+        let ended = self.ended.entry(id.rank).or_default();
+        if !ended.contains(&id.incarnation) {
+            ended.push_back(id.incarnation);
+        }
+        if ended.len() > REMEMBERED {
+            ended.pop_front();
+        }
+    }
+
+    /// Adds time in which the driver was late to the silence that every process is allowed.
+    pub(crate) fn excuse(&mut self, late_ns: u64) {
+        for process in self.registered.values_mut() {
+            process.heard_ns = process.heard_ns.saturating_add(late_ns);
+        }
+    }
+
+    /// Returns the processes that are dead: silent, and silent for longer than the evidence of their peers demands.
+    pub(crate) fn dead(&self, config: &WorldConfig, now_ns: u64) -> Vec<ProcessId> {
+        let silence = |process: &Registered| now_ns.saturating_sub(process.heard_ns);
+        let is_heard = |process: &&Registered| silence(process) <= 2 * config.interval_ns;
+        let claims = |claimed: fn(&Registered) -> RankSet<WorldRank>, about: &Registered| {
+            let mut witnesses = self.registered.values().filter(is_heard);
+            witnesses.any(|other| other.roster >= about.since && claimed(other).contains(about.process.id.rank))
+        };
+        let is_dead = |process: &&Registered| {
+            let silence = silence(process);
+            silence >= config.silence_ns
+                || (silence >= config.overdue_ns && claims(|other| other.overdue, process))
+                || (silence >= config.refused_ns && claims(|other| other.refused, process))
+        };
+        self.registered.values().filter(is_dead).map(|process| process.process.id).collect()
+    }
+
+    /// Returns the time after `now_ns` at which a process may be dead next, if no report arrives until then.
+    pub(crate) fn due_ns(&self, config: &WorldConfig, now_ns: u64) -> Option<u64> {
+        let thresholds = [config.refused_ns, config.overdue_ns, config.silence_ns];
+        let times = |process: &Registered| thresholds.map(|silence| process.heard_ns.saturating_add(silence));
+        self.registered.values().flat_map(times).filter(|at| *at > now_ns).min()
+    }
+
+    /// Registers a process that an earlier control plane knew: it may continue to report.
+    pub(crate) fn expect(&mut self, process: Process, heard_ns: u64) {
+        let registered = Registered {
+            since: self.roster,
+            heard_ns,
+            roster: 0,
+            linked: RankSet::EMPTY,
+            refused: RankSet::EMPTY,
+            overdue: RankSet::EMPTY,
+            process,
+        };
+        self.registered.insert(registered.process.id.rank, registered);
+    }
+
+    /// Returns the ranks with a live process.
+    pub(crate) fn live(&self) -> RankSet<WorldRank> {
+        self.registered.keys().copied().collect()
+    }
+
+    /// Returns the live incarnation of a rank.
+    pub(crate) fn incarnation(&self, rank: WorldRank) -> Option<u64> {
+        self.registered.get(&rank).map(|process| process.process.id.incarnation)
+    }
+
+    /// Returns the address of a rank's live process.
+    pub(crate) fn address(&self, rank: WorldRank) -> Option<&str> {
+        self.registered.get(&rank).map(|process| process.process.address.as_str())
+    }
+
+    /// Returns true if two live processes reach each other, as far as both have reported since the later one
+    /// registered.
+    pub(crate) fn are_linked(&self, one: WorldRank, other: WorldRank) -> bool {
+        let reaches = |from: WorldRank, to: WorldRank| match (self.registered.get(&from), self.registered.get(&to)) {
+            (Some(from), Some(process)) => from.roster >= process.since && from.linked.contains(to),
+            _ => false,
+        };
+        one == other || (reaches(one, other) && reaches(other, one))
+    }
+
+    /// Returns the largest part of `ranks` that the greedy rule finds in which all reach each other: the one with the
+    /// fewest connections is left out, and of several the highest rank, until all are connected.
+    pub(crate) fn connected(&self, ranks: RankSet<WorldRank>) -> RankSet<WorldRank> {
+        let mut rest = ranks.intersection(self.live());
+        loop {
+            let links = |rank: WorldRank| rest.iter().filter(|other| self.are_linked(rank, *other)).count();
+            let fewest = rest.iter().min_by_key(|rank| (links(*rank), u8::MAX - rank.0));
+            match fewest {
+                Some(rank) if links(rank) < rest.len() => rest.remove(rank),
+                _ => return rest,
+            }
+        }
+    }
+
+    /// Returns the state of a rank's process.
+    pub(crate) fn state(&self, rank: WorldRank) -> ProcessState {
+        match self.registered.contains_key(&rank) {
+            false => ProcessState::Offline,
+            true if self.connected(self.live()).contains(rank) => ProcessState::Healthy,
+            true => ProcessState::Synced,
+        }
+    }
+
+    /// Returns the version of the roster.
+    pub(crate) const fn roster(&self) -> u64 {
+        self.roster
+    }
+
+    /// Returns the registered processes.
+    pub(crate) fn peers(&self) -> impl Iterator<Item = Peer> {
+        self.registered.values().map(|process| Peer { process: process.process.clone(), since: process.since })
+    }
+}

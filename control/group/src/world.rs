@@ -1,0 +1,282 @@
+//! The processes of one job and their groups.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use kvplane_proto::rng::mix64;
+
+use crate::config::WorldConfig;
+use crate::group::{Group, GroupId, GroupSpec, View};
+use crate::message::{Input, Output, Reply, Report, Status};
+use crate::process::{Process, ProcessId, ProcessState, Processes};
+use crate::rank::{GroupRank, RankSet, WorldRank};
+use crate::record::GroupRecord;
+use crate::rejection::Rejection;
+
+/// State machine of a world. Its driver calls [`Self::handle`] with every event, and with [`Input::Tick`] no later than
+/// [`Self::poll_timeout`]; after each call it carries out the outputs in order.
+///
+/// A driver that was late, because its process was stopped, excuses the silence of that time: reports may be waiting
+/// unread.
+#[derive(Debug)]
+pub struct World {
+    name: String,
+    config: WorldConfig,
+    processes: Processes,
+    groups: BTreeMap<GroupId, Group>,
+    outputs: VecDeque<Output>,
+    /// Seed and number of the next group's id.
+    next: (u64, u64),
+    now_ns: u64,
+}
+
+impl World {
+    /// Starts a world from its durable records: none, if it is new. `term` grows with every start of the control plane,
+    /// and `seed` is random.
+    #[must_use]
+    pub fn start(
+        name: &str,
+        config: WorldConfig,
+        records: Vec<GroupRecord>,
+        term: u32,
+        seed: u64,
+        now_ns: u64,
+    ) -> Self {
+        let mut processes = Processes::new(term);
+        let mut groups = BTreeMap::new();
+        for record in records {
+            for (rank, member) in record.spec.order.iter().zip(&record.members) {
+                let Some(incarnation) = member.incarnation else { continue };
+                let id = ProcessId { rank: *rank, incarnation };
+                let heard_ns = now_ns.saturating_add(config.grace_ns);
+                processes.expect(Process { id, address: member.address.clone() }, heard_ns);
+            }
+            groups.insert(record.group, Group::restore(record, now_ns));
+        }
+        let (name, outputs) = (name.to_owned(), VecDeque::new());
+        Self { name, config, processes, groups, outputs, next: (seed, u64::from(term)), now_ns }
+    }
+
+    /// Applies an input that occurred at `now_ns`. If the clock goes back, time stands still.
+    ///
+    /// # Errors
+    /// When the input is rejected; only time has advanced then.
+    ///
+    /// # Panics
+    /// When the outputs of the previous call were not taken: the driver broke the order of persisting and publishing.
+    pub fn handle(&mut self, input: Input, now_ns: u64) -> Result<Reply, Rejection> {
+        assert!(self.outputs.is_empty(), "{} outputs were not taken before the next input", self.outputs.len());
+        let gap_ns = now_ns.saturating_sub(self.now_ns);
+        if gap_ns > 2 * self.config.interval_ns {
+            self.processes.excuse(gap_ns);
+        }
+        self.now_ns = self.now_ns.max(now_ns);
+        let reply = self.apply(input);
+        self.end_dead();
+        self.step_groups();
+        reply
+    }
+
+    fn apply(&mut self, input: Input) -> Result<Reply, Rejection> {
+        match input {
+            Input::Register { process } => self.register(process),
+            Input::Unregister { process } => {
+                self.processes.check(process)?;
+                self.end(process);
+                Ok(Reply::Done)
+            }
+            Input::Report { report } => self.report(&report),
+            Input::Attach { process, spec } => self.attach(process, &spec),
+            Input::Detach { process, group } => {
+                self.member(process, group)?;
+                let now_ns = self.now_ns;
+                let left = self.group_mut(group)?;
+                left.detach(process, now_ns);
+                self.announce(group);
+                Ok(Reply::Done)
+            }
+            Input::Propose { id, group, change } => {
+                self.member(id.process, group)?;
+                let (config, now_ns) = (self.config, self.now_ns);
+                self.group_mut(group)?.propose(id, change, &config, now_ns)?;
+                Ok(Reply::Done)
+            }
+            Input::Tick => Ok(Reply::Done),
+        }
+    }
+
+    fn register(&mut self, process: Process) -> Result<Reply, Rejection> {
+        if self.processes.register(process, self.now_ns)? {
+            self.announce_roster();
+        }
+        Ok(Reply::Done)
+    }
+
+    fn report(&mut self, report: &Report) -> Result<Reply, Rejection> {
+        self.processes.report(report, self.now_ns)?;
+        for member in &report.groups {
+            let Ok(rank) = self.member(report.process, member.group) else { continue };
+            if self.group_mut(member.group)?.report(rank, *member) {
+                self.announce(member.group);
+            }
+        }
+        Ok(Reply::Done)
+    }
+
+    fn attach(&mut self, process: ProcessId, spec: &GroupSpec) -> Result<Reply, Rejection> {
+        self.processes.check(process)?;
+        Group::check(spec, process)?;
+        let mut contradiction = None;
+        let found = self.groups.values().find(|group| match group.matches(spec) {
+            Ok(is_same) => is_same,
+            Err(other) => {
+                contradiction = contradiction.take().or(Some(other));
+                false
+            }
+        });
+        let id = match (found.map(Group::id), contradiction) {
+            (Some(id), _) => id,
+            (None, Some(contradiction)) => return Err(contradiction),
+            (None, None) if spec.is_joining => return Err(Rejection::NoGroupToJoin),
+            (None, None) => self.found(spec)?,
+        };
+        let (group, is_new) = self.group_mut(id)?.attach(process, spec)?;
+        if is_new {
+            self.announce(id);
+        }
+        Ok(Reply::Attached { group: id, rank: group })
+    }
+
+    fn found(&mut self, spec: &GroupSpec) -> Result<GroupId, Rejection> {
+        if self.groups.len() >= self.config.groups {
+            return Err(Rejection::TooManyGroups { limit: self.config.groups });
+        }
+        let id = loop {
+            let (seed, number) = self.next;
+            self.next.1 = number.wrapping_add(1 << 32);
+            let id = GroupId(mix64(seed ^ mix64(number)));
+            if !self.groups.contains_key(&id) {
+                break id;
+            }
+        };
+        self.groups.insert(id, Group::new(id, spec.clone(), self.now_ns));
+        Ok(id)
+    }
+
+    fn group_mut(&mut self, group: GroupId) -> Result<&mut Group, Rejection> {
+        self.groups.get_mut(&group).ok_or(Rejection::UnknownGroup { group })
+    }
+
+    /// Returns the rank of a live process in a group.
+    fn member(&self, process: ProcessId, group: GroupId) -> Result<GroupRank, Rejection> {
+        self.processes.check(process)?;
+        let found = self.groups.get(&group).ok_or(Rejection::UnknownGroup { group })?;
+        found.rank_of(process).ok_or(Rejection::NotMember { rank: process.rank, group })
+    }
+
+    /// Ends the processes that are dead by now.
+    fn end_dead(&mut self) {
+        for process in self.processes.dead(&self.config, self.now_ns) {
+            self.end(process);
+        }
+    }
+
+    fn end(&mut self, process: ProcessId) {
+        self.processes.end(process);
+        for group in self.groups.values_mut() {
+            group.detach(process, self.now_ns);
+        }
+        self.announce_roster();
+    }
+
+    /// Lets all groups change their views as far as they can, and forgets those that nobody is attached to.
+    fn step_groups(&mut self) {
+        let (mut changed, mut forgotten) = (Vec::new(), Vec::new());
+        for (id, group) in &mut self.groups {
+            let step = group.step(&self.processes, &self.config, self.now_ns);
+            if step.has_new_view {
+                let address = |rank| self.processes.address(rank).unwrap_or_default().to_owned();
+                self.outputs.push_back(Output::Persist(group.record(&self.name, address)));
+            }
+            if step.has_new_status {
+                changed.push(*id);
+            }
+            if group.is_forgotten(&self.config, self.now_ns) {
+                forgotten.push(*id);
+            }
+        }
+        changed.into_iter().for_each(|id| self.announce(id));
+        for id in forgotten {
+            self.groups.remove(&id);
+            self.outputs.push_back(Output::Forget(id));
+        }
+    }
+
+    /// Sends the members of a group their status, after what else this call does.
+    fn announce(&mut self, group: GroupId) {
+        let Some(group) = self.groups.get(&group) else { return };
+        let members: RankSet<WorldRank> = group.order().iter().copied().collect();
+        self.announce_to(members.intersection(self.processes.live()));
+    }
+
+    fn announce_roster(&mut self) {
+        self.announce_to(self.processes.live());
+    }
+
+    fn announce_to(&mut self, ranks: RankSet<WorldRank>) {
+        // A status that is sent before the record of this call is durable must not have its view: it comes last.
+        self.outputs.retain(|output| !matches!(output, Output::Changed(rank) if ranks.contains(*rank)));
+        self.outputs.extend(ranks.iter().map(Output::Changed));
+    }
+
+    /// Returns the next output that the driver must carry out; `None` once the previous call is complete.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        let durable = self.outputs.iter().position(|output| !matches!(output, Output::Changed(_)));
+        self.outputs.remove(durable.unwrap_or(0))
+    }
+
+    /// Returns the latest time of the next call; `None` if nothing is registered and no group exists.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<u64> {
+        let processes = self.processes.due_ns(&self.config, self.now_ns);
+        let groups = self.groups.values().filter_map(|group| group.due_ns(&self.config)).min();
+        let due_ns = processes.into_iter().chain(groups).min()?;
+        Some(due_ns.min(self.now_ns.saturating_add(self.config.interval_ns)))
+    }
+
+    /// Returns what a process knows of its world and groups.
+    ///
+    /// # Errors
+    /// When the process is not registered.
+    pub fn status(&self, process: ProcessId) -> Result<Status, Rejection> {
+        self.processes.check(process)?;
+        let member = |group: &Group| {
+            let rank = group.rank_of(process)?;
+            Some(group.status(rank, process, &self.processes))
+        };
+        let groups = self.groups.values().filter_map(member).collect();
+        Ok(Status { roster: self.processes.roster(), peers: self.processes.peers().collect(), groups })
+    }
+
+    /// Returns the live process of a rank.
+    #[must_use]
+    pub fn process(&self, rank: WorldRank) -> Option<ProcessId> {
+        self.processes.incarnation(rank).map(|incarnation| ProcessId { rank, incarnation })
+    }
+
+    /// Returns the state of a rank's process.
+    #[must_use]
+    pub fn process_state(&self, rank: WorldRank) -> ProcessState {
+        self.processes.state(rank)
+    }
+
+    /// Returns the groups with their newest views, by id.
+    pub fn groups(&self) -> impl Iterator<Item = (GroupId, &View)> {
+        self.groups.iter().map(|(id, group)| (*id, group.view()))
+    }
+
+    /// Returns true if the world has neither a process nor a group: it may be forgotten.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.groups.is_empty() && self.processes.live().is_empty()
+    }
+}
