@@ -16,8 +16,9 @@ use kvplane_rpc::{Authority, ClusterName, LocalCluster, Role};
 use kvplane_server::{ConductorConfig, ControlConfig, ControlServer};
 use serde_json::{Value, json};
 use support::{Scratch, client, get, pack, run};
+use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
-use zeromq::{accept, read_frame, send};
+use zeromq::{accept, message, read_frame, send};
 
 const STATE: &str = "KVPLANE_TEST_CONDUCTOR_STATE";
 /// Least time between snapshots of the index, in milliseconds.
@@ -270,10 +271,11 @@ fn an_engine_continues_at_its_snapshot_and_a_restarted_one_does_not() {
             read_frame(&mut past).await;
             let asked = u64::from_be_bytes(read_frame(&mut past).await.try_into().expect("a number"));
             assert!(from.is_none_or(|from| from == asked), "{asked}");
-            for (at, batch) in &anew[asked as usize..] {
-                send(&mut past, &[b"", &at.to_be_bytes(), batch]).await;
-            }
-            send(&mut past, &[b"", &(-1i64).to_be_bytes(), b""]).await;
+            // The Conductor may hang up as soon as it sees that the first batch is another one.
+            let mut replayed: Vec<u8> =
+                anew[asked as usize..].iter().flat_map(|(at, batch)| message(&[b"", &at.to_be_bytes(), batch])).collect();
+            replayed.extend(message(&[b"", &(-1i64).to_be_bytes(), b""]));
+            past.write_all(&replayed).await.expect("sent");
         }
         until(plane.http, "m", "e0", (1, false)).await;
         assert_eq!(counter(plane.http, "kvplane_conductor_restored_caches_dropped_total"), 1);
