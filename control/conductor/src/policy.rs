@@ -7,9 +7,11 @@
 
 mod late_binding;
 mod plain;
+mod probability;
 
 pub use late_binding::LateBinding;
 pub use plain::{LoadBalance, RoundRobin, Spread};
+pub use probability::{Probability, ProbabilityError};
 
 use bincode::{Decode, Encode};
 
@@ -78,6 +80,8 @@ pub struct Ask {
     pub tokens: u32,
     /// Objective of this request for its first token; none for that of all ([`View::slo`]).
     pub ttft_ns: Option<u64>,
+    /// True if it was admitted before, and lost its instance: no objective is a reason to reject it.
+    pub admitted: bool,
 }
 
 /// Prefill instance, from the perspective of a policy.
@@ -153,6 +157,23 @@ pub struct View<'a> {
     pub fastest_decode: Option<(usize, u64)>,
     /// Time until the busiest NIC of the accepting instances has sent its booked transfers.
     pub busiest_ns: u64,
+    /// Result of the queue's admission test, for a request that arrives; [`Admission::NOW`] for a queued one.
+    pub admission: Admission,
+}
+
+/// Result of the admission test of the central queue for a request: whether the first tokens that were promised, and
+/// its own, are in time with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admission {
+    /// Part of the objective that predictions leave free, because they may be wrong, in nanoseconds.
+    pub margin_ns: u64,
+    /// Time after which the queue can take the request, if no other arrives; 0: now.
+    pub after_ns: u64,
+}
+
+impl Admission {
+    /// The queue can take the request now, and the whole objective may be used.
+    pub const NOW: Self = Self { margin_ns: 0, after_ns: 0 };
 }
 
 /// Objectives of a request; the largest value is none.
@@ -162,11 +183,20 @@ pub struct Slo {
     pub ttft_ns: u64,
     /// Time between tokens (TBT).
     pub tbt_ns: u64,
+    /// Probability with which an admitted request is to have its first token in time; for the objectives of classes and
+    /// of single requests, too.
+    pub probability: Probability,
 }
 
 impl Slo {
     /// No objectives.
-    pub const NONE: Self = Self { ttft_ns: u64::MAX, tbt_ns: u64::MAX };
+    pub const NONE: Self = Self { ttft_ns: u64::MAX, tbt_ns: u64::MAX, probability: Probability::DEFAULT };
+
+    /// Returns true if there is an objective, for the first token or for further ones.
+    #[must_use]
+    pub const fn is_some(&self) -> bool {
+        self.ttft_ns < u64::MAX || self.tbt_ns < u64::MAX
+    }
 }
 
 /// Placement of a request.

@@ -22,6 +22,8 @@ mod config;
 mod error;
 mod flows;
 mod instances;
+mod plan;
+mod promise;
 mod queue;
 mod request;
 mod reservations;
@@ -31,7 +33,7 @@ mod views;
 
 use crate::cost::PrefillModel;
 use crate::index::{ContextId, PrefixIndex, PrefixMatches, PromptContext};
-use crate::policy::{Choice, Fetch, Placement, Policy, Refusal, Slo};
+use crate::policy::{Admission, Choice, Fetch, Placement, Policy, Refusal, Slo, View};
 
 use bookings::Bookings;
 use caches::Caches;
@@ -39,6 +41,8 @@ pub use config::SchedulerConfig;
 pub use error::SchedulerError;
 pub use flows::{DEFAULT_FLOW_WEIGHT, MAX_FLOW_WEIGHT};
 pub use instances::{Foreign, InstanceNumbers};
+use plan::PlannedInstance;
+use promise::Promise;
 pub use queue::Next;
 use queue::{CentralQueue, QueueOrder};
 pub use request::{ExcludedInstances, Progress, Request, ServiceTerms};
@@ -135,7 +139,8 @@ impl Scheduler {
             return Choice::Place(known.placement);
         }
         let views = self.views(request, now_ns, scratch);
-        self.policy.choose(&request.ask(), &self.view(&views, now_ns), false)
+        let admission = self.admission(request, views.best_ns, false, now_ns);
+        self.policy.choose(&request.ask(), &View { admission, ..self.view(&views, now_ns) }, false)
     }
 
     /// Decides as [`Self::schedule`] does, but binds the request at once, to an instance that may have other requests
@@ -146,7 +151,8 @@ impl Scheduler {
             return Choice::Place(known.placement);
         }
         let views = self.views(request, now_ns, scratch);
-        self.policy.choose_now(&request.ask(), &self.view(&views, now_ns))
+        let admission = self.admission(request, views.best_ns, true, now_ns);
+        self.policy.choose_now(&request.ask(), &View { admission, ..self.view(&views, now_ns) })
     }
 
     /// Books the decision of [`Self::schedule`]; a rejection books nothing.
@@ -161,7 +167,8 @@ impl Scheduler {
             Choice::Refuse { .. } => Ok(()),
             Choice::Place(placement) => {
                 self.queue.flows().charge(&request.terms, placement.prefill_ns);
-                self.book(request, *placement, now_ns)
+                let promise = self.queue.promise(&request, &self.order(1, &[], now_ns));
+                self.book(request, *placement, promise, now_ns)
             }
             Choice::Wait => {
                 if self.queue.get(request.id).is_some() {
@@ -171,7 +178,7 @@ impl Scheduler {
                     return Err(SchedulerError::QueueFull { most: self.config.max_queue });
                 }
                 let best_ns = self.best_ns(&request);
-                let order = self.order(self.serving(&request), now_ns);
+                let order = self.order(self.serving(&request), &[], now_ns);
                 self.queue.push(request, best_ns, &order);
                 Ok(())
             }
@@ -179,7 +186,13 @@ impl Scheduler {
     }
 
     /// Books a placement.
-    fn book(&mut self, request: Request, placement: Placement, now_ns: u64) -> Result<(), SchedulerError> {
+    fn book(
+        &mut self,
+        request: Request,
+        placement: Placement,
+        promise: Option<Promise>,
+        now_ns: u64,
+    ) -> Result<(), SchedulerError> {
         if self.reservations.is_full() {
             return Err(SchedulerError::TooManyReservations { most: self.config.max_reservations });
         }
@@ -205,7 +218,8 @@ impl Scheduler {
         }
         self.placed += 1;
         let touched_ns = now_ns;
-        self.reservations.insert(Reservation { request, placement, prefilled: false, decoding: false, touched_ns });
+        let (prefilled, decoding) = (false, false);
+        self.reservations.insert(Reservation { request, placement, promise, prefilled, decoding, touched_ns });
         Ok(())
     }
 
@@ -224,6 +238,9 @@ impl Scheduler {
             Progress::PrefillDone { reused, took_ns } if !reservation.prefilled => {
                 reservation.prefilled = true;
                 book.done(id);
+                if let Some(promise) = reservation.promise {
+                    self.queue.margins().report(promise, now_ns);
+                }
                 if self.config.learns {
                     let factor = book.factor.0;
                     book.factor.report(self.model.predict_ns(tokens, reused), took_ns);
@@ -252,13 +269,13 @@ impl Scheduler {
         self.withdraw(id).map(|_| ())
     }
 
-    /// Ends a request as [`Self::release`] does, and returns it, to be scheduled again.
+    /// Ends a request as [`Self::release`] does, and returns it, to be scheduled again: it counts as admitted.
     ///
     /// # Errors
     /// When the request is neither booked nor queued.
     pub fn withdraw(&mut self, id: u64) -> Result<Request, SchedulerError> {
         if let Some(request) = self.queue.remove(id) {
-            return Ok(request);
+            return Ok(Request { admitted: true, ..request });
         }
         let reservation = self.reservations.remove(id).ok_or(SchedulerError::UnknownRequest { id })?;
         let Placement { prefill, decode, .. } = reservation.placement;
@@ -269,7 +286,7 @@ impl Scheduler {
             self.bookings.prefill_at(prefill).done(id);
             self.caches.withdraw(prefill, &reservation.request)?;
         }
-        Ok(reservation.request)
+        Ok(Request { admitted: true, ..reservation.request })
     }
 
     /// Ends expired promises, and the reservations whose lease has expired.
@@ -320,7 +337,7 @@ impl Scheduler {
                 // Booked first: a request that cannot be booked stays in the queue.
                 let request = request.clone();
                 let id = request.id;
-                self.book(request, placement, now_ns)?;
+                self.book(request, placement, self.queue.promise_at(at), now_ns)?;
                 self.queue.serve_at(at, takers.as_deref(), placement.prefill_ns, &self.policy.queue_rules());
                 Ok(Some(Next::Goes { id, placement }))
             }
@@ -338,7 +355,8 @@ impl Scheduler {
         if self.queue.is_empty() {
             return None;
         }
-        self.queue.first(&self.order(self.bookings.serving(&[]), now_ns), takers)
+        let instances = self.bookings.planned(now_ns);
+        self.queue.first(&self.order(self.bookings.serving(&[]), &instances, now_ns), takers)
     }
 
     /// Returns the number of instances that serve a queued request.
@@ -346,8 +364,19 @@ impl Scheduler {
         self.bookings.serving(&request.barred.prefill)
     }
 
-    /// Returns the order of queued requests, as of now, with so many instances.
-    fn order(&self, servers: u64, now_ns: u64) -> QueueOrder {
-        QueueOrder { rules: self.policy.queue_rules(), slo: self.config.slo, now_ns, servers }
+    /// Tests whether the queue can take a request whose prefill takes `best_ns`, or let it be booked at once.
+    fn admission(&self, request: &Request, best_ns: u64, at_once: bool, now_ns: u64) -> Admission {
+        if request.admitted || !self.policy.queues() {
+            return Admission::NOW;
+        }
+        let instances = self.bookings.planned(now_ns);
+        let order = self.order(self.serving(request), &instances, now_ns);
+        self.queue.admission(request, best_ns, at_once, &order)
+    }
+
+    /// Returns the order of queued requests, as of now, with so many instances. Plans need `instances`, those that take
+    /// requests.
+    fn order<'a>(&self, servers: u64, instances: &'a [PlannedInstance], now_ns: u64) -> QueueOrder<'a> {
+        QueueOrder { rules: self.policy.queue_rules(), slo: self.config.slo, now_ns, servers, instances }
     }
 }

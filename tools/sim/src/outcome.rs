@@ -111,6 +111,17 @@ impl Outcome {
         self.requests.iter().filter(good).count() as f64 / self.requests.len().max(1) as f64
     }
 
+    /// Returns the fraction of the admitted requests, those not rejected at arrival, that were served with the first
+    /// token within `ttft_ns`; 1 if none was admitted.
+    #[must_use]
+    pub fn kept(&self, ttft_ns: u64) -> f64 {
+        let admitted = self.requests.iter().filter(|served| served.status != RequestStatus::Refused);
+        let in_time = |served: &&RequestOutcome| served.status == RequestStatus::Served && served.ttft_ns <= ttft_ns;
+        let (kept, all) =
+            admitted.fold((0_usize, 0_usize), |(kept, all), served| (kept + usize::from(in_time(&served)), all + 1));
+        if all == 0 { 1.0 } else { kept as f64 / all as f64 }
+    }
+
     /// Returns the number of requests with this outcome.
     #[must_use]
     pub fn count(&self, status: RequestStatus) -> usize {

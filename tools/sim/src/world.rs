@@ -237,6 +237,7 @@ impl<'a> World<'a> {
             hashes,
             barred: ExcludedInstances::default(),
             terms: work.terms.clone(),
+            admitted: false,
         });
     }
 

@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use kvplane_conductor::copies::CopyConfig;
-use kvplane_conductor::policy::Slo;
+use kvplane_conductor::policy::{Probability, Slo};
 use kvplane_sim::{Faults, SimConfig, side_by_side};
 use kvplane_tools::sim::tokens;
 use kvplane_tools::trace::{self, Request, Shape};
 
-use crate::comparison::{PolicyOutcome, Verdict, compare, refusing, works};
+use crate::comparison::{OBJECTIVE, PolicyOutcome, Verdict, compare, refusing, works};
 use crate::figures::{self, Traces, report};
 
 /// Error of a command, as a sentence for the operator.
@@ -66,6 +66,9 @@ pub(crate) struct Policies {
     /// Simulate admission too, with objectives of 30 s for the first token and 0.1 s for each further token.
     #[arg(long)]
     admission: bool,
+    /// Probability with which an admitted request is to have its first token in time, in percent from 50 to 99.9.
+    #[arg(long, default_value_t = Probability::DEFAULT, requires = "admission")]
+    promise_percent: Probability,
     /// File to write the results to as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -131,7 +134,8 @@ impl Policies {
                 });
                 verdicts.extend(Verdict::of(&outcomes));
                 if self.admission {
-                    let slo = Slo { ttft_ns: 30_000_000_000, tbt_ns: 100_000_000 };
+                    let slo =
+                        Slo { ttft_ns: OBJECTIVE.ttft_ns, tbt_ns: OBJECTIVE.tbt_ns, probability: self.promise_percent };
                     compare(&works, &SimConfig { slo, ..config }, refusing(), |outcome| show(&outcome));
                 }
             }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use kvplane_conductor::policy::{LateBinding, Policy};
+use kvplane_conductor::policy::{LateBinding, Policy, Slo};
 use kvplane_conductor::scheduler::ServiceTerms;
 use kvplane_sim::{
     Algorithm1, Order, Outcome, RejectingAlgorithm1, Rejection, RequestStatus, SimConfig, Work, bound, run,
@@ -26,6 +26,9 @@ pub(crate) fn works(requests: &[Request]) -> Vec<Work> {
     works.sort_by_key(|work| work.arrival_ns);
     works
 }
+
+/// Objectives of the results: the first token within 30 s, and each further one within 0.1 s.
+pub(crate) const OBJECTIVE: Slo = Slo { ttft_ns: 30_000_000_000, tbt_ns: 100_000_000, ..Slo::NONE };
 
 /// Creates Algorithm 1 with a rejection of the arXiv version.
 #[must_use]
@@ -73,6 +76,8 @@ pub(crate) struct PolicyOutcome {
     pub(crate) imbalance: f64,
     /// Fraction of requests with the first token within 30 s and each further token within 0.1 s.
     pub(crate) goodput: f64,
+    /// Fraction of the requests that were not rejected at arrival, with the first token within 30 s.
+    pub(crate) kept: f64,
     /// Requests rejected at arrival.
     pub(crate) refused: usize,
     /// Requests rejected after the prefill.
@@ -97,7 +102,8 @@ impl PolicyOutcome {
             hit: outcome.hit(),
             prefill_s: outcome.prefill_s(),
             imbalance: outcome.imbalance,
-            goodput: outcome.goodput(30_000_000_000, 100_000_000),
+            goodput: outcome.goodput(OBJECTIVE.ttft_ns, OBJECTIVE.tbt_ns),
+            kept: outcome.kept(OBJECTIVE.ttft_ns),
             refused: outcome.count(RequestStatus::Refused),
             refused_late: outcome.count(RequestStatus::RefusedLate),
             waited: outcome.count(RequestStatus::Waited),
@@ -106,7 +112,7 @@ impl PolicyOutcome {
     }
 
     /// Headings of a table of outcomes.
-    pub(crate) const HEAD: [&'static str; 15] = [
+    pub(crate) const HEAD: [&'static str; 16] = [
         "policy",
         "load",
         "mean TTFT s",
@@ -118,6 +124,7 @@ impl PolicyOutcome {
         "prefill s",
         "imbalance",
         "goodput",
+        "kept",
         "refused",
         "late",
         "waited",
@@ -139,6 +146,7 @@ impl PolicyOutcome {
             format!("{:.3}", self.prefill_s),
             format!("{:.2}", self.imbalance),
             format!("{:.3}", self.goodput),
+            format!("{:.4}", self.kept),
             self.refused.to_string(),
             self.refused_late.to_string(),
             self.waited.to_string(),

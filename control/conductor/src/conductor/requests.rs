@@ -180,7 +180,8 @@ impl RequestLedger {
             None => hashes,
         };
         let RequestService { excluded: barred, terms } = service;
-        let request = Request { id, arrival_ns: now_ns, tokens: asked.tokens, context, hashes, barred, terms };
+        let (arrival_ns, tokens) = (now_ns, asked.tokens);
+        let request = Request { id, arrival_ns, tokens, context, hashes, barred, terms, admitted: false };
         if asked.mode == ScheduleMode::Advise {
             return Ok(self.advise(pool, &request, now_ns, pools));
         }

@@ -8,10 +8,10 @@
 //! * Cost of an instance: `max(wait, transfer) + prefill`, because transfers overlap with the prefills of others.
 //!   Missing blocks are fetched from all their holders, several at a time, and are not kept: a copy would evict blocks
 //!   without another replica. Only if NICs are busy, which means that the prefix is hot, copies are kept.
-//! * Requests are rejected only at arrival, based on bookings, if the first token or the later ones would miss their
-//!   objective.
+//! * Requests are rejected only at arrival: if their first token, or the later ones, or the first token of an admitted
+//!   request, would miss their objective ([`Admission`]).
 
-use super::{Ask, Choice, Fetch, Placement, Policy, PrefillView, QueueRules, Refusal, View};
+use super::{Admission, Ask, Choice, Fetch, Placement, Policy, PrefillView, QueueRules, Refusal, View};
 
 /// Default policy.
 #[derive(Clone, Copy, Debug)]
@@ -25,13 +25,11 @@ pub struct LateBinding {
     /// True if requests that would miss the objectives of all are rejected; those with an objective of their own are
     /// always judged by it.
     pub refuses: bool,
-    /// Fraction of an objective that a prediction may use.
-    pub margin: f64,
 }
 
 impl Default for LateBinding {
     fn default() -> Self {
-        Self { ahead_ns: 60_000_000, order: QueueRules::default(), busy_ns: 200_000_000, refuses: false, margin: 1.0 }
+        Self { ahead_ns: 60_000_000, order: QueueRules::default(), busy_ns: 200_000_000, refuses: false }
     }
 }
 
@@ -54,29 +52,34 @@ impl LateBinding {
         best
     }
 
-    /// Returns the objective that a newly arrived request would miss.
-    fn objection(&self, ask: &Ask, view: &View<'_>) -> Option<Refusal> {
-        let ttft_ns = match ask.ttft_ns {
-            None if !self.refuses => u64::MAX,
-            own => own.unwrap_or(view.slo.ttft_ns),
-        };
-        let tbt_ns = if self.refuses { view.slo.tbt_ns } else { u64::MAX };
-        let over = |ns: u64, promised: u64| promised < u64::MAX && ns as f64 > promised as f64 * self.margin;
+    /// Returns the objective that a newly arrived request would miss, its own or that of an admitted one, and the time
+    /// after which it would miss none.
+    fn objection(&self, ask: &Ask, view: &View<'_>, at_once: bool) -> Option<(Refusal, u64)> {
+        if ask.admitted {
+            return None;
+        }
+        let own_ns = ask.ttft_ns.or_else(|| self.refuses.then_some(view.slo.ttft_ns));
+        let ttft_ns = own_ns.filter(|ns| *ns < u64::MAX);
         let best = view.alive().map(|(at, _)| self.weigh(ask, view, at));
         let best_ns = best.map(|placement| placement.takes_ns()).min().unwrap_or(0);
-        if over(view.ahead_ns.saturating_add(best_ns), ttft_ns) {
-            return Some(Refusal::Ttft);
+        let Admission { margin_ns, after_ns } = view.admission;
+        let done_ns = view.ahead_ns.saturating_add(best_ns).saturating_add(margin_ns);
+        let behind_ns = ttft_ns.map_or(0, |ttft_ns| done_ns.saturating_sub(ttft_ns));
+        let planned_ns = if ttft_ns.is_some() || at_once { after_ns } else { 0 };
+        if behind_ns.max(planned_ns) > 0 {
+            return Some((Refusal::Ttft, behind_ns.max(planned_ns)));
         }
         let (_, step_ns) = view.fastest_decode?;
-        over(step_ns, tbt_ns).then_some(Refusal::Tbt)
+        let is_slow = self.refuses && view.slo.tbt_ns < u64::MAX && step_ns > view.slo.tbt_ns;
+        is_slow.then_some((Refusal::Tbt, view.ahead_ns.max(1_000_000_000)))
     }
 
-    fn refusal(&self, ask: &Ask, view: &View<'_>) -> Option<Choice> {
+    fn refusal(&self, ask: &Ask, view: &View<'_>, at_once: bool) -> Option<Choice> {
         if view.alive().next().is_none() {
             return Some(View::nobody());
         }
-        let why = self.objection(ask, view)?;
-        Some(Choice::Refuse { why, retry_after_ns: view.ahead_ns.max(1_000_000_000) })
+        let (why, retry_after_ns) = self.objection(ask, view, at_once)?;
+        Some(Choice::Refuse { why, retry_after_ns })
     }
 
     fn place(&self, ask: &Ask, view: &View<'_>, only_free: bool) -> Option<Placement> {
@@ -95,11 +98,11 @@ impl Policy for LateBinding {
         if queued {
             return self.place(ask, view, true).map_or(Choice::Wait, Choice::Place);
         }
-        self.refusal(ask, view).unwrap_or(Choice::Wait)
+        self.refusal(ask, view, false).unwrap_or(Choice::Wait)
     }
 
     fn choose_now(&self, ask: &Ask, view: &View<'_>) -> Choice {
-        let refusal = self.refusal(ask, view);
+        let refusal = self.refusal(ask, view, true);
         refusal.unwrap_or_else(|| self.place(ask, view, false).map_or_else(View::nobody, Choice::Place))
     }
 

@@ -6,6 +6,7 @@
 use std::collections::VecDeque;
 
 use super::error::SchedulerError;
+use super::plan::PlannedInstance;
 use crate::cost::Factor;
 use crate::policy::{DecodeView, Fetch, Policy, PrefillView};
 
@@ -202,6 +203,17 @@ impl Bookings {
     pub(super) fn serving(&self, barred: &[u32]) -> u64 {
         let serves = |(at, book): &(usize, &PrefillBook)| book.alive && book.takes && !barred.contains(&(*at as u32));
         self.prefill.iter().enumerate().filter(serves).count().max(1) as u64
+    }
+
+    /// Returns the prefill instances that accept requests, with the times at which their bookings are done.
+    pub(super) fn planned(&self, now_ns: u64) -> Vec<PlannedInstance> {
+        let taking = self.prefill.iter().enumerate().filter(|(_, book)| book.alive && book.takes);
+        let planned = taking.map(|(at, book)| PlannedInstance {
+            number: at as u32,
+            free_ns: now_ns.saturating_add(book.wait_ns(now_ns)),
+            factor: book.factor.0,
+        });
+        planned.collect()
     }
 
     /// Returns the prefill instances that accept a queued request.

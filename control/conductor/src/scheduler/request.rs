@@ -23,11 +23,19 @@ pub struct Request {
     pub barred: ExcludedInstances,
     /// Service that it gets.
     pub terms: ServiceTerms,
+    /// True if it was admitted before, and is scheduled again: no objective is a reason to reject it.
+    pub admitted: bool,
 }
 
 impl Request {
     pub(super) const fn ask(&self) -> Ask {
-        Ask { id: self.id, arrival_ns: self.arrival_ns, tokens: self.tokens, ttft_ns: self.terms.ttft_ns }
+        Ask {
+            id: self.id,
+            arrival_ns: self.arrival_ns,
+            tokens: self.tokens,
+            ttft_ns: self.terms.ttft_ns,
+            admitted: self.admitted,
+        }
     }
 
     /// Returns the tokens that its KV cache has when its decode ends, as far as that is known.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::promise::Promise;
 use super::request::Request;
 use crate::policy::Placement;
 
@@ -9,6 +10,8 @@ use crate::policy::Placement;
 pub(super) struct Reservation {
     pub(super) request: Request,
     pub(super) placement: Placement,
+    /// Promise of its first token, if it has an objective.
+    pub(super) promise: Option<Promise>,
     pub(super) prefilled: bool,
     pub(super) decoding: bool,
     /// Time of the booking, or of the last update.

@@ -35,6 +35,16 @@ impl SizeWindow {
         self.sorted.insert(at, size);
     }
 
+    /// Returns the number of sizes in the window.
+    pub(super) fn len(&self) -> usize {
+        self.sorted.len()
+    }
+
+    /// Returns the size of this rank, counted from 1 for the smallest: at most the largest; `None` in an empty window.
+    pub(super) fn of_rank(&self, rank: usize) -> Option<u64> {
+        self.sorted.get(rank.saturating_sub(1)).or(self.sorted.last()).copied()
+    }
+
     /// Returns true if a size is above those of all but this fraction of the window.
     pub(super) fn is_among_longest(&self, size: u64, fraction: f64) -> bool {
         let above = (self.sorted.len() as f64 * fraction).floor() as usize;

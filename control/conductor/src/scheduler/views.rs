@@ -2,13 +2,15 @@
 
 use super::{Request, Scheduler, Scratch};
 use crate::cost::DecodeModel;
-use crate::policy::{Choice, DecodeView, PrefillView, View};
+use crate::policy::{Admission, Choice, DecodeView, PrefillView, View};
 
 /// Views of all instances.
 pub(super) struct Views {
     prefill: Vec<PrefillView>,
     decode: Vec<DecodeView>,
     pooled: u32,
+    /// Predicted duration of its prefill with the blocks of all holders.
+    pub(super) best_ns: u64,
     ahead_ns: u64,
     fastest_decode: Option<(usize, u64)>,
     busiest_ns: u64,
@@ -57,7 +59,7 @@ impl Scheduler {
         let taking = prefill.iter().filter(|view| view.alive);
         let busiest_ns = taking.map(|view| view.egress_wait_ns).max().unwrap_or(0);
         let fastest_decode = fastest(&decode, request.decode_tokens(), &self.config.decode_model);
-        Views { prefill, decode, pooled, ahead_ns, fastest_decode, busiest_ns }
+        Views { prefill, decode, pooled, best_ns, ahead_ns, fastest_decode, busiest_ns }
     }
 
     /// Returns the view of the cluster for a policy.
@@ -77,6 +79,7 @@ impl Scheduler {
             placed: self.placed,
             fastest_decode: views.fastest_decode,
             busiest_ns: views.busiest_ns,
+            admission: Admission::NOW,
         }
     }
 
@@ -97,7 +100,7 @@ impl Scheduler {
             return (0, 0);
         }
         let serving = self.serving(request);
-        let (count, work_ns) = self.queue.before(request, best_ns, &self.order(serving, now_ns));
+        let (count, work_ns) = self.queue.before(request, best_ns, &self.order(serving, &[], now_ns));
         (count, work_ns / serving)
     }
 
@@ -105,7 +108,8 @@ impl Scheduler {
     #[must_use]
     pub fn explain(&self, request: &Request, now_ns: u64) -> (Vec<PrefillView>, Vec<DecodeView>, Choice) {
         let views = self.views(request, now_ns, &mut Scratch::default());
-        let choice = self.policy.choose_now(&request.ask(), &self.view(&views, now_ns));
+        let admission = self.admission(request, views.best_ns, true, now_ns);
+        let choice = self.policy.choose_now(&request.ask(), &View { admission, ..self.view(&views, now_ns) });
         (views.prefill, views.decode, choice)
     }
 

@@ -32,6 +32,7 @@ fn request(id: u64, context: ContextId, blocks: u64) -> Request {
         hashes,
         barred: ExcludedInstances::default(),
         terms: ServiceTerms::default(),
+        admitted: false,
     }
 }
 

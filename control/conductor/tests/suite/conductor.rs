@@ -169,7 +169,7 @@ fn new_policy_applies_at_once_and_to_waiting_requests() {
     assert!(told.contains(&"c".to_owned()), "{told:?}");
     let fourth = conductor.schedule(&asked("d", prompt(4, 60_000)), 0).expect("good");
     assert!(matches!(fourth, ScheduleReply::Assigned(_)), "{fourth:?}");
-    let slo = Slo { ttft_ns: 1, tbt_ns: u64::MAX };
+    let slo = Slo { ttft_ns: 1, ..Slo::NONE };
     conductor.set_placement(PlacementPolicy::Kvplane, true, slo, 0);
     assert_eq!(conductor.placement(), (PlacementPolicy::Kvplane, true, slo));
     let refused = conductor.schedule(&asked("e", prompt(5, 60_000)), 0).expect("good");

@@ -57,7 +57,7 @@ impl DurableDesk {
     fn restart(&mut self, now_ns: u64) {
         let mut config = config();
         if let Some((policy, slo)) = self.placement {
-            (config.policy, config.refuses, config.scheduler.slo) = (policy, slo != Slo::NONE, slo);
+            (config.policy, config.refuses, config.scheduler.slo) = (policy, slo.is_some(), slo);
         }
         self.conductor = Conductor::new(config, 1 << 40);
         for (name, terms) in &self.classes {

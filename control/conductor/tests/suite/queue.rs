@@ -123,6 +123,94 @@ fn tbt_objective_applies_only_with_decode_instances() {
     assert!(retry_after_ns >= SECOND, "not worth trying again at once");
 }
 
+/// One instance that prefills the requests of a Conductor one after the other, for as long as predicted.
+#[derive(Default)]
+struct Engine {
+    /// Booked requests in order: reservation, duration.
+    booked: std::collections::VecDeque<(u64, u64)>,
+    /// End of the prefill in progress.
+    until_ns: Option<u64>,
+}
+
+impl Engine {
+    fn book(&mut self, answer: &ScheduleReply) {
+        if let ScheduleReply::Assigned(assigned) = answer {
+            self.booked.push_back((assigned.reservation, assigned.prefill_ns));
+        }
+    }
+
+    /// Serves up to a time.
+    fn run_until(&mut self, conductor: &mut Conductor, end_ns: u64, mut now_ns: u64) {
+        loop {
+            told(conductor).iter().for_each(|told| self.book(&told.answer));
+            if let (None, Some((reservation, took_ns))) = (self.until_ns, self.booked.front()) {
+                conductor.update(*reservation, RequestStep::PrefillStarted, now_ns).expect("booked");
+                self.until_ns = Some(now_ns + took_ns);
+            }
+            let Some(done_ns) = self.until_ns.filter(|ns| *ns <= end_ns) else { break };
+            now_ns = done_ns;
+            self.until_ns = None;
+            let (reservation, took_ns) = self.booked.pop_front().expect("it was in progress");
+            let step = RequestStep::PrefillDone { reused_tokens: 0, took_ns };
+            conductor.update(reservation, step, now_ns).expect("booked");
+            conductor.update(reservation, RequestStep::Ended, now_ns).expect("booked");
+            conductor.tick(now_ns);
+        }
+        conductor.tick(end_ns);
+        told(conductor).iter().for_each(|told| self.book(&told.answer));
+    }
+}
+
+#[test]
+fn a_rejected_request_is_admitted_after_the_time_that_it_was_told() {
+    let answer = |tenths: u64| {
+        let mut config = config();
+        (config.refuses, config.scheduler.slo.ttft_ns) = (true, 30 * SECOND);
+        config.max_requests = 1_000;
+        let mut conductor = Conductor::new(config, 0);
+        conductor.register(RegisterInstance { report_ns: 0, ..spec("p0", InstancePart::Mixed) }, 0).expect("room");
+        let mut engine = Engine::default();
+        for at in 0.. {
+            let blocks = 500 + 300 * (at % 5) as usize;
+            match conductor.schedule(&asked(&format!("r{at}"), prompt(at, blocks)), 0).expect("good") {
+                ScheduleReply::Refused { why: ScheduleRefusal::Ttft, retry_after_ns } => {
+                    assert!((10_000_000..20 * SECOND).contains(&retry_after_ns), "{retry_after_ns}");
+                    let now_ns = retry_after_ns * tenths / 10;
+                    engine.run_until(&mut conductor, now_ns, 0);
+                    return conductor.schedule(&asked("again", prompt(at, blocks)), now_ns).expect("good");
+                }
+                answer => engine.book(&answer),
+            }
+        }
+        unreachable!("the queue takes no more at some time");
+    };
+    assert!(matches!(answer(10), ScheduleReply::Queued { .. }), "{:?}", answer(10));
+    let early = answer(8);
+    assert!(matches!(early, ScheduleReply::Refused { why: ScheduleRefusal::Ttft, .. }), "{early:?}");
+}
+
+#[test]
+fn an_admitted_request_whose_instance_is_lost_is_not_rejected() {
+    let mut config = config();
+    (config.refuses, config.scheduler.slo.ttft_ns) = (true, 30 * SECOND);
+    let mut conductor = Conductor::new(config, 0);
+    for name in ["p0", "p1"] {
+        conductor.register(spec(name, InstancePart::Mixed), 0).expect("room");
+    }
+    let mut reservations = Vec::new();
+    for at in 0.. {
+        match conductor.schedule(&asked(&format!("r{at}"), prompt(at, 1_000)), 0).expect("good") {
+            ScheduleReply::Assigned(assigned) => reservations.push((assigned.reservation, assigned.prefill)),
+            ScheduleReply::Queued { .. } => {}
+            ScheduleReply::Refused { .. } => break,
+        }
+    }
+    let (lost, _) = *reservations.iter().find(|(_, prefill)| &**prefill == "p0").expect("both are used");
+    conductor.deregister("p0", 1, SECOND).expect("its own incarnation");
+    let answer = conductor.reschedule(lost, &[], SECOND).expect("it was booked");
+    assert!(matches!(answer, ScheduleReply::Queued { .. }), "{answer:?}");
+}
+
 /// Returns the number of requests that are admitted before the first rejection.
 fn let_in(conductor: &mut Conductor) -> usize {
     let answers = (0..1_000u64).map(|at| conductor.schedule(&asked(&format!("r{at}"), prompt(at, 1_000)), 0));

@@ -30,6 +30,7 @@ pub(crate) struct DecodedRecords {
     instances: Vec<DurableInstance>,
     masters: Vec<MasterSpec>,
     seeds: Vec<(PoolKey, String)>,
+    /// Policy and objectives; the probability of promises is a flag, and not stored.
     placement: Option<(PlacementPolicy, Slo)>,
     classes: Vec<ClassRecord>,
     weights: Vec<WeightRecord>,
@@ -102,7 +103,7 @@ impl DecodedRecords {
                     let Some(policy) = PlacementPolicy::labelled(&policy) else {
                         return Err(ConductorRestoreError::Policy { policy });
                     };
-                    let slo = Slo { ttft_ns: promise_in(ttft_ns), tbt_ns: promise_in(tbt_ns) };
+                    let slo = Slo { ttft_ns: promise_in(ttft_ns), tbt_ns: promise_in(tbt_ns), ..Slo::NONE };
                     restored.placement = Some((policy, slo));
                 }
             }
@@ -123,13 +124,14 @@ impl DecodedRecords {
     ) -> Result<RestoredConductor, ConductorRestoreError> {
         let graced_ns = u64::try_from(grace.as_nanos()).unwrap_or(u64::MAX);
         if let Some((policy, slo)) = self.placement {
+            let slo = Slo { probability: config.scheduler.slo.probability, ..slo };
             if (policy, slo) != (config.policy, config.scheduler.slo) {
                 tracing::info!(
                     policy = policy.label(),
                     "the policy that an operator set last overrides the configuration"
                 );
             }
-            (config.policy, config.refuses, config.scheduler.slo) = (policy, slo != Slo::NONE, slo);
+            (config.policy, config.refuses, config.scheduler.slo) = (policy, slo.is_some(), slo);
         }
         let mut conductor = Conductor::new(config, first);
         for ClassRecord { name, priority, ttft_ns } in self.classes {
@@ -276,7 +278,7 @@ mod tests {
             assert_eq!(instance_in(instance_out(instance.clone())), instance);
         }
         for policy in PlacementPolicy::ALL {
-            let slo = Slo { ttft_ns: 3, tbt_ns: u64::MAX };
+            let slo = Slo { ttft_ns: 3, ..Slo::NONE };
             let Change::Put(record) = change_out(Durable::Placement(policy, slo)) else { panic!("a record") };
             assert_eq!(DecodedRecords::of(&[record]).expect("known").placement, Some((policy, slo)));
         }

@@ -70,6 +70,8 @@ fn operators_see_instances_take_them_out_and_choose_the_policy() {
         ("--conductor-wait", "86401"),
         ("--promise-ttft-ms", "0"),
         ("--promise-tbt-ms", "0"),
+        ("--promise-percent", "100"),
+        ("--promise-percent", "49.9"),
     ] {
         place.run(&["dev", "--conductor", flag, value]).failed(2, &[flag]);
     }

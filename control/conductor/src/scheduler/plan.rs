@@ -1,0 +1,75 @@
+//! Plan of queued prefills: list scheduling on the instances, in one order.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// Prefill instance that takes requests, as a plan sees it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct PlannedInstance {
+    pub(super) number: u32,
+    /// Time at which its bookings are done.
+    pub(super) free_ns: u64,
+    /// Ratio of its prefill durations to the model's.
+    pub(super) factor: f64,
+}
+
+/// Prefill in a plan.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct PlannedPrefill {
+    pub(super) begins_ns: u64,
+    pub(super) done_ns: u64,
+}
+
+/// Plan of prefills: each begins, in the order in which they are added, on the instance that is free first.
+///
+/// A prefill costs `O(log instances)`, and as much again for each instance that it excludes.
+pub(super) struct Plan<'a> {
+    instances: &'a [PlannedInstance],
+    /// Instances by the time at which they are free, and by position.
+    free: BinaryHeap<Reverse<(u64, usize)>>,
+}
+
+impl<'a> Plan<'a> {
+    /// Creates a plan in which the instances have their bookings only.
+    pub(super) fn new(instances: &'a [PlannedInstance]) -> Self {
+        let free = instances.iter().enumerate().map(|(at, instance)| Reverse((instance.free_ns, at))).collect();
+        Self { instances, free }
+    }
+
+    /// Adds a prefill that begins at `from_ns` at the earliest and takes `work_ns` by the model alone; `None` if it
+    /// excludes every instance.
+    pub(super) fn add(&mut self, work_ns: u64, from_ns: u64, excluded: &[u32]) -> Option<PlannedPrefill> {
+        let mut passed = Vec::new();
+        let found = loop {
+            match self.free.pop() {
+                Some(Reverse(entry)) if excluded.contains(&self.instances[entry.1].number) => passed.push(entry),
+                found => break found,
+            }
+        };
+        self.free.extend(passed.into_iter().map(Reverse));
+        let Reverse((free_ns, at)) = found?;
+        let begins_ns = free_ns.max(from_ns);
+        let done_ns = begins_ns.saturating_add((work_ns as f64 * self.instances[at].factor) as u64);
+        self.free.push(Reverse((done_ns, at)));
+        Some(PlannedPrefill { begins_ns, done_ns })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_prefill_begins_where_it_can_begin_first() {
+        let instance = |number, free_ns, factor| PlannedInstance { number, free_ns, factor };
+        let instances = [instance(3, 10, 1.0), instance(7, 0, 2.0)];
+        let mut plan = Plan::new(&instances);
+        let planned = |begins_ns, done_ns| Some(PlannedPrefill { begins_ns, done_ns });
+        assert_eq!(plan.add(20, 0, &[]), planned(0, 40), "the second instance takes twice as long");
+        assert_eq!(plan.add(5, 0, &[3]), planned(40, 50));
+        assert_eq!(plan.add(5, 12, &[]), planned(12, 17));
+        assert_eq!(plan.add(5, 0, &[3, 7]), None);
+        assert_eq!(plan.add(1, 0, &[]), planned(17, 18), "excluded instances stay in the plan");
+        assert_eq!(Plan::new(&[]).add(1, 0, &[]), None);
+    }
+}
