@@ -234,6 +234,31 @@ fn exceeded_limits_are_errors_with_numbers() {
     assert_eq!(index.stats().blocks, 0, "its slot was freed by a sweep");
 }
 
+/// A run in the place of another, whose first block happens to be in the prompt where the other one began.
+#[test]
+fn run_that_replaced_another_is_no_continuation_of_a_prompt() {
+    let mut index = PrefixIndex::new(small(64)).unwrap();
+    let context = index.context(&key(0)).unwrap();
+    let [one, other] = [(); 2].map(|()| index.register().unwrap());
+    index.stored(context, one, Tier::Gpu, None, &[1, 2, 3, 4, 5, 6]).unwrap();
+    index.stored(context, other, Tier::Gpu, None, &[1, 2, 3, 4, 17, 18]).unwrap();
+    index.removed(context, other, Tier::Gpu, &[17, 18]).unwrap();
+    index.stored(context, one, Tier::Gpu, None, &[38, 39]).unwrap();
+    let mut found = PrefixMatches::default();
+    index.find(context, &[1, 2, 27, 28, 38, 39], 1, Tiers::OWN, &mut found).unwrap();
+    assert_eq!(found.best_blocks(), 2);
+    index.find(context, &[1, 2, 3, 4, 17, 18], 2, Tiers::OWN, &mut found).unwrap();
+    assert_eq!(found.matches().iter().map(|found| found.blocks).collect::<Vec<_>>(), [4, 4]);
+}
+
+#[test]
+fn snapshot_of_an_earlier_version_is_refused() {
+    let mut snapshot = PrefixIndex::new(small(64)).unwrap().snapshot();
+    assert_eq!(snapshot[..8], *b"KVPX\x02\0\0\0");
+    snapshot[4] = 1;
+    assert!(matches!(PrefixIndex::restore(small(64), &snapshot), Err(SnapshotError::Format { .. })));
+}
+
 /// A million tokens in blocks of sixteen, and a head that every instance has.
 #[test]
 fn long_prompts_and_universal_heads() {
