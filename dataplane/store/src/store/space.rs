@@ -27,7 +27,7 @@ use crate::config::StoreConfig;
 use crate::entry::{Entries, Entry, EntryId, Keep, Mark, Replica, Reserve, State};
 use crate::errors::ReserveError;
 use crate::eviction::EvictionPolicy;
-use crate::order::{Order, Reach, Scarce, Tenants};
+use crate::order::{EXPIRED_AT_ONCE, Order, Reach, Scarce, Tenants};
 
 /// Amount evicted in the policy's order before neighbours are, in multiples of the request.
 const SCATTERED: u64 = 2;
@@ -149,13 +149,14 @@ impl<P: EvictionPolicy> Space<P> {
             replica: entry.replica(),
             copied: entry.is(Mark::Copied),
             is_retained: self.order.is_retained(id),
+            priority: entry.priority(),
         }
     }
 
     /// Advances the time, for soft pins and retentions. It never goes back.
     pub(super) fn tick(&mut self, now_ns: u64) {
         self.order.tick(now_ns);
-        self.order.expire_retentions(self.objects.entries_mut());
+        self.order.expire_retentions(self.objects.entries_mut(), EXPIRED_AT_ONCE);
     }
 
     /// Records an access of an object.
@@ -272,7 +273,10 @@ impl<P: EvictionPolicy> Space<P> {
         {
             return Err(ReserveError::PinLimit { pinned_bytes, limit_bytes, of_tenant });
         }
-        self.order.expire(self.objects.entries_mut());
+        let is_stuck = |order: &Order<P>| {
+            order.tenants().over_lease(keep.account, granules).is_some_and(|(lease, stuck)| stuck + granules > lease)
+        };
+        while self.order.expire(self.objects.entries_mut()) && is_stuck(&self.order) {}
         while let Some((lease, stuck)) = self.order.tenants().over_lease(keep.account, granules) {
             let may_fit = stuck + granules <= lease;
             let victim = may_fit.then(|| self.order.victim_of(self.objects.entries_mut(), keep.account)).flatten();
@@ -321,7 +325,10 @@ impl<P: EvictionPolicy> Space<P> {
     /// `NoSpace` or `TooManyObjects`: no eviction could provide both.
     fn room(&mut self, bytes: u64) -> Result<Block, ReserveError> {
         let granules = self.pool.granules_of(bytes);
-        self.order.expire(self.objects.entries_mut());
+        // Retentions that have ended hold no memory back, however many objects wait for their turn.
+        while self.order.expire(self.objects.entries_mut())
+            && self.pool.free_granules() + self.evictable_granules() < granules
+        {}
         if self.pool.free_granules() + self.evictable_granules() < granules {
             return Err(self.no_space(granules));
         }
@@ -510,7 +517,7 @@ fn again(entry: &Entry, tail_bytes: u32) -> Reserve {
         tail_bytes,
         has_tail: entry.is(Mark::Tail),
         replace: true,
-        keep: Keep { account: entry.account() as u16, ..Keep::default() },
+        keep: Keep { account: entry.account() as u16, priority: entry.priority(), ..Keep::default() },
         head: entry.is(Mark::Head),
         replica: entry.replica(),
         moves: true,

@@ -47,6 +47,35 @@ fn there(store: &Store, keys: impl IntoIterator<Item = u8>) -> Vec<bool> {
     keys.into_iter().map(|key| store.exists(digest(key))).collect()
 }
 
+/// A put of that moment would otherwise pay for all of them.
+#[test]
+fn many_retentions_that_end_together_end_in_steps() {
+    const OBJECTS: usize = 3_000;
+    let config = StoreConfig { hard_pin_percent: 100, ..StoreConfig::for_pool(4_000 * GRANULE) };
+    let mut store = Store::new(config, Version(1)).expect("it is valid");
+    let object = |key: usize| Digest(key as u128 + 1_000);
+    let retained = |store: &Store| store.stats().kept.retained;
+    for key in 0..OBJECTS {
+        let (reservation, _) = store.reserve_for(&Reserve::plain(object(key), GRANULE)).expect("there is room");
+        store.commit(reservation, 0).expect("nobody else puts it");
+        ObjectPins::from(&mut store).retain(object(key), 7 + key as u64 % 2, 100).expect("within the limit");
+    }
+    store.tick(99);
+    assert_eq!(retained(&store), OBJECTS as u64);
+    store.tick(100);
+    assert_eq!(retained(&store), OBJECTS as u64 - 1_024);
+    // Those whose turn has not come hold no memory back from an object that needs it,
+    let large = Reserve::plain(object(OBJECTS), 3_500 * GRANULE);
+    let (reservation, _) = store.reserve_for(&large).expect("nothing is retained any more");
+    store.commit(reservation, 0).expect("nobody else puts it");
+    store.check();
+    // and their retention has ended.
+    assert_eq!(ObjectPins::from(&mut store).renew(0, 8, 500), 0);
+    assert_eq!(ObjectPins::from(&mut store).release(0, 7), 0);
+    assert_eq!(retained(&store), 0);
+    store.check();
+}
+
 #[test]
 fn retained_objects_outlast_a_flood_until_the_last_retention_ends() {
     let mut store = store(Eviction::Lru);
