@@ -67,8 +67,8 @@ struct Conductor {
     /// once. Default: none. See `--conductor-decode`.
     #[arg(long, value_name = "MS", requires = "hosted", value_parser = clap::value_parser!(u64).range(1..))]
     promise_tbt_ms: Option<u64>,
-    /// Duration of a decode step, for every model: milliseconds, nanoseconds for each resident token, microseconds for
-    /// each request of the batch. The default is the published one of LLaMA3-70B on A800.
+    /// Duration of a decode step until reports tell it, for every model: milliseconds, nanoseconds for each resident
+    /// token, microseconds for each request of the batch. The default is the published one of LLaMA3-70B on A800.
     #[arg(
         long = "conductor-decode",
         value_name = "BASE_MS[,TOKEN_NS[,REQUEST_US]]",
