@@ -16,8 +16,8 @@ use kvplane_conductor::fallback;
 use kvplane_proto::Digest;
 use kvplane_rpc::Role;
 use kvplane_rpc::conductor::{
-    Assignment, InstancePart, InstanceStatus, InstanceTable, RequestStep, RequestTerms, Reschedule, Schedule,
-    ScheduleOnTerms, ScheduleRefusal, ScheduleReply, UpdateRequest, WatchAssignments, WatchInstances,
+    Assignment, InstancePart, InstanceStatus, InstanceTable, RequestOutput, RequestStep, RequestTerms, Reschedule,
+    Schedule, ScheduleOnTerms, ScheduleRefusal, ScheduleReply, UpdateRequest, WatchAssignments, WatchInstances,
 };
 use kvplane_rpc::message::{CreateTask, Request};
 use kvplane_sys::interrupt;
@@ -26,7 +26,7 @@ use kvplane_sys::random::random_u64;
 use crate::error::Error;
 use crate::link::ControlLink;
 use crate::which::Control;
-use ended::EndedReservations;
+use ended::{EndedReservation, EndedReservations};
 
 /// Backoff after the Conductor could not be reached.
 const LEAVE_ALONE: Duration = Duration::from_millis(500);
@@ -245,7 +245,7 @@ impl Scheduler {
         if request.wait_ns == 0 {
             request.wait_ns = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
         }
-        let call = ScheduleOnTerms { schedule: request, terms, ended: Vec::new() };
+        let call = ScheduleOnTerms { schedule: request, terms, ended: Vec::new(), finished: Vec::new() };
         self.settle(&call, until, |line| line.place(&call))
     }
 
@@ -264,7 +264,8 @@ impl Scheduler {
         request.client = self.client;
         request.barred.extend_from_slice(failed);
         // The Conductor keeps the terms of the reservation.
-        let again = ScheduleOnTerms { schedule: request, terms: RequestTerms::default(), ended: Vec::new() };
+        let terms = RequestTerms::default();
+        let again = ScheduleOnTerms { schedule: request, terms, ended: Vec::new(), finished: Vec::new() };
         let call = Reschedule { reservation, failed: failed.to_vec() };
         // Placements received earlier name the instances that failed.
         self.shared.inner().told.remove(again.schedule.request.as_str());
@@ -316,13 +317,20 @@ impl Scheduler {
     fn place(&self, call: &ScheduleOnTerms) -> Result<ScheduleReply, Error> {
         // A prompt may take nearly all of a message.
         let most = if call.schedule.hashes.len() > LONG_PROMPT_BLOCKS { 0 } else { MOST_ENDED };
-        let ended = self.ended_reservations.take(most);
-        if ended.is_empty() && call.terms == RequestTerms::default() {
+        let all = self.ended_reservations.take(most);
+        if all.is_empty() && call.terms == RequestTerms::default() {
             return self.ask(call.schedule.clone());
         }
         let (schedule, terms) = (call.schedule.clone(), call.terms.clone());
-        let asked = self.ask(ScheduleOnTerms { schedule, terms, ended: ended.clone() });
-        if asked.is_err() && self.ended_reservations.put_back(ended) {
+        let (mut ended, mut finished) = (Vec::new(), Vec::new());
+        for EndedReservation { reservation, output } in &all {
+            match output {
+                None => ended.push(*reservation),
+                Some(output) => finished.push((*reservation, *output)),
+            }
+        }
+        let asked = self.ask(ScheduleOnTerms { schedule, terms, ended, finished });
+        if asked.is_err() && self.ended_reservations.put_back(all) {
             self.start_releases();
         }
         asked
@@ -412,8 +420,18 @@ impl Scheduler {
     /// Ends a request, whatever its outcome: its reservation as [`Self::release`] does, or its count among those that
     /// were placed by the local rule.
     pub fn ended(&self, decision: &Decision) {
+        self.end(decision, None);
+    }
+
+    /// Ends a request as [`Self::ended`] does, after it has generated its whole output: the Conductor expects outputs
+    /// and decode times of later requests by it.
+    pub fn finished(&self, decision: &Decision, output: RequestOutput) {
+        self.end(decision, Some(output));
+    }
+
+    fn end(&self, decision: &Decision, output: Option<RequestOutput>) {
         let prefill = match decision {
-            Decision::Booked(assignment) => return self.release(assignment.reservation),
+            Decision::Booked(assignment) => return self.release(assignment.reservation, output),
             Decision::Local { prefill, .. } => prefill,
             Decision::Refused { .. } => return,
         };
@@ -426,14 +444,14 @@ impl Scheduler {
         }
     }
 
-    /// Ends a reservation without a call of its own: the Conductor learns of it with the next request, or within some
-    /// 20 ms if none follows.
-    pub fn release(&self, reservation: u64) {
+    /// Ends a reservation, with the output of its request if that is known, without a call of its own: the Conductor
+    /// learns of it with the next request, or within some 20 ms if none follows.
+    pub fn release(&self, reservation: u64, output: Option<RequestOutput>) {
         // Nothing was booked.
         if reservation == 0 {
             return;
         }
-        if self.ended_reservations.add(reservation) {
+        if self.ended_reservations.add(EndedReservation { reservation, output }) {
             self.start_releases();
         }
     }
@@ -441,8 +459,9 @@ impl Scheduler {
     /// Starts the thread that releases reservations which no request follows.
     fn start_releases(&self) {
         let (link, budget) = (self.link.clone(), self.budget);
-        self.ended_reservations.start(move |reservation| {
-            let ended = link.call_within(UpdateRequest { reservation, step: RequestStep::Ended }, budget);
+        self.ended_reservations.start(move |EndedReservation { reservation, output }| {
+            let step = output.map_or(RequestStep::Ended, RequestStep::Finished);
+            let ended = link.call_within(UpdateRequest { reservation, step }, budget);
             !ended.is_err_and(|error| error.is_unanswered())
         });
     }

@@ -32,6 +32,7 @@ mod views;
 
 use crate::copies::Copies;
 use crate::policy::{PlacementPolicy, Slo};
+use crate::scheduler::RequestOutput;
 
 pub use cache_feed::followed::FollowedFeed;
 pub use cache_feed::snapshot::PoolSnapshot;
@@ -51,16 +52,16 @@ use error::bad;
 pub use instance_spec::{
     EventSource, InstanceLoad, InstancePart, InstanceRegistered, InstanceSpec, RegisterInstance, Registration,
 };
-pub use instances::InstanceRegistry;
 use instances::ReportCounts;
+pub use instances::{InstanceRegistry, TRUSTED_AFTER};
 pub use limits::{Limit, LimitError, LimitUse};
 pub use pools::{PoolKey, Pools};
 pub use prefixes::{PrefixHolder, PrefixHolders, QueryPrompt};
 pub use requests::service::{ClassTerms, MAX_PRIORITY, MAX_SERVICE_NAME_BYTES, RequestTerms, ServiceLevels};
 use requests::{PrefillReport, RequestCounts, RequestLedger, RequestService};
 pub use views::{
-    CandidateStatus, CopyKey, CopyState, CopyWanted, HotPrefix, InstanceRow, InstanceStatus, InstanceTable,
-    ModelStatus, PoolRow, RequestExplained, Table,
+    CandidateStatus, CopyKey, CopyState, CopyWanted, DecodeStatus, HotPrefix, InstanceRow, InstanceStatus,
+    InstanceTable, ModelStatus, PoolRow, RequestExplained, Table,
 };
 
 /// Counters of the Conductor.
@@ -210,31 +211,45 @@ impl Conductor {
     /// # Errors
     /// When it is malformed, no instance serves the model, or the id belongs to another request.
     pub fn schedule(&mut self, asked: &Schedule, now_ns: u64) -> Result<ScheduleReply, ConductorError> {
-        self.schedule_on_terms(asked, &RequestTerms::default(), &[], now_ns)
+        self.schedule_on_terms(asked, &RequestTerms::default(), now_ns)
     }
 
-    /// Chooses the instances of a request with terms, after it has ended the reservations in `ended`; those that are
-    /// gone already are ignored.
+    /// Ends reservations: those in `ended`, and those in `finished` after they had generated their output. Those that
+    /// are gone already are ignored.
     ///
     /// # Errors
-    /// Those of [`Self::schedule`], and when the terms are out of range or their class is unknown. The reservations
-    /// have ended nevertheless.
-    pub fn schedule_on_terms(
+    /// When there are more than [`MOST_ENDED`].
+    pub fn end_all(
         &mut self,
-        asked: &Schedule,
-        terms: &RequestTerms,
         ended: &[u64],
+        finished: &[(u64, RequestOutput)],
         now_ns: u64,
-    ) -> Result<ScheduleReply, ConductorError> {
-        if ended.len() > MOST_ENDED {
-            return Err(bad(format!("{} reservations end with one call; at most {MOST_ENDED}", ended.len())));
+    ) -> Result<(), ConductorError> {
+        let count = ended.len() + finished.len();
+        if count > MOST_ENDED {
+            return Err(bad(format!("{count} reservations end with one call; at most {MOST_ENDED}")));
         }
-        for reservation in ended {
-            match self.update(*reservation, RequestStep::Ended, now_ns) {
+        let ended = ended.iter().map(|reservation| (*reservation, RequestStep::Ended));
+        let finished = finished.iter().map(|(reservation, output)| (*reservation, RequestStep::Finished(*output)));
+        for (reservation, step) in ended.chain(finished) {
+            match self.update(reservation, step, now_ns) {
                 Ok(()) | Err(ConductorError::UnknownReservation { .. }) => {}
                 Err(error) => return Err(error),
             }
         }
+        Ok(())
+    }
+
+    /// Chooses the instances of a request with terms.
+    ///
+    /// # Errors
+    /// Those of [`Self::schedule`], and when the terms are out of range or their class is unknown.
+    pub fn schedule_on_terms(
+        &mut self,
+        asked: &Schedule,
+        terms: &RequestTerms,
+        now_ns: u64,
+    ) -> Result<ScheduleReply, ConductorError> {
         asked.check()?;
         if terms.ttft_ns.is_some() && !self.config.policy.heeds_promises() {
             let policy = self.config.policy.label();
@@ -251,8 +266,14 @@ impl Conductor {
     /// # Errors
     /// When there is no such reservation, or its instance was lost.
     pub fn update(&mut self, reservation: u64, step: RequestStep, now_ns: u64) -> Result<(), ConductorError> {
-        if step == RequestStep::Ended {
-            let pool = self.requests.release(reservation, &mut self.pools)?;
+        let ended = match step {
+            RequestStep::Ended => Some(self.requests.release(reservation, now_ns, &mut self.pools)?),
+            RequestStep::Finished(output) => {
+                Some(self.requests.finish(reservation, output, now_ns, &mut self.pools)?)
+            }
+            _ => None,
+        };
+        if let Some(pool) = ended {
             self.requests.poll(pool, now_ns, &mut self.pools);
             return Ok(());
         }

@@ -104,8 +104,16 @@ pub struct PrefillView {
     pub routed_size: u64,
     /// Time until the transfers booked on its NIC have been sent.
     pub egress_wait_ns: u64,
+    /// Time that the blocks which are fetched from it alone would take, without handovers.
+    pub fetch_wait_ns: u64,
     /// Ratio of its prefill durations to the model's.
     pub factor: f64,
+    /// Its number among the decode instances, if it decodes too.
+    pub decode: Option<usize>,
+    /// Tokens that it holds and that other sessions are expected to use again.
+    pub claimed: u64,
+    /// True if it prefilled the last turn of the request's session.
+    pub served_session: bool,
 }
 
 /// Decode instance, from the perspective of a policy.
@@ -121,9 +129,24 @@ pub struct DecodeView {
     pub capacity: u64,
     /// Tokens and requests in the batch, without expected ones.
     pub running: (u64, u32),
-    /// Tokens and requests that will be resident at the end of this request's prefill, if decodes last as long as
-    /// before.
+    /// Tokens and requests that will be resident at the end of this request's prefill, if all decodes last equally
+    /// long: the predictor of the paper's arXiv version.
     pub later: (u64, u32),
+    /// Tokens and requests that are predicted to be resident at the end of this request's prefill, by the lengths of
+    /// outputs that are expected: queued requests ahead of it are among them.
+    pub expected: (u64, u32),
+    /// Ratio of its steps to the model's.
+    pub factor: f64,
+    /// Tokens of the prompt that it holds already, if it prefills too.
+    pub held: u32,
+}
+
+impl DecodeView {
+    /// Returns the duration of a step with this many resident tokens and requests, in nanoseconds.
+    #[must_use]
+    pub fn step_ns(&self, model: &DecodeModel, (tokens, requests): (u64, u32)) -> u64 {
+        (model.step_ns(tokens, requests as usize) as f64 * self.factor) as u64
+    }
 }
 
 /// State of the cluster at one moment, for one request.
@@ -140,6 +163,9 @@ pub struct View<'a> {
     pub decode_model: &'a DecodeModel,
     /// Objectives.
     pub slo: Slo,
+    /// Limit of the time between tokens up to which a new request is admitted: less than the objective, and still less
+    /// while requests are rejected because of it.
+    pub tbt_limit_ns: u64,
     /// Bytes of KV cache per token.
     pub token_bytes: u64,
     /// Bandwidth of a NIC, in bytes per second.
@@ -152,13 +178,23 @@ pub struct View<'a> {
     pub ahead_ns: u64,
     /// Number of requests placed so far.
     pub placed: u64,
-    /// Decode instance with the shortest step if it gets this request, and that step. A full instance only if all are
-    /// full.
+    /// Decode instance with the shortest step if it gets this request, and that step, at the end of its prefill. A full
+    /// instance only if all are full.
     pub fastest_decode: Option<(usize, u64)>,
     /// Time until the busiest NIC of the accepting instances has sent its booked transfers.
     pub busiest_ns: u64,
     /// Result of the queue's admission test, for a request that arrives; [`Admission::NOW`] for a queued one.
     pub admission: Admission,
+    /// The longest [`PrefillView::fetch_wait_ns`] of the accepting instances.
+    pub busiest_fetch_ns: u64,
+    /// Decode instance that holds the longest prefix of the prompt, if one holds any.
+    pub holding_decode: Option<usize>,
+    /// Number of tokens that the request is expected to generate; 0 if unknown.
+    pub output_tokens: u32,
+    /// True if KV cache is sent from the prefill instance to another decode instance.
+    pub hands_over: bool,
+    /// Tokens that the cache of an instance holds, as a mean.
+    pub cache_tokens: u64,
 }
 
 /// Result of the admission test of the central queue for a request: whether the first tokens that were promised, and
@@ -356,6 +392,60 @@ impl View<'_> {
     #[must_use]
     pub fn move_ns(&self, tokens: u32) -> u64 {
         transfer_ns(u64::from(tokens) * self.token_bytes, self.nic_bytes_s)
+    }
+
+    /// Returns the time for which the KV cache of a prompt is sent to a decode instance, after a prefill on instance
+    /// `at` that is done in `takes_ns`: what the decode instance lacks, through the NIC of the prefill instance. An
+    /// instance that does both needs nothing.
+    #[must_use]
+    pub fn handover_ns(&self, ask: &Ask, at: usize, takes_ns: u64, decode: usize) -> u64 {
+        let prefill = &self.prefill[at];
+        if !self.hands_over || prefill.decode == Some(decode) {
+            return 0;
+        }
+        let busy_ns = prefill.egress_wait_ns.saturating_sub(takes_ns);
+        let lacking = ask.tokens.saturating_sub(self.decode[decode].held);
+        busy_ns.saturating_add(self.move_ns(lacking))
+    }
+
+    /// Returns the best decode instance for a request whose prefill on instance `at` is done in `takes_ns`, and the time
+    /// that it adds: that of the handover, and of what its steps take longer than those of the fastest instance. The
+    /// fastest one, the prefill instance itself and the one that holds most of the prompt are compared. `None` without
+    /// decode instances.
+    #[must_use]
+    pub fn decode_for(&self, ask: &Ask, at: usize, takes_ns: u64) -> Option<(usize, u64)> {
+        let (fastest, fastest_ns) = self.fastest_decode?;
+        let tokens = u64::from(ask.tokens) + u64::from(self.output_tokens);
+        let has_room = |decode: usize| {
+            let view = &self.decode[decode];
+            view.alive && view.expected.0.saturating_add(tokens) <= view.capacity
+        };
+        let others = [self.prefill[at].decode, self.holding_decode].into_iter().flatten();
+        let others = others.filter(|decode| *decode != fastest && has_room(*decode));
+        let cost = |decode: usize| {
+            let view = &self.decode[decode];
+            let resident = (view.expected.0.saturating_add(tokens), view.expected.1 + 1);
+            let longer_ns = view.step_ns(self.decode_model, resident).saturating_sub(fastest_ns);
+            let steps = u64::from(self.output_tokens.max(1));
+            self.handover_ns(ask, at, takes_ns, decode).saturating_add(longer_ns.saturating_mul(steps))
+        };
+        let costs = std::iter::once(fastest).chain(others).map(|decode| (cost(decode), decode));
+        costs.min_by_key(|(cost_ns, _)| *cost_ns).map(|(cost_ns, decode)| (decode, cost_ns))
+    }
+
+    /// Returns the time that computing again what a placement would evict is expected to take: the cache loses as many
+    /// tokens as the prompt computes, and of these the part that sessions are expected to use. At most a hundredth of the
+    /// placement's own time: what others may lose delays no request by more.
+    #[must_use]
+    pub fn claim_ns(&self, ask: &Ask, placement: &Placement) -> u64 {
+        let instance = &self.prefill[placement.prefill];
+        if instance.claimed == 0 {
+            return 0;
+        }
+        let part = (instance.claimed as f64 / self.cache_tokens.max(1) as f64).min(1.0);
+        let new_tokens = ask.tokens.saturating_sub(placement.reuse);
+        let evicted_ns = self.prefill_ns(instance, new_tokens, 0) as f64 * part;
+        (evicted_ns as u64).min(placement.takes_ns() / 100)
     }
 
     /// Returns the placement on instance `at` with its own cache.

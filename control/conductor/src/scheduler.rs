@@ -11,6 +11,9 @@
 //!
 //! * `caches`: blocks that prefill instances hold, will hold, and were ever sent;
 //! * `bookings`: work, transfers and decode capacity booked on instances;
+//! * `sessions`: conversations whose next turn is expected;
+//! * `decode`: lengths of the outputs of finished requests, and whether requests are being rejected because of decode
+//!   load;
 //! * `reservations`: booked requests, with their leases;
 //! * `queue`: requests that wait for an instance, and their flows.
 //!
@@ -19,6 +22,7 @@
 mod bookings;
 mod caches;
 mod config;
+mod decode;
 mod error;
 mod flows;
 mod instances;
@@ -28,16 +32,19 @@ mod queue;
 mod request;
 mod reservations;
 mod restored;
+mod sessions;
 mod sizes;
 mod views;
 
-use crate::cost::PrefillModel;
+use crate::cost::{DecodeSteps, LearnedDecode, PrefillModel};
 use crate::index::{ContextId, PrefixIndex, PrefixMatches, PromptContext};
 use crate::policy::{Admission, Choice, Fetch, Placement, Policy, Refusal, Slo, View};
 
 use bookings::Bookings;
 use caches::Caches;
 pub use config::SchedulerConfig;
+pub use decode::OutputErrors;
+use decode::{DecodeGate, DecodeJob, OutputLengths};
 pub use error::SchedulerError;
 pub use flows::{DEFAULT_FLOW_WEIGHT, MAX_FLOW_WEIGHT};
 pub use instances::{Foreign, InstanceNumbers};
@@ -45,9 +52,10 @@ use plan::PlannedInstance;
 use promise::Promise;
 pub use queue::Next;
 use queue::{CentralQueue, QueueOrder};
-pub use request::{ExcludedInstances, Progress, Request, ServiceTerms};
+pub use request::{ExcludedInstances, Progress, Request, RequestOutput, ServiceTerms};
 use reservations::{Reservation, Reservations};
 pub use restored::RestoredIndex;
+use sessions::Sessions;
 
 /// Delay before a retry of a request that excludes every instance.
 const AGAIN_NS: u64 = 1_000_000_000;
@@ -76,6 +84,10 @@ pub struct Scheduler {
     config: SchedulerConfig,
     policy: Box<dyn Policy>,
     model: PrefillModel,
+    decode: LearnedDecode,
+    outputs: OutputLengths,
+    gate: DecodeGate,
+    sessions: Sessions,
     caches: Caches,
     bookings: Bookings,
     reservations: Reservations,
@@ -93,6 +105,10 @@ impl Scheduler {
             caches: Caches::new(config.index)?,
             bookings: Bookings::default(),
             model: config.model.clone(),
+            decode: LearnedDecode::new(config.decode_model),
+            outputs: OutputLengths::new(),
+            gate: DecodeGate::default(),
+            sessions: Sessions::new(),
             reservations: Reservations::new(config.max_reservations, config.lease_ns),
             queue: CentralQueue::new(config.max_queue, config.max_flows),
             placed: 0,
@@ -104,7 +120,7 @@ impl Scheduler {
     /// Changes the policy and the objectives: bookings stay, and queued requests must be examined again
     /// ([`Self::poll`]).
     pub fn set_policy(&mut self, policy: Box<dyn Policy>, slo: Slo) {
-        (self.policy, self.config.slo) = (policy, slo);
+        (self.policy, self.config.slo, self.gate) = (policy, slo, DecodeGate::default());
     }
 
     /// Returns the index, to create contexts and for lookups.
@@ -116,6 +132,31 @@ impl Scheduler {
     #[must_use]
     pub const fn model(&self) -> &PrefillModel {
         &self.model
+    }
+
+    /// Returns the model of decode steps as fitted so far.
+    #[must_use]
+    pub const fn decode_model(&self) -> &LearnedDecode {
+        &self.decode
+    }
+
+    /// Returns the median and the 90th percentile of the outputs of the last finished requests, in tokens; `None` if
+    /// too few have finished.
+    #[must_use]
+    pub fn output_quantiles(&self) -> Option<(u32, u32)> {
+        self.outputs.quantiles()
+    }
+
+    /// Returns the errors of the outputs that were expected of finished requests; `None` before the first one.
+    #[must_use]
+    pub fn output_errors(&self) -> Option<OutputErrors> {
+        self.outputs.errors()
+    }
+
+    /// Returns the number of sessions whose next turn is expected.
+    #[must_use]
+    pub const fn sessions(&self) -> usize {
+        self.sessions.expected()
     }
 
     /// Returns the number of requests in the central queue.
@@ -138,7 +179,7 @@ impl Scheduler {
         if let Some(known) = self.reservations.get(request.id) {
             return Choice::Place(known.placement);
         }
-        let views = self.views(request, now_ns, scratch);
+        let views = self.views(request, true, now_ns, scratch);
         let admission = self.admission(request, views.best_ns, false, now_ns);
         self.policy.choose(&request.ask(), &View { admission, ..self.view(&views, now_ns) }, false)
     }
@@ -150,12 +191,12 @@ impl Scheduler {
         if let Some(known) = self.reservations.get(request.id) {
             return Choice::Place(known.placement);
         }
-        let views = self.views(request, now_ns, scratch);
+        let views = self.views(request, false, now_ns, scratch);
         let admission = self.admission(request, views.best_ns, true, now_ns);
         self.policy.choose_now(&request.ask(), &View { admission, ..self.view(&views, now_ns) })
     }
 
-    /// Books the decision of [`Self::schedule`]; a rejection books nothing.
+    /// Books the decision of [`Self::schedule`]; a rejection books nothing, but the next requests are judged by it.
     ///
     /// # Errors
     /// When a limit is reached, or the decision names an unknown instance.
@@ -163,12 +204,18 @@ impl Scheduler {
         if self.reservations.get(request.id).is_some() {
             return Ok(());
         }
+        self.gate.note(if let Choice::Refuse { why, .. } = choice { Some(*why) } else { None });
         match choice {
             Choice::Refuse { .. } => Ok(()),
             Choice::Place(placement) => {
                 self.queue.flows().charge(&request.terms, placement.prefill_ns);
                 let promise = self.queue.promise(&request, &self.order(1, &[], now_ns));
-                self.book(request, *placement, promise, now_ns)
+                let turn = request.terms.session.is_some().then(|| request.clone());
+                self.book(request, *placement, promise, now_ns)?;
+                if let Some(turn) = turn {
+                    self.sessions.begin(&turn, now_ns);
+                }
+                Ok(())
             }
             Choice::Wait => {
                 if self.queue.get(request.id).is_some() {
@@ -179,6 +226,7 @@ impl Scheduler {
                 }
                 let best_ns = self.best_ns(&request);
                 let order = self.order(self.serving(&request), &[], now_ns);
+                self.sessions.begin(&request, now_ns);
                 self.queue.push(request, best_ns, &order);
                 Ok(())
             }
@@ -214,12 +262,13 @@ impl Scheduler {
         self.bookings.book_transfer(placement.fetch, took_ns, now_ns);
         if let Some(decode) = placement.decode {
             let expected_ns = now_ns.saturating_add(placement.takes_ns());
-            self.bookings.decode_at(decode).expect(request.id, request.decode_tokens(), expected_ns);
+            let (id, prompt, output) = (request.id, request.tokens, self.outputs.expected(&request.terms));
+            self.bookings.decode_at(decode).expect(DecodeJob { id, prompt, output, start_ns: expected_ns });
         }
         self.placed += 1;
         let touched_ns = now_ns;
-        let (prefilled, decoding) = (false, false);
-        self.reservations.insert(Reservation { request, placement, promise, prefilled, decoding, touched_ns });
+        let prefilled = false;
+        self.reservations.insert(Reservation { request, placement, promise, prefilled, batch: None, touched_ns });
         Ok(())
     }
 
@@ -231,7 +280,8 @@ impl Scheduler {
         let reservation = self.reservations.get_mut(id).ok_or(SchedulerError::UnknownRequest { id })?;
         reservation.touched_ns = now_ns;
         let (placement, tokens) = (reservation.placement, reservation.request.tokens);
-        let decode_tokens = reservation.request.decode_tokens();
+        let bytes = u64::from(tokens) * self.config.token_bytes;
+        let handover_ns = crate::cost::transfer_ns(bytes, self.config.nic_bytes_s);
         let book = self.bookings.prefill_at(placement.prefill);
         match progress {
             Progress::PrefillStarted => book.started(id, now_ns),
@@ -246,36 +296,90 @@ impl Scheduler {
                     book.factor.report(self.model.predict_ns(tokens, reused), took_ns);
                     self.model.report(tokens, reused, took_ns, factor);
                 }
+                if let Some(decode) = placement.decode.filter(|_| self.config.hands_over) {
+                    self.bookings.book_handover(placement.prefill, decode, handover_ns, now_ns);
+                }
                 let until_ns = now_ns.saturating_add(self.config.promise_ns);
                 self.caches.expect_blocks(placement.prefill, &reservation.request, until_ns);
             }
             Progress::PrefillDone { .. } => {}
             Progress::Decoding => {
-                if let Some(decode) = placement.decode
-                    && !std::mem::replace(&mut reservation.decoding, true)
-                {
-                    self.bookings.decode_at(decode).begin(id, decode_tokens, now_ns);
+                if let Some(decode) = placement.decode.filter(|_| reservation.batch.is_none()) {
+                    let book = self.bookings.decode_at(decode);
+                    book.begin(id, now_ns);
+                    reservation.batch = Some(book.resident(now_ns, self.decode.model()));
                 }
             }
         }
         Ok(())
     }
 
-    /// Ends a request, successful or not, and frees its bookings.
+    /// Learns from the output of a request, and ends it as [`Self::release`] does.
     ///
     /// # Errors
     /// When the request is neither booked nor queued.
-    pub fn release(&mut self, id: u64) -> Result<(), SchedulerError> {
-        self.withdraw(id).map(|_| ())
+    pub fn finish(&mut self, id: u64, output: RequestOutput, now_ns: u64) -> Result<(), SchedulerError> {
+        if let Some(reservation) = self.reservations.get(id)
+            && self.config.learns
+            && output.tokens > 0
+        {
+            self.outputs.finished(&reservation.request.terms, output.tokens);
+            if let Some(decode) = reservation.placement.decode {
+                let after = self.bookings.decodes()[decode].resident(now_ns, self.decode.model());
+                let before = reservation.batch.unwrap_or(after);
+                let steps = DecodeSteps {
+                    // The prefill generates the first token.
+                    steps: output.tokens - 1,
+                    took_ns: output.decode_ns,
+                    tokens: u64::midpoint(before.0, after.0),
+                    requests: u32::midpoint(before.1, after.1).max(1),
+                };
+                self.learn_steps(decode, &steps, false);
+            }
+        }
+        self.release(id, now_ns)
     }
 
-    /// Ends a request as [`Self::release`] does, and returns it, to be scheduled again: it counts as admitted.
+    /// Refits the model of decode steps by steps of a decode instance: those that it reports, or else those of its
+    /// requests.
+    fn learn_steps(&mut self, instance: usize, steps: &DecodeSteps, reported: bool) {
+        let usual = self.bookings.usual_decode_factor();
+        let book = self.bookings.decode_at(instance);
+        if !self.config.learns || (book.reports_steps && !reported) {
+            return;
+        }
+        let factor = book.factor.0;
+        if let Some((predicted_ns, took_ns)) = self.decode.report(steps, factor, factor / usual) {
+            book.reports_steps |= reported;
+            book.factor.report(predicted_ns, took_ns);
+        }
+    }
+
+    /// Ends a request, successful or not, and frees its bookings. The next turn of its session is expected from now on.
+    ///
+    /// # Errors
+    /// When the request is neither booked nor queued.
+    pub fn release(&mut self, id: u64, now_ns: u64) -> Result<(), SchedulerError> {
+        let (request, served) = self.take_out(id)?;
+        self.sessions.end(&request, served, now_ns);
+        Ok(())
+    }
+
+    /// Frees the bookings of a request, and returns it, to be scheduled again: it counts as admitted.
     ///
     /// # Errors
     /// When the request is neither booked nor queued.
     pub fn withdraw(&mut self, id: u64) -> Result<Request, SchedulerError> {
+        let (request, _) = self.take_out(id)?;
+        self.sessions.withdraw(&request);
+        Ok(Request { admitted: true, ..request })
+    }
+
+    /// Removes a request with its bookings; returns it with the instance that prefilled it and the tokens of its full
+    /// blocks, if it was prefilled.
+    fn take_out(&mut self, id: u64) -> Result<(Request, Option<(usize, u64)>), SchedulerError> {
         if let Some(request) = self.queue.remove(id) {
-            return Ok(Request { admitted: true, ..request });
+            return Ok((request, None));
         }
         let reservation = self.reservations.remove(id).ok_or(SchedulerError::UnknownRequest { id })?;
         let Placement { prefill, decode, .. } = reservation.placement;
@@ -286,16 +390,19 @@ impl Scheduler {
             self.bookings.prefill_at(prefill).done(id);
             self.caches.withdraw(prefill, &reservation.request)?;
         }
-        Ok(Request { admitted: true, ..reservation.request })
+        let held = reservation.request.hashes.len() as u64 * u64::from(self.config.block_tokens);
+        let is_there = reservation.prefilled && self.caches.holder(prefill).is_ok();
+        Ok((reservation.request, is_there.then_some((prefill, held))))
     }
 
     /// Ends expired promises, and the reservations whose lease has expired.
     fn expire(&mut self, now_ns: u64) {
         self.caches.expire(now_ns);
+        self.sessions.expire(now_ns);
         let Some(over) = self.reservations.over(now_ns) else { return };
         for id in over {
             // The instance may be gone; then nothing is left to free.
-            let _ = self.release(id);
+            let _ = self.release(id, now_ns);
         }
         self.reservations.rearm(now_ns);
     }
@@ -305,8 +412,8 @@ impl Scheduler {
     pub fn takes_decode(&self, id: u64, now_ns: u64) -> bool {
         let Some(reservation) = self.reservations.get(id) else { return false };
         let Some(decode) = reservation.placement.decode else { return true };
-        let view = self.bookings.decodes()[decode].view(now_ns);
-        let (model, slo) = (&self.config.decode_model, self.config.slo);
+        let (model, slo) = (self.decode.model(), self.config.slo);
+        let view = self.bookings.decodes()[decode].view(now_ns, now_ns, model);
         self.policy.takes_decode(reservation.request.tokens, &view, model, slo)
     }
 
@@ -331,7 +438,7 @@ impl Scheduler {
         let takers = if self.policy.queues() { Some(self.bookings.takers(self.policy.as_ref(), now_ns)) } else { None };
         let Some(at) = self.first(takers.as_deref(), now_ns) else { return Ok(None) };
         let request = self.queue.at(at);
-        let views = self.views(request, now_ns, scratch);
+        let views = self.views(request, false, now_ns, scratch);
         match self.policy.choose(&request.ask(), &self.view(&views, now_ns), true) {
             Choice::Place(placement) => {
                 // Booked first: a request that cannot be booked stays in the queue.

@@ -181,8 +181,11 @@ impl ConductorService {
     }
 
     pub(crate) fn schedule_on_terms(&self, call: &ScheduleOnTerms) -> Result<ScheduleReply, Refusal> {
-        self.host
-            .with(|conductor, now_ns| conductor.schedule_on_terms(&call.schedule, &call.terms, &call.ended, now_ns))
+        self.host.with(|conductor, now_ns| {
+            // Reservations have ended even if the request is refused.
+            conductor.end_all(&call.ended, &call.finished, now_ns)?;
+            conductor.schedule_on_terms(&call.schedule, &call.terms, now_ns)
+        })
     }
 
     pub(crate) fn update(&self, call: UpdateRequest) -> Result<EmptyReply, Refusal> {

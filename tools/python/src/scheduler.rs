@@ -9,8 +9,8 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use kvplane::rpc::conductor::{
-    CacheBatch, CacheReport, DeregisterInstance, EventSource, ExplainRequest, InstanceLoad, QueryPrefix,
-    RegisterInstance, ReportCache, ReportLoad, RequestTerms, Schedule, ScheduleMode,
+    CacheBatch, CacheReport, DecodeSteps, DeregisterInstance, EventSource, ExplainRequest, InstanceLoad, QueryPrefix,
+    RegisterInstance, ReportCache, ReportLoad, RequestOutput, RequestTerms, Schedule, ScheduleMode,
 };
 use kvplane::rpc::{CallError, RefusalCode};
 use kvplane::{Decision, Error};
@@ -36,8 +36,11 @@ const NOT_PERMITTED: i64 = -601;
 /// Request to schedule: its id, context, tokens, excluded instances, and terms.
 type ScheduleArguments = (String, Context, u32, Vec<String>, TermsArguments);
 
-/// Terms of a request: flow, class, priority, objective for the first token in seconds, expected output tokens.
-type TermsArguments = (String, String, Option<i8>, Option<f64>, u32);
+/// Terms of a request: flow, class, priority, objective for the first token in seconds, expected output tokens, session.
+type TermsArguments = (String, String, Option<i8>, Option<f64>, u32, String);
+
+/// Decode steps: their number, seconds of all, means of resident tokens and of requests in the batch.
+type StepsArguments = (u32, f64, u64, u32);
 
 /// Instance to register: name, incarnation, tenant, model, tokens of a block, bytes of a token, part, decode capacity
 /// in tokens, seconds between reports, address.
@@ -115,7 +118,7 @@ impl Scheduler {
         patience: f64,
         failed: Option<(u64, Vec<String>)>,
     ) -> PyResult<(i64, Option<DecisionDict>)> {
-        let (request, context, tokens, barred, (flow, class, priority, ttft, output_tokens)) = asked;
+        let (request, context, tokens, barred, (flow, class, priority, ttft, output_tokens, session)) = asked;
         let hashes = numbers(hashes)?;
         let mode = match mode {
             "reserve" => ScheduleMode::Reserve,
@@ -126,7 +129,7 @@ impl Scheduler {
         let context = context.out();
         let request = Schedule { client: 0, request, context, tokens, hashes, wait_ns: 0, mode, barred };
         let ttft_ns = ttft.map(nanoseconds);
-        let terms = RequestTerms { class, flow, priority, ttft_ns, output_tokens };
+        let terms = RequestTerms { class, flow, priority, ttft_ns, output_tokens, session };
         let patience = Duration::from_nanos(nanoseconds(patience));
         let decided = self.ask(py, |line| match failed {
             Some((reservation, failed)) => line.reschedule(reservation, &failed, request, patience),
@@ -144,10 +147,13 @@ impl Scheduler {
         Ok(self.ask(py, |line| line.update(reservation, step))?.map_or_else(|code| code, |()| 0))
     }
 
-    /// Ends a reservation, with the next request or soon.
-    fn release(&self, py: Python<'_>, reservation: u64) -> PyResult<i64> {
+    /// Ends a reservation, with the next request or soon; with the tokens that its request generated, and the seconds
+    /// from the first to the last, if these are known.
+    #[pyo3(signature = (reservation, output=None))]
+    fn release(&self, py: Python<'_>, reservation: u64, output: Option<(u32, f64)>) -> PyResult<i64> {
+        let output = output.map(|(tokens, decode)| RequestOutput { tokens, decode_ns: nanoseconds(decode) });
         let told = self.ask(py, |line| {
-            line.release(reservation);
+            line.release(reservation, output);
             Ok(())
         })?;
         Ok(told.map_or_else(|code| code, |()| 0))
@@ -244,15 +250,24 @@ impl Scheduler {
     }
 
     /// Reports the load of an instance: its tenant, name, incarnation and the report's number; tokens of queued
-    /// prompts, tokens of decodes, number of decodes.
-    fn report_load(&self, py: Python<'_>, of: (String, String, u64, u64), load: (u64, u64, u32)) -> PyResult<i64> {
+    /// prompts, tokens of decodes, number of decodes; and its decode steps since the last report.
+    #[pyo3(signature = (of, load, steps=(0, 0.0, 0, 0)))]
+    fn report_load(
+        &self,
+        py: Python<'_>,
+        of: (String, String, u64, u64),
+        load: (u64, u64, u32),
+        steps: StepsArguments,
+    ) -> PyResult<i64> {
         let (tenant, instance, incarnation, seq) = of;
         let (queued_tokens, decode_tokens, decodes) = load;
+        let (steps, took, tokens, requests) = steps;
+        let steps = DecodeSteps { steps, took_ns: nanoseconds(took), tokens, requests };
         let call = ReportLoad {
             tenant,
             instance,
             incarnation,
-            load: InstanceLoad { seq, queued_tokens, decode_tokens, decodes },
+            load: InstanceLoad { seq, queued_tokens, decode_tokens, decodes, steps },
         };
         Ok(self.ask(py, |line| line.call(call))?.map_or_else(|code| code, |_| 0))
     }

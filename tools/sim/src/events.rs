@@ -26,6 +26,13 @@ pub(crate) enum Event {
         instance: usize,
         version: u64,
     },
+    /// The KV cache of a prompt is at its decode instance.
+    HandedOver {
+        id: usize,
+        instance: usize,
+    },
+    /// Decode instances report their load.
+    Report,
     Died {
         instance: usize,
     },

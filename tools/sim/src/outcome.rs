@@ -1,5 +1,7 @@
 //! Results of a simulation.
 
+use kvplane_conductor::scheduler::OutputErrors;
+
 /// End of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestStatus {
@@ -56,6 +58,10 @@ pub struct Outcome {
     pub egress_imbalance: f64,
     /// Number of proactive replicas of hot prefixes.
     pub copied: u64,
+    /// Errors of the outputs that the scheduler expected, every ten seconds.
+    pub outputs: Vec<OutputErrors>,
+    /// Relative error of the decode steps that it predicted, every ten seconds.
+    pub decode_errors: Vec<f64>,
     /// Samples of replicas over time, if requested.
     pub replicas: Vec<ReplicaSample>,
 }
@@ -120,6 +126,27 @@ impl Outcome {
         let (kept, all) =
             admitted.fold((0_usize, 0_usize), |(kept, all), served| (kept + usize::from(in_time(&served)), all + 1));
         if all == 0 { 1.0 } else { kept as f64 / all as f64 }
+    }
+
+    /// Returns the mean error of expected outputs relative to the generated ones, and the mean part of the outputs within
+    /// the 90th percentile that was expected; 0 where nothing was expected.
+    #[must_use]
+    pub fn output_errors(&self) -> OutputErrors {
+        let all = |of: fn(&OutputErrors) -> f64| mean(&self.outputs.iter().map(of).collect::<Vec<_>>());
+        OutputErrors { relative: all(|errors| errors.relative), within_high: all(|errors| errors.within_high) }
+    }
+
+    /// Returns the mean relative error of predicted decode steps.
+    #[must_use]
+    pub fn decode_error(&self) -> f64 {
+        mean(&self.decode_errors)
+    }
+
+    /// Returns the number of served requests whose tokens came later than `tbt_ns` after each other.
+    #[must_use]
+    pub fn tbt_missed(&self, tbt_ns: u64) -> usize {
+        let missed = |served: &&RequestOutcome| served.status == RequestStatus::Served && served.tbt_ns > tbt_ns;
+        self.requests.iter().filter(missed).count()
     }
 
     /// Returns the number of requests with this outcome.

@@ -8,18 +8,23 @@ use std::sync::Arc;
 use kvplane_conductor::cost::transfer_ns;
 use kvplane_conductor::index::{ContextId, IndexConfig, PromptContext, Tier};
 use kvplane_conductor::policy::{Choice, Fetch, Placement, Policy};
-use kvplane_conductor::scheduler::{ExcludedInstances, Next, Progress, Request, Scheduler, SchedulerConfig, Scratch};
+use kvplane_conductor::scheduler::{
+    ExcludedInstances, Foreign, InstanceNumbers, Next, Progress, Request, RequestOutput, Scheduler, SchedulerConfig,
+    Scratch,
+};
 use kvplane_proto::rng::{Rng, mix64};
 
 use crate::cache::Cache;
 use crate::config::{DETECTED_NS, SimConfig, Work};
 use crate::copies::{CopyTraffic, LOOK_NS};
-use crate::decode::Decode;
+use crate::decode::{Decode, Finished};
 use crate::events::{Event, EventQueue};
 use crate::outcome::{Outcome, ReplicaSample, RequestOutcome, RequestStatus};
 
 /// Interval between two samples of the load.
 const SAMPLE_NS: u64 = 10_000_000_000;
+/// Interval between two load reports of a decode instance.
+const REPORT_NS: u64 = 1_000_000_000;
 /// Interval between two samples of replicas.
 const REPLICAS_NS: u64 = 30_000_000_000;
 
@@ -111,7 +116,9 @@ fn books(trace: &[Work], config: &SimConfig) -> SchedulerConfig {
         token_bytes: config.token_bytes,
         nic_bytes_s: config.nic_bytes_s,
         slo: config.slo,
-        decode_model: config.decode_model,
+        decode_model: config.decode_constants,
+        learns: config.learns,
+        hands_over: config.hands_over,
         keeps_fetched: !config.pass_through,
         ..SchedulerConfig::default()
     }
@@ -169,6 +176,9 @@ impl<'a> World<'a> {
             world.events.at(world.arrival_ns(id), Event::Arrived { id });
         }
         world.events.at(SAMPLE_NS, Event::Sample);
+        if config.decode > 0 {
+            world.events.at(REPORT_NS, Event::Report);
+        }
         if config.replicas {
             world.events.at(REPLICAS_NS, Event::Replicas);
         }
@@ -202,6 +212,8 @@ impl<'a> World<'a> {
                     self.decoded(instance);
                 }
             }
+            Event::HandedOver { id, instance } => self.join(id, instance),
+            Event::Report => self.report(),
             Event::Died { instance } => {
                 let node = &mut self.nodes[instance];
                 node.alive = false;
@@ -387,19 +399,38 @@ impl<'a> World<'a> {
         match decode {
             _ if self.decodes.is_empty() => self.end(id, RequestStatus::Served),
             Some(decode) if self.scheduler.takes_decode(id as u64, self.events.now_ns()) => {
-                self.decodes[decode].join(id, work.input_tokens, work.output_tokens);
-                self.decoded(decode);
+                self.hand_over(id, instance, decode);
             }
             _ => self.end(id, RequestStatus::RefusedLate),
         }
         self.start(instance);
     }
 
+    /// Sends the KV cache of a prompt from its prefill instance to its decode instance, if that takes time.
+    fn hand_over(&mut self, id: usize, instance: usize, decode: usize) {
+        if !self.config.hands_over {
+            return self.join(id, decode);
+        }
+        let bytes = u64::from(self.trace[id].input_tokens) * self.config.token_bytes;
+        let took_ns = transfer_ns(bytes, self.config.nic_bytes_s);
+        let there_ns = self.nodes[instance].send(took_ns, self.events.now_ns());
+        self.events.at(there_ns, Event::HandedOver { id, instance: decode });
+    }
+
+    /// Lets a request whose KV cache is there decode.
+    fn join(&mut self, id: usize, instance: usize) {
+        let work = &self.trace[id];
+        self.decodes[instance].join(id, work.input_tokens, work.output_tokens);
+        self.decoded(instance);
+    }
+
     /// Advances a decode instance to the present time and admits waiting requests.
     fn decoded(&mut self, instance: usize) {
         let model = self.config.decode_model;
-        for (id, tbt_ns) in self.decodes[instance].advance(self.events.now_ns(), &model) {
+        for Finished { id, tbt_ns, decode_ns } in self.decodes[instance].advance(self.events.now_ns(), &model) {
             self.served[id].tbt_ns = tbt_ns as u64;
+            let output = RequestOutput { tokens: self.trace[id].output_tokens, decode_ns };
+            let _ = self.scheduler.finish(id as u64, output, self.events.now_ns());
             self.end(id, RequestStatus::Served);
         }
         for id in self.decodes[instance].admit(self.config.decode_tokens) {
@@ -411,12 +442,28 @@ impl<'a> World<'a> {
         }
     }
 
+    /// Reports the load of all decode instances.
+    fn report(&mut self) {
+        for instance in 0..self.decodes.len() {
+            self.decoded(instance);
+            let decode = &mut self.decodes[instance];
+            let (decode_tokens, decodes) = (decode.resident(), decode.requests());
+            let load = Foreign { queued_tokens: 0, decode_tokens, decodes, steps: decode.take_steps() };
+            let of = InstanceNumbers { prefill: None, decode: Some(instance) };
+            // Decode instances do not die.
+            let _ = self.scheduler.report_load(of, load);
+        }
+        if self.open > 0 {
+            self.events.at(self.events.now_ns() + REPORT_NS, Event::Report);
+        }
+    }
+
     fn end(&mut self, id: usize, status: RequestStatus) {
         self.served[id].status = status;
         self.progress[id].waits_until_ns = None;
         self.open -= 1;
         // A rejected request was never booked.
-        let _ = self.scheduler.release(id as u64);
+        let _ = self.scheduler.release(id as u64, self.events.now_ns());
     }
 
     /// Sends the changes of a cache to the Conductor.
@@ -433,6 +480,8 @@ impl<'a> World<'a> {
         let load: f64 = self.nodes.iter().map(|node| self.backlog_s(node)).sum();
         let alive = self.nodes.iter().filter(|node| node.alive).count().max(1);
         self.outcome.prefill_load.push(load / alive as f64);
+        self.outcome.outputs.extend(self.scheduler.output_errors());
+        self.outcome.decode_errors.push(self.scheduler.decode_model().error());
         if self.open > 0 && !self.events.is_empty() {
             self.events.at(self.events.now_ns() + SAMPLE_NS, Event::Sample);
         }

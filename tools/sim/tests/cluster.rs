@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use kvplane_conductor::conductor::ConductorConfig;
 use kvplane_conductor::copies::CopyConfig;
-use kvplane_conductor::cost::PrefillModel;
-use kvplane_conductor::policy::{LateBinding, Policy, Slo};
+use kvplane_conductor::cost::{DecodeModel, PrefillModel};
+use kvplane_conductor::policy::{LateBinding, Policy, Probability, Slo};
 use kvplane_conductor::scheduler::ServiceTerms;
 use kvplane_proto::rng::Rng;
 use kvplane_sim::{
-    Algorithm1, Faults, Order, RejectingAlgorithm1, Rejection, RequestStatus, SimConfig, Work, bound, run, side_by_side,
+    Algorithm1, Faults, Order, RejectingAlgorithm1, Rejection, RequestStatus, SimConfig, Work, bound, name_sessions,
+    run, side_by_side,
 };
 
 fn work(arrival_ms: u64, input_tokens: u32, blocks: &[u64]) -> Work {
@@ -239,5 +240,69 @@ fn replicas_do_no_harm_without_contention() {
         let ours = || Box::new(LateBinding::default());
         let (without, with) = (run(&trace, &config, ours()), run(&trace, &copying(&config), ours()));
         assert!(with.mean_ttft_s() <= without.mean_ttft_s() * 1.01, "{} s", with.mean_ttft_s());
+    }
+}
+
+/// Returns requests with prompts of 8,192 tokens and outputs of 50 to 800, three a second.
+fn long_outputs(count: u64, seed: u64) -> Vec<Work> {
+    let mut rng = Rng::new(seed, "outputs");
+    let blocks = |at: u64| (at * 16..at * 16 + 16).collect::<Vec<u64>>();
+    let request = |at| Work { output_tokens: 50 + rng.below(750) as u32, ..work(at * 333, 8192, &blocks(at)) };
+    (0..count).map(request).collect()
+}
+
+#[test]
+fn learned_decodes_keep_an_objective_that_constants_miss() {
+    let slo = Slo { ttft_ns: 30_000_000_000, tbt_ns: 100_000_000, probability: Probability::DEFAULT };
+    for seed in [3, 4] {
+        let trace = long_outputs(1_500, seed);
+        // Steps take twice as long as the constants say.
+        let config = |learns| SimConfig {
+            prefill: 6,
+            decode: 1,
+            load: 1.6,
+            slo,
+            decode_model: DecodeModel { base_ns: 52.4e6, token_ns: 72.0, request_ns: 0.0 },
+            learns,
+            ..SimConfig::default()
+        };
+        let admitting = || Box::new(LateBinding { refuses: true, ..LateBinding::default() });
+        let [constants, learned] = [false, true].map(|learns| run(&trace, &config(learns), admitting()));
+        let missed = [&constants, &learned].map(|outcome| outcome.tbt_missed(slo.tbt_ns));
+        let goodput = [&constants, &learned].map(|outcome| outcome.goodput(slo.ttft_ns, slo.tbt_ns));
+        assert!(missed[1] * 4 < missed[0] && goodput[1] > goodput[0], "missed {missed:?}, goodput {goodput:?}");
+        assert!(learned.decode_error() < 0.1, "{}", learned.decode_error());
+        let errors = learned.output_errors();
+        assert!((0.8..=1.0).contains(&errors.within_high), "{errors:?}");
+    }
+}
+
+#[test]
+fn handovers_occupy_nics_and_lose_no_request() {
+    let trace = long_outputs(300, 7);
+    let config = |hands_over| SimConfig {
+        prefill: 4,
+        decode: 2,
+        hands_over,
+        nic_bytes_s: 2_000_000_000,
+        ..SimConfig::default()
+    };
+    let [at_once, sent] = [false, true].map(|over| run(&trace, &config(over), Box::new(LateBinding::default())));
+    for outcome in [&at_once, &sent] {
+        assert_eq!(outcome.count(RequestStatus::Served), trace.len());
+    }
+    assert!(sent.egress_imbalance > 0.0 && sent.mean_ttft_s() >= at_once.mean_ttft_s());
+}
+
+#[test]
+fn expected_sessions_lose_nothing() {
+    for seed in [5, 6] {
+        let plain = sessions(400, seed);
+        let mut named = plain.clone();
+        assert!(name_sessions(&mut named) > 100);
+        let config = SimConfig { prefill: 4, cache_tokens: 200_000, ..SimConfig::default() };
+        let [without, with] = [&plain, &named].map(|trace| run(trace, &config, Box::new(LateBinding::default())));
+        assert_eq!(with.count(RequestStatus::Served), plain.len());
+        assert!(with.hit() > without.hit() - 0.01, "hit rate {} without sessions, {} with", without.hit(), with.hit());
     }
 }

@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use kvplane_conductor::copies::CopyConfig;
+use kvplane_conductor::cost::DecodeModel;
 use kvplane_conductor::policy::{Probability, Slo};
-use kvplane_sim::{Faults, SimConfig, side_by_side};
+use kvplane_sim::{Faults, SimConfig, name_sessions, side_by_side};
 use kvplane_tools::sim::tokens;
 use kvplane_tools::trace::{self, Request, Shape};
 
@@ -60,6 +61,22 @@ pub(crate) struct Policies {
     /// Treat the blocks of a prompt as cached at an instance from its placement on, before they are computed.
     #[arg(long)]
     at_once: bool,
+    /// Actual duration of decode steps: milliseconds, nanoseconds for each resident token, microseconds for each request
+    /// of the batch. The scheduler starts from the default.
+    #[arg(long, value_name = "BASE_MS[,TOKEN_NS[,REQUEST_US]]", default_value = "26.2,36")]
+    decode_truth: DecodeModel,
+    /// Let the scheduler keep to its constants: it learns neither from reports nor from finished requests.
+    #[arg(long)]
+    constants: bool,
+    /// Send the KV cache of a prompt from its prefill to its decode instance; else it is there at once.
+    #[arg(long)]
+    handover: bool,
+    /// Name the session of each request: that of an earlier one whose prompt it continues.
+    #[arg(long)]
+    sessions: bool,
+    /// Policies to simulate, by the beginning of their names, such as kvplane. Default: all, and the bounds.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
     /// Bandwidth of an instance's NICs, in bytes per second. Default: 87 GB/s.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1_000_000..))]
     nic: Option<u64>,
@@ -103,7 +120,11 @@ impl Policies {
         };
         let mut all = Vec::new();
         for (name, requests) in self.traces()? {
-            let works = works(&requests);
+            let mut works = works(&requests);
+            if self.sessions {
+                let continued = name_sessions(&mut works);
+                println!("{continued} of {} requests continue a session", works.len());
+            }
             println!("{name}\n{}", PolicyOutcome::HEAD.join("\t"));
             let mut show = |outcome: &PolicyOutcome| {
                 println!("{}", outcome.cells().join("\t"));
@@ -124,11 +145,15 @@ impl Policies {
                     }),
                     pass_through: self.pass_through,
                     at_once: self.at_once,
+                    decode_model: self.decode_truth,
+                    learns: !self.constants,
+                    hands_over: self.handover,
                     nic_bytes_s: self.nic.unwrap_or(SimConfig::default().nic_bytes_s),
                     ..SimConfig::default()
                 };
                 let mut outcomes = Vec::new();
-                compare(&works, &config, side_by_side(), |outcome| {
+                let is_meant = |name: &str| self.only.is_empty() || self.only.iter().any(|only| name.starts_with(only));
+                compare(&works, &config, side_by_side(), is_meant, |outcome| {
                     show(&outcome);
                     outcomes.push(outcome);
                 });
@@ -136,7 +161,7 @@ impl Policies {
                 if self.admission {
                     let slo =
                         Slo { ttft_ns: OBJECTIVE.ttft_ns, tbt_ns: OBJECTIVE.tbt_ns, probability: self.promise_percent };
-                    compare(&works, &SimConfig { slo, ..config }, refusing(), |outcome| show(&outcome));
+                    compare(&works, &SimConfig { slo, ..config }, refusing(), is_meant, |outcome| show(&outcome));
                 }
             }
             println!("kvplane beside the best other policy\n{}", Verdict::HEAD.join("\t"));

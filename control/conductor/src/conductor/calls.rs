@@ -11,6 +11,7 @@ use super::limits::Limit;
 use super::requests::service::RequestTerms;
 use crate::index::PromptContext;
 use crate::policy::Refusal;
+use crate::scheduler::RequestOutput;
 
 /// Booking mode of a request. Tags are append-only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
@@ -57,8 +58,11 @@ pub struct ScheduleOnTerms {
     pub schedule: Schedule,
     /// Service that it gets.
     pub terms: RequestTerms,
-    /// Reservations that have ended, at most [`MOST_ENDED`]; those that are gone already are ignored.
+    /// Reservations that have ended, at most [`MOST_ENDED`] with those in `finished`; those that are gone already are
+    /// ignored.
     pub ended: Vec<u64>,
+    /// Reservations that have ended after they had generated their output.
+    pub finished: Vec<(u64, RequestOutput)>,
 }
 
 impl Schedule {
@@ -189,6 +193,8 @@ pub enum RequestStep {
     Alive,
     /// The request ended, with or without success.
     Ended,
+    /// The request ended after it had generated its output, which tells what to expect of others.
+    Finished(RequestOutput),
 }
 
 /// Placement or rejection of a request that waited.

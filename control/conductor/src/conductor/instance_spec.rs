@@ -5,6 +5,7 @@ use bincode::{Decode, Encode};
 use super::config::MAX_ID_BYTES;
 use super::error::{ConductorError, bad};
 use super::pools::PoolKey;
+use crate::cost::DecodeSteps;
 use crate::index::MAX_NAME_BYTES;
 
 /// Minimum and maximum interval between load reports, in nanoseconds.
@@ -117,6 +118,8 @@ pub struct InstanceLoad {
     pub decode_tokens: u64,
     /// Number of these requests.
     pub decodes: u32,
+    /// Decode steps since the last report; none if they are not known.
+    pub steps: DecodeSteps,
 }
 
 impl RegisterInstance {

@@ -12,6 +12,9 @@ use super::limits::Limit;
 use super::pools::Pools;
 use crate::scheduler::{ExcludedInstances, Foreign, InstanceNumbers, Request};
 
+/// Reports in a row after which an instance that missed reports is trusted again.
+pub const TRUSTED_AFTER: u32 = 3;
+
 /// State of an instance.
 pub(super) struct Instance {
     pub(super) spec: RegisterInstance,
@@ -20,8 +23,10 @@ pub(super) struct Instance {
     pub(super) numbers: InstanceNumbers,
     /// Time of its last message.
     pub(super) heard_ns: u64,
-    /// True if it missed reports.
+    /// True if it missed reports, and has not sent enough again.
     pub(super) suspect: bool,
+    /// Reports in a row since it is suspect.
+    returned: ReportStreak,
     /// True while an operator holds it: it gets no new requests, in this incarnation.
     pub(super) held: bool,
     /// Number of its latest load report.
@@ -34,6 +39,28 @@ impl Instance {
     pub(super) fn feed(&self) -> Option<(FeedProgress, bool)> {
         let progress = self.numbers.prefill.and_then(|_| self.cache.progress())?;
         Some((progress, self.cache.is_incomplete()))
+    }
+}
+
+/// Reports of a suspect instance in a row, none of which was missed: [`TRUSTED_AFTER`] of them and it is trusted again.
+#[derive(Clone, Copy, Default)]
+struct ReportStreak {
+    count: u32,
+    /// Time of the last report that counted.
+    last_ns: u64,
+}
+
+impl ReportStreak {
+    /// Counts a report of an instance that promised one every `report_ns`; returns true if it is trusted again. Reports
+    /// that arrive together, as delayed ones do, count as one; after a missed one the streak begins anew.
+    fn note(&mut self, report_ns: u64, now_ns: u64) -> bool {
+        let since_ns = now_ns.saturating_sub(self.last_ns);
+        if self.count == 0 || since_ns > report_ns.saturating_mul(2) {
+            *self = Self { count: 1, last_ns: now_ns };
+        } else if since_ns >= report_ns / 2 {
+            *self = Self { count: self.count + 1, last_ns: now_ns };
+        }
+        self.count >= TRUSTED_AFTER
     }
 }
 
@@ -179,7 +206,7 @@ impl InstanceRegistry {
             self.changed.insert(spec.instance.as_str().into());
         }
         let fresh = known.cache.is_fresh();
-        self.set_suspect(&spec.instance, false, pools)?;
+        self.note_report(&spec.instance, now_ns, pools)?;
         let answer = InstanceRegistered { fresh, suspect_after_ns: self.suspect_after_ns(spec) };
         Ok(Some(Registration { answer, again: true }))
     }
@@ -258,10 +285,14 @@ impl InstanceRegistry {
             pool.name_decode(at, &name);
             numbers.decode = Some(at);
         }
+        if let (Some(prefill), Some(decode)) = (numbers.prefill, numbers.decode) {
+            pool.scheduler.pair(prefill, decode)?;
+        }
         pool.instances += 1;
         let (suspect, held) = (false, false);
+        let returned = ReportStreak::default();
         let instance =
-            Instance { spec, has_vllm_hashes, pool: number, numbers, heard_ns, suspect, held, seq: 0, cache };
+            Instance { spec, has_vllm_hashes, pool: number, numbers, heard_ns, suspect, returned, held, seq: 0, cache };
         self.by_name.insert(Arc::clone(&name), instance);
         Ok(name)
     }
@@ -306,16 +337,26 @@ impl InstanceRegistry {
         let (number, numbers) = (known.pool, known.numbers);
         if load.seq <= known.seq && known.seq != 0 {
             self.counts.stale_reports += 1;
-            self.set_suspect(name, false, pools)?;
+            self.note_report(name, now_ns, pools)?;
             return Ok(None);
         }
         known.seq = load.seq;
-        let InstanceLoad { queued_tokens, decode_tokens, decodes, .. } = load;
+        let InstanceLoad { queued_tokens, decode_tokens, decodes, steps, .. } = load;
         if let Some(pool) = pools.get_mut(number) {
-            pool.scheduler.report_load(numbers, Foreign { queued_tokens, decode_tokens, decodes })?;
+            pool.scheduler.report_load(numbers, Foreign { queued_tokens, decode_tokens, decodes, steps })?;
         }
-        self.set_suspect(name, false, pools)?;
+        self.note_report(name, now_ns, pools)?;
         Ok(Some(number))
+    }
+
+    /// Trusts a suspect instance again after enough reports in a row. One that promised none is trusted at once.
+    fn note_report(&mut self, name: &str, now_ns: u64, pools: &mut Pools) -> Result<(), ConductorError> {
+        let Some(known) = self.by_name.get_mut(name).filter(|known| known.suspect) else { return Ok(()) };
+        let report_ns = known.spec.report_ns;
+        if report_ns == 0 || known.returned.note(report_ns, now_ns) {
+            return self.set_suspect(name, false, pools);
+        }
+        Ok(())
     }
 
     /// Holds an instance, or lets it accept requests again.
@@ -335,6 +376,7 @@ impl InstanceRegistry {
         if std::mem::replace(&mut instance.suspect, suspect) == suspect {
             return Ok(());
         }
+        instance.returned = ReportStreak::default();
         self.version += 1;
         self.let_take(name, pools)
     }

@@ -18,7 +18,7 @@ use super::error::{ConductorError, bad};
 use super::pools::Pools;
 use crate::index::ContextId;
 use crate::policy::{Choice, Placement};
-use crate::scheduler::{ExcludedInstances, Next, Progress, Request, SchedulerError, ServiceTerms};
+use crate::scheduler::{ExcludedInstances, Next, Progress, Request, RequestOutput, SchedulerError, ServiceTerms};
 
 /// Delay before a retry after a table was full.
 const AGAIN_NS: u64 = 1_000_000_000;
@@ -273,11 +273,12 @@ impl RequestLedger {
             _ => pool.scheduler.schedule(request, now_ns, scratch),
         };
         let refused = |why, retry_after_ns| Ok(ScheduleReply::Refused { why, retry_after_ns });
+        let booked = pool.scheduler.commit(request.clone(), &choice, now_ns);
         if let Choice::Refuse { why, retry_after_ns } = choice {
             self.counts.refused += 1;
             return refused(ScheduleRefusal::of(why), retry_after_ns);
         }
-        match pool.scheduler.commit(request.clone(), &choice, now_ns) {
+        match booked {
             Ok(()) => {}
             Err(error @ (SchedulerError::QueueFull { .. } | SchedulerError::TooManyReservations { .. })) => {
                 self.counts.refused += 1;
@@ -351,7 +352,7 @@ impl RequestLedger {
             };
             self.counts.refused += 1;
             let refused = ScheduleReply::Refused { why: ScheduleRefusal::of(why), retry_after_ns };
-            let Some(kept) = self.end(id, pools) else { continue };
+            let Some(kept) = self.end(id, now_ns, pools) else { continue };
             if asking == Some(id) {
                 answer = Some(refused);
             } else {
@@ -361,9 +362,25 @@ impl RequestLedger {
     }
 
     /// Ends a request; returns its pool.
-    pub(super) fn release(&mut self, reservation: u64, pools: &mut Pools) -> Result<u32, ConductorError> {
-        let kept = self.end(reservation, pools).ok_or(ConductorError::UnknownReservation { reservation })?;
+    pub(super) fn release(&mut self, reservation: u64, now_ns: u64, pools: &mut Pools) -> Result<u32, ConductorError> {
+        let kept = self.end(reservation, now_ns, pools).ok_or(ConductorError::UnknownReservation { reservation })?;
         Ok(kept.pool)
+    }
+
+    /// Ends a request that generated its output, of which its pool learns; returns the pool.
+    pub(super) fn finish(
+        &mut self,
+        reservation: u64,
+        output: RequestOutput,
+        now_ns: u64,
+        pools: &mut Pools,
+    ) -> Result<u32, ConductorError> {
+        let pool = self.pool_of(reservation)?;
+        if let Some(pool) = pools.get_mut(pool) {
+            // The scheduler does not have a request whose instance was lost.
+            let _ = pool.scheduler.finish(reservation, output, now_ns);
+        }
+        self.release(reservation, now_ns, pools)
     }
 
     /// Notes the progress of a booked request; returns the report of its prefill, if that is done. Does not renew the
@@ -390,7 +407,7 @@ impl RequestLedger {
                 Some(Progress::PrefillDone { reused, took_ns: took_ns.min(LONGEST_NS) })
             }
             RequestStep::Decoding => Some(Progress::Decoding),
-            RequestStep::Alive | RequestStep::Ended => None,
+            RequestStep::Alive | RequestStep::Ended | RequestStep::Finished(_) => None,
         };
         if let Some(progress) = progress {
             pool.scheduler.update(reservation, progress, now_ns)?;
@@ -479,12 +496,12 @@ impl RequestLedger {
         }
     }
 
-    fn end(&mut self, id: u64, pools: &mut Pools) -> Option<TrackedRequest> {
+    fn end(&mut self, id: u64, now_ns: u64, pools: &mut Pools) -> Option<TrackedRequest> {
         let kept = self.requests.remove(&id)?;
         self.forget(id, &kept, pools);
         if let Some(pool) = pools.get_mut(kept.pool) {
             // The scheduler does not have a request whose instance was lost.
-            let _ = pool.scheduler.release(id);
+            let _ = pool.scheduler.release(id, now_ns);
         }
         pools.drop_unused(kept.pool);
         Some(kept)
@@ -501,7 +518,7 @@ impl RequestLedger {
     /// Ends the requests whose deadline has passed.
     pub(super) fn expire(&mut self, now_ns: u64, pools: &mut Pools) {
         while let Some(id) = self.due.next(now_ns) {
-            let Some(kept) = self.end(id, pools) else { continue };
+            let Some(kept) = self.end(id, now_ns, pools) else { continue };
             match kept.state {
                 RequestState::Waiting => {
                     let answer = ScheduleReply::Refused { why: ScheduleRefusal::Waited, retry_after_ns: AGAIN_NS };

@@ -15,6 +15,7 @@ use super::requests::RequestState;
 use crate::copies::{CopyConfig, CopyCounts, CopyOrder, PrefixFetch, Sources};
 use crate::index::{ContextId, PromptContext, Tiers};
 use crate::policy::Choice;
+use crate::scheduler::Scheduler;
 
 /// Maximum number of candidates in an explanation.
 const CANDIDATES: usize = 64;
@@ -64,6 +65,8 @@ pub struct InstanceStatus {
     pub decodes: u32,
     /// Time since its last message, in nanoseconds.
     pub silent_ns: u64,
+    /// Duration of its decode steps relative to the model's, in thousandths.
+    pub decode_factor_permille: u32,
 }
 
 /// State of a model.
@@ -92,6 +95,57 @@ pub struct ModelStatus {
     pub error_permille: u32,
     /// True if the hashes of requests and of events seem to be of different kinds.
     pub mismatch: bool,
+    /// Learned duration of decode steps, and lengths of outputs.
+    pub decode: DecodeStatus,
+    /// Number of sessions whose next turn is expected.
+    pub sessions: u64,
+}
+
+/// State of a model's decode model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct DecodeStatus {
+    /// Duration of a step, in nanoseconds.
+    pub base_ns: u64,
+    /// Addition for each resident token of KV cache, in picoseconds.
+    pub token_ps: u64,
+    /// Addition for each request of the batch, in nanoseconds.
+    pub request_ns: u64,
+    /// Number of reports from which these were fitted; 0 if they are the initial constants.
+    pub reports: u64,
+    /// Recent mean relative error of predicted steps, in thousandths.
+    pub error_permille: u32,
+    /// Median of the last outputs, in tokens; 0 while too few requests have finished.
+    pub output_p50: u32,
+    /// Their 90th percentile.
+    pub output_p90: u32,
+    /// Recent mean error of expected outputs relative to the generated ones, in thousandths.
+    pub output_error_permille: u32,
+    /// Part of the recent outputs that were no longer than the 90th percentile expected of them, in thousandths.
+    pub output_within_permille: u32,
+}
+
+impl DecodeStatus {
+    fn of(scheduler: &Scheduler) -> Self {
+        let learned = scheduler.decode_model();
+        let (output_p50, output_p90) = scheduler.output_quantiles().unwrap_or_default();
+        let errors = scheduler.output_errors().unwrap_or_default();
+        Self {
+            base_ns: learned.model().base_ns as u64,
+            token_ps: (learned.model().token_ns * 1e3) as u64,
+            request_ns: learned.model().request_ns as u64,
+            reports: learned.reports(),
+            error_permille: permille(learned.error()),
+            output_p50,
+            output_p90,
+            output_error_permille: permille(errors.relative),
+            output_within_permille: permille(errors.within_high),
+        }
+    }
+}
+
+/// Returns a ratio in thousandths.
+fn permille(ratio: f64) -> u32 {
+    (ratio * 1000.0).round().min(1e6) as u32
 }
 
 /// State of an instance, for operators.
@@ -298,6 +352,7 @@ impl Conductor {
             let decode = scheduler.zip(known.numbers.decode).map(|(of, at)| of.decode_booked(at, now_ns));
             let ((prefills, wait_ns), (decode_tokens, decodes)) =
                 (prefill.unwrap_or_default(), decode.unwrap_or_default());
+            let factor = scheduler.zip(known.numbers.decode).map(|(of, at)| of.decode_factor(at));
             let PoolKey { tenant, model, block_tokens } = known.spec.pool();
             let status = InstanceStatus {
                 instance: Arc::clone(name),
@@ -314,6 +369,7 @@ impl Conductor {
                 decode_tokens,
                 decodes,
                 silent_ns: now_ns.saturating_sub(known.heard_ns),
+                decode_factor_permille: permille(factor.unwrap_or(1.0)),
             };
             let progress = known.feed().map(|(progress, _)| progress);
             instances.push(InstanceRow { status, suspect: known.suspect, held: known.held, progress });
@@ -333,8 +389,10 @@ impl Conductor {
                 forgotten_blocks: stats.forgotten_blocks as u64,
                 tokens: pool.hits.tokens,
                 reused_tokens: pool.hits.reused,
-                error_permille: (pool.scheduler.model().error() * 1000.0).min(1e6) as u32,
+                error_permille: permille(pool.scheduler.model().error()),
                 mismatch: pool.is_mismatched(),
+                decode: DecodeStatus::of(&pool.scheduler),
+                sessions: pool.scheduler.sessions() as u64,
             };
             let mut row = PoolRow {
                 status,

@@ -5,7 +5,9 @@
 //! * Order: shortest prefill first, with the best cache of any instance, within deadlines ([`QueueRules`]): so the mean
 //!   latency is close to that of shortest-first, the 99th percentile to that of first come, first served, and no
 //!   request starves. Requests that can no longer meet their objective go after those that can.
-//! * Cost of an instance: `max(wait, transfer) + prefill`, because transfers overlap with the prefills of others.
+//! * Cost of a prefill instance: `max(wait, transfer) + prefill`, because transfers overlap with the prefills of others;
+//!   with the best decode instance for it: the time to send the KV cache there, and what its steps take longer than
+//!   those of the fastest; and the time to compute again what it would evict of sessions whose next turn is expected.
 //!   Missing blocks are fetched from all their holders, several at a time, and are not kept: a copy would evict blocks
 //!   without another replica. Only if NICs are busy, which means that the prefix is hot, copies are kept.
 //! * Requests are rejected only at arrival: if their first token, or the later ones, or the first token of an admitted
@@ -20,7 +22,7 @@ pub struct LateBinding {
     pub ahead_ns: u64,
     /// Order of the queue.
     pub order: QueueRules,
-    /// Work booked on a NIC from which its blocks count as hot, so that fetched copies are kept.
+    /// Fetches booked on a NIC from which its blocks count as hot, so that fetched copies are kept.
     pub busy_ns: u64,
     /// True if requests that would miss the objectives of all are rejected; those with an objective of their own are
     /// always judged by it.
@@ -43,7 +45,7 @@ impl LateBinding {
             let transfer_ns = busy_ns.saturating_add(view.move_ns(view.pooled - instance.held));
             let wait_ns = instance.wait_ns.max(transfer_ns);
             let prefill_ns = view.prefill_ns(instance, ask.tokens, view.pooled);
-            let fetch = Fetch::Pool { keep: busy_ns > self.busy_ns };
+            let fetch = Fetch::Pool { keep: view.busiest_fetch_ns > self.busy_ns };
             let fetched = Placement { reuse: view.pooled, fetch, wait_ns, prefill_ns, ..best };
             if fetched.takes_ns() < best.takes_ns() {
                 best = fetched;
@@ -70,7 +72,7 @@ impl LateBinding {
             return Some((Refusal::Ttft, behind_ns.max(planned_ns)));
         }
         let (_, step_ns) = view.fastest_decode?;
-        let is_slow = self.refuses && view.slo.tbt_ns < u64::MAX && step_ns > view.slo.tbt_ns;
+        let is_slow = self.refuses && view.tbt_limit_ns < u64::MAX && step_ns > view.tbt_limit_ns;
         is_slow.then_some((Refusal::Tbt, view.ahead_ns.max(1_000_000_000)))
     }
 
@@ -84,8 +86,16 @@ impl LateBinding {
 
     fn place(&self, ask: &Ask, view: &View<'_>, only_free: bool) -> Option<Placement> {
         let candidates = view.alive().filter(|(_, instance)| !only_free || self.takes(instance));
-        let weighed = candidates.map(|(at, _)| self.weigh(ask, view, at));
-        weighed.min_by_key(|placement| (placement.takes_ns(), placement.prefill))
+        let weighed = candidates.map(|(at, instance)| {
+            let placement = self.weigh(ask, view, at);
+            let takes_ns = placement.takes_ns();
+            let decode = view.decode_for(ask, at, takes_ns);
+            let claim_ns = view.claim_ns(ask, &placement);
+            let cost_ns = takes_ns.saturating_add(decode.map_or(0, |(_, ns)| ns)).saturating_add(claim_ns);
+            let placement = Placement { decode: decode.map(|(decode, _)| decode), ..placement };
+            ((cost_ns, !instance.served_session, at), placement)
+        });
+        weighed.min_by_key(|(rank, _)| *rank).map(|(_, placement)| placement)
     }
 }
 

@@ -1,18 +1,15 @@
-//! Bookings of each instance: prefills, transfers, and decode capacity.
+//! Bookings of all instances: prefills and transfers here, decodes in their own books.
 //!
 //! Numbers of instances are reused once their instance is gone, so the tables are as long as the maximum number of
 //! instances at one time.
 
 use std::collections::VecDeque;
 
+use super::decode::DecodeBook;
 use super::error::SchedulerError;
 use super::plan::PlannedInstance;
 use crate::cost::Factor;
-use crate::policy::{DecodeView, Fetch, Policy, PrefillView};
-
-/// Assumed duration of every decode, for predicting the resident tokens of a later time: the predictor of the arXiv
-/// paper assumes such a constant, whose value is not published.
-const DECODE_NS: u64 = 12_000_000_000;
+use crate::policy::{Fetch, Policy, PrefillView};
 
 /// Bookings of a prefill instance.
 pub(super) struct PrefillBook {
@@ -23,8 +20,12 @@ pub(super) struct PrefillBook {
     pub jobs: VecDeque<(u64, u64, u32)>,
     /// Request in progress, with its start time.
     running: Option<(u64, u64)>,
+    /// Time until which its NIC sends what is booked on it; and until which it would send the fetches alone.
     pub egress_until_ns: u64,
+    pub fetches_until_ns: u64,
     pub factor: Factor,
+    /// Its number among the decode instances, if it decodes too.
+    pub decode: Option<usize>,
     /// Sum of all predicted durations: wider than these, so that no sum overflows.
     sum_ns: u128,
     pub uncached: u64,
@@ -40,7 +41,9 @@ impl PrefillBook {
             jobs: VecDeque::new(),
             running: None,
             egress_until_ns: 0,
+            fetches_until_ns: 0,
             factor: Factor::default(),
+            decode: None,
             sum_ns: 0,
             uncached: 0,
             foreign_ns: 0,
@@ -75,56 +78,6 @@ impl PrefillBook {
         });
         let left_ns = self.sum_ns - u128::from(worked.unwrap_or(0));
         u64::try_from(left_ns).unwrap_or(u64::MAX).saturating_add(self.foreign_ns)
-    }
-}
-
-/// Bookings of a decode instance.
-pub(super) struct DecodeBook {
-    pub alive: bool,
-    /// True if it accepts new requests.
-    pub takes: bool,
-    capacity: u64,
-    /// Reported tokens and requests beyond the bookings.
-    pub foreign: (u64, u32),
-    /// Expected requests: number, tokens, expected time of arrival.
-    coming: Vec<(u64, u64, u64)>,
-    /// Requests in the batch: number, tokens, start time.
-    running: Vec<(u64, u64, u64)>,
-}
-
-impl DecodeBook {
-    pub(super) const fn new(capacity: u64) -> Self {
-        Self { alive: true, takes: true, capacity, foreign: (0, 0), coming: Vec::new(), running: Vec::new() }
-    }
-
-    /// Books a request that is expected at `expected_ns`.
-    pub(super) fn expect(&mut self, id: u64, tokens: u64, expected_ns: u64) {
-        self.coming.push((id, tokens, expected_ns));
-    }
-
-    pub(super) fn begin(&mut self, id: u64, tokens: u64, now_ns: u64) {
-        self.coming.retain(|entry| entry.0 != id);
-        self.running.push((id, tokens, now_ns));
-    }
-
-    /// Returns the booked tokens and requests in the batch.
-    pub(super) fn booked(&self) -> (u64, u32) {
-        self.running.iter().fold((0, 0), |(tokens, count), entry| (tokens + entry.1, count + 1))
-    }
-
-    pub(super) fn forget(&mut self, id: u64) {
-        self.coming.retain(|entry| entry.0 != id);
-        self.running.retain(|entry| entry.0 != id);
-    }
-
-    /// Returns the present state, and the one at `then_ns` if each decode takes [`DECODE_NS`].
-    pub(super) fn view(&self, then_ns: u64) -> DecodeView {
-        let sum = |(tokens, count): (u64, u32), entry: &(u64, u64, u64)| (tokens + entry.1, count + 1);
-        let running = self.running.iter().fold(self.foreign, sum);
-        let (tokens, requests) = self.coming.iter().fold(running, sum);
-        let stays = |entry: &&(u64, u64, u64)| entry.2 <= then_ns && then_ns < entry.2.saturating_add(DECODE_NS);
-        let later = self.running.iter().chain(&self.coming).filter(stays).fold((0, 0), sum);
-        DecodeView { alive: self.alive && self.takes, tokens, requests, capacity: self.capacity, running, later }
     }
 }
 
@@ -189,6 +142,13 @@ impl Bookings {
         book.ok_or(SchedulerError::UnknownInstance { instance })
     }
 
+    /// Returns the median of the factors by which the steps of decode instances differ from the model's; 1 without any.
+    pub(super) fn usual_decode_factor(&self) -> f64 {
+        let mut factors: Vec<f64> = self.decode.iter().filter(|book| book.alive).map(|book| book.factor.0).collect();
+        factors.sort_by(f64::total_cmp);
+        factors.get(factors.len().saturating_sub(1) / 2).copied().unwrap_or(1.0)
+    }
+
     /// Returns the bookings under the number of a prefill instance, which may be gone.
     pub(super) fn prefill_at(&mut self, instance: usize) -> &mut PrefillBook {
         &mut self.prefill[instance]
@@ -231,10 +191,27 @@ impl Bookings {
         all.filter(|(_, book)| takes(book)).map(|(at, _)| at as u32).collect()
     }
 
+    /// Notes that an instance both prefills and decodes.
+    pub(super) fn pair(&mut self, prefill: usize, decode: usize) -> Result<(), SchedulerError> {
+        self.decode(decode)?.prefill = Some(prefill);
+        self.prefill(prefill)?.decode = Some(decode);
+        Ok(())
+    }
+
+    /// Books the transfer of a prompt's KV cache to a decode instance on the NIC of the prefill instance, unless that
+    /// decodes itself. What the decode instance holds already is not known any more, so the whole prompt counts.
+    pub(super) fn book_handover(&mut self, prefill: usize, decode: usize, took_ns: u64, now_ns: u64) {
+        let book = &mut self.prefill[prefill];
+        if book.decode != Some(decode) {
+            book.egress_until_ns = book.egress_until_ns.max(now_ns).saturating_add(took_ns);
+        }
+    }
+
     /// Books a transfer on the NIC of its source, or evenly on all NICs if it comes from the pool.
     pub(super) fn book_transfer(&mut self, fetch: Fetch, took_ns: u64, now_ns: u64) {
         let busy = |book: &mut PrefillBook, took_ns: u64| {
             book.egress_until_ns = book.egress_until_ns.max(now_ns).saturating_add(took_ns);
+            book.fetches_until_ns = book.fetches_until_ns.max(now_ns).saturating_add(took_ns);
         };
         match fetch {
             Fetch::Nothing => {}

@@ -3,6 +3,7 @@
 use super::error::SchedulerError;
 use super::reservations::Reservation;
 use super::{Request, Scheduler};
+use crate::cost::DecodeSteps;
 use crate::index::{ContextId, HolderId, Tier};
 
 /// Numbers of an instance: one for each phase that it serves.
@@ -23,6 +24,8 @@ pub struct Foreign {
     pub decode_tokens: u64,
     /// Number of these requests.
     pub decodes: u32,
+    /// Decode steps since its last report.
+    pub steps: DecodeSteps,
 }
 
 /// Maximum plausible work in a load report.
@@ -43,6 +46,14 @@ impl Scheduler {
     /// Adds a decode instance with a capacity of `capacity` tokens of KV cache; returns its number.
     pub fn add_decode(&mut self, capacity: u64) -> usize {
         self.bookings.add_decode(capacity)
+    }
+
+    /// Notes that one instance has both numbers: a request that it prefills and decodes is not handed over.
+    ///
+    /// # Errors
+    /// When one of them is unknown.
+    pub fn pair(&mut self, prefill: usize, decode: usize) -> Result<(), SchedulerError> {
+        self.bookings.pair(prefill, decode)
     }
 
     /// Returns the holder of a prefill instance in the index.
@@ -132,6 +143,7 @@ impl Scheduler {
             let most = u64::from(u32::MAX);
             let others = load.decode_tokens.saturating_sub(tokens).min(most);
             book.foreign = (others, load.decodes.saturating_sub(requests).min(1 << 20));
+            self.learn_steps(at, &load.steps, true);
         }
         Ok(())
     }
@@ -144,6 +156,7 @@ impl Scheduler {
     pub fn lose_prefill(&mut self, instance: usize) -> Result<Vec<Request>, SchedulerError> {
         self.bookings.prefill(instance)?.alive = false;
         self.caches.lose(instance)?;
+        self.sessions.lose(instance);
         Ok(self.take_back(|kept| kept.placement.prefill == instance && !kept.prefilled))
     }
 

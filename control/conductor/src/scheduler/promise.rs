@@ -60,7 +60,7 @@ impl Margins {
         if done_ns.saturating_add(promise.objective_ns / FIRST_MARGIN) < promise.target_ns {
             return;
         }
-        let window = self.delays.entry(promise.objective_ns.max(1).ilog2()).or_default();
+        let window = self.delays.entry(promise.objective_ns.max(1).ilog2()).or_insert_with(SizeWindow::new);
         window.add(done_ns.saturating_sub(promise.target_ns));
     }
 }

@@ -199,6 +199,11 @@ impl CentralQueue {
         self.waiting.len() >= self.most
     }
 
+    /// Returns the tokens of all queued prompts.
+    pub(super) fn tokens(&self) -> u64 {
+        self.waiting.iter().map(|waiting| u64::from(waiting.request.tokens)).sum()
+    }
+
     fn position(&self, id: u64) -> Option<usize> {
         self.waiting.iter().position(|waiting| waiting.request.id == id)
     }

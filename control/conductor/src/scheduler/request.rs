@@ -37,11 +37,6 @@ impl Request {
             admitted: self.admitted,
         }
     }
-
-    /// Returns the tokens that its KV cache has when its decode ends, as far as that is known.
-    pub(super) fn decode_tokens(&self) -> u64 {
-        u64::from(self.tokens) + u64::from(self.terms.output_tokens)
-    }
 }
 
 /// Service that a request gets, beside that of others of its model. The default is that of a request without any terms.
@@ -57,13 +52,18 @@ pub struct ServiceTerms {
     pub priority: i8,
     /// Objective for its first token, counted from its arrival; none for that of its model.
     pub ttft_ns: Option<u64>,
-    /// Expected number of tokens that it decodes; 0 if unknown.
+    /// Class, whose finished requests tell the expected output; empty for none.
+    pub class: Arc<str>,
+    /// Expected number of tokens that it decodes; 0 if unknown: then finished requests of its flow and class tell.
     pub output_tokens: u32,
+    /// Session whose next turn it is; names are those of its context.
+    pub session: Option<Arc<str>>,
 }
 
 impl Default for ServiceTerms {
     fn default() -> Self {
-        Self { flow: Arc::from(""), weight: DEFAULT_FLOW_WEIGHT, priority: 0, ttft_ns: None, output_tokens: 0 }
+        let (flow, class) = (Arc::from(""), Arc::from(""));
+        Self { flow, weight: DEFAULT_FLOW_WEIGHT, priority: 0, ttft_ns: None, class, output_tokens: 0, session: None }
     }
 }
 
@@ -81,6 +81,15 @@ pub enum Progress {
     },
     /// Decoding began.
     Decoding,
+}
+
+/// Output of a request that ended, as far as it is reported.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct RequestOutput {
+    /// Number of generated tokens; 0 if unknown.
+    pub tokens: u32,
+    /// Time from the first to the last of them, in nanoseconds; 0 if unknown.
+    pub decode_ns: u64,
 }
 
 /// Instances that a request must not be placed on.

@@ -13,7 +13,8 @@ pub(super) struct Reservation {
     /// Promise of its first token, if it has an objective.
     pub(super) promise: Option<Promise>,
     pub(super) prefilled: bool,
-    pub(super) decoding: bool,
+    /// Tokens and requests that were resident when its decode began; `None` before.
+    pub(super) batch: Option<(u64, u32)>,
     /// Time of the booking, or of the last update.
     pub(super) touched_ns: u64,
 }

@@ -1,5 +1,6 @@
 //! Views of the cluster for policies.
 
+use super::decode::ExpectedOutput;
 use super::{Request, Scheduler, Scratch};
 use crate::cost::DecodeModel;
 use crate::policy::{Admission, Choice, DecodeView, PrefillView, View};
@@ -14,11 +15,17 @@ pub(super) struct Views {
     ahead_ns: u64,
     fastest_decode: Option<(usize, u64)>,
     busiest_ns: u64,
+    busiest_fetch_ns: u64,
+    holding_decode: Option<usize>,
+    output_tokens: u32,
+    cache_tokens: u64,
 }
 
 impl Scheduler {
-    /// Returns the bookings of each instance, and the blocks of this prompt that it has.
-    pub(super) fn views(&self, request: &Request, now_ns: u64, scratch: &mut Scratch) -> Views {
+    /// Returns the bookings of each instance, and the blocks of this prompt that it has. Decode load is predicted for the
+    /// end of the prefill: of one that starts as soon as an instance is free, or of one that `queues` behind others.
+    pub(super) fn views(&self, request: &Request, queues: bool, now_ns: u64, scratch: &mut Scratch) -> Views {
+        let served_by = self.sessions.served_by(request);
         let mut prefill: Vec<PrefillView> = self
             .bookings
             .prefills()
@@ -31,7 +38,11 @@ impl Scheduler {
                 queued_tokens: book.uncached,
                 routed_size: self.caches.routed_tokens(at),
                 egress_wait_ns: book.egress_until_ns.saturating_sub(now_ns),
+                fetch_wait_ns: book.fetches_until_ns.saturating_sub(now_ns),
                 factor: book.factor.0,
+                decode: book.decode,
+                claimed: self.sessions.claimed_tokens(at, request),
+                served_session: served_by == Some(at),
                 ..PrefillView::default()
             })
             .collect();
@@ -47,19 +58,42 @@ impl Scheduler {
         let done_ns =
             |view: &PrefillView| view.wait_ns.saturating_add(self.model.predict_ns(request.tokens, view.held));
         let soonest_ns = alive.map(done_ns).min().unwrap_or(0);
-        let decode = self.bookings.decodes().iter().enumerate().map(|(at, book)| {
-            let view = book.view(now_ns.saturating_add(soonest_ns));
-            DecodeView { alive: view.alive && !request.barred.decode.contains(&(at as u32)), ..view }
-        });
-        let decode: Vec<DecodeView> = decode.collect();
         let pooled = tokens(self.caches.pooled_blocks(request));
         let cached = prefill.iter().map(|view| view.held).max().unwrap_or(0);
         let best_ns = self.model.predict_ns(request.tokens, cached.max(pooled));
-        let (_, ahead_ns) = self.before(request, best_ns, now_ns);
+        let (ahead, ahead_ns) = self.before(request, best_ns, now_ns);
+        let output = self.outputs.expected(&request.terms);
+        let (before, before_ns) = if queues { (ahead, ahead_ns) } else { (0, 0) };
+        let then_ns = now_ns.saturating_add(before_ns).saturating_add(soonest_ns);
+        let queued = self.queued_share(before, before_ns, output);
+        let decode = self.bookings.decodes().iter().enumerate().map(|(at, book)| {
+            let view = book.view(now_ns, then_ns, self.decode.model());
+            let expected = (view.expected.0.saturating_add(queued.0), view.expected.1.saturating_add(queued.1));
+            let held = book.prefill.and_then(|at| prefill.get(at)).map_or(0, |view| view.held);
+            DecodeView { alive: view.alive && !request.barred.decode.contains(&(at as u32)), expected, held, ..view }
+        });
+        let decode: Vec<DecodeView> = decode.collect();
         let taking = prefill.iter().filter(|view| view.alive);
-        let busiest_ns = taking.map(|view| view.egress_wait_ns).max().unwrap_or(0);
-        let fastest_decode = fastest(&decode, request.decode_tokens(), &self.config.decode_model);
-        Views { prefill, decode, pooled, best_ns, ahead_ns, fastest_decode, busiest_ns }
+        let busiest_ns = taking.clone().map(|view| view.egress_wait_ns).max().unwrap_or(0);
+        let busiest_fetch_ns = taking.map(|view| view.fetch_wait_ns).max().unwrap_or(0);
+        let fastest_decode = fastest(&decode, request.tokens, output, self.decode.model());
+        let holding = decode.iter().enumerate().filter(|(_, view)| view.alive && view.held > 0);
+        let holding_decode = holding.max_by_key(|(_, view)| view.held).map(|(at, _)| at);
+        let output_tokens = output.map_or(0, |output| output.mean);
+        let cache_tokens = self.cache_tokens();
+        Views {
+            prefill,
+            decode,
+            pooled,
+            best_ns,
+            ahead_ns,
+            fastest_decode,
+            busiest_ns,
+            busiest_fetch_ns,
+            holding_decode,
+            output_tokens,
+            cache_tokens,
+        }
     }
 
     /// Returns the view of the cluster for a policy.
@@ -69,8 +103,9 @@ impl Scheduler {
             prefill: &views.prefill,
             decode: &views.decode,
             model: &self.model,
-            decode_model: &self.config.decode_model,
+            decode_model: self.decode.model(),
             slo: self.config.slo,
+            tbt_limit_ns: self.gate.limit_ns(self.config.slo.tbt_ns),
             token_bytes: self.config.token_bytes,
             nic_bytes_s: self.config.nic_bytes_s,
             block_tokens: self.config.block_tokens,
@@ -80,6 +115,11 @@ impl Scheduler {
             fastest_decode: views.fastest_decode,
             busiest_ns: views.busiest_ns,
             admission: Admission::NOW,
+            busiest_fetch_ns: views.busiest_fetch_ns,
+            holding_decode: views.holding_decode,
+            output_tokens: views.output_tokens,
+            hands_over: self.config.hands_over,
+            cache_tokens: views.cache_tokens,
         }
     }
 
@@ -107,7 +147,7 @@ impl Scheduler {
     /// Returns the views of the instances for a request, and the decision that the policy would make.
     #[must_use]
     pub fn explain(&self, request: &Request, now_ns: u64) -> (Vec<PrefillView>, Vec<DecodeView>, Choice) {
-        let views = self.views(request, now_ns, &mut Scratch::default());
+        let views = self.views(request, false, now_ns, &mut Scratch::default());
         let admission = self.admission(request, views.best_ns, true, now_ns);
         let choice = self.policy.choose_now(&request.ask(), &View { admission, ..self.view(&views, now_ns) });
         (views.prefill, views.decode, choice)
@@ -125,11 +165,40 @@ impl Scheduler {
         self.bookings.prefills().get(instance).map_or((0, 0), |book| (book.jobs.len() as u32, book.wait_ns(now_ns)))
     }
 
+    /// Returns the ratio of a decode instance's steps to the model's.
+    #[must_use]
+    pub fn decode_factor(&self, instance: usize) -> f64 {
+        self.bookings.decodes().get(instance).map_or(1.0, |book| book.factor.0)
+    }
+
     /// Returns the tokens and requests of a decode instance, expected or in the batch.
     #[must_use]
     pub fn decode_booked(&self, instance: usize, now_ns: u64) -> (u64, u32) {
-        let view = self.bookings.decodes().get(instance).map(|book| book.view(now_ns));
+        let model = self.decode.model();
+        let view = self.bookings.decodes().get(instance).map(|book| book.view(now_ns, now_ns, model));
         view.map_or((0, 0), |view| (view.tokens, view.requests))
+    }
+
+    /// Returns the tokens that the cache of a prefill instance holds, as a mean.
+    fn cache_tokens(&self) -> u64 {
+        let instances = self.bookings.prefills().iter().filter(|book| book.alive).count().max(1) as u64;
+        self.caches.blocks() as u64 * u64::from(self.config.block_tokens) / instances
+    }
+
+    /// Returns the tokens and requests that each decode instance will have of the `ahead` queued requests that are served
+    /// within `ahead_ns`: divided evenly, as long as their outputs last.
+    fn queued_share(&self, ahead: usize, ahead_ns: u64, output: Option<ExpectedOutput>) -> (u64, u32) {
+        let instances = self.bookings.decodes().iter().filter(|book| book.alive && book.takes).count();
+        if ahead == 0 || instances == 0 {
+            return (0, 0);
+        }
+        let generated = output.map_or(0, |output| output.mean);
+        let mean_tokens = self.queue.tokens() / self.queue.len().max(1) as u64 + u64::from(generated);
+        let lasts_ns = self.decode.model().step_ns(mean_tokens, 1) as f64 * f64::from(generated);
+        // Those that are served first have ended by then.
+        let stays = if output.is_some() { (lasts_ns / ahead_ns.max(1) as f64).min(1.0) } else { 1.0 };
+        let requests = ahead as f64 * stays / instances as f64;
+        ((requests * mean_tokens as f64) as u64, requests.round() as u32)
     }
 
     /// Predicts the duration of a request's prefill with the best cache of any instance.
@@ -139,12 +208,19 @@ impl Scheduler {
     }
 }
 
-/// Returns the decode instance with the shortest step if it gets `tokens` more; a full one only if all are full.
-fn fastest(decode: &[DecodeView], tokens: u64, model: &DecodeModel) -> Option<(usize, u64)> {
+/// Returns the decode instance with the shortest step if it gets a request with this prompt and expected output; a full
+/// one only if all are full. An instance has room for a request whose output is a long one.
+fn fastest(
+    decode: &[DecodeView],
+    prompt: u32,
+    output: Option<ExpectedOutput>,
+    model: &DecodeModel,
+) -> Option<(usize, u64)> {
+    let ExpectedOutput { mean, high } = output.unwrap_or(ExpectedOutput { mean: 0, high: 0 });
     let weigh = |(at, decode): (usize, &DecodeView)| {
-        let resident = decode.tokens + tokens;
-        let step_ns = model.step_ns(resident, decode.requests as usize + 1);
-        (resident > decode.capacity, step_ns, at)
+        let (tokens, requests) = (decode.expected.0.saturating_add(u64::from(prompt)), decode.expected.1 + 1);
+        let step_ns = decode.step_ns(model, (tokens.saturating_add(u64::from(mean)), requests));
+        (tokens.saturating_add(u64::from(high)) > decode.capacity, step_ns, at)
     };
     let alive = decode.iter().enumerate().filter(|(_, decode)| decode.alive);
     alive.map(weigh).min().map(|(_, step_ns, at)| (at, step_ns))

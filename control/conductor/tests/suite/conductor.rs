@@ -8,6 +8,7 @@ use kvplane_conductor::conductor::{
     LimitUse, MAX_PROMPT_BLOCKS, QueryPrompt, RegisterInstance, RequestStep, Schedule, ScheduleMode, ScheduleRefusal,
     ScheduleReply,
 };
+use kvplane_conductor::cost::DecodeSteps;
 use kvplane_conductor::index::{BlockTier, PromptContext, Tiers};
 use kvplane_conductor::policy::{PlacementPolicy, Slo};
 use proptest::prelude::*;
@@ -110,6 +111,37 @@ fn silent_instance_is_excluded_then_lost_and_its_requests_can_be_rescheduled() {
     // A late report only proves that the instance lives.
     report(&mut conductor, other, 3, 12 * SECOND);
     assert_eq!(conductor.counts().stale_reports, 1);
+}
+
+#[test]
+fn suspect_instance_is_trusted_again_after_reports_in_a_row() {
+    let mut conductor = conductor(1);
+    let mut seq = 0;
+    let mut suspect_after = |conductor: &mut Conductor, reports_ns: &[u64]| {
+        for at_ns in reports_ns {
+            seq += 1;
+            conductor.tick(*at_ns);
+            let load = InstanceLoad { seq, ..InstanceLoad::default() };
+            conductor.report("p0", 1, load, *at_ns).expect("known");
+        }
+        let rows = conductor.table(*reports_ns.last().unwrap_or(&0)).instances;
+        rows.iter().any(|row| *row.status.instance == *"p0" && row.suspect)
+    };
+    let second = |at: &[u64]| at.iter().map(|at| at * SECOND / 10).collect::<Vec<u64>>();
+    assert!(!suspect_after(&mut conductor, &second(&[10, 20])));
+    // Three are missed. Two in a row are too few, and so is a burst of delayed ones.
+    assert!(suspect_after(&mut conductor, &second(&[55, 65])));
+    assert!(suspect_after(&mut conductor, &second(&[66, 67, 68])));
+    // One is missed: they count anew.
+    assert!(suspect_after(&mut conductor, &second(&[90, 100])));
+    assert!(!suspect_after(&mut conductor, &second(&[110])));
+    // An instance whose every third report is lost is never suspect, and one that reports in turns of four seconds
+    // stays suspect.
+    assert!(!suspect_after(&mut conductor, &second(&[120, 140, 150, 170, 180])));
+    assert!(suspect_after(&mut conductor, &second(&[220, 260, 300, 340])));
+    let changes = conductor.instances().version();
+    assert!(suspect_after(&mut conductor, &second(&[380, 420])));
+    assert_eq!(conductor.instances().version(), changes, "it does not flap");
 }
 
 #[test]
@@ -285,7 +317,9 @@ fn reported_idleness_gains_nothing_and_reported_load_is_respected() {
     conductor.report(&busy, 1, InstanceLoad { seq: 1, ..InstanceLoad::default() }, 0).expect("known");
     assert_eq!(wait(&mut conductor, &busy), booked_ns);
     let other = if busy == "p0" { "p1" } else { "p0" };
-    let much = InstanceLoad { seq: 1, queued_tokens: u64::MAX, decode_tokens: u64::MAX, decodes: u32::MAX };
+    let steps = DecodeSteps { steps: u32::MAX, took_ns: u64::MAX, tokens: u64::MAX, requests: u32::MAX };
+    let (queued_tokens, decode_tokens, decodes) = (u64::MAX, u64::MAX, u32::MAX);
+    let much = InstanceLoad { seq: 1, queued_tokens, decode_tokens, decodes, steps };
     conductor.report(other, 1, much, 0).expect("known");
     conductor.report("d0", 1, much, 0).expect("known");
     assert!(wait(&mut conductor, other) <= 3_600 * SECOND);
@@ -455,7 +489,8 @@ proptest! {
                 }
                 Act::Deregister(name) => drop(conductor.deregister(&format!("i{name}"), 9, now_ns)),
                 Act::Report(name, load) => {
-                    let load = InstanceLoad { seq: load % 7, queued_tokens: load, decode_tokens: load / 3, decodes: 3 };
+                    let (seq, steps) = (load % 7, DecodeSteps { steps: load as u32, took_ns: load, tokens: load, requests: 3 });
+                    let load = InstanceLoad { seq, queued_tokens: load, decode_tokens: load / 3, decodes: 3, steps };
                     let _ = conductor.report(&format!("i{name}"), 1, load, now_ns);
                 }
                 Act::Cache(name, seq, seed) => {

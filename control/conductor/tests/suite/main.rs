@@ -4,6 +4,7 @@ mod away;
 mod books;
 mod conductor;
 mod copies;
+mod decode;
 mod durable;
 mod engine;
 mod hot;

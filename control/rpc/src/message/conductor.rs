@@ -5,12 +5,14 @@
 
 use bincode::{Decode, Encode};
 pub use kvplane_conductor::conductor::{
-    Assignment, BlockChange, CacheBatch, CacheReport, CacheTaken, CacheWanted, CandidateStatus, EventSource,
-    FetchSource, InstanceLoad, InstancePart, InstanceRegistered, InstanceStatus, InstanceTable, ModelStatus,
-    PlacementNotice, PrefixHolder, PrefixHolders, RegisterInstance, RequestExplained, RequestStep, RequestTerms,
-    Schedule, ScheduleMode, ScheduleOnTerms, ScheduleRefusal, ScheduleReply, StoredTokens,
+    Assignment, BlockChange, CacheBatch, CacheReport, CacheTaken, CacheWanted, CandidateStatus, DecodeStatus,
+    EventSource, FetchSource, InstanceLoad, InstancePart, InstanceRegistered, InstanceStatus, InstanceTable,
+    ModelStatus, PlacementNotice, PrefixHolder, PrefixHolders, RegisterInstance, RequestExplained, RequestStep,
+    RequestTerms, Schedule, ScheduleMode, ScheduleOnTerms, ScheduleRefusal, ScheduleReply, StoredTokens,
 };
+pub use kvplane_conductor::cost::DecodeSteps;
 pub use kvplane_conductor::index::{BlockTier, PromptContext};
+pub use kvplane_conductor::scheduler::RequestOutput;
 
 /// Deregisters an instance. Idempotent.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]

@@ -63,12 +63,7 @@ fn cache(instance: &str, seq: u64, hashes: Vec<u64>) -> ReportCache {
 
 fn load(instance: &str, seq: u64) -> ReportLoad {
     let (tenant, instance) = (String::new(), instance.to_owned());
-    ReportLoad {
-        tenant,
-        instance,
-        incarnation: 1,
-        load: InstanceLoad { seq, queued_tokens: 0, decode_tokens: 0, decodes: 0 },
-    }
+    ReportLoad { tenant, instance, incarnation: 1, load: InstanceLoad { seq, ..InstanceLoad::default() } }
 }
 
 fn assigned(answer: ScheduleReply) -> Assignment {

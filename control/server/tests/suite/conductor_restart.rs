@@ -272,8 +272,10 @@ fn an_engine_continues_at_its_snapshot_and_a_restarted_one_does_not() {
             let asked = u64::from_be_bytes(read_frame(&mut past).await.try_into().expect("a number"));
             assert!(from.is_none_or(|from| from == asked), "{asked}");
             // The Conductor may hang up as soon as it sees that the first batch is another one.
-            let mut replayed: Vec<u8> =
-                anew[asked as usize..].iter().flat_map(|(at, batch)| message(&[b"", &at.to_be_bytes(), batch])).collect();
+            let mut replayed: Vec<u8> = anew[asked as usize..]
+                .iter()
+                .flat_map(|(at, batch)| message(&[b"", &at.to_be_bytes(), batch]))
+                .collect();
             replayed.extend(message(&[b"", &(-1i64).to_be_bytes(), b""]));
             past.write_all(&replayed).await.expect("sent");
         }

@@ -71,8 +71,8 @@ struct Conductor {
     /// to 99.9. The higher it is, the larger is the margin of predictions, and the more requests are rejected.
     #[arg(long, value_name = "PERCENT", default_value_t = Probability::DEFAULT, requires = "hosted")]
     promise_percent: Probability,
-    /// Duration of a decode step, for every model: milliseconds, nanoseconds for each resident token, microseconds for
-    /// each request of the batch. The default is the published one of LLaMA3-70B on A800.
+    /// Duration of a decode step until reports tell it, for every model: milliseconds, nanoseconds for each resident
+    /// token, microseconds for each request of the batch. The default is the published one of LLaMA3-70B on A800.
     #[arg(
         long = "conductor-decode",
         value_name = "BASE_MS[,TOKEN_NS[,REQUEST_US]]",

@@ -34,7 +34,7 @@ from kvplane._store import Piece, Registration, Store
 
 if TYPE_CHECKING:
     from kvplane._async import AsyncStore
-    from kvplane._scheduler import Booked, Instance, Local, Prompt, Refused, Scheduler, Terms
+    from kvplane._scheduler import Booked, DecodeSteps, Instance, Local, Prompt, Refused, Scheduler, Terms
 
 __version__ = _native.__version__
 __all__ = [
@@ -76,7 +76,7 @@ def __getattr__(name: str) -> type:
 
         return AsyncStore
     # Programs that only store objects need nothing of the Conductor.
-    if name in ("Booked", "Instance", "Local", "Prompt", "Refused", "Scheduler", "Terms"):
+    if name in ("Booked", "DecodeSteps", "Instance", "Local", "Prompt", "Refused", "Scheduler", "Terms"):
         from kvplane import _scheduler
 
         return getattr(_scheduler, name)

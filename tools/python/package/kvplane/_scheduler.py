@@ -49,13 +49,25 @@ class Prompt(NamedTuple):
 class Terms(NamedTuple):
     """Service that a request gets. `flow`: name of the requests that share one fair share, such as those of one customer;
     `service_class`: class that an operator has set; `priority`: from -4 to 4, higher ones of a flow go first; `ttft`:
-    objective for the first token, in seconds after the arrival; `output_tokens`: expected length of the output."""
+    objective for the first token, in seconds after the arrival; `output_tokens`: expected length of the output;
+    `session`: name of the conversation whose next turn the request is."""
 
     flow: str = ""
     service_class: str = ""
     priority: Optional[int] = None
     ttft: Optional[float] = None
     output_tokens: int = 0
+    session: str = ""
+
+
+class DecodeSteps(NamedTuple):
+    """Decode steps of an instance since its last report: their number, and seconds of all of them; the means over them
+    of resident tokens of KV cache and of requests in the batch."""
+
+    steps: int = 0
+    took: float = 0.0
+    tokens: int = 0
+    requests: int = 0
 
 
 class Source(NamedTuple):
@@ -153,10 +165,17 @@ class InstanceRow(NamedTuple):
     decode_tokens: int
     decodes: int
     silent: float
+    decode_factor: float
+    """Duration of its decode steps relative to the model's."""
 
 
 class ModelRow(NamedTuple):
-    """Model; `error` is the mean relative error of predicted prefill times."""
+    """Model; `error` is the mean relative error of predicted prefill times.
+
+    A decode step is learned to take `decode_base` seconds, `decode_token` for each resident token of KV cache and
+    `decode_request` for each request, with the mean relative error `decode_error`. Outputs have a median of `output_p50`
+    tokens and a 90th percentile of `output_p90`, which are 0 while too few requests have finished; `output_error` is the
+    mean error of expected ones. `sessions` are those whose next turn is expected."""
 
     tenant: str
     model: str
@@ -170,6 +189,14 @@ class ModelRow(NamedTuple):
     reused_tokens: int
     error: float
     mismatch: bool
+    decode_base: float
+    decode_token: float
+    decode_request: float
+    decode_error: float
+    output_p50: int
+    output_p90: int
+    output_error: float
+    sessions: int
 
 
 class Table(NamedTuple):
@@ -224,14 +251,16 @@ class Instance:
         self.suspect_after = suspect_after
         """Seconds without a report after which it is not chosen any more; 0 for never."""
 
-    def report_load(self, queued_tokens: int, decode_tokens: int = 0, decodes: int = 0) -> None:
+    def report_load(
+        self, queued_tokens: int, decode_tokens: int = 0, decodes: int = 0, steps: DecodeSteps = DecodeSteps()
+    ) -> None:
         """Reports its load: tokens of prompts that are queued or computed, tokens of KV cache of decodes, number of
-        decodes."""
+        decodes; and its decode steps since the last report, by which their duration is learned."""
         with self._lock:
             self._loads += 1
             number = self._loads
         load = (queued_tokens, decode_tokens, decodes)
-        _check(self._scheduler._native().report_load((*self._of, number), load))
+        _check(self._scheduler._native().report_load((*self._of, number), load, steps))
 
     def report_cache(
         self,
@@ -381,11 +410,15 @@ class Scheduler:
         """Renews the lease of the reservation."""
         self._update(booked, "alive")
 
-    def ended(self, decision: Decision) -> None:
+    def ended(self, decision: Decision, output_tokens: int = 0, decode_time: float = 0.0) -> None:
         """Reports the end of the request, whatever its outcome: its reservation is released, with the next request or
-        within some 20 ms. No effect for a rejected request."""
+        within some 20 ms. No effect for a rejected request.
+
+        Of a request that has generated its whole output: `output_tokens`, their number, and `decode_time`, the seconds
+        from the first to the last. The outputs and decode times of later requests are expected by it."""
         if isinstance(decision, Booked) and decision.reservation:
-            _check(self._native().release(decision.reservation))
+            output = (output_tokens, decode_time) if output_tokens else None
+            _check(self._native().release(decision.reservation, output))
         elif isinstance(decision, Local):
             _check(self._native().ended(decision.prefill))
 

@@ -235,6 +235,7 @@ pub(crate) struct Row {
     decode_tokens: u64,
     decodes: u32,
     silent: f64,
+    decode_factor: f64,
 }
 
 impl Row {
@@ -254,6 +255,7 @@ impl Row {
             decode_tokens: row.decode_tokens,
             decodes: row.decodes,
             silent: seconds(row.silent_ns),
+            decode_factor: f64::from(row.decode_factor_permille) / 1000.0,
         }
     }
 }
@@ -273,6 +275,14 @@ pub(crate) struct Model {
     reused_tokens: u64,
     error: f64,
     mismatch: bool,
+    decode_base: f64,
+    decode_token: f64,
+    decode_request: f64,
+    decode_error: f64,
+    output_p50: u32,
+    output_p90: u32,
+    output_error: f64,
+    sessions: u64,
 }
 
 impl Model {
@@ -290,6 +300,14 @@ impl Model {
             reused_tokens: row.reused_tokens,
             error: f64::from(row.error_permille) / 1000.0,
             mismatch: row.mismatch,
+            decode_base: seconds(row.decode.base_ns),
+            decode_token: row.decode.token_ps as f64 / 1e12,
+            decode_request: seconds(row.decode.request_ns),
+            decode_error: f64::from(row.decode.error_permille) / 1000.0,
+            output_p50: row.decode.output_p50,
+            output_p90: row.decode.output_p90,
+            output_error: f64::from(row.decode.output_error_permille) / 1000.0,
+            sessions: row.sessions,
         }
     }
 }

@@ -31,11 +31,12 @@ pub(crate) fn show_requests(show: Show<'_>) {
     let gone = DeregisterInstance { tenant: tenant.clone(), instance: instance.clone(), incarnation: 2 };
     show("DeregisterInstance", encode(&gone));
     let (t, i) = (tenant.clone(), instance.clone());
+    let steps = DecodeSteps { steps: 7, took_ns: 8, tokens: 9, requests: 10 };
     let load = ReportLoad {
         tenant: t,
         instance: i,
         incarnation: 2,
-        load: InstanceLoad { seq: 3, queued_tokens: 4, decode_tokens: 5, decodes: 6 },
+        load: InstanceLoad { seq: 3, queued_tokens: 4, decode_tokens: 5, decodes: 6, steps },
     };
     show("ReportLoad", encode(&load));
     let (lora, salt) = ("l".to_owned(), "s".to_owned());
@@ -78,10 +79,15 @@ pub(crate) fn show_requests(show: Show<'_>) {
         priority: Some(-1),
         ttft_ns: Some(6),
         output_tokens: 7,
+        session: "e".to_owned(),
     };
-    show("ScheduleOnTerms", encode(&ScheduleOnTerms { schedule, terms, ended: vec![9] }));
+    let output = RequestOutput { tokens: 11, decode_ns: 12 };
+    let finished = vec![(10, output)];
+    show("ScheduleOnTerms", encode(&ScheduleOnTerms { schedule, terms, ended: vec![9], finished }));
     let step = RequestStep::PrefillDone { reused_tokens: 2, took_ns: 3 };
     show("UpdateRequest", encode(&UpdateRequest { reservation: 1, step }));
+    let step = RequestStep::Finished(output);
+    show("UpdateRequest of an output", encode(&UpdateRequest { reservation: 1, step }));
     show("Reschedule", encode(&Reschedule { reservation: 1, failed: vec!["b".to_owned()] }));
     show("WatchInstances", encode(&WatchInstances));
     show("WatchAssignments", encode(&WatchAssignments { client: 1 }));
@@ -144,6 +150,7 @@ pub(crate) fn show_replies(show: Show<'_>) {
         decode_tokens: 3,
         decodes: 4,
         silent_ns: 5,
+        decode_factor_permille: 6,
     };
     let model = ModelStatus {
         tenant: "t".to_owned(),
@@ -158,6 +165,18 @@ pub(crate) fn show_replies(show: Show<'_>) {
         reused_tokens: 7,
         error_permille: 8,
         mismatch: true,
+        decode: DecodeStatus {
+            base_ns: 9,
+            token_ps: 10,
+            request_ns: 11,
+            reports: 12,
+            error_permille: 13,
+            output_p50: 14,
+            output_p90: 15,
+            output_error_permille: 16,
+            output_within_permille: 17,
+        },
+        sessions: 18,
     };
     show("InstanceTable", encode(&InstanceTable { version: 9, instances: vec![row], models: vec![model] }));
     let answer = ScheduleReply::Assigned(assignment());

@@ -6,7 +6,7 @@ use std::time::Duration;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use kvplane::ControlLink;
-use kvplane::rpc::conductor::{InstanceTable, WatchInstances};
+use kvplane::rpc::conductor::{InstanceTable, ModelStatus, WatchInstances};
 use kvplane::rpc::placement::{
     ClassTerms, CopiesShown, DEFAULT_FLOW_WEIGHT, FeedShown, HoldInstance, LimitUse, MAX_FLOW_WEIGHT, MAX_PRIORITY,
     PlacementPolicy, ServiceShown, SetClass, SetPlacement, SetWeight, ShowCopies, ShowFeeds, ShowLimits, ShowPlacement,
@@ -89,7 +89,7 @@ pub(crate) struct Policy {
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     promise_ttft_ms: Option<u64>,
     /// Objective for the time between tokens (TBT), in milliseconds: requests predicted to miss it are rejected at
-    /// once, by the control plane's `--conductor-decode`. Default: none.
+    /// once, by the learned duration of decode steps. Default: none.
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     promise_tbt_ms: Option<u64>,
 }
@@ -224,6 +224,52 @@ fn cache_in_words(degraded: bool, feed: Option<&FeedShown>) -> String {
     }
 }
 
+/// Formats what is learned of a model's decodes as JSON.
+fn decode_in_json(model: &ModelStatus) -> serde_json::Value {
+    let decode = &model.decode;
+    json!({
+        "tenant": model.tenant,
+        "model": model.model,
+        "prefill_error_permille": model.error_permille,
+        "decode_base_ns": decode.base_ns,
+        "decode_token_ps": decode.token_ps,
+        "decode_request_ns": decode.request_ns,
+        "decode_reports": decode.reports,
+        "decode_error_permille": decode.error_permille,
+        "output_p50": decode.output_p50,
+        "output_p90": decode.output_p90,
+        "output_error_permille": decode.output_error_permille,
+        "output_within_permille": decode.output_within_permille,
+        "sessions": model.sessions,
+    })
+}
+
+/// Formats what is learned of a model's decodes as text.
+fn decode_in_words(model: &ModelStatus) -> String {
+    let decode = &model.decode;
+    let percent = |permille: u32| f64::from(permille) / 10.0;
+    let learned = match decode.reports {
+        0 => "initial constants".to_owned(),
+        reports => format!("error {:.1} %, {reports} reports", percent(decode.error_permille)),
+    };
+    let outputs = match decode.output_p90 {
+        0 => "outputs not known yet".to_owned(),
+        p90 => format!(
+            "outputs p50 {}, p90 {p90} tokens, error {:.1} %",
+            decode.output_p50,
+            percent(decode.output_error_permille)
+        ),
+    };
+    format!(
+        "model {}: decode step {:.1} ms + {:.1} ns a token + {:.1} us a request ({learned}); {outputs}; sessions {}",
+        model.model,
+        decode.base_ns as f64 / 1e6,
+        decode.token_ps as f64 / 1e3,
+        decode.request_ns as f64 / 1e3,
+        model.sessions
+    )
+}
+
 /// Formats limits and their use as JSON.
 fn limits_in_json(limits: &LimitUse) -> serde_json::Value {
     let of = |(used, most): (u64, u64)| json!({ "used": used, "most": most });
@@ -281,6 +327,7 @@ fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
                 "wait_ns": row.wait_ns,
                 "decodes": row.decodes,
                 "decode_tokens": row.decode_tokens,
+                "decode_factor_permille": row.decode_factor_permille,
             })
         });
         let rows: Vec<_> = rows.collect();
@@ -294,6 +341,7 @@ fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
                 "service": service_json(&service),
                 "copies": in_json(&copies),
                 "limits": limits_in_json(&limits),
+                "models": table.models.iter().map(decode_in_json).collect::<Vec<_>>(),
                 "instances": rows,
             })
         );
@@ -308,6 +356,7 @@ fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
     );
     println!("{}\n{}", in_words(&copies), limits_in_words(&limits));
     print_service(&service);
+    table.models.iter().for_each(|model| println!("{}", decode_in_words(model)));
     println!(
         "{:<24} {:<24} {:<8} {:<8} {:>8} {:>10} {:>8}  cache",
         "instance", "model", "part", "state", "prefills", "wait ms", "decodes"
