@@ -32,6 +32,8 @@ mod views;
 
 use crate::copies::Copies;
 use crate::policy::{PlacementPolicy, Slo};
+use crate::scheduler::ServiceTerms;
+pub use crate::scheduler::{InstanceCapabilities, PipelineMembership};
 
 pub use cache_feed::followed::FollowedFeed;
 pub use cache_feed::snapshot::PoolSnapshot;
@@ -41,15 +43,16 @@ pub use cache_feed::{
 };
 use calls::MOST_BARRED;
 pub use calls::{
-    Assignment, ClientNotice, FetchSource, MOST_ENDED, PlacementNotice, RequestStep, Schedule, ScheduleMode,
-    ScheduleOnTerms, ScheduleRefusal, ScheduleReply,
+    AssignedGroup, AssignedStage, Assignment, ClientNotice, FetchSource, GroupAssignment, MOST_ENDED, PlacementNotice,
+    RequestStep, Schedule, ScheduleMode, ScheduleOnTerms, ScheduleRefusal, ScheduleReply, ScheduleWithGroups,
 };
 pub use config::{ConductorConfig, MAX_ID_BYTES, MAX_PROMPT_BLOCKS};
 pub use durable::{Durable, DurableInstance};
 pub use error::ConductorError;
 use error::bad;
 pub use instance_spec::{
-    EventSource, InstanceLoad, InstancePart, InstanceRegistered, InstanceSpec, RegisterInstance, Registration,
+    EventSource, InstanceLoad, InstancePart, InstanceRegistered, InstanceSpec, RegisterCapabilities, RegisterInstance,
+    Registration,
 };
 pub use instances::InstanceRegistry;
 use instances::ReportCounts;
@@ -60,7 +63,7 @@ pub use requests::service::{ClassTerms, MAX_PRIORITY, MAX_SERVICE_NAME_BYTES, Re
 use requests::{PrefillReport, RequestCounts, RequestLedger, RequestService};
 pub use views::{
     CandidateStatus, CopyKey, CopyState, CopyWanted, HotPrefix, InstanceRow, InstanceStatus, InstanceTable,
-    ModelStatus, PoolRow, RequestExplained, Table,
+    ModelStatus, PlacementExplained, PoolRow, RequestExplained, Table,
 };
 
 /// Counters of the Conductor.
@@ -226,6 +229,31 @@ impl Conductor {
         ended: &[u64],
         now_ns: u64,
     ) -> Result<ScheduleReply, ConductorError> {
+        self.end_and_schedule(asked, (terms, false), ended, now_ns)
+    }
+
+    /// Chooses the instances of a request as [`Self::schedule_on_terms`] does, or a pipeline group: its scheduler can
+    /// drive one.
+    ///
+    /// # Errors
+    /// Those of [`Self::schedule_on_terms`].
+    pub fn schedule_with_groups(
+        &mut self,
+        asked: &ScheduleWithGroups,
+        now_ns: u64,
+    ) -> Result<ScheduleReply, ConductorError> {
+        let ScheduleOnTerms { schedule, terms, ended } = &asked.on_terms;
+        self.end_and_schedule(schedule, (terms, true), ended, now_ns)
+    }
+
+    /// Ends reservations, and chooses the instances of a request with terms, or, if the flag is set, a group.
+    fn end_and_schedule(
+        &mut self,
+        asked: &Schedule,
+        (terms, groups): (&RequestTerms, bool),
+        ended: &[u64],
+        now_ns: u64,
+    ) -> Result<ScheduleReply, ConductorError> {
         if ended.len() > MOST_ENDED {
             return Err(bad(format!("{} reservations end with one call; at most {MOST_ENDED}", ended.len())));
         }
@@ -240,7 +268,7 @@ impl Conductor {
             let policy = self.config.policy.label();
             return Err(bad(format!("policy {policy} keeps no objective; only kvplane keeps one of a request")));
         }
-        let terms = self.service.resolve(&asked.context.tenant, terms)?;
+        let terms = ServiceTerms { groups, ..self.service.resolve(&asked.context.tenant, terms)? };
         let pool = self.pools.of_context(&asked.context)?;
         let excluded = self.instances.excluded(pool, &asked.barred);
         self.requests.schedule(asked, pool, RequestService { excluded, terms }, now_ns, &mut self.pools)

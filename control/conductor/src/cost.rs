@@ -5,6 +5,8 @@
 //! instances: recursive weighted least squares with exponential forgetting, regularised toward the initial values, and
 //! solved every few reports. An instance that is slower or faster than the others has a factor of its own.
 
+pub mod pipeline;
+
 use core::fmt;
 
 /// Tokens by which features are scaled, so that all are close to one.

@@ -5,11 +5,15 @@
 //! Conductor books the choice. So the same policy schedules a simulated cluster and a live one; policies of other
 //! schedulers, for comparison, are in the simulator.
 
+mod groups;
 mod late_binding;
 mod plain;
 
+pub use groups::{GroupPlan, GroupView, OfferedLoad, StagePlan};
 pub use late_binding::LateBinding;
 pub use plain::{LoadBalance, RoundRobin, Spread};
+
+use std::sync::Arc;
 
 use bincode::{Decode, Encode};
 
@@ -78,6 +82,8 @@ pub struct Ask {
     pub tokens: u32,
     /// Objective of this request for its first token; none for that of all ([`View::slo`]).
     pub ttft_ns: Option<u64>,
+    /// True if a pipeline group may prefill it.
+    pub groups: bool,
 }
 
 /// Prefill instance, from the perspective of a policy.
@@ -102,6 +108,9 @@ pub struct PrefillView {
     pub egress_wait_ns: u64,
     /// Ratio of its prefill durations to the model's.
     pub factor: f64,
+    /// Number of its model's layers if it begins a prefill when the first layer of the prefix has arrived; none if it
+    /// waits for the whole prefix.
+    pub layer_wise: Option<u32>,
 }
 
 /// Decode instance, from the perspective of a policy.
@@ -153,6 +162,12 @@ pub struct View<'a> {
     pub fastest_decode: Option<(usize, u64)>,
     /// Time until the busiest NIC of the accepting instances has sent its booked transfers.
     pub busiest_ns: u64,
+    /// Pipeline groups of which every member accepts requests, if one may prefill the request.
+    pub groups: &'a [GroupView],
+    /// Number of other queued requests.
+    pub queued: usize,
+    /// Requests that have arrived lately.
+    pub offered: OfferedLoad,
 }
 
 /// Objectives of a request; the largest value is none.
@@ -170,7 +185,7 @@ impl Slo {
 }
 
 /// Placement of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Placement {
     pub prefill: usize,
@@ -183,6 +198,8 @@ pub struct Placement {
     pub wait_ns: u64,
     /// Predicted duration of the prefill.
     pub prefill_ns: u64,
+    /// Pipeline group that prefills; its last stage is `prefill`. None if that instance prefills alone.
+    pub group: Option<Arc<GroupPlan>>,
 }
 
 impl Placement {
@@ -190,6 +207,19 @@ impl Placement {
     #[must_use]
     pub const fn takes_ns(&self) -> u64 {
         self.wait_ns.saturating_add(self.prefill_ns)
+    }
+
+    /// Returns the predicted time that instances spend on the prefill: all of them, of a pipeline group.
+    #[must_use]
+    pub fn work_ns(&self) -> u64 {
+        self.group.as_ref().map_or(self.prefill_ns, |plan| plan.work_ns())
+    }
+
+    /// Returns true if an instance prefills, or is a stage of the group that does.
+    #[must_use]
+    pub fn involves(&self, instance: usize) -> bool {
+        let is_stage = |plan: &Arc<GroupPlan>| plan.stages.iter().any(|stage| stage.instance == instance);
+        self.prefill == instance || self.group.as_ref().is_some_and(is_stage)
     }
 }
 
@@ -221,7 +251,7 @@ pub enum Refusal {
 }
 
 /// Decision of a policy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum Choice {
     /// Place the request.
@@ -339,6 +369,7 @@ impl View<'_> {
             fetch: Fetch::Nothing,
             wait_ns: instance.wait_ns,
             prefill_ns: self.prefill_ns(instance, ask.tokens, instance.held),
+            group: None,
         }
     }
 

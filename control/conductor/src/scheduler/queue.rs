@@ -17,7 +17,7 @@ use super::sizes::SizeWindow;
 use crate::policy::{Placement, QueueRules, Refusal, Slo};
 
 /// Outcome for a queued request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum Next {
     /// The request starts, and is booked.

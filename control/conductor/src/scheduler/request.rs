@@ -27,7 +27,8 @@ pub struct Request {
 
 impl Request {
     pub(super) const fn ask(&self) -> Ask {
-        Ask { id: self.id, arrival_ns: self.arrival_ns, tokens: self.tokens, ttft_ns: self.terms.ttft_ns }
+        let Self { id, arrival_ns, tokens, .. } = *self;
+        Ask { id, arrival_ns, tokens, ttft_ns: self.terms.ttft_ns, groups: self.terms.groups }
     }
 
     /// Returns the tokens that its KV cache has when its decode ends, as far as that is known.
@@ -51,11 +52,14 @@ pub struct ServiceTerms {
     pub ttft_ns: Option<u64>,
     /// Expected number of tokens that it decodes; 0 if unknown.
     pub output_tokens: u32,
+    /// True if a pipeline group may prefill it, because its scheduler can drive one.
+    pub groups: bool,
 }
 
 impl Default for ServiceTerms {
     fn default() -> Self {
-        Self { flow: Arc::from(""), weight: DEFAULT_FLOW_WEIGHT, priority: 0, ttft_ns: None, output_tokens: 0 }
+        let (flow, weight) = (Arc::from(""), DEFAULT_FLOW_WEIGHT);
+        Self { flow, weight, priority: 0, ttft_ns: None, output_tokens: 0, groups: false }
     }
 }
 

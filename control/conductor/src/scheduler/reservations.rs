@@ -11,6 +11,8 @@ pub(super) struct Reservation {
     pub(super) placement: Placement,
     pub(super) prefilled: bool,
     pub(super) decoding: bool,
+    /// True if its duration is that of a transfer or a pipeline, of which the cost model learns nothing.
+    pub(super) stalls: bool,
     /// Time of the booking, or of the last update.
     pub(super) touched_ns: u64,
 }

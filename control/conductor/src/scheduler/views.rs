@@ -2,7 +2,7 @@
 
 use super::{Request, Scheduler, Scratch};
 use crate::cost::DecodeModel;
-use crate::policy::{Choice, DecodeView, PrefillView, View};
+use crate::policy::{Choice, DecodeView, GroupView, PrefillView, View};
 
 /// Views of all instances.
 pub(super) struct Views {
@@ -12,6 +12,8 @@ pub(super) struct Views {
     ahead_ns: u64,
     fastest_decode: Option<(usize, u64)>,
     busiest_ns: u64,
+    groups: Vec<GroupView>,
+    queued: usize,
 }
 
 impl Scheduler {
@@ -28,8 +30,9 @@ impl Scheduler {
                 requests: book.jobs.len() as u32,
                 queued_tokens: book.uncached,
                 routed_size: self.caches.routed_tokens(at),
-                egress_wait_ns: book.egress_until_ns.saturating_sub(now_ns),
+                egress_wait_ns: book.egress_wait_ns(now_ns),
                 factor: book.factor.0,
+                layer_wise: book.layer_wise,
                 ..PrefillView::default()
             })
             .collect();
@@ -57,7 +60,12 @@ impl Scheduler {
         let taking = prefill.iter().filter(|view| view.alive);
         let busiest_ns = taking.map(|view| view.egress_wait_ns).max().unwrap_or(0);
         let fastest_decode = fastest(&decode, request.decode_tokens(), &self.config.decode_model);
-        Views { prefill, decode, pooled, ahead_ns, fastest_decode, busiest_ns }
+        let groups = match request.terms.groups {
+            true => self.groups.views(self.bookings.prefills(), &request.barred.prefill),
+            false => Vec::new(),
+        };
+        let queued = self.queue.len() - usize::from(!groups.is_empty() && self.queue.get(request.id).is_some());
+        Views { prefill, decode, pooled, ahead_ns, fastest_decode, busiest_ns, groups, queued }
     }
 
     /// Returns the view of the cluster for a policy.
@@ -77,6 +85,9 @@ impl Scheduler {
             placed: self.placed,
             fastest_decode: views.fastest_decode,
             busiest_ns: views.busiest_ns,
+            groups: &views.groups,
+            queued: views.queued,
+            offered: self.arrivals.offered(now_ns),
         }
     }
 

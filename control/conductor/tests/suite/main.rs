@@ -6,6 +6,7 @@ mod conductor;
 mod copies;
 mod durable;
 mod engine;
+mod groups;
 mod hot;
 mod index;
 mod kept_index;

@@ -85,7 +85,7 @@ impl ServiceLevels {
         };
         let ttft_ns = terms.ttft_ns.or(class.ttft_ns);
         let weight = weight.copied().unwrap_or(DEFAULT_FLOW_WEIGHT);
-        Ok(ServiceTerms { flow, weight, priority, ttft_ns, output_tokens: terms.output_tokens })
+        Ok(ServiceTerms { flow, weight, priority, ttft_ns, output_tokens: terms.output_tokens, groups: false })
     }
 
     /// Sets the terms of a class of requests, or removes it. Requests that are queued or booked keep theirs.
