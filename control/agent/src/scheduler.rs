@@ -16,8 +16,9 @@ use kvplane_conductor::fallback;
 use kvplane_proto::Digest;
 use kvplane_rpc::Role;
 use kvplane_rpc::conductor::{
-    Assignment, InstancePart, InstanceStatus, InstanceTable, RequestOutput, RequestStep, RequestTerms, Reschedule,
-    Schedule, ScheduleOnTerms, ScheduleRefusal, ScheduleReply, UpdateRequest, WatchAssignments, WatchInstances,
+    Assignment, GroupAssignment, InstancePart, InstanceStatus, InstanceTable, RequestOutput, RequestStep, RequestTerms,
+    Reschedule, Schedule, ScheduleOnTerms, ScheduleRefusal, ScheduleReply, ScheduleWithGroups, UpdateRequest,
+    WatchAssignments, WatchInstances,
 };
 use kvplane_rpc::message::{CreateTask, Request};
 use kvplane_sys::interrupt;
@@ -42,6 +43,9 @@ const TOLD: usize = 65_536;
 pub enum Decision {
     /// Placed and reserved by the Conductor: report its progress ([`Scheduler::update`]), and its end.
     Booked(Assignment),
+    /// Placed on a pipeline group and reserved by the Conductor, as the answer to [`Scheduler::schedule_with_groups`]
+    /// only.
+    BookedGroup(GroupAssignment),
     /// Placed by the local rule, because the Conductor is unreachable.
     Local {
         /// Instance that prefills.
@@ -246,7 +250,27 @@ impl Scheduler {
             request.wait_ns = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
         }
         let call = ScheduleOnTerms { schedule: request, terms, ended: Vec::new(), finished: Vec::new() };
-        self.settle(&call, until, |line| line.place(&call))
+        self.settle(&call, until, Self::place)
+    }
+
+    /// Returns the placement of a request with terms as [`Self::schedule_on_terms`] does, on an instance or on a
+    /// pipeline group ([`Decision::BookedGroup`]): for a caller that can drive the stages of one.
+    ///
+    /// # Errors
+    /// Those of [`Self::schedule_on_terms`]. A control plane of an earlier version does not know this call.
+    pub fn schedule_with_groups(
+        &self,
+        mut request: Schedule,
+        terms: RequestTerms,
+        patience: Duration,
+    ) -> Result<Decision, Error> {
+        request.client = self.client;
+        let until = Instant::now() + patience;
+        if request.wait_ns == 0 {
+            request.wait_ns = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
+        }
+        let call = ScheduleOnTerms { schedule: request, terms, ended: Vec::new(), finished: Vec::new() };
+        self.settle(&call, until, Self::place_with_groups)
     }
 
     /// Places a reserved request again whose instances `failed`; it keeps its position in the queue. `request` is the
@@ -269,7 +293,11 @@ impl Scheduler {
         let call = Reschedule { reservation, failed: failed.to_vec() };
         // Placements received earlier name the instances that failed.
         self.shared.inner().told.remove(again.schedule.request.as_str());
-        self.settle(&again, Instant::now() + patience, |line| line.ask(call))
+        let mut first = Some(call);
+        self.settle(&again, Instant::now() + patience, move |line, again| match first.take() {
+            Some(call) => line.ask(call),
+            None => line.place(again),
+        })
     }
 
     /// Obtains the outcome of a request until then; by the local rule while the Conductor does not answer.
@@ -277,14 +305,14 @@ impl Scheduler {
         &self,
         call: &ScheduleOnTerms,
         until: Instant,
-        first: impl FnOnce(&Self) -> Result<ScheduleReply, Error>,
+        mut ask: impl FnMut(&Self, &ScheduleOnTerms) -> Result<ScheduleReply, Error>,
     ) -> Result<Decision, Error> {
         let request = &call.schedule;
         if self.shared.inner().left_alone_until.is_some_and(|until| Instant::now() < until) {
             return self.decide(request);
         }
         let id = request.request.as_str();
-        let mut asked = first(self);
+        let mut asked = ask(self, call);
         loop {
             match asked {
                 Err(error) if error.is_unanswered() => return self.decide(request),
@@ -293,6 +321,10 @@ impl Scheduler {
                     self.shared.inner().told.remove(id);
                     return Ok(Decision::Booked(assignment));
                 }
+                Ok(ScheduleReply::AssignedGroup(assignment)) => {
+                    self.shared.inner().told.remove(id);
+                    return Ok(Decision::BookedGroup(assignment));
+                }
                 Ok(ScheduleReply::Refused { why, retry_after_ns }) => {
                     self.shared.inner().told.remove(id);
                     return Ok(Decision::Refused { why, retry_after: Duration::from_nanos(retry_after_ns) });
@@ -300,7 +332,7 @@ impl Scheduler {
                 Ok(ScheduleReply::Queued { reservation, .. }) => {
                     asked = match self.wait_told(id, until) {
                         Some(told) => Ok(told),
-                        None if Instant::now() < until && !interrupt::is_ended() => self.place(call),
+                        None if Instant::now() < until && !interrupt::is_ended() => ask(self, call),
                         None => {
                             // The reservation may have ended at the same moment.
                             let _ = self.update(reservation, RequestStep::Ended);
@@ -315,12 +347,29 @@ impl Scheduler {
     /// Requests a placement; the call contains reservations that have ended. Without these and without terms it is a
     /// call that earlier control planes know, too.
     fn place(&self, call: &ScheduleOnTerms) -> Result<ScheduleReply, Error> {
+        self.end_and_ask(call, |on_terms| {
+            let ends_none = on_terms.ended.is_empty() && on_terms.finished.is_empty();
+            if ends_none && on_terms.terms == RequestTerms::default() {
+                return self.ask(on_terms.schedule);
+            }
+            self.ask(on_terms)
+        })
+    }
+
+    /// Requests a placement on an instance or a pipeline group; the call contains reservations that have ended.
+    fn place_with_groups(&self, call: &ScheduleOnTerms) -> Result<ScheduleReply, Error> {
+        self.end_and_ask(call, |on_terms| self.ask(ScheduleWithGroups { on_terms }))
+    }
+
+    /// Makes a call with reservations that have ended; these are sent again if the call fails.
+    fn end_and_ask(
+        &self,
+        call: &ScheduleOnTerms,
+        ask: impl FnOnce(ScheduleOnTerms) -> Result<ScheduleReply, Error>,
+    ) -> Result<ScheduleReply, Error> {
         // A prompt may take nearly all of a message.
         let most = if call.schedule.hashes.len() > LONG_PROMPT_BLOCKS { 0 } else { MOST_ENDED };
         let all = self.ended_reservations.take(most);
-        if all.is_empty() && call.terms == RequestTerms::default() {
-            return self.ask(call.schedule.clone());
-        }
         let (schedule, terms) = (call.schedule.clone(), call.terms.clone());
         let (mut ended, mut finished) = (Vec::new(), Vec::new());
         for EndedReservation { reservation, output } in &all {
@@ -329,7 +378,7 @@ impl Scheduler {
                 Some(output) => finished.push((*reservation, *output)),
             }
         }
-        let asked = self.ask(ScheduleOnTerms { schedule, terms, ended, finished });
+        let asked = ask(ScheduleOnTerms { schedule, terms, ended, finished });
         if asked.is_err() && self.ended_reservations.put_back(all) {
             self.start_releases();
         }
@@ -431,7 +480,9 @@ impl Scheduler {
 
     fn end(&self, decision: &Decision, output: Option<RequestOutput>) {
         let prefill = match decision {
-            Decision::Booked(assignment) => return self.release(assignment.reservation, output),
+            Decision::Booked(assignment) | Decision::BookedGroup(GroupAssignment { assignment, .. }) => {
+                return self.release(assignment.reservation, output);
+            }
             Decision::Local { prefill, .. } => prefill,
             Decision::Refused { .. } => return,
         };

@@ -32,7 +32,8 @@ mod views;
 
 use crate::copies::Copies;
 use crate::policy::{PlacementPolicy, Slo};
-use crate::scheduler::RequestOutput;
+pub use crate::scheduler::{InstanceCapabilities, PipelineMembership};
+use crate::scheduler::{RequestOutput, ServiceTerms};
 
 pub use cache_feed::followed::FollowedFeed;
 pub use cache_feed::snapshot::PoolSnapshot;
@@ -42,15 +43,16 @@ pub use cache_feed::{
 };
 use calls::MOST_BARRED;
 pub use calls::{
-    Assignment, ClientNotice, FetchSource, MOST_ENDED, PlacementNotice, RequestStep, Schedule, ScheduleMode,
-    ScheduleOnTerms, ScheduleRefusal, ScheduleReply,
+    AssignedGroup, AssignedStage, Assignment, ClientNotice, FetchSource, GroupAssignment, MOST_ENDED, PlacementNotice,
+    RequestStep, Schedule, ScheduleMode, ScheduleOnTerms, ScheduleRefusal, ScheduleReply, ScheduleWithGroups,
 };
 pub use config::{ConductorConfig, MAX_ID_BYTES, MAX_PROMPT_BLOCKS};
 pub use durable::{Durable, DurableInstance};
 pub use error::ConductorError;
 use error::bad;
 pub use instance_spec::{
-    EventSource, InstanceLoad, InstancePart, InstanceRegistered, InstanceSpec, RegisterInstance, Registration,
+    EventSource, InstanceLoad, InstancePart, InstanceRegistered, InstanceSpec, RegisterCapabilities, RegisterInstance,
+    Registration,
 };
 use instances::ReportCounts;
 pub use instances::{InstanceRegistry, TRUSTED_AFTER};
@@ -61,7 +63,7 @@ pub use requests::service::{ClassTerms, MAX_PRIORITY, MAX_SERVICE_NAME_BYTES, Re
 use requests::{PrefillReport, RequestCounts, RequestLedger, RequestService};
 pub use views::{
     CandidateStatus, CopyKey, CopyState, CopyWanted, DecodeStatus, HotPrefix, InstanceRow, InstanceStatus,
-    InstanceTable, ModelStatus, PoolRow, RequestExplained, Table,
+    InstanceTable, ModelStatus, PlacementExplained, PoolRow, RequestExplained, Table,
 };
 
 /// Counters of the Conductor.
@@ -250,12 +252,35 @@ impl Conductor {
         terms: &RequestTerms,
         now_ns: u64,
     ) -> Result<ScheduleReply, ConductorError> {
+        let terms = self.service_terms(asked, terms)?;
+        self.place(asked, terms, now_ns)
+    }
+
+    /// Chooses the instances of a request as [`Self::schedule_on_terms`] does, or a pipeline group: its scheduler can
+    /// drive one.
+    ///
+    /// # Errors
+    /// Those of [`Self::schedule_on_terms`].
+    pub fn schedule_with_groups(
+        &mut self,
+        asked: &Schedule,
+        terms: &RequestTerms,
+        now_ns: u64,
+    ) -> Result<ScheduleReply, ConductorError> {
+        let terms = ServiceTerms { groups: true, ..self.service_terms(asked, terms)? };
+        self.place(asked, terms, now_ns)
+    }
+
+    fn service_terms(&self, asked: &Schedule, terms: &RequestTerms) -> Result<ServiceTerms, ConductorError> {
         asked.check()?;
         if terms.ttft_ns.is_some() && !self.config.policy.heeds_promises() {
             let policy = self.config.policy.label();
             return Err(bad(format!("policy {policy} keeps no objective; only kvplane keeps one of a request")));
         }
-        let terms = self.service.resolve(&asked.context.tenant, terms)?;
+        self.service.resolve(&asked.context.tenant, terms)
+    }
+
+    fn place(&mut self, asked: &Schedule, terms: ServiceTerms, now_ns: u64) -> Result<ScheduleReply, ConductorError> {
         let pool = self.pools.of_context(&asked.context)?;
         let excluded = self.instances.excluded(pool, &asked.barred);
         self.requests.schedule(asked, pool, RequestService { excluded, terms }, now_ns, &mut self.pools)

@@ -6,6 +6,7 @@
 //! solved every few reports. An instance that is slower or faster than the others has a factor of its own.
 
 mod decode;
+pub mod pipeline;
 
 pub use decode::{DecodeModel, DecodeModelError, DecodeSteps, LearnedDecode};
 

@@ -5,13 +5,17 @@
 //! Conductor books the choice. So the same policy schedules a simulated cluster and a live one; policies of other
 //! schedulers, for comparison, are in the simulator.
 
+mod groups;
 mod late_binding;
 mod plain;
 mod probability;
 
+pub use groups::{GroupPlan, GroupView, OfferedLoad, StagePlan};
 pub use late_binding::LateBinding;
 pub use plain::{LoadBalance, RoundRobin, Spread};
 pub use probability::{Probability, ProbabilityError};
+
+use std::sync::Arc;
 
 use bincode::{Decode, Encode};
 
@@ -82,6 +86,8 @@ pub struct Ask {
     pub ttft_ns: Option<u64>,
     /// True if it was admitted before, and lost its instance: no objective is a reason to reject it.
     pub admitted: bool,
+    /// True if a pipeline group may prefill it.
+    pub groups: bool,
 }
 
 /// Prefill instance, from the perspective of a policy.
@@ -114,6 +120,9 @@ pub struct PrefillView {
     pub claimed: u64,
     /// True if it prefilled the last turn of the request's session.
     pub served_session: bool,
+    /// Number of its model's layers if it begins a prefill when the first layer of the prefix has arrived; none if it
+    /// waits for the whole prefix.
+    pub layer_wise: Option<u32>,
 }
 
 /// Decode instance, from the perspective of a policy.
@@ -195,6 +204,12 @@ pub struct View<'a> {
     pub hands_over: bool,
     /// Tokens that the cache of an instance holds, as a mean.
     pub cache_tokens: u64,
+    /// Pipeline groups of which every member accepts requests, if one may prefill the request.
+    pub groups: &'a [GroupView],
+    /// Number of other queued requests.
+    pub queued: usize,
+    /// Requests that have arrived lately.
+    pub offered: OfferedLoad,
 }
 
 /// Result of the admission test of the central queue for a request: whether the first tokens that were promised, and
@@ -236,7 +251,7 @@ impl Slo {
 }
 
 /// Placement of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Placement {
     pub prefill: usize,
@@ -249,6 +264,8 @@ pub struct Placement {
     pub wait_ns: u64,
     /// Predicted duration of the prefill.
     pub prefill_ns: u64,
+    /// Pipeline group that prefills; its last stage is `prefill`. None if that instance prefills alone.
+    pub group: Option<Arc<GroupPlan>>,
 }
 
 impl Placement {
@@ -256,6 +273,19 @@ impl Placement {
     #[must_use]
     pub const fn takes_ns(&self) -> u64 {
         self.wait_ns.saturating_add(self.prefill_ns)
+    }
+
+    /// Returns the predicted time that instances spend on the prefill: all of them, of a pipeline group.
+    #[must_use]
+    pub fn work_ns(&self) -> u64 {
+        self.group.as_ref().map_or(self.prefill_ns, |plan| plan.work_ns())
+    }
+
+    /// Returns true if an instance prefills, or is a stage of the group that does.
+    #[must_use]
+    pub fn involves(&self, instance: usize) -> bool {
+        let is_stage = |plan: &Arc<GroupPlan>| plan.stages.iter().any(|stage| stage.instance == instance);
+        self.prefill == instance || self.group.as_ref().is_some_and(is_stage)
     }
 }
 
@@ -287,7 +317,7 @@ pub enum Refusal {
 }
 
 /// Decision of a policy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum Choice {
     /// Place the request.
@@ -433,6 +463,15 @@ impl View<'_> {
         costs.min_by_key(|(cost_ns, _)| *cost_ns).map(|(cost_ns, decode)| (decode, cost_ns))
     }
 
+    /// Adds the best decode instance to a placement; returns it with what that costs beside the placement's own time: the
+    /// handover, slower decode steps, and what the placement evicts of expected sessions. Nanoseconds.
+    #[must_use]
+    pub fn with_decode(&self, ask: &Ask, placement: Placement) -> (Placement, u64) {
+        let decode = self.decode_for(ask, placement.prefill, placement.takes_ns());
+        let costs_ns = decode.map_or(0, |(_, ns)| ns).saturating_add(self.claim_ns(ask, &placement));
+        (Placement { decode: decode.map(|(decode, _)| decode), ..placement }, costs_ns)
+    }
+
     /// Returns the time that computing again what a placement would evict is expected to take: the cache loses as many
     /// tokens as the prompt computes, and of these the part that sessions are expected to use. At most a hundredth of the
     /// placement's own time: what others may lose delays no request by more.
@@ -459,6 +498,7 @@ impl View<'_> {
             fetch: Fetch::Nothing,
             wait_ns: instance.wait_ns,
             prefill_ns: self.prefill_ns(instance, ask.tokens, instance.held),
+            group: None,
         }
     }
 

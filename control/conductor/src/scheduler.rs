@@ -15,16 +15,20 @@
 //! * `decode`: lengths of the outputs of finished requests, and whether requests are being rejected because of decode
 //!   load;
 //! * `reservations`: booked requests, with their leases;
-//! * `queue`: requests that wait for an instance, and their flows.
+//! * `queue`: requests that wait for an instance, and their flows;
+//! * `groups`: pipeline groups, of instances that prefill one prompt together;
+//! * `arrivals`: rate and work of the requests of the last minute.
 //!
 //! [`SchedulerConfig`] bounds all state; times are nanoseconds of one monotonic clock, supplied by the caller.
 
+mod arrivals;
 mod bookings;
 mod caches;
 mod config;
 mod decode;
 mod error;
 mod flows;
+mod groups;
 mod instances;
 mod plan;
 mod promise;
@@ -38,8 +42,9 @@ mod views;
 
 use crate::cost::{DecodeSteps, LearnedDecode, PrefillModel};
 use crate::index::{ContextId, PrefixIndex, PrefixMatches, PromptContext};
-use crate::policy::{Admission, Choice, Fetch, Placement, Policy, Refusal, Slo, View};
+use crate::policy::{Admission, Choice, Fetch, GroupPlan, Placement, Policy, Refusal, Slo, View};
 
+use arrivals::Arrivals;
 use bookings::Bookings;
 use caches::Caches;
 pub use config::SchedulerConfig;
@@ -47,6 +52,11 @@ pub use decode::OutputErrors;
 use decode::{DecodeGate, DecodeJob, OutputLengths};
 pub use error::SchedulerError;
 pub use flows::{DEFAULT_FLOW_WEIGHT, MAX_FLOW_WEIGHT};
+use groups::PipelineGroups;
+pub use groups::{
+    CHUNK_TOKENS, CapabilityError, InstanceCapabilities, MAX_ACTIVATION_BYTES, MAX_GROUP_NAME_BYTES, MAX_LAYERS,
+    PIPELINE_STAGES, PipelineMembership,
+};
 pub use instances::{Foreign, InstanceNumbers};
 use plan::PlannedInstance;
 use promise::Promise;
@@ -59,6 +69,10 @@ use sessions::Sessions;
 
 /// Delay before a retry of a request that excludes every instance.
 const AGAIN_NS: u64 = 1_000_000_000;
+
+/// Time by which a prefill is predicted to take longer than its computation, from which on it counts as stalled by a
+/// transfer.
+const STALL_NS: u64 = 1_000_000;
 
 /// Scratch memory of a lookup, kept by the caller.
 #[derive(Default)]
@@ -92,6 +106,8 @@ pub struct Scheduler {
     bookings: Bookings,
     reservations: Reservations,
     queue: CentralQueue,
+    groups: PipelineGroups,
+    arrivals: Arrivals,
     placed: u64,
 }
 
@@ -111,6 +127,8 @@ impl Scheduler {
             sessions: Sessions::new(),
             reservations: Reservations::new(config.max_reservations, config.lease_ns),
             queue: CentralQueue::new(config.max_queue, config.max_flows),
+            groups: PipelineGroups::default(),
+            arrivals: Arrivals::default(),
             placed: 0,
             config,
             policy,
@@ -177,7 +195,7 @@ impl Scheduler {
     #[must_use]
     pub fn schedule(&self, request: &Request, now_ns: u64, scratch: &mut Scratch) -> Choice {
         if let Some(known) = self.reservations.get(request.id) {
-            return Choice::Place(known.placement);
+            return Choice::Place(known.placement.clone());
         }
         let views = self.views(request, true, now_ns, scratch);
         let admission = self.admission(request, views.best_ns, false, now_ns);
@@ -189,7 +207,7 @@ impl Scheduler {
     #[must_use]
     pub fn schedule_now(&self, request: &Request, now_ns: u64, scratch: &mut Scratch) -> Choice {
         if let Some(known) = self.reservations.get(request.id) {
-            return Choice::Place(known.placement);
+            return Choice::Place(known.placement.clone());
         }
         let views = self.views(request, false, now_ns, scratch);
         let admission = self.admission(request, views.best_ns, true, now_ns);
@@ -208,13 +226,15 @@ impl Scheduler {
         match choice {
             Choice::Refuse { .. } => Ok(()),
             Choice::Place(placement) => {
-                self.queue.flows().charge(&request.terms, placement.prefill_ns);
+                let computes_ns = self.model.predict_ns(request.tokens, placement.reuse);
+                self.queue.flows().charge(&request.terms, placement.work_ns());
                 let promise = self.queue.promise(&request, &self.order(1, &[], now_ns));
                 let turn = request.terms.session.is_some().then(|| request.clone());
-                self.book(request, *placement, promise, now_ns)?;
+                self.book(request, placement.clone(), promise, now_ns)?;
                 if let Some(turn) = turn {
                     self.sessions.begin(&turn, now_ns);
                 }
+                self.arrivals.add(computes_ns, now_ns);
                 Ok(())
             }
             Choice::Wait => {
@@ -228,6 +248,7 @@ impl Scheduler {
                 let order = self.order(self.serving(&request), &[], now_ns);
                 self.sessions.begin(&request, now_ns);
                 self.queue.push(request, best_ns, &order);
+                self.arrivals.add(best_ns, now_ns);
                 Ok(())
             }
         }
@@ -249,15 +270,20 @@ impl Scheduler {
         if !decode_known || source >= self.bookings.prefills().len() {
             return Err(SchedulerError::UnknownInstance { instance: source });
         }
-        let book = self.bookings.prefill(placement.prefill)?;
-        book.add(request.id, placement.prefill_ns, request.tokens.saturating_sub(placement.reuse));
+        let factor = self.bookings.prefill(placement.prefill)?.factor;
+        let computes_ns = factor.of(self.model.predict_ns(request.tokens, placement.reuse));
+        let stalls = placement.group.is_some() || placement.prefill_ns > computes_ns.saturating_add(STALL_NS);
+        let uncached = request.tokens.saturating_sub(placement.reuse);
+        self.bookings.book_prefill(request.id, &placement, uncached)?;
         // Blocks that are fetched and not kept are there for this request only.
         let passes = matches!(placement.fetch, Fetch::Pool { keep } if !(keep && self.config.keeps_fetched));
         let block_tokens = self.config.block_tokens;
         let passing = if passes { (placement.reuse / block_tokens) as usize } else { 0 };
         let held_blocks = self.caches.place(placement.prefill, &request, passing, block_tokens)?;
         let fetched = placement.reuse.saturating_sub(held_blocks.saturating_mul(block_tokens));
-        let bytes = u64::from(fetched) * self.config.token_bytes;
+        // All stages of a group but the last fetch the KV cache of their layers.
+        let stage_bytes = placement.group.as_ref().map_or(0, |plan| self.loads_bytes(plan));
+        let bytes = (u64::from(fetched) * self.config.token_bytes).saturating_add(stage_bytes);
         let took_ns = crate::cost::transfer_ns(bytes, self.config.nic_bytes_s);
         self.bookings.book_transfer(placement.fetch, took_ns, now_ns);
         if let Some(decode) = placement.decode {
@@ -267,9 +293,19 @@ impl Scheduler {
         }
         self.placed += 1;
         let touched_ns = now_ns;
-        let prefilled = false;
-        self.reservations.insert(Reservation { request, placement, promise, prefilled, batch: None, touched_ns });
+        let (prefilled, batch) = (false, None);
+        self.reservations.insert(Reservation { request, placement, promise, prefilled, batch, stalls, touched_ns });
         Ok(())
+    }
+
+    /// Returns the bytes of the prefix that the stages of a group fetch, without the last one.
+    fn loads_bytes(&self, plan: &GroupPlan) -> u64 {
+        let layers: u32 = plan.stages.iter().map(|stage| stage.layers).sum();
+        let before_last = plan.stages.iter().take(plan.stages.len().saturating_sub(1));
+        let bytes = before_last.map(|stage| {
+            u64::from(stage.load_tokens) * self.config.token_bytes * u64::from(stage.layers) / u64::from(layers.max(1))
+        });
+        bytes.sum()
     }
 
     /// Notes the progress of a booked request.
@@ -279,19 +315,19 @@ impl Scheduler {
     pub fn update(&mut self, id: u64, progress: Progress, now_ns: u64) -> Result<(), SchedulerError> {
         let reservation = self.reservations.get_mut(id).ok_or(SchedulerError::UnknownRequest { id })?;
         reservation.touched_ns = now_ns;
-        let (placement, tokens) = (reservation.placement, reservation.request.tokens);
+        let (placement, tokens) = (&reservation.placement, reservation.request.tokens);
         let bytes = u64::from(tokens) * self.config.token_bytes;
         let handover_ns = crate::cost::transfer_ns(bytes, self.config.nic_bytes_s);
-        let book = self.bookings.prefill_at(placement.prefill);
         match progress {
-            Progress::PrefillStarted => book.started(id, now_ns),
+            Progress::PrefillStarted => self.bookings.each_prefill(placement, |book| book.started(id, now_ns)),
             Progress::PrefillDone { reused, took_ns } if !reservation.prefilled => {
                 reservation.prefilled = true;
-                book.done(id);
+                self.bookings.each_prefill(placement, |book| book.done(id));
                 if let Some(promise) = reservation.promise {
                     self.queue.margins().report(promise, now_ns);
                 }
-                if self.config.learns {
+                if self.config.learns && !reservation.stalls {
+                    let book = self.bookings.prefill_at(placement.prefill);
                     let factor = book.factor.0;
                     book.factor.report(self.model.predict_ns(tokens, reused), took_ns);
                     self.model.report(tokens, reused, took_ns, factor);
@@ -382,15 +418,16 @@ impl Scheduler {
             return Ok((request, None));
         }
         let reservation = self.reservations.remove(id).ok_or(SchedulerError::UnknownRequest { id })?;
-        let Placement { prefill, decode, .. } = reservation.placement;
-        if let Some(decode) = decode {
+        let placement = &reservation.placement;
+        if let Some(decode) = placement.decode {
             self.bookings.decode_at(decode).forget(id);
         }
         if !reservation.prefilled {
-            self.bookings.prefill_at(prefill).done(id);
-            self.caches.withdraw(prefill, &reservation.request)?;
+            self.bookings.each_prefill(placement, |book| book.done(id));
+            self.caches.withdraw(placement.prefill, &reservation.request)?;
         }
         let held = reservation.request.hashes.len() as u64 * u64::from(self.config.block_tokens);
+        let prefill = placement.prefill;
         let is_there = reservation.prefilled && self.caches.holder(prefill).is_ok();
         Ok((reservation.request, is_there.then_some((prefill, held))))
     }
@@ -444,8 +481,8 @@ impl Scheduler {
                 // Booked first: a request that cannot be booked stays in the queue.
                 let request = request.clone();
                 let id = request.id;
-                self.book(request, placement, self.queue.promise_at(at), now_ns)?;
-                self.queue.serve_at(at, takers.as_deref(), placement.prefill_ns, &self.policy.queue_rules());
+                self.book(request, placement.clone(), self.queue.promise_at(at), now_ns)?;
+                self.queue.serve_at(at, takers.as_deref(), placement.work_ns(), &self.policy.queue_rules());
                 Ok(Some(Next::Goes { id, placement }))
             }
             Choice::Refuse { why, retry_after_ns } => {

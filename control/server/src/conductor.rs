@@ -32,12 +32,13 @@ mod subscriber;
 
 use std::sync::Arc;
 
-use kvplane_conductor::conductor::{Conductor, FeedProgress, InstanceRow, PoolKey, QueryPrompt, Table};
+use kvplane_conductor::conductor::{Conductor, FeedProgress, InstanceRow, InstanceSpec, PoolKey, QueryPrompt, Table};
 use kvplane_conductor::index::Tiers;
 use kvplane_rpc::conductor::{
     BlockTier, CacheTaken, DeregisterInstance, ExplainRequest, InstanceRegistered, InstanceStatus, InstanceTable,
-    PrefixHolders, PromptContext, QueryPrefix, RegisterInstance, ReportCache, ReportLoad, RequestExplained, Reschedule,
-    Schedule, ScheduleOnTerms, ScheduleReply, UpdateRequest, WatchAssignments,
+    PlacementExplained, PrefixHolders, PromptContext, QueryPrefix, RegisterInstance, ReportCache, ReportLoad,
+    RequestExplained, Reschedule, Schedule, ScheduleOnTerms, ScheduleReply, ScheduleWithGroups, UpdateRequest,
+    WatchAssignments,
 };
 use kvplane_rpc::message::EmptyReply;
 use kvplane_rpc::placement::{
@@ -97,8 +98,8 @@ impl ConductorService {
         })
     }
 
-    pub(crate) fn register(&self, call: RegisterInstance) -> Result<InstanceRegistered, Refusal> {
-        self.register_as(call, false, None)
+    pub(crate) fn register(&self, spec: impl Into<InstanceSpec>) -> Result<InstanceRegistered, Refusal> {
+        self.register_seeded(spec.into(), None)
     }
 
     /// Registers an instance. With `has_vllm_hashes` its hashes can be computed from tokens; `seed` becomes the hash
@@ -109,12 +110,17 @@ impl ConductorService {
         has_vllm_hashes: bool,
         seed: Option<String>,
     ) -> Result<InstanceRegistered, Refusal> {
+        self.register_seeded(InstanceSpec { has_vllm_hashes, ..call.into() }, seed)
+    }
+
+    fn register_seeded(&self, spec: InstanceSpec, seed: Option<String>) -> Result<InstanceRegistered, Refusal> {
+        let call = &spec.call;
         self.check_tenant(&call.instance, &call.tenant)?;
         if let Some(source) = &call.events {
             check_source(source)?;
         }
-        let origin = durable::followed(&call);
-        let registered = self.host.register(call, has_vllm_hashes, seed)?;
+        let origin = durable::followed(call);
+        let registered = self.host.register(spec, seed)?;
         if let Some(origin) = origin {
             self.feeds.follow_instance(origin, !registered.again);
         }
@@ -188,6 +194,14 @@ impl ConductorService {
         })
     }
 
+    pub(crate) fn schedule_with_groups(&self, call: &ScheduleWithGroups) -> Result<ScheduleReply, Refusal> {
+        let ScheduleOnTerms { schedule, terms, ended, finished } = &call.on_terms;
+        self.host.with(|conductor, now_ns| {
+            conductor.end_all(ended, finished, now_ns)?;
+            conductor.schedule_with_groups(schedule, terms, now_ns)
+        })
+    }
+
     pub(crate) fn update(&self, call: UpdateRequest) -> Result<EmptyReply, Refusal> {
         self.host.with(|conductor, now_ns| conductor.update(call.reservation, call.step, now_ns)).map(|()| EmptyReply)
     }
@@ -198,6 +212,10 @@ impl ConductorService {
 
     pub(crate) fn explain(&self, call: &ExplainRequest) -> Result<RequestExplained, Refusal> {
         self.host.with(|conductor, now_ns| conductor.explain(&call.request, now_ns))
+    }
+
+    pub(crate) fn explain_placement(&self, request: &str) -> Result<PlacementExplained, Refusal> {
+        self.host.with(|conductor, now_ns| conductor.explain_groups(request, now_ns))
     }
 
     pub(crate) fn watch_instances(&self) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {

@@ -9,8 +9,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use kvplane::rpc::conductor::{
-    CacheBatch, CacheReport, DecodeSteps, DeregisterInstance, EventSource, ExplainRequest, InstanceLoad, QueryPrefix,
-    RegisterInstance, ReportCache, ReportLoad, RequestOutput, RequestTerms, Schedule, ScheduleMode,
+    CacheBatch, CacheReport, DecodeSteps, DeregisterInstance, EventSource, ExplainPlacement, InstanceCapabilities,
+    InstanceLoad, PipelineMembership, QueryPrefix, RegisterCapabilities, RegisterInstance, ReportCache, ReportLoad,
+    RequestOutput, RequestTerms, Schedule, ScheduleMode,
 };
 use kvplane::rpc::{CallError, RefusalCode};
 use kvplane::{Decision, Error};
@@ -33,8 +34,8 @@ const LATE: i64 = -901;
 /// The caller lacks the permission.
 const NOT_PERMITTED: i64 = -601;
 
-/// Request to schedule: its id, context, tokens, excluded instances, and terms.
-type ScheduleArguments = (String, Context, u32, Vec<String>, TermsArguments);
+/// Request to schedule: its id, context, tokens, excluded instances, and terms; true if it may get a pipeline group.
+type ScheduleArguments = (String, Context, u32, Vec<String>, TermsArguments, bool);
 
 /// Terms of a request: flow, class, priority, objective for the first token in seconds, expected output tokens, session.
 type TermsArguments = (String, String, Option<i8>, Option<f64>, u32, String);
@@ -45,6 +46,10 @@ type StepsArguments = (u32, f64, u64, u32);
 /// Instance to register: name, incarnation, tenant, model, tokens of a block, bytes of a token, part, decode capacity
 /// in tokens, seconds between reports, address.
 type RegisterArguments = (String, u64, String, String, u32, u64, String, u64, f64, String);
+
+/// Capabilities of an instance: layer-wise overlap, layers, and its stage of a pipeline group: group, stage, stages,
+/// tokens of a chunk, bytes of activations.
+type CapabilityArguments = (bool, u32, Option<(String, u32, u32, u32, u32)>);
 
 /// Client of the Conductor. Negative results are error codes; `last_error()` gives the message.
 #[pyclass(module = "kvplane._native", frozen)]
@@ -118,7 +123,8 @@ impl Scheduler {
         patience: f64,
         failed: Option<(u64, Vec<String>)>,
     ) -> PyResult<(i64, Option<DecisionDict>)> {
-        let (request, context, tokens, barred, (flow, class, priority, ttft, output_tokens, session)) = asked;
+        let (request, context, tokens, barred, terms, groups) = asked;
+        let (flow, class, priority, ttft, output_tokens, session) = terms;
         let hashes = numbers(hashes)?;
         let mode = match mode {
             "reserve" => ScheduleMode::Reserve,
@@ -133,6 +139,7 @@ impl Scheduler {
         let patience = Duration::from_nanos(nanoseconds(patience));
         let decided = self.ask(py, |line| match failed {
             Some((reservation, failed)) => line.reschedule(reservation, &failed, request, patience),
+            None if groups => line.schedule_with_groups(request, terms, patience),
             None => line.schedule_on_terms(request, terms, patience),
         })?;
         Ok(decided.map_or_else(|code| (code, None), |decision| (0, Some(DecisionDict::of(decision)))))
@@ -187,7 +194,7 @@ impl Scheduler {
 
     /// Explains the placement of a request.
     fn explain(&self, py: Python<'_>, request: String) -> PyResult<(i64, Option<ExplanationDict>)> {
-        let found = self.ask(py, |line| line.call(ExplainRequest { request }))?;
+        let found = self.ask(py, |line| line.call(ExplainPlacement { request }))?;
         Ok(found.map_or_else(|code| (code, None), |found| (0, Some(ExplanationDict::of(found)))))
     }
 
@@ -214,6 +221,7 @@ impl Scheduler {
         py: Python<'_>,
         instance: RegisterArguments,
         events: Option<(String, String, String)>,
+        capabilities: CapabilityArguments,
     ) -> PyResult<(i64, bool, f64)> {
         let (instance, incarnation, tenant, model, block_tokens, token_bytes, part, capacity_tokens, report, address) =
             instance;
@@ -235,7 +243,20 @@ impl Scheduler {
             address,
             events,
         };
-        let told = self.ask(py, |line| line.call(call))?;
+        let (layer_wise, layers, stage) = capabilities;
+        let stage = stage.map(|(group, stage, stages, chunk_tokens, activation_bytes)| PipelineMembership {
+            group,
+            stage,
+            stages,
+            chunk_tokens,
+            activation_bytes,
+        });
+        let capabilities = InstanceCapabilities { layer_wise, layers, stage };
+        // An instance without capabilities can register with control planes of earlier versions, too.
+        let told = self.ask(py, |line| match capabilities == InstanceCapabilities::default() {
+            true => line.call(call),
+            false => line.call(RegisterCapabilities { register: call, capabilities }),
+        })?;
         Ok(told.map_or_else(
             |code| (code, false, 0.0),
             |told| (0, told.fresh, Duration::from_nanos(told.suspect_after_ns).as_secs_f64()),

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use kvplane_conductor::conductor::ConductorConfig;
 use kvplane_conductor::copies::CopyConfig;
+use kvplane_conductor::cost::pipeline::DEFAULT_LAYERS;
 use kvplane_conductor::cost::{DecodeModel, PrefillModel};
 use kvplane_conductor::policy::Slo;
 use kvplane_conductor::scheduler::ServiceTerms;
@@ -74,6 +75,21 @@ pub struct SimConfig {
     /// True if an instance has all blocks of a prompt from its placement on, and not only once they are computed: the
     /// assumption of simulators that do not model the time between the two.
     pub at_once: bool,
+    /// Pipeline groups of consecutive instances; none disables them.
+    pub groups: Option<SimGroups>,
+    /// True if a prefill overlaps with the fetch of its prefix, layer by layer.
+    pub layer_wise: bool,
+    /// Number of the model's layers.
+    pub layers: u32,
+}
+
+/// Pipeline groups of a simulated cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SimGroups {
+    /// Number of stages of each group.
+    pub stages: usize,
+    /// Maximum length of a chunk, in tokens.
+    pub chunk_tokens: u32,
 }
 
 impl Default for SimConfig {
@@ -101,6 +117,9 @@ impl Default for SimConfig {
             pass_through: false,
             hands_over: false,
             at_once: false,
+            groups: None,
+            layer_wise: false,
+            layers: DEFAULT_LAYERS,
         }
     }
 }

@@ -39,6 +39,22 @@ pub(crate) enum Event {
     Detected {
         instance: usize,
     },
+    /// The first layer of a fetched prefix has arrived.
+    FirstLayer {
+        instance: usize,
+    },
+    /// A stage of a pipeline group has computed a chunk.
+    ChunkComputed {
+        id: usize,
+        number: u64,
+        stage: usize,
+    },
+    /// A chunk has arrived at a stage.
+    ChunkArrived {
+        id: usize,
+        number: u64,
+        stage: usize,
+    },
     Sample,
     Replicas,
     Arrived {

@@ -34,6 +34,10 @@ pub struct RequestOutcome {
     pub prefill_ns: u64,
     /// Duration of its transfer, including the wait for the NIC; 0 without one.
     pub transfer_ns: u64,
+    /// Time to first token as predicted at its placement.
+    pub predicted_ns: u64,
+    /// Number of instances that prefilled it: more than 1 for a pipeline group.
+    pub stages: u32,
 }
 
 /// Number of instances that hold the most used blocks, at one time.
@@ -56,6 +60,8 @@ pub struct Outcome {
     pub imbalance: f64,
     /// Ratio of the maximum to the mean of the bytes that an instance sent.
     pub egress_imbalance: f64,
+    /// Time until all bookings of prefill instances are done, at the end of the simulation: the sum, in nanoseconds.
+    pub left_booked_ns: u64,
     /// Number of proactive replicas of hot prefixes.
     pub copied: u64,
     /// Errors of the outputs that the scheduler expected, every ten seconds.

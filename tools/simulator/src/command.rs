@@ -6,7 +6,7 @@ use clap::Args;
 use kvplane_conductor::copies::CopyConfig;
 use kvplane_conductor::cost::DecodeModel;
 use kvplane_conductor::policy::{Probability, Slo};
-use kvplane_sim::{Faults, SimConfig, name_sessions, side_by_side};
+use kvplane_sim::{Faults, SimConfig, SimGroups, name_sessions, side_by_side};
 use kvplane_tools::sim::tokens;
 use kvplane_tools::trace::{self, Request, Shape};
 
@@ -80,6 +80,15 @@ pub(crate) struct Policies {
     /// Bandwidth of an instance's NICs, in bytes per second. Default: 87 GB/s.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1_000_000..))]
     nic: Option<u64>,
+    /// Let pipeline groups of so many consecutive instances prefill long prompts. Default: none.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(2..=16))]
+    groups: Option<u64>,
+    /// Maximum length of a chunk that a stage of a group computes at a time, in tokens.
+    #[arg(long, default_value_t = 4_096, value_parser = clap::value_parser!(u32).range(1_024..=1_048_576), requires = "groups")]
+    chunk: u32,
+    /// Overlap prefills with the fetch of their prefix, layer by layer.
+    #[arg(long)]
+    layer_wise: bool,
     /// Simulate admission too, with objectives of 30 s for the first token and 0.1 s for each further token.
     #[arg(long)]
     admission: bool,
@@ -148,6 +157,8 @@ impl Policies {
                     decode_model: self.decode_truth,
                     learns: !self.constants,
                     hands_over: self.handover,
+                    groups: self.groups.map(|stages| SimGroups { stages: stages as usize, chunk_tokens: self.chunk }),
+                    layer_wise: self.layer_wise,
                     nic_bytes_s: self.nic.unwrap_or(SimConfig::default().nic_bytes_s),
                     ..SimConfig::default()
                 };
@@ -223,6 +234,6 @@ impl Figures {
     }
 }
 
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
+pub(crate) fn write(path: &Path, text: &str) -> Result<(), Failure> {
     Ok(std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))?)
 }

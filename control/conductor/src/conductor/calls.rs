@@ -65,6 +65,14 @@ pub struct ScheduleOnTerms {
     pub finished: Vec<(u64, RequestOutput)>,
 }
 
+/// Requests a placement as [`ScheduleOnTerms`] does, for a scheduler that can drive a pipeline group: the answer may be
+/// [`ScheduleReply::AssignedGroup`].
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct ScheduleWithGroups {
+    /// The request.
+    pub on_terms: ScheduleOnTerms,
+}
+
 impl Schedule {
     /// Rejects a request that is malformed or over a limit.
     pub(super) fn check(&self) -> Result<(), ConductorError> {
@@ -113,6 +121,47 @@ pub enum ScheduleReply {
         /// Delay before a retry is worthwhile, in nanoseconds.
         retry_after_ns: u64,
     },
+    /// The request is placed on a pipeline group. Only [`ScheduleWithGroups`] is answered so, and what follows it for
+    /// the same request.
+    AssignedGroup(GroupAssignment),
+}
+
+/// Placement of a request on a pipeline group.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct GroupAssignment {
+    /// The placement; it prefills at the group's last stage, which has the KV cache of the whole prompt at the end.
+    pub assignment: Assignment,
+    /// The group.
+    pub group: AssignedGroup,
+}
+
+/// Pipeline group that prefills a prompt: each stage computes its layers for one chunk after the other, and passes each
+/// chunk on to the next stage, with the KV cache of all layers so far.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct AssignedGroup {
+    /// Name of the group.
+    pub name: Arc<str>,
+    /// Maximum length of a chunk, in tokens; the first chunk begins after the reused tokens.
+    pub chunk_tokens: u32,
+    /// Stages in order.
+    pub stages: Vec<AssignedStage>,
+}
+
+/// Stage of a pipeline group, for one prompt.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct AssignedStage {
+    /// Instance.
+    pub instance: Arc<str>,
+    /// First layer that it computes, from 0.
+    pub first_layer: u32,
+    /// Number of layers that it computes.
+    pub layers: u32,
+    /// Reused tokens that it has to fetch: the KV cache of its layers; of all layers at the last stage.
+    pub load_tokens: u32,
+    /// Predicted time until the instance is free, in nanoseconds.
+    pub wait_ns: u64,
+    /// Predicted time from then until its last chunk is computed, in nanoseconds.
+    pub busy_ns: u64,
 }
 
 /// Placement of a request.
@@ -162,6 +211,16 @@ pub enum ScheduleRefusal {
     Waited,
     /// The instance of the request was lost; the request can be rescheduled.
     Lost,
+}
+
+impl ScheduleReply {
+    /// Returns the answer to a request that is placed.
+    pub(super) fn placed(assignment: Assignment, group: Option<AssignedGroup>) -> Self {
+        match group {
+            Some(group) => Self::AssignedGroup(GroupAssignment { assignment, group }),
+            None => Self::Assigned(assignment),
+        }
+    }
 }
 
 impl ScheduleRefusal {

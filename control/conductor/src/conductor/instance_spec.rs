@@ -7,6 +7,7 @@ use super::error::{ConductorError, bad};
 use super::pools::PoolKey;
 use crate::cost::DecodeSteps;
 use crate::index::MAX_NAME_BYTES;
+use crate::scheduler::InstanceCapabilities;
 
 /// Minimum and maximum interval between load reports, in nanoseconds.
 const REPORTS_NS: (u64, u64) = (10_000_000, 60_000_000_000);
@@ -63,6 +64,15 @@ pub struct RegisterInstance {
     pub events: Option<EventSource>,
 }
 
+/// Registers an instance that has capabilities. Idempotent.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct RegisterCapabilities {
+    /// Registration of the instance.
+    pub register: RegisterInstance,
+    /// What it can do beside prefills and decodes of its own.
+    pub capabilities: InstanceCapabilities,
+}
+
 /// Sockets on which an instance publishes changes of its cache.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct EventSource {
@@ -81,11 +91,19 @@ pub struct InstanceSpec {
     pub call: RegisterInstance,
     /// True if its hashes are vLLM's `sha256_cbor`, which can be computed from tokens.
     pub has_vllm_hashes: bool,
+    /// What it can do beside prefills and decodes of its own.
+    pub capabilities: InstanceCapabilities,
 }
 
 impl From<RegisterInstance> for InstanceSpec {
     fn from(call: RegisterInstance) -> Self {
-        Self { call, has_vllm_hashes: false }
+        Self { call, has_vllm_hashes: false, capabilities: InstanceCapabilities::default() }
+    }
+}
+
+impl From<RegisterCapabilities> for InstanceSpec {
+    fn from(call: RegisterCapabilities) -> Self {
+        Self { call: call.register, has_vllm_hashes: false, capabilities: call.capabilities }
     }
 }
 

@@ -7,10 +7,12 @@ use super::cache_feed::{AWAY_FORGOTTEN_NS, AWAY_SUSPECT_NS, BatchOutcome, CacheB
 use super::calls::Assignment;
 use super::durable::DurableInstance;
 use super::error::{ConductorError, bad};
-use super::instance_spec::{InstanceLoad, InstancePart, InstanceRegistered, RegisterInstance, Registration};
+use super::instance_spec::{
+    InstanceLoad, InstancePart, InstanceRegistered, InstanceSpec, RegisterInstance, Registration,
+};
 use super::limits::Limit;
 use super::pools::Pools;
-use crate::scheduler::{ExcludedInstances, Foreign, InstanceNumbers, Request};
+use crate::scheduler::{CapabilityError, ExcludedInstances, Foreign, InstanceCapabilities, InstanceNumbers, Request};
 
 /// Reports in a row after which an instance that missed reports is trusted again.
 pub const TRUSTED_AFTER: u32 = 3;
@@ -19,6 +21,7 @@ pub const TRUSTED_AFTER: u32 = 3;
 pub(super) struct Instance {
     pub(super) spec: RegisterInstance,
     has_vllm_hashes: bool,
+    capabilities: InstanceCapabilities,
     pub(super) pool: u32,
     pub(super) numbers: InstanceNumbers,
     /// Time of its last message.
@@ -180,11 +183,11 @@ impl InstanceRegistry {
     /// entered.
     pub(super) fn register_again(
         &mut self,
-        spec: &RegisterInstance,
-        has_vllm_hashes: bool,
+        registered: &InstanceSpec,
         now_ns: u64,
         pools: &mut Pools,
     ) -> Result<Option<Registration>, ConductorError> {
+        let InstanceSpec { call: spec, has_vllm_hashes, capabilities } = registered;
         let Some(known) = self.by_name.get_mut(spec.instance.as_str()) else {
             self.refuse_over_limit()?;
             return Ok(None);
@@ -196,13 +199,13 @@ impl InstanceRegistry {
         if spec.incarnation > known.spec.incarnation {
             return Ok(None);
         }
-        if known.spec != *spec {
+        if known.spec != *spec || known.capabilities != *capabilities {
             let what =
                 format!("instance {:?} has registered with another description in this incarnation", spec.instance);
             return Err(ConductorError::Conflict { what });
         }
         known.heard_ns = now_ns;
-        if std::mem::replace(&mut known.has_vllm_hashes, has_vllm_hashes) != has_vllm_hashes {
+        if std::mem::replace(&mut known.has_vllm_hashes, *has_vllm_hashes) != *has_vllm_hashes {
             self.changed.insert(spec.instance.as_str().into());
         }
         let fresh = known.cache.is_fresh();
@@ -218,6 +221,24 @@ impl InstanceRegistry {
         Ok(())
     }
 
+    /// Rejects an instance whose pipeline group contradicts what the other members have registered.
+    pub(super) fn check_group(&self, registered: &InstanceSpec) -> Result<(), ConductorError> {
+        let InstanceSpec { call: spec, capabilities, .. } = registered;
+        let Some(stage) = &capabilities.stage else { return Ok(()) };
+        let others = self.by_name.iter().filter(|(name, known)| {
+            let is_in_group = known.capabilities.stage.as_ref().is_some_and(|other| other.group == stage.group);
+            is_in_group && known.spec.tenant == spec.tenant && ***name != *spec.instance
+        });
+        for (name, other) in others {
+            if other.spec.pool() != spec.pool() {
+                let (group, other) = (stage.group.clone(), Arc::clone(name));
+                return Err(CapabilityError::Differs { group, what: "model or block size", other }.into());
+            }
+            capabilities.check_beside(name, &other.capabilities)?;
+        }
+        Ok(())
+    }
+
     const fn suspect_after_ns(&self, spec: &RegisterInstance) -> u64 {
         spec.report_ns.saturating_mul(self.missed.0 as u64)
     }
@@ -225,15 +246,15 @@ impl InstanceRegistry {
     /// Enters an instance in a pool that was not known in this incarnation.
     pub(super) fn enter(
         &mut self,
-        spec: RegisterInstance,
-        has_vllm_hashes: bool,
+        registered: InstanceSpec,
         pool: u32,
         now_ns: u64,
         pools: &mut Pools,
     ) -> Result<Registration, ConductorError> {
-        let suspect_after_ns = self.suspect_after_ns(&spec);
+        let spec = &registered.call;
+        let suspect_after_ns = self.suspect_after_ns(spec);
         let cache = CacheFeed::new(spec.events.is_some(), spec.part != InstancePart::Decode);
-        let name = self.insert(spec, has_vllm_hashes, cache, pool, now_ns, pools)?;
+        let name = self.insert(registered, cache, pool, now_ns, pools)?;
         self.changed.insert(name);
         self.version += 1;
         Ok(Registration { answer: InstanceRegistered { fresh: true, suspect_after_ns }, again: false })
@@ -247,9 +268,10 @@ impl InstanceRegistry {
         graced_ns: u64,
         pools: &mut Pools,
     ) -> Result<(), ConductorError> {
-        let DurableInstance { spec, has_vllm_hashes, held, reports_cache, .. } = kept;
-        let cache = CacheFeed::restored(reports_cache, spec.events.is_some(), spec.part != InstancePart::Decode);
-        let name = self.insert(spec, has_vllm_hashes, cache, pool, graced_ns, pools)?;
+        let DurableInstance { spec: call, has_vllm_hashes, capabilities, held, reports_cache, .. } = kept;
+        let cache = CacheFeed::restored(reports_cache, call.events.is_some(), call.part != InstancePart::Decode);
+        let registered = InstanceSpec { call, has_vllm_hashes, capabilities };
+        let name = self.insert(registered, cache, pool, graced_ns, pools)?;
         if let Some(known) = self.by_name.get_mut(&name) {
             known.held = held;
         }
@@ -260,24 +282,28 @@ impl InstanceRegistry {
     /// Rejects a restored instance that is invalid or exceeds the limit.
     pub(super) fn check_restored(&self, kept: &DurableInstance) -> Result<(), ConductorError> {
         kept.spec.check()?;
+        kept.capabilities.check(kept.spec.block_tokens, kept.spec.part != InstancePart::Decode)?;
+        let (call, capabilities) = (kept.spec.clone(), kept.capabilities.clone());
+        self.check_group(&InstanceSpec { call, has_vllm_hashes: kept.has_vllm_hashes, capabilities })?;
         self.refuse_over_limit()
     }
 
     fn insert(
         &mut self,
-        spec: RegisterInstance,
-        has_vllm_hashes: bool,
+        registered: InstanceSpec,
         cache: CacheFeed,
         number: u32,
         heard_ns: u64,
         pools: &mut Pools,
     ) -> Result<Arc<str>, ConductorError> {
+        let InstanceSpec { call: spec, has_vllm_hashes, capabilities } = registered;
         let pool = pools.get_mut(number).ok_or_else(|| bad("the pool was removed"))?;
         let name: Arc<str> = spec.instance.as_str().into();
         let mut numbers = InstanceNumbers::default();
         if matches!(spec.part, InstancePart::Prefill | InstancePart::Mixed) {
             let at = pool.scheduler.add_prefill()?;
             pool.name_prefill(at, &name);
+            pool.scheduler.set_capabilities(at, &capabilities)?;
             numbers.prefill = Some(at);
         }
         if matches!(spec.part, InstancePart::Decode | InstancePart::Mixed) {
@@ -290,9 +316,20 @@ impl InstanceRegistry {
         }
         pool.instances += 1;
         let (suspect, held) = (false, false);
-        let returned = ReportStreak::default();
-        let instance =
-            Instance { spec, has_vllm_hashes, pool: number, numbers, heard_ns, suspect, returned, held, seq: 0, cache };
+        let (pool, seq, returned) = (number, 0, ReportStreak::default());
+        let instance = Instance {
+            spec,
+            has_vllm_hashes,
+            capabilities,
+            pool,
+            numbers,
+            heard_ns,
+            suspect,
+            returned,
+            held,
+            seq,
+            cache,
+        };
         self.by_name.insert(Arc::clone(&name), instance);
         Ok(name)
     }
@@ -602,7 +639,8 @@ impl InstanceRegistry {
         let known = self.by_name.get(name)?;
         let pool_token_bytes = pools.get(known.pool)?.token_bytes;
         let (spec, has_vllm_hashes) = (known.spec.clone(), known.has_vllm_hashes);
+        let capabilities = known.capabilities.clone();
         let (held, reports_cache) = (known.held, known.cache.is_reported());
-        Some(DurableInstance { spec, has_vllm_hashes, pool_token_bytes, held, reports_cache })
+        Some(DurableInstance { spec, has_vllm_hashes, capabilities, pool_token_bytes, held, reports_cache })
     }
 }

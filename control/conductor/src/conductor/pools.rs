@@ -11,7 +11,7 @@ use std::sync::Arc;
 use kvplane_proto::Digest;
 use kvplane_proto::rng::mix64;
 
-use super::calls::{Assignment, FetchSource};
+use super::calls::{AssignedGroup, AssignedStage, Assignment, FetchSource};
 use super::config::ConductorConfig;
 use super::error::ConductorError;
 use super::limits::Limit;
@@ -21,7 +21,7 @@ pub(super) use prefixes::PrefixLookup;
 
 use crate::hot::{HotRow, HotTable};
 use crate::index::{ContextId, HolderId, IndexError, PrefixIndex, PrefixMatches, PromptContext, Tiers};
-use crate::policy::{Fetch, Placement};
+use crate::policy::{Fetch, Placement, StagePlan};
 use crate::scheduler::{Request, RestoredIndex, Scheduler, SchedulerError, Scratch};
 
 /// Maximum number of sources in an answer.
@@ -251,6 +251,18 @@ impl Pool {
             }
         }
         answer
+    }
+
+    /// Returns the pipeline group of a placement, with names.
+    pub(super) fn assigned_group(&self, placement: &Placement) -> Option<AssignedGroup> {
+        let plan = placement.group.as_ref()?;
+        let stage = |stage: &StagePlan| {
+            let StagePlan { instance, first_layer, layers, load_tokens, wait_ns, busy_ns, .. } = *stage;
+            let instance = self.prefill_name(instance);
+            AssignedStage { instance, first_layer, layers, load_tokens, wait_ns, busy_ns }
+        };
+        let (name, chunk_tokens) = (Arc::clone(&plan.name), plan.chunk_tokens);
+        Some(AssignedGroup { name, chunk_tokens, stages: plan.stages.iter().map(stage).collect() })
     }
 
     /// Counts the reused blocks of a placed request.

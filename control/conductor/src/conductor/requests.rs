@@ -11,7 +11,8 @@ use due::Due;
 use kvplane_proto::rng::mix64;
 
 use super::calls::{
-    Assignment, ClientNotice, MOST_BARRED, RequestStep, Schedule, ScheduleMode, ScheduleRefusal, ScheduleReply,
+    AssignedGroup, Assignment, ClientNotice, MOST_BARRED, RequestStep, Schedule, ScheduleMode, ScheduleRefusal,
+    ScheduleReply,
 };
 use super::config::ConductorConfig;
 use super::error::{ConductorError, bad};
@@ -30,7 +31,7 @@ const LONGEST_NS: u64 = 3_600_000_000_000;
 /// State of a request.
 pub(super) enum RequestState {
     Waiting,
-    Placed(Assignment),
+    Placed(Assignment, Option<AssignedGroup>),
     /// The instance of the request was lost.
     Orphan(Request),
 }
@@ -222,7 +223,7 @@ impl RequestLedger {
 
     fn answer_of(&self, id: u64, now_ns: u64, pools: &Pools) -> ScheduleReply {
         match self.requests.get(&id).map(|kept| (&kept.state, kept.pool)) {
-            Some((RequestState::Placed(assigned), _)) => ScheduleReply::Assigned(assigned.clone()),
+            Some((RequestState::Placed(assigned, group), _)) => ScheduleReply::placed(assigned.clone(), group.clone()),
             Some((RequestState::Waiting, number)) => {
                 let ahead = pools.get(number).and_then(|pool| {
                     let request = pool.scheduler.request(id)?;
@@ -244,7 +245,8 @@ impl RequestLedger {
         };
         match pool.scheduler.schedule_now(request, now_ns, scratch) {
             Choice::Place(placement) => {
-                ScheduleReply::Assigned(pool.assigned(0, request, &placement, self.limits.lease_ns, scratch))
+                let assigned = pool.assigned(0, request, &placement, self.limits.lease_ns, scratch);
+                ScheduleReply::placed(assigned, pool.assigned_group(&placement))
             }
             Choice::Refuse { why, retry_after_ns } => {
                 ScheduleReply::Refused { why: ScheduleRefusal::of(why), retry_after_ns }
@@ -306,7 +308,7 @@ impl RequestLedger {
             }
         }
         match self.requests.get(&id).map(|kept| &kept.state) {
-            Some(RequestState::Placed(_)) => self.counts.placed += 1,
+            Some(RequestState::Placed(..)) => self.counts.placed += 1,
             _ => self.counts.queued += 1,
         }
         Ok(self.answer_of(id, now_ns, pools))
@@ -317,11 +319,13 @@ impl RequestLedger {
         let Some((pool, scratch)) = pools.with_scratch(pool) else { return };
         let Some(request) = pool.scheduler.request(id).cloned() else { return };
         let assigned = pool.assigned(id, &request, placement, self.limits.lease_ns, scratch);
+        let group = pool.assigned_group(placement);
         pool.note_placement(&request, &assigned, placement.fetch, now_ns);
         let Some(kept) = self.requests.get_mut(&id) else { return };
-        kept.state = RequestState::Placed(assigned.clone());
+        kept.state = RequestState::Placed(assigned.clone(), group.clone());
         kept.late = later;
-        let notice = ClientNotice::new(kept.client, Arc::clone(&kept.name), ScheduleReply::Assigned(assigned));
+        let answer = ScheduleReply::placed(assigned, group);
+        let notice = ClientNotice::new(kept.client, Arc::clone(&kept.name), answer);
         let lasts_ns = if later { self.limits.claim_ns } else { self.limits.lease_ns };
         self.due.set(id, now_ns.saturating_add(lasts_ns));
         if later {
@@ -394,7 +398,7 @@ impl RequestLedger {
     ) -> Result<Option<PrefillReport>, ConductorError> {
         let unknown = ConductorError::UnknownReservation { reservation };
         let Some(kept) = self.requests.get_mut(&reservation) else { return Err(unknown) };
-        let RequestState::Placed(assigned) = &kept.state else {
+        let RequestState::Placed(assigned, group) = &kept.state else {
             let what = format!("reservation {reservation} waits, or its instance was lost: it can be rescheduled");
             return Err(ConductorError::Conflict { what });
         };
@@ -414,6 +418,10 @@ impl RequestLedger {
         }
         kept.late = false;
         let Some(Progress::PrefillDone { reused, .. }) = progress else { return Ok(None) };
+        // The stages of a group have parts of blocks that are reported of none of them.
+        if group.is_some() {
+            return Ok(None);
+        }
         Ok(Some(PrefillReport { pool: kept.pool, assigned: assigned.clone(), reused_tokens: reused }))
     }
 
@@ -463,8 +471,8 @@ impl RequestLedger {
     pub(super) fn unclaimed(&self, client: u64) -> Vec<ClientNotice> {
         let mine = self.requests.values().filter(|kept| kept.client == client && kept.late);
         let notices = mine.filter_map(|kept| match &kept.state {
-            RequestState::Placed(assigned) => {
-                let answer = ScheduleReply::Assigned(assigned.clone());
+            RequestState::Placed(assigned, group) => {
+                let answer = ScheduleReply::placed(assigned.clone(), group.clone());
                 Some(ClientNotice::new(client, Arc::clone(&kept.name), answer))
             }
             RequestState::Waiting | RequestState::Orphan(_) => None,
@@ -524,7 +532,7 @@ impl RequestLedger {
                     let answer = ScheduleReply::Refused { why: ScheduleRefusal::Waited, retry_after_ns: AGAIN_NS };
                     self.notices.push_back(ClientNotice::new(kept.client, kept.name, answer));
                 }
-                RequestState::Placed(_) | RequestState::Orphan(_) => self.counts.expired += 1,
+                RequestState::Placed(..) | RequestState::Orphan(_) => self.counts.expired += 1,
             }
         }
     }

@@ -6,7 +6,7 @@ use bincode::{Decode, Encode};
 
 use super::Conductor;
 use super::cache_feed::FeedProgress;
-use super::calls::{Assignment, ScheduleRefusal, ScheduleReply};
+use super::calls::{AssignedGroup, Assignment, ScheduleRefusal, ScheduleReply};
 use super::error::{ConductorError, bad};
 use super::instance_spec::InstancePart;
 use super::pools::{Pool, PoolKey};
@@ -227,6 +227,17 @@ pub struct RequestExplained {
     pub pooled_tokens: u32,
 }
 
+/// Explanation of a placement, with the pipeline groups that prefill.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct PlacementExplained {
+    /// The explanation; of a group, its placements have the last stage.
+    pub explained: RequestExplained,
+    /// Group that prefills the request, if one does.
+    pub group: Option<AssignedGroup>,
+    /// Group that would prefill it, if it had to be placed now.
+    pub group_now: Option<AssignedGroup>,
+}
+
 /// Prefix that is reused often.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HotPrefix {
@@ -305,11 +316,20 @@ impl Conductor {
     /// # Errors
     /// When the request is not known, or no longer.
     pub fn explain(&mut self, name: &str, now_ns: u64) -> Result<RequestExplained, ConductorError> {
+        self.explain_groups(name, now_ns).map(|explained| explained.explained)
+    }
+
+    /// Explains the placement of a request as [`Self::explain`] does, with the pipeline groups.
+    ///
+    /// # Errors
+    /// When the request is not known, or no longer.
+    pub fn explain_groups(&mut self, name: &str, now_ns: u64) -> Result<PlacementExplained, ConductorError> {
         let Some((id, kept)) = self.requests.named(name) else {
             return Err(ConductorError::UnknownRequest { name: name.to_owned() });
         };
+        let group = if let RequestState::Placed(_, group) = &kept.state { group.clone() } else { None };
         let answer = match &kept.state {
-            RequestState::Placed(assigned) => ScheduleReply::Assigned(assigned.clone()),
+            RequestState::Placed(assigned, _) => ScheduleReply::Assigned(assigned.clone()),
             RequestState::Waiting => ScheduleReply::Queued { reservation: id, position: 0, eta_ns: 0 },
             RequestState::Orphan(_) => ScheduleReply::Refused { why: ScheduleRefusal::Lost, retry_after_ns: 0 },
         };
@@ -333,13 +353,17 @@ impl Conductor {
         candidates.sort_by_key(|candidate| (!candidate.takes, candidate.wait_ns));
         candidates.truncate(CANDIDATES);
         let lease_ns = self.requests.lease_ns();
-        let now = match choice {
-            Choice::Place(placement) => Some(pool.assigned(id, &request, &placement, lease_ns, scratch)),
-            _ => None,
+        let (now, group_now) = match choice {
+            Choice::Place(placement) => {
+                let assigned = pool.assigned(id, &request, &placement, lease_ns, scratch);
+                (Some(assigned), pool.assigned_group(&placement))
+            }
+            _ => (None, None),
         };
         let pooled = pool.index().held_by_anybody(request.context, &request.hashes, Tiers::SHARED);
         let pooled_tokens = pooled.unwrap_or(0).saturating_mul(pool.key.block_tokens);
-        Ok(RequestExplained { answer, now, candidates, pooled_tokens })
+        let explained = RequestExplained { answer, now, candidates, pooled_tokens };
+        Ok(PlacementExplained { explained, group, group_now })
     }
 
     /// Returns the present state of instances and pools, for operators.

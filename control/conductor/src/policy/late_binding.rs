@@ -6,14 +6,19 @@
 //!   latency is close to that of shortest-first, the 99th percentile to that of first come, first served, and no
 //!   request starves. Requests that can no longer meet their objective go after those that can.
 //! * Cost of a prefill instance: `max(wait, transfer) + prefill`, because transfers overlap with the prefills of others;
-//!   with the best decode instance for it: the time to send the KV cache there, and what its steps take longer than
-//!   those of the fastest; and the time to compute again what it would evict of sessions whose next turn is expected.
+//!   with layer-wise overlap, transfer and prefill overlap with each other, too ([`prefill_span`]); with the best decode
+//!   instance for it: the time to send the KV cache there, and what its steps take longer than those of the fastest; and
+//!   the time to compute again what it would evict of sessions whose next turn is expected.
 //!   Missing blocks are fetched from all their holders, several at a time, and are not kept: a copy would evict blocks
 //!   without another replica. Only if NICs are busy, which means that the prefix is hot, copies are kept.
+//! * A pipeline group prefills a prompt if that costs less: the time to its first token, and the time for which others
+//!   wait because all members are busy ([`View::total_cost_ns`]). One member is about to be free, the others have at
+//!   most one request.
 //! * Requests are rejected only at arrival: if their first token, or the later ones, or the first token of an admitted
 //!   request, would miss their objective ([`Admission`]).
 
-use super::{Admission, Ask, Choice, Fetch, Placement, Policy, PrefillView, QueueRules, Refusal, View};
+use super::{Admission, Ask, Choice, Fetch, GroupView, Placement, Policy, PrefillView, QueueRules, Refusal, View};
+use crate::cost::pipeline::{PrefixLoad, prefill_span};
 
 /// Default policy.
 #[derive(Clone, Copy, Debug)]
@@ -27,11 +32,14 @@ pub struct LateBinding {
     /// True if requests that would miss the objectives of all are rejected; those with an objective of their own are
     /// always judged by it.
     pub refuses: bool,
+    /// Weight of the waits that a pipeline group causes, beside its gain: above 1, so that errors of the prediction do
+    /// not harm requests that gain nothing.
+    pub others: f64,
 }
 
 impl Default for LateBinding {
     fn default() -> Self {
-        Self { ahead_ns: 60_000_000, order: QueueRules::default(), busy_ns: 200_000_000, refuses: false }
+        Self { ahead_ns: 60_000_000, order: QueueRules::default(), busy_ns: 200_000_000, refuses: false, others: 2.0 }
     }
 }
 
@@ -42,11 +50,12 @@ impl LateBinding {
         let mut best = view.stay(ask, at);
         if view.pooled > instance.held {
             let busy_ns = view.busiest_ns;
-            let transfer_ns = busy_ns.saturating_add(view.move_ns(view.pooled - instance.held));
-            let wait_ns = instance.wait_ns.max(transfer_ns);
-            let prefill_ns = view.prefill_ns(instance, ask.tokens, view.pooled);
+            let load = PrefixLoad { queued_ns: busy_ns, moves_ns: view.move_ns(view.pooled - instance.held) };
+            let computes_ns = view.prefill_ns(instance, ask.tokens, view.pooled);
+            let span = prefill_span(instance.wait_ns, load, computes_ns, instance.layer_wise);
+            let (wait_ns, prefill_ns) = (span.begins_ns, span.length_ns());
             let fetch = Fetch::Pool { keep: view.busiest_fetch_ns > self.busy_ns };
-            let fetched = Placement { reuse: view.pooled, fetch, wait_ns, prefill_ns, ..best };
+            let fetched = Placement { reuse: view.pooled, fetch, wait_ns, prefill_ns, ..best.clone() };
             if fetched.takes_ns() < best.takes_ns() {
                 best = fetched;
             }
@@ -62,7 +71,8 @@ impl LateBinding {
         }
         let own_ns = ask.ttft_ns.or_else(|| self.refuses.then_some(view.slo.ttft_ns));
         let ttft_ns = own_ns.filter(|ns| *ns < u64::MAX);
-        let best = view.alive().map(|(at, _)| self.weigh(ask, view, at));
+        let singles = view.alive().map(|(at, _)| self.weigh(ask, view, at));
+        let best = singles.chain(self.by_groups(ask, view, false));
         let best_ns = best.map(|placement| placement.takes_ns()).min().unwrap_or(0);
         let Admission { margin_ns, after_ns } = view.admission;
         let done_ns = view.ahead_ns.saturating_add(best_ns).saturating_add(margin_ns);
@@ -87,15 +97,33 @@ impl LateBinding {
     fn place(&self, ask: &Ask, view: &View<'_>, only_free: bool) -> Option<Placement> {
         let candidates = view.alive().filter(|(_, instance)| !only_free || self.takes(instance));
         let weighed = candidates.map(|(at, instance)| {
-            let placement = self.weigh(ask, view, at);
-            let takes_ns = placement.takes_ns();
-            let decode = view.decode_for(ask, at, takes_ns);
-            let claim_ns = view.claim_ns(ask, &placement);
-            let cost_ns = takes_ns.saturating_add(decode.map_or(0, |(_, ns)| ns)).saturating_add(claim_ns);
-            let placement = Placement { decode: decode.map(|(decode, _)| decode), ..placement };
-            ((cost_ns, !instance.served_session, at), placement)
+            let (placement, costs_ns) = view.with_decode(ask, self.weigh(ask, view, at));
+            ((placement.takes_ns().saturating_add(costs_ns), !instance.served_session, at), costs_ns, placement)
         });
-        weighed.min_by_key(|(rank, _)| *rank).map(|(_, placement)| placement)
+        let (_, costs_ns, single) = weighed.min_by_key(|(rank, ..)| *rank)?;
+        let single_ns = view.total_cost_ns(&single, self.others).saturating_add(costs_ns);
+        let groups = self.by_groups(ask, view, only_free).filter(|placement| placement.takes_ns() < single.takes_ns());
+        let weighed = groups.map(|placement| {
+            let (placement, costs_ns) = view.with_decode(ask, placement);
+            (view.total_cost_ns(&placement, self.others).saturating_add(costs_ns), placement)
+        });
+        match weighed.min_by_key(|(cost_ns, placement)| (*cost_ns, placement.prefill)) {
+            Some((cost_ns, placement)) if cost_ns < single_ns => Some(placement),
+            _ => Some(single),
+        }
+    }
+
+    /// Returns the placements on pipeline groups: with the prefix that all holders can provide, and without any. With
+    /// `only_free`, one member accepts queued requests, and the others have at most one request each.
+    fn by_groups(&self, ask: &Ask, view: &View<'_>, only_free: bool) -> impl Iterator<Item = Placement> {
+        let members = |group: &GroupView| group.members.iter().map(|at| &view.prefill[*at]).collect::<Vec<_>>();
+        let is_free = move |group: &&GroupView| {
+            let members = members(group);
+            !only_free
+                || (members.iter().any(|member| self.takes(member)) && members.iter().all(|member| member.requests < 2))
+        };
+        let reuses = move |group| [view.pooled, 0].map(|reuse| view.by_group(ask, group, reuse));
+        view.groups.iter().filter(is_free).flat_map(reuses).flatten()
     }
 }
 

@@ -9,20 +9,32 @@ use super::decode::DecodeBook;
 use super::error::SchedulerError;
 use super::plan::PlannedInstance;
 use crate::cost::Factor;
-use crate::policy::{Fetch, Policy, PrefillView};
+use crate::policy::{Fetch, Placement, Policy, PrefillView};
+
+/// Booked prefill, or stage of one.
+pub(super) struct PrefillJob {
+    id: u64,
+    predicted_ns: u64,
+    /// Tokens to compute; of a stage, in proportion to its layers.
+    uncached: u32,
+    /// Duration of a transfer to the next stage, with which its NIC may be busy.
+    sends_ns: u64,
+    /// Time at which it began.
+    begun_ns: Option<u64>,
+}
 
 /// Bookings of a prefill instance.
 pub(super) struct PrefillBook {
     pub alive: bool,
     /// True if it accepts new requests.
     pub takes: bool,
-    /// Requests in the order of booking: number, predicted duration, tokens to compute.
-    pub jobs: VecDeque<(u64, u64, u32)>,
-    /// Request in progress, with its start time.
-    running: Option<(u64, u64)>,
+    /// Requests in the order of booking.
+    pub jobs: VecDeque<PrefillJob>,
     /// Time until which its NIC sends what is booked on it; and until which it would send the fetches alone.
     pub egress_until_ns: u64,
     pub fetches_until_ns: u64,
+    /// Number of its model's layers if it begins a prefill when the first layer of the prefix has arrived.
+    pub layer_wise: Option<u32>,
     pub factor: Factor,
     /// Its number among the decode instances, if it decodes too.
     pub decode: Option<usize>,
@@ -39,9 +51,9 @@ impl PrefillBook {
             alive: true,
             takes: true,
             jobs: VecDeque::new(),
-            running: None,
             egress_until_ns: 0,
             fetches_until_ns: 0,
+            layer_wise: None,
             factor: Factor::default(),
             decode: None,
             sum_ns: 0,
@@ -50,34 +62,43 @@ impl PrefillBook {
         }
     }
 
-    pub(super) fn add(&mut self, id: u64, predicted_ns: u64, uncached: u32) {
-        self.jobs.push_back((id, predicted_ns, uncached));
+    pub(super) fn add(&mut self, id: u64, predicted_ns: u64, uncached: u32, sends_ns: u64) {
+        self.jobs.push_back(PrefillJob { id, predicted_ns, uncached, sends_ns, begun_ns: None });
         self.sum_ns += u128::from(predicted_ns);
         self.uncached += u64::from(uncached);
     }
 
     pub(super) fn started(&mut self, id: u64, now_ns: u64) {
-        self.running = Some((id, now_ns));
+        if let Some(job) = self.jobs.iter_mut().find(|job| job.id == id) {
+            job.begun_ns = Some(now_ns);
+        }
     }
 
     pub(super) fn done(&mut self, id: u64) {
-        if let Some(at) = self.jobs.iter().position(|job| job.0 == id)
-            && let Some((_, predicted_ns, uncached)) = self.jobs.remove(at)
+        if let Some(at) = self.jobs.iter().position(|job| job.id == id)
+            && let Some(job) = self.jobs.remove(at)
         {
-            self.sum_ns -= u128::from(predicted_ns);
-            self.uncached -= u64::from(uncached);
+            self.sum_ns -= u128::from(job.predicted_ns);
+            self.uncached -= u64::from(job.uncached);
         }
-        self.running.take_if(|(running, _)| *running == id);
     }
 
-    /// Returns the time until all bookings are done.
+    /// Returns the time until all bookings are done. An instance works on one request at a time, the first that began.
     pub(super) fn wait_ns(&self, now_ns: u64) -> u64 {
-        let worked = self.running.and_then(|(id, since)| {
-            let job = self.jobs.iter().find(|job| job.0 == id)?;
-            Some(now_ns.saturating_sub(since).min(job.1))
+        let worked = self.jobs.iter().find_map(|job| {
+            let since_ns = job.begun_ns?;
+            Some(now_ns.saturating_sub(since_ns).min(job.predicted_ns))
         });
         let left_ns = self.sum_ns - u128::from(worked.unwrap_or(0));
         u64::try_from(left_ns).unwrap_or(u64::MAX).saturating_add(self.foreign_ns)
+    }
+}
+
+impl PrefillBook {
+    /// Returns the time until its NIC is free: its booked transfers have been sent, and a chunk that a stage passes on.
+    pub(super) fn egress_wait_ns(&self, now_ns: u64) -> u64 {
+        let chunks_ns = self.jobs.iter().fold(0, |sum_ns: u64, job| sum_ns.saturating_add(job.sends_ns));
+        self.egress_until_ns.saturating_sub(now_ns).saturating_add(chunks_ns)
     }
 }
 
@@ -159,6 +180,31 @@ impl Bookings {
         &mut self.decode[instance]
     }
 
+    /// Books the prefill of a request with so many tokens to compute, at each stage if a group does it.
+    pub(super) fn book_prefill(&mut self, id: u64, placement: &Placement, uncached: u32) -> Result<(), SchedulerError> {
+        let Some(plan) = &placement.group else {
+            self.prefill(placement.prefill)?.add(id, placement.prefill_ns, uncached, 0);
+            return Ok(());
+        };
+        if let Some(gone) = plan.stages.iter().find(|stage| self.prefill(stage.instance).is_err()) {
+            return Err(SchedulerError::UnknownInstance { instance: gone.instance });
+        }
+        let layers: u32 = plan.stages.iter().map(|stage| stage.layers).sum();
+        for stage in &plan.stages {
+            let part = u64::from(uncached) * u64::from(stage.layers) / u64::from(layers.max(1));
+            self.prefill[stage.instance].add(id, stage.busy_ns, part as u32, stage.sends_ns);
+        }
+        Ok(())
+    }
+
+    /// Calls `change` with the bookings of each instance that prefills a request.
+    pub(super) fn each_prefill(&mut self, placement: &Placement, mut change: impl FnMut(&mut PrefillBook)) {
+        match &placement.group {
+            None => change(&mut self.prefill[placement.prefill]),
+            Some(plan) => plan.stages.iter().for_each(|stage| change(&mut self.prefill[stage.instance])),
+        }
+    }
+
     /// Returns the number of instances that accept requests, without those that a request excludes; at least 1.
     pub(super) fn serving(&self, barred: &[u32]) -> u64 {
         let serves = |(at, book): &(usize, &PrefillBook)| book.alive && book.takes && !barred.contains(&(*at as u32));
@@ -233,13 +279,14 @@ mod tests {
         let mut bookings = Bookings::default();
         let at = bookings.add_prefill();
         let book = bookings.prefill(at).expect("an instance");
-        book.add(1, 100, 10);
-        book.add(2, 50, 5);
+        book.add(1, 100, 10, 0);
+        book.add(2, 50, 5, 4);
         book.started(1, 1_000);
         book.foreign_ns = 7;
         // A prefill that takes longer than predicted counts as no more than the predicted work.
         assert_eq!((book.wait_ns(1_000), book.wait_ns(1_040), book.wait_ns(2_000)), (157, 117, 57));
         book.done(1);
+        assert_eq!(book.egress_wait_ns(2_000), 4);
         assert_eq!((book.wait_ns(2_000), book.uncached), (57, 5));
     }
 

@@ -1,6 +1,7 @@
 //! Instances of a scheduler: addition, cache events, load reports, exclusion and loss.
 
 use super::error::SchedulerError;
+use super::groups::InstanceCapabilities;
 use super::reservations::Reservation;
 use super::{Request, Scheduler};
 use crate::cost::DecodeSteps;
@@ -41,6 +42,21 @@ impl Scheduler {
         let at = self.bookings.add_prefill();
         self.caches.enter(at, holder);
         Ok(at)
+    }
+
+    /// Sets the capabilities of a prefill instance, which were checked, also beside those of the other members of its
+    /// pipeline group.
+    ///
+    /// # Errors
+    /// When the instance is unknown.
+    pub fn set_capabilities(
+        &mut self,
+        instance: usize,
+        capabilities: &InstanceCapabilities,
+    ) -> Result<(), SchedulerError> {
+        self.bookings.prefill(instance)?.layer_wise = capabilities.layer_wise.then(|| capabilities.layers());
+        self.groups.join(instance, capabilities);
+        Ok(())
     }
 
     /// Adds a decode instance with a capacity of `capacity` tokens of KV cache; returns its number.
@@ -148,8 +164,8 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Removes a lost prefill instance with its blocks, and returns its requests that were not prefilled. The caller
-    /// schedules them again, with their old arrival times.
+    /// Removes a lost prefill instance with its blocks, and returns its requests that were not prefilled, with those of
+    /// its pipeline group. The caller schedules them again, with their old arrival times.
     ///
     /// # Errors
     /// When the instance is unknown.
@@ -157,7 +173,8 @@ impl Scheduler {
         self.bookings.prefill(instance)?.alive = false;
         self.caches.lose(instance)?;
         self.sessions.lose(instance);
-        Ok(self.take_back(|kept| kept.placement.prefill == instance && !kept.prefilled))
+        self.groups.leave(instance);
+        Ok(self.take_back(|kept| kept.placement.involves(instance) && !kept.prefilled))
     }
 
     /// Removes a lost decode instance, and returns its requests, prefilled or not.

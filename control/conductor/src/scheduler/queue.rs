@@ -35,7 +35,7 @@ const HOPELESS_NS: u64 = 3_600_000_000_000;
 const RETRY_STEP_NS: u64 = 1_000_000;
 
 /// Outcome for a queued request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum Next {
     /// The request starts, and is booked.

@@ -29,13 +29,8 @@ pub struct Request {
 
 impl Request {
     pub(super) const fn ask(&self) -> Ask {
-        Ask {
-            id: self.id,
-            arrival_ns: self.arrival_ns,
-            tokens: self.tokens,
-            ttft_ns: self.terms.ttft_ns,
-            admitted: self.admitted,
-        }
+        let Self { id, arrival_ns, tokens, admitted, .. } = *self;
+        Ask { id, arrival_ns, tokens, ttft_ns: self.terms.ttft_ns, admitted, groups: self.terms.groups }
     }
 }
 
@@ -58,12 +53,15 @@ pub struct ServiceTerms {
     pub output_tokens: u32,
     /// Session whose next turn it is; names are those of its context.
     pub session: Option<Arc<str>>,
+    /// True if a pipeline group may prefill it, because its scheduler can drive one.
+    pub groups: bool,
 }
 
 impl Default for ServiceTerms {
     fn default() -> Self {
-        let (flow, class) = (Arc::from(""), Arc::from(""));
-        Self { flow, weight: DEFAULT_FLOW_WEIGHT, priority: 0, ttft_ns: None, class, output_tokens: 0, session: None }
+        let (flow, class, weight) = (Arc::from(""), Arc::from(""), DEFAULT_FLOW_WEIGHT);
+        let (ttft_ns, session) = (None, None);
+        Self { flow, weight, priority: 0, ttft_ns, class, output_tokens: 0, session, groups: false }
     }
 }
 

@@ -15,6 +15,8 @@ pub(super) struct Reservation {
     pub(super) prefilled: bool,
     /// Tokens and requests that were resident when its decode began; `None` before.
     pub(super) batch: Option<(u64, u32)>,
+    /// True if its duration is that of a transfer or a pipeline, of which the cost model learns nothing.
+    pub(super) stalls: bool,
     /// Time of the booking, or of the last update.
     pub(super) touched_ns: u64,
 }

@@ -3,7 +3,7 @@
 use super::decode::ExpectedOutput;
 use super::{Request, Scheduler, Scratch};
 use crate::cost::DecodeModel;
-use crate::policy::{Admission, Choice, DecodeView, PrefillView, View};
+use crate::policy::{Admission, Choice, DecodeView, GroupView, PrefillView, View};
 
 /// Views of all instances.
 pub(super) struct Views {
@@ -19,6 +19,8 @@ pub(super) struct Views {
     holding_decode: Option<usize>,
     output_tokens: u32,
     cache_tokens: u64,
+    groups: Vec<GroupView>,
+    queued: usize,
 }
 
 impl Scheduler {
@@ -37,12 +39,13 @@ impl Scheduler {
                 requests: book.jobs.len() as u32,
                 queued_tokens: book.uncached,
                 routed_size: self.caches.routed_tokens(at),
-                egress_wait_ns: book.egress_until_ns.saturating_sub(now_ns),
+                egress_wait_ns: book.egress_wait_ns(now_ns),
                 fetch_wait_ns: book.fetches_until_ns.saturating_sub(now_ns),
                 factor: book.factor.0,
                 decode: book.decode,
                 claimed: self.sessions.claimed_tokens(at, request),
                 served_session: served_by == Some(at),
+                layer_wise: book.layer_wise,
                 ..PrefillView::default()
             })
             .collect();
@@ -81,6 +84,11 @@ impl Scheduler {
         let holding_decode = holding.max_by_key(|(_, view)| view.held).map(|(at, _)| at);
         let output_tokens = output.map_or(0, |output| output.mean);
         let cache_tokens = self.cache_tokens();
+        let groups = match request.terms.groups {
+            true => self.groups.views(self.bookings.prefills(), &request.barred.prefill),
+            false => Vec::new(),
+        };
+        let queued = self.queue.len() - usize::from(!groups.is_empty() && self.queue.get(request.id).is_some());
         Views {
             prefill,
             decode,
@@ -93,6 +101,8 @@ impl Scheduler {
             holding_decode,
             output_tokens,
             cache_tokens,
+            groups,
+            queued,
         }
     }
 
@@ -120,6 +130,9 @@ impl Scheduler {
             output_tokens: views.output_tokens,
             hands_over: self.config.hands_over,
             cache_tokens: views.cache_tokens,
+            groups: &views.groups,
+            queued: views.queued,
+            offered: self.arrivals.offered(now_ns),
         }
     }
 

@@ -7,6 +7,7 @@ mod copies;
 mod decode;
 mod durable;
 mod engine;
+mod groups;
 mod hot;
 mod index;
 mod kept_index;

@@ -202,7 +202,7 @@ fn an_admitted_request_whose_instance_is_lost_is_not_rejected() {
         match conductor.schedule(&asked(&format!("r{at}"), prompt(at, 1_000)), 0).expect("good") {
             ScheduleReply::Assigned(assigned) => reservations.push((assigned.reservation, assigned.prefill)),
             ScheduleReply::Queued { .. } => {}
-            ScheduleReply::Refused { .. } => break,
+            _ => break,
         }
     }
     let (lost, _) = *reservations.iter().find(|(_, prefill)| &**prefill == "p0").expect("both are used");

@@ -80,7 +80,7 @@ impl Engines {
             let (publisher, replay, topic) = ("tcp://h:1".to_owned(), String::new(), String::new());
             let events = Some(EventSource { publisher, replay, topic });
             let call = RegisterInstance { block_tokens: SIZE, report_ns: 0, events, ..spec(name, InstancePart::Mixed) };
-            conductor.register(InstanceSpec { call, has_vllm_hashes: *name == "vllm" }, 0).expect("room");
+            conductor.register(InstanceSpec { has_vllm_hashes: *name == "vllm", ..call.into() }, 0).expect("room");
             conductor.reached(name, 1, 0).expect("registered");
         }
         Self { conductor, seqs: BTreeMap::new() }

@@ -10,12 +10,12 @@ use std::fmt;
 use std::time::Duration;
 
 use kvplane_cluster::{
-    Change, ClassRecord, ConductorKey, ConductorRecord, EventsRecord, InstanceDuty, InstanceRecord, MasterRecord,
-    PlacementRecord, Record, RecordKey, SeedRecord, WeightRecord,
+    CapabilitiesRecord, Change, ClassRecord, ConductorKey, ConductorRecord, EventsRecord, InstanceDuty, InstanceRecord,
+    MasterRecord, PlacementRecord, Record, RecordKey, SeedRecord, StageRecord, WeightRecord,
 };
 use kvplane_conductor::conductor::{
-    ClassTerms, Conductor, ConductorConfig, ConductorError, Durable, DurableInstance, EventSource, InstancePart,
-    PoolKey, RegisterInstance,
+    ClassTerms, Conductor, ConductorConfig, ConductorError, Durable, DurableInstance, EventSource,
+    InstanceCapabilities, InstancePart, PipelineMembership, PoolKey, RegisterInstance,
 };
 use kvplane_conductor::policy::{PlacementPolicy, Slo};
 
@@ -198,7 +198,7 @@ pub(super) fn change_out(durable: Durable) -> Change {
 }
 
 fn instance_out(instance: DurableInstance) -> InstanceRecord {
-    let DurableInstance { spec, has_vllm_hashes, pool_token_bytes, held, reports_cache } = instance;
+    let DurableInstance { spec, has_vllm_hashes, capabilities, pool_token_bytes, held, reports_cache } = instance;
     let events = |EventSource { publisher, replay, topic }| EventsRecord { publisher, replay, topic, has_vllm_hashes };
     InstanceRecord {
         name: spec.instance,
@@ -219,11 +219,40 @@ fn instance_out(instance: DurableInstance) -> InstanceRecord {
         held,
         reports_cache,
         events: spec.events.map(events),
+        capabilities: capabilities_out(capabilities),
     }
+}
+
+fn capabilities_out(capabilities: InstanceCapabilities) -> Option<CapabilitiesRecord> {
+    if capabilities == InstanceCapabilities::default() {
+        return None;
+    }
+    let InstanceCapabilities { layer_wise, layers, stage } = capabilities;
+    let stage = stage.map(|PipelineMembership { group, stage, stages, chunk_tokens, activation_bytes }| StageRecord {
+        group,
+        stage,
+        stages,
+        chunk_tokens,
+        activation_bytes,
+    });
+    Some(CapabilitiesRecord { layer_wise, layers, stage })
+}
+
+fn capabilities_in(record: Option<CapabilitiesRecord>) -> InstanceCapabilities {
+    let Some(CapabilitiesRecord { layer_wise, layers, stage }) = record else { return InstanceCapabilities::default() };
+    let stage = stage.map(|StageRecord { group, stage, stages, chunk_tokens, activation_bytes }| PipelineMembership {
+        group,
+        stage,
+        stages,
+        chunk_tokens,
+        activation_bytes,
+    });
+    InstanceCapabilities { layer_wise, layers, stage }
 }
 
 fn instance_in(record: InstanceRecord) -> DurableInstance {
     let has_vllm_hashes = record.events.as_ref().is_some_and(|events| events.has_vllm_hashes);
+    let capabilities = capabilities_in(record.capabilities);
     let events = |EventsRecord { publisher, replay, topic, .. }| EventSource { publisher, replay, topic };
     let spec = RegisterInstance {
         instance: record.name,
@@ -243,7 +272,7 @@ fn instance_in(record: InstanceRecord) -> DurableInstance {
         events: record.events.map(events),
     };
     let (pool_token_bytes, held, reports_cache) = (record.pool_token_bytes, record.held, record.reports_cache);
-    DurableInstance { spec, has_vllm_hashes, pool_token_bytes, held, reports_cache }
+    DurableInstance { spec, has_vllm_hashes, capabilities, pool_token_bytes, held, reports_cache }
 }
 
 #[cfg(test)]
@@ -274,8 +303,18 @@ mod tests {
         ] {
             let has_vllm_hashes = events.is_some();
             let spec = RegisterInstance { part, ..spec(events) };
-            let instance = DurableInstance { spec, has_vllm_hashes, pool_token_bytes: 9, held, reports_cache: !held };
-            assert_eq!(instance_in(instance_out(instance.clone())), instance);
+            let group = "g".to_owned();
+            let stage = PipelineMembership { group, stage: 1, stages: 2, chunk_tokens: 1_024, activation_bytes: 3 };
+            for capabilities in [
+                InstanceCapabilities::default(),
+                InstanceCapabilities { layer_wise: true, layers: 9, stage: None },
+                InstanceCapabilities { layer_wise: false, layers: 0, stage: Some(stage) },
+            ] {
+                let (spec, pool_token_bytes, reports_cache) = (spec.clone(), 9, !held);
+                let instance =
+                    DurableInstance { spec, has_vllm_hashes, capabilities, pool_token_bytes, held, reports_cache };
+                assert_eq!(instance_in(instance_out(instance.clone())), instance);
+            }
         }
         for policy in PlacementPolicy::ALL {
             let slo = Slo { ttft_ns: 3, ..Slo::NONE };

@@ -138,7 +138,7 @@ class Scheduler:
     ) -> None: ...
     def schedule(
         self,
-        asked: Tuple[str, _Context, int, List[str], Tuple[str, str, Optional[int], Optional[float], int, str]],
+        asked: Tuple[str, _Context, int, List[str], Tuple[str, str, Optional[int], Optional[float], int, str], bool],
         hashes: Sequence[int],
         mode: str,
         patience: float,
@@ -157,6 +157,7 @@ class Scheduler:
         self,
         instance: Tuple[str, int, str, str, int, int, str, int, float, str],
         events: Optional[Tuple[str, str, str]],
+        capabilities: Tuple[bool, int, Optional[Tuple[str, int, int, int, int]]],
     ) -> Tuple[int, bool, float]: ...
     def deregister(self, tenant: str, instance: str, incarnation: int) -> int: ...
     def report_load(

@@ -77,6 +77,38 @@ class Source(NamedTuple):
     tokens: int
 
 
+class Stage(NamedTuple):
+    """Stage of a pipeline group, for one prompt: the layers that it computes for each chunk, the reused tokens that it
+    has to fetch (of its layers; the last stage of all), and its predicted wait and time, in seconds."""
+
+    instance: str
+    first_layer: int
+    layers: int
+    load_tokens: int
+    wait: float
+    busy: float
+
+
+class Group(NamedTuple):
+    """Pipeline group that prefills a prompt: its stages in order, and the maximum length of a chunk in tokens. Each
+    stage passes each chunk on with the KV cache of all layers so far; the last one is `Booked.prefill`."""
+
+    name: str
+    chunk_tokens: int
+    stages: List[Stage]
+
+
+class Membership(NamedTuple):
+    """Stage of an instance in a pipeline group, as it registers: `stage` counts from 0; `activation_bytes`: bytes that
+    it passes on for each token beside KV cache, 0 for the default."""
+
+    group: str
+    stage: int
+    stages: int
+    chunk_tokens: int
+    activation_bytes: int = 0
+
+
 class Booked(NamedTuple):
     """Placement that the Conductor reserved: report the progress (`Scheduler.prefill_started` and the calls after
     it)."""
@@ -94,6 +126,8 @@ class Booked(NamedTuple):
     prefill_time: float
     lease: float
     """Seconds that the reservation lasts without an update."""
+    group: Optional[Group] = None
+    """Pipeline group that prefills, for requests with `groups=True` only."""
 
 
 class Local(NamedTuple):
@@ -209,6 +243,10 @@ class Table(NamedTuple):
 
 def _booked(found: Dict[str, Any]) -> Booked:
     found["sources"] = [Source(*source) for source in found["sources"]]
+    if found["group"] is not None:
+        group = found["group"]
+        stages = [Stage(**stage) for stage in group["stages"]]
+        found["group"] = Group(group["name"], group["chunk_tokens"], stages)
     return Booked(**found)
 
 
@@ -362,26 +400,28 @@ class Scheduler:
         mode: str = "reserve",
         barred: Sequence[str] = (),
         terms: Terms = Terms(),
+        groups: bool = False,
     ) -> Decision:
         """Places a request and reserves its instances; waits for an instance up to `wait` seconds.
 
         `request` is an id of the caller: repeated with the same id, a request is reserved once. `mode`: "reserve",
         "now" to be reserved behind other requests instead of waiting, "advise" for a placement without a reservation.
-        `barred`: excluded instances. `terms`: the service that the request gets.
+        `barred`: excluded instances. `terms`: the service that the request gets. `groups`: True if the caller can drive
+        a pipeline group, which the answer may have (`Booked.group`).
         """
-        asked = (request, self._context(prompt), prompt.tokens, list(barred), terms)
+        asked = (request, self._context(prompt), prompt.tokens, list(barred), terms, groups)
         return self._decide(asked, prompt, mode, wait, None)
 
     def reschedule(
         self, booked: Booked, failed: Sequence[str], request: str, prompt: Prompt, *, wait: float = 60.0
     ) -> Decision:
         """Places a reserved request again whose instances `failed`. It keeps its position in the queue."""
-        asked = (request, self._context(prompt), prompt.tokens, [], Terms())
+        asked = (request, self._context(prompt), prompt.tokens, [], Terms(), False)
         return self._decide(asked, prompt, "reserve", wait, (booked.reservation, list(failed)))
 
     def _decide(
         self,
-        asked: Tuple[str, Tuple[str, str, str, int, str], int, List[str], Terms],
+        asked: Tuple[str, Tuple[str, str, str, int, str], int, List[str], Terms, bool],
         prompt: Prompt,
         mode: str,
         wait: float,
@@ -490,16 +530,20 @@ class Scheduler:
         publisher: str = "",
         replay: str = "",
         topic: str = "",
+        layer_wise: bool = False,
+        layers: int = 0,
+        stage: Optional[Membership] = None,
     ) -> Instance:
         """Registers an instance. `part`: "prefill", "decode" or "mixed". `incarnation` grows with each start (by
         default, the time). `token_bytes`: KV cache of a token, in bytes. `capacity_tokens`: capacity for the KV cache
         of decodes. `report_every`: interval of its load reports, in seconds; 0 for never. `address`: address for
-        routers. `publisher`, `replay`, `topic`: endpoints of its KV events over ZeroMQ.
+        routers. `publisher`, `replay`, `topic`: endpoints of its KV events over ZeroMQ. `layer_wise`: True if it begins
+        a prefill when the first of the `layers` of a fetched prefix has arrived. `stage`: its stage in a pipeline group.
         """
         incarnation = time.time_ns() if incarnation is None else incarnation
         spec = (name, incarnation, tenant, model, block_tokens, token_bytes, part, capacity_tokens, report_every, address)
         events = (publisher, replay, topic) if publisher else None
-        code, fresh, suspect_after = self._native().register(spec, events)
+        code, fresh, suspect_after = self._native().register(spec, events, (layer_wise, layers, stage))
         _check(code)
         return Instance(self, tenant, name, incarnation, fresh, suspect_after)
 

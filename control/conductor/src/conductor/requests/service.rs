@@ -94,7 +94,8 @@ impl ServiceLevels {
         let weight = weight.copied().unwrap_or(DEFAULT_FLOW_WEIGHT);
         let class = if terms.class.is_empty() { Arc::clone(&self.no_class) } else { Arc::from(terms.class.as_str()) };
         let session = (!terms.session.is_empty()).then(|| Arc::from(terms.session.as_str()));
-        Ok(ServiceTerms { flow, weight, priority, ttft_ns, class, output_tokens: terms.output_tokens, session })
+        let (output_tokens, groups) = (terms.output_tokens, false);
+        Ok(ServiceTerms { flow, weight, priority, ttft_ns, class, output_tokens, session, groups })
     }
 
     /// Sets the terms of a class of requests, or removes it. Requests that are queued or booked keep theirs.

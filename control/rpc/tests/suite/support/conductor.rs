@@ -28,6 +28,10 @@ pub(crate) fn show_requests(show: Show<'_>) {
         events: Some(EventSource { publisher, replay, topic }),
     };
     show("RegisterInstance", encode(&register));
+    let group = "g".to_owned();
+    let stage = Some(PipelineMembership { group, stage: 1, stages: 2, chunk_tokens: 1_024, activation_bytes: 3 });
+    let capabilities = InstanceCapabilities { layer_wise: true, layers: 4, stage };
+    show("RegisterCapabilities", encode(&RegisterCapabilities { register, capabilities }));
     let gone = DeregisterInstance { tenant: tenant.clone(), instance: instance.clone(), incarnation: 2 };
     show("DeregisterInstance", encode(&gone));
     let (t, i) = (tenant.clone(), instance.clone());
@@ -82,8 +86,9 @@ pub(crate) fn show_requests(show: Show<'_>) {
         session: "e".to_owned(),
     };
     let output = RequestOutput { tokens: 11, decode_ns: 12 };
-    let finished = vec![(10, output)];
-    show("ScheduleOnTerms", encode(&ScheduleOnTerms { schedule, terms, ended: vec![9], finished }));
+    let on_terms = ScheduleOnTerms { schedule, terms, ended: vec![9], finished: vec![(10, output)] };
+    show("ScheduleOnTerms", encode(&on_terms));
+    show("ScheduleWithGroups", encode(&ScheduleWithGroups { on_terms }));
     let step = RequestStep::PrefillDone { reused_tokens: 2, took_ns: 3 };
     show("UpdateRequest", encode(&UpdateRequest { reservation: 1, step }));
     let step = RequestStep::Finished(output);
@@ -92,6 +97,7 @@ pub(crate) fn show_requests(show: Show<'_>) {
     show("WatchInstances", encode(&WatchInstances));
     show("WatchAssignments", encode(&WatchAssignments { client: 1 }));
     show("ExplainRequest", encode(&ExplainRequest { request: "r".to_owned() }));
+    show("ExplainPlacement", encode(&ExplainPlacement { request: "r".to_owned() }));
     show("HoldInstance", encode(&HoldInstance { instance: "i".to_owned(), held: true }));
     show("SetPlacement", encode(&SET));
     show("ShowPlacement", encode(&ShowPlacement));
@@ -123,6 +129,12 @@ fn assignment() -> Assignment {
         prefill_ns: 5,
         lease_ns: 6,
     }
+}
+
+fn group() -> AssignedGroup {
+    let instance = "i".into();
+    let stage = AssignedStage { instance, first_layer: 1, layers: 2, load_tokens: 3, wait_ns: 4, busy_ns: 5 };
+    AssignedGroup { name: "g".into(), chunk_tokens: 1_024, stages: vec![stage] }
 }
 
 pub(crate) fn show_replies(show: Show<'_>) {
@@ -186,6 +198,10 @@ pub(crate) fn show_replies(show: Show<'_>) {
     let answer = ScheduleReply::Refused { why: ScheduleRefusal::Lost, retry_after_ns: 7 };
     let explained = RequestExplained { answer, now: Some(assignment()), candidates: vec![candidate], pooled_tokens: 9 };
     show("RequestExplained", encode(&explained));
+    let answer = ScheduleReply::AssignedGroup(GroupAssignment { assignment: assignment(), group: group() });
+    show("ScheduleReply of a group", encode(&answer));
+    let explained = PlacementExplained { explained, group: Some(group()), group_now: None };
+    show("PlacementExplained", encode(&explained));
     show("InstanceHeld", encode(&InstanceHeld { requests: 3 }));
     show("Placement", encode(&Placement { set: SET, held: vec!["i".to_owned()] }));
     let (most_bytes, bytes, prefixes, coming, made, failed, forgotten) = (1, 2, 3, 4, 5, 6, 7);
@@ -207,4 +223,7 @@ pub(crate) fn decode_as_all(frame: &[u8]) {
     let _ = decode::<ScheduleReply>(frame);
     let _ = decode::<InstanceTable>(frame);
     let _ = decode::<RequestExplained>(frame);
+    let _ = decode::<RegisterCapabilities>(frame);
+    let _ = decode::<ScheduleWithGroups>(frame);
+    let _ = decode::<PlacementExplained>(frame);
 }

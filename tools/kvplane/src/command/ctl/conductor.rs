@@ -6,7 +6,10 @@ use std::time::Duration;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use kvplane::ControlLink;
-use kvplane::rpc::conductor::{InstanceTable, ModelStatus, WatchInstances};
+use kvplane::rpc::conductor::{
+    AssignedGroup, Assignment, ExplainPlacement, InstanceTable, ModelStatus, PlacementExplained, ScheduleReply,
+    WatchInstances,
+};
 use kvplane::rpc::placement::{
     ClassTerms, CopiesShown, DEFAULT_FLOW_WEIGHT, FeedShown, HoldInstance, LimitUse, MAX_FLOW_WEIGHT, MAX_PRIORITY,
     PlacementPolicy, ServiceShown, SetClass, SetPlacement, SetWeight, ShowCopies, ShowFeeds, ShowLimits, ShowPlacement,
@@ -27,6 +30,12 @@ pub(crate) enum Action {
         /// Print as JSON.
         #[arg(long)]
         json: bool,
+    },
+    /// Show where a request was placed, where it would be placed now, and the cost of each instance; of a pipeline
+    /// group, its stages.
+    Explain {
+        /// Id that its scheduler gave the request.
+        request: String,
     },
     /// Hold an instance: it gets no new requests, finishes those that it has, and other instances may still fetch from
     /// it.
@@ -110,6 +119,10 @@ pub(crate) fn policies() -> impl TypedValueParser<Value = PlacementPolicy> {
 pub(super) fn run(link: &ControlLink, action: &Action) -> Result<(), Failure> {
     match action {
         Action::Show { json } => show(link, *json),
+        Action::Explain { request } => {
+            explain(request, &link.call(ExplainPlacement { request: request.clone() })?);
+            Ok(())
+        }
         Action::Hold { instance } => {
             let requests = link.call(HoldInstance { instance: instance.clone(), held: true })?.requests;
             println!("instance {instance} gets no new requests; {requests} are booked there");
@@ -139,6 +152,59 @@ pub(super) fn run(link: &ControlLink, action: &Action) -> Result<(), Failure> {
             println!("flow {name:?}: weight {}", weight.unwrap_or(DEFAULT_FLOW_WEIGHT));
             Ok(())
         }
+    }
+}
+
+/// Prints a placement, with the stages of a pipeline group.
+fn print_assignment(what: &str, assignment: &Assignment, group: Option<&AssignedGroup>) {
+    let ms = |ns: u64| ns / 1_000_000;
+    let decode = assignment.decode.as_ref().map(|decode| format!(", decode on {decode}")).unwrap_or_default();
+    println!(
+        "{what}: prefill on {}{decode}; {} tokens reused, waits {} ms, takes {} ms",
+        assignment.prefill,
+        assignment.reuse_tokens,
+        ms(assignment.wait_ns),
+        ms(assignment.prefill_ns)
+    );
+    let Some(group) = group else { return };
+    println!("  pipeline group {}, chunks of {} tokens", group.name, group.chunk_tokens);
+    for (at, stage) in group.stages.iter().enumerate() {
+        println!(
+            "  stage {at}: {}, layers {} to {}, fetches {} tokens, waits {} ms, busy for {} ms",
+            stage.instance,
+            stage.first_layer,
+            stage.first_layer + stage.layers - 1,
+            stage.load_tokens,
+            ms(stage.wait_ns),
+            ms(stage.busy_ns)
+        );
+    }
+}
+
+/// Prints the explanation of a placement.
+fn explain(request: &str, found: &PlacementExplained) {
+    match &found.explained.answer {
+        ScheduleReply::Assigned(assignment) => print_assignment(request, assignment, found.group.as_ref()),
+        ScheduleReply::AssignedGroup(assigned) => {
+            print_assignment(request, &assigned.assignment, Some(&assigned.group));
+        }
+        ScheduleReply::Queued { .. } => println!("{request}: queued"),
+        ScheduleReply::Refused { why, .. } => println!("{request}: rejected, {why:?}"),
+    }
+    if let Some(now) = &found.explained.now {
+        print_assignment("now", now, found.group_now.as_ref());
+    }
+    println!("all holders together have {} tokens", found.explained.pooled_tokens);
+    for candidate in &found.explained.candidates {
+        println!(
+            "{}: {}has {} tokens, free in {} ms, its NIC in {} ms, {:.2} times the model's durations",
+            candidate.instance,
+            if candidate.takes { "" } else { "not to be chosen, " },
+            candidate.held_tokens,
+            candidate.wait_ns / 1_000_000,
+            candidate.egress_wait_ns / 1_000_000,
+            f64::from(candidate.factor_permille) / 1000.0
+        );
     }
 }
 
