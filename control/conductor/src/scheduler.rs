@@ -245,7 +245,7 @@ impl Scheduler {
                     return Err(SchedulerError::QueueFull { most: self.config.max_queue });
                 }
                 let best_ns = self.best_ns(&request);
-                let order = self.order(self.serving(&request), &[], now_ns);
+                let order = self.order(self.bookings.serving(&request.barred.prefill), &[], now_ns);
                 self.sessions.begin(&request, now_ns);
                 self.queue.push(request, best_ns, &order);
                 self.arrivals.add(best_ns, now_ns);
@@ -503,18 +503,13 @@ impl Scheduler {
         self.queue.first(&self.order(self.bookings.serving(&[]), &instances, now_ns), takers)
     }
 
-    /// Returns the number of instances that serve a queued request.
-    fn serving(&self, request: &Request) -> u64 {
-        self.bookings.serving(&request.barred.prefill)
-    }
-
     /// Tests whether the queue can take a request whose prefill takes `best_ns`, or let it be booked at once.
     fn admission(&self, request: &Request, best_ns: u64, at_once: bool, now_ns: u64) -> Admission {
         if request.admitted || !self.policy.queues() {
             return Admission::NOW;
         }
         let instances = self.bookings.planned(now_ns);
-        let order = self.order(self.serving(request), &instances, now_ns);
+        let order = self.order(self.bookings.serving(&request.barred.prefill), &instances, now_ns);
         self.queue.admission(request, best_ns, at_once, &order)
     }
 

@@ -445,10 +445,11 @@ impl CentralQueue {
         })
     }
 
-    /// Returns the queued requests that are served before a request whose prefill takes `best_ns`, not counting itself:
-    /// their number, and the work of all. Of its own flow these are the requests of a higher priority, those of the same
-    /// one that are shorter, and late ones; with an objective, those with earlier deadlines count as well, since they
-    /// may have to go first. Of other flows it is the work that they are given until this flow has had as much.
+    /// Returns the queued requests that are served before a request whose prefill takes `best_ns`, not counting
+    /// itself: their number, and the work of all. Of its own flow these are requests of a higher priority, those of
+    /// the same one that are shorter, and late ones; with an objective, those with earlier deadlines count as well,
+    /// since they may have to go first. Of other flows it is the work that they are given until this flow has had as
+    /// much.
     pub(super) fn before(&self, request: &Request, best_ns: u64, order: &QueueOrder<'_>) -> (usize, u64) {
         let rank = self.rank(request, best_ns, order);
         let terms = &request.terms;

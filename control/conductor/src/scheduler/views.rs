@@ -152,7 +152,7 @@ impl Scheduler {
         if self.queue.is_empty() {
             return (0, 0);
         }
-        let serving = self.serving(request);
+        let serving = self.bookings.serving(&request.barred.prefill);
         let (count, work_ns) = self.queue.before(request, best_ns, &self.order(serving, &[], now_ns));
         (count, work_ns / serving)
     }

@@ -3,7 +3,7 @@
 use kvplane_conductor::conductor::{
     AssignedGroup, Conductor, ConductorConfig, ConductorError, GroupAssignment, InstanceCapabilities, InstanceLoad,
     InstancePart, InstanceSpec, PipelineMembership, RegisterInstance, RequestStep, RequestTerms, Schedule,
-    ScheduleMode, ScheduleOnTerms, ScheduleRefusal, ScheduleReply, ScheduleWithGroups,
+    ScheduleMode, ScheduleRefusal, ScheduleReply,
 };
 use kvplane_conductor::scheduler::CapabilityError;
 use kvplane_proto::rng::Rng;
