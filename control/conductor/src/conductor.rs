@@ -292,36 +292,22 @@ impl Conductor {
     /// When there is no such reservation, or its instance was lost.
     pub fn update(&mut self, reservation: u64, step: RequestStep, now_ns: u64) -> Result<(), ConductorError> {
         let ended = match step {
-            RequestStep::Ended => Some(self.requests.release(reservation, now_ns, &mut self.pools)?),
-            RequestStep::Finished(output) => {
-                Some(self.requests.finish(reservation, output, now_ns, &mut self.pools)?)
-            }
+            RequestStep::Ended => Some(None),
+            RequestStep::Finished(output) => Some(Some(output)),
             _ => None,
         };
-        if let Some(pool) = ended {
+        if let Some(output) = ended {
+            let pool = self.requests.release(reservation, output, now_ns, &mut self.pools)?;
             self.requests.poll(pool, now_ns, &mut self.pools);
             return Ok(());
         }
         if let Some(report) = self.requests.progress(reservation, step, now_ns, &mut self.pools)? {
-            self.compare(&report)?;
+            compare(&report, &mut self.pools, &mut self.instances)?;
         }
         if let Some(pool) = self.requests.renew(reservation, now_ns) {
             self.requests.poll(pool, now_ns, &mut self.pools);
         }
         Ok(())
-    }
-
-    /// Compares the reused tokens with the prediction: an instance that repeatedly lacks reported blocks is cleared
-    /// from the index.
-    fn compare(&mut self, report: &PrefillReport) -> Result<(), ConductorError> {
-        let PrefillReport { pool: number, assigned, reused_tokens } = report;
-        let Some(pool) = self.pools.get_mut(*number) else { return Ok(()) };
-        pool.note_reuse(assigned.reuse_tokens, *reused_tokens);
-        let implausible = self.instances.note_reuse(assigned, pool.key.block_tokens, *reused_tokens);
-        match implausible.and_then(|numbers| numbers.prefill) {
-            Some(at) => self.pools.clear(*number, at),
-            None => Ok(()),
-        }
     }
 
     /// Places a request on other instances, because those in `failed` have failed. It keeps its place in the queue.
@@ -367,5 +353,18 @@ impl Conductor {
         let instances_ns = self.look_at_instances(now_ns);
         self.poll(now_ns);
         [instances_ns, self.soon_ns(now_ns)].into_iter().flatten().min()
+    }
+}
+
+/// Compares the reused tokens with the prediction: an instance that repeatedly lacks reported blocks is cleared
+/// from the index.
+fn compare(report: &PrefillReport, pools: &mut Pools, instances: &mut InstanceRegistry) -> Result<(), ConductorError> {
+    let PrefillReport { pool: number, assigned, reused_tokens } = report;
+    let Some(pool) = pools.get_mut(*number) else { return Ok(()) };
+    pool.note_reuse(assigned.reuse_tokens, *reused_tokens);
+    let implausible = instances.note_reuse(assigned, pool.key.block_tokens, *reused_tokens);
+    match implausible.and_then(|numbers| numbers.prefill) {
+        Some(at) => pools.clear(*number, at),
+        None => Ok(()),
     }
 }

@@ -153,7 +153,7 @@ pub struct DecodeView {
 impl DecodeView {
     /// Returns the duration of a step with this many resident tokens and requests, in nanoseconds.
     #[must_use]
-    pub fn step_ns(&self, model: &DecodeModel, (tokens, requests): (u64, u32)) -> u64 {
+    pub fn step_ns(&self, model: &DecodeModel, tokens: u64, requests: u32) -> u64 {
         (model.step_ns(tokens, requests as usize) as f64 * self.factor) as u64
     }
 }
@@ -438,10 +438,10 @@ impl View<'_> {
         busy_ns.saturating_add(self.move_ns(lacking))
     }
 
-    /// Returns the best decode instance for a request whose prefill on instance `at` is done in `takes_ns`, and the time
-    /// that it adds: that of the handover, and of what its steps take longer than those of the fastest instance. The
-    /// fastest one, the prefill instance itself and the one that holds most of the prompt are compared. `None` without
-    /// decode instances.
+    /// Returns the best decode instance for a request whose prefill on instance `at` is done in `takes_ns`, and the
+    /// time that it adds: that of the handover, and of what its steps take longer than those of the fastest instance.
+    /// The fastest one, the prefill instance itself and the one that holds most of the prompt are compared. `None`
+    /// without decode instances.
     #[must_use]
     pub fn decode_for(&self, ask: &Ask, at: usize, takes_ns: u64) -> Option<(usize, u64)> {
         let (fastest, fastest_ns) = self.fastest_decode?;
@@ -454,8 +454,8 @@ impl View<'_> {
         let others = others.filter(|decode| *decode != fastest && has_room(*decode));
         let cost = |decode: usize| {
             let view = &self.decode[decode];
-            let resident = (view.expected.0.saturating_add(tokens), view.expected.1 + 1);
-            let longer_ns = view.step_ns(self.decode_model, resident).saturating_sub(fastest_ns);
+            let (resident, requests) = (view.expected.0.saturating_add(tokens), view.expected.1 + 1);
+            let longer_ns = view.step_ns(self.decode_model, resident, requests).saturating_sub(fastest_ns);
             let steps = u64::from(self.output_tokens.max(1));
             self.handover_ns(ask, at, takes_ns, decode).saturating_add(longer_ns.saturating_mul(steps))
         };
@@ -473,8 +473,8 @@ impl View<'_> {
     }
 
     /// Returns the time that computing again what a placement would evict is expected to take: the cache loses as many
-    /// tokens as the prompt computes, and of these the part that sessions are expected to use. At most a hundredth of the
-    /// placement's own time: what others may lose delays no request by more.
+    /// tokens as the prompt computes, and of these the part that sessions are expected to use. At most a hundredth of
+    /// the placement's own time: what others may lose delays no request by more.
     #[must_use]
     pub fn claim_ns(&self, ask: &Ask, placement: &Placement) -> u64 {
         let instance = &self.prefill[placement.prefill];

@@ -40,7 +40,7 @@ mod sessions;
 mod sizes;
 mod views;
 
-use crate::cost::{DecodeSteps, LearnedDecode, PrefillModel};
+use crate::cost::{DecodeSteps, PrefillModel};
 use crate::index::{ContextId, PrefixIndex, PrefixMatches, PromptContext};
 use crate::policy::{Admission, Choice, Fetch, GroupPlan, Placement, Policy, Refusal, Slo, View};
 
@@ -48,8 +48,8 @@ use arrivals::Arrivals;
 use bookings::Bookings;
 use caches::Caches;
 pub use config::SchedulerConfig;
-pub use decode::OutputErrors;
-use decode::{DecodeGate, DecodeJob, OutputLengths};
+use decode::DecodeJob;
+pub use decode::{Decodes, OutputErrors};
 pub use error::SchedulerError;
 pub use flows::{DEFAULT_FLOW_WEIGHT, MAX_FLOW_WEIGHT};
 use groups::PipelineGroups;
@@ -98,9 +98,7 @@ pub struct Scheduler {
     config: SchedulerConfig,
     policy: Box<dyn Policy>,
     model: PrefillModel,
-    decode: LearnedDecode,
-    outputs: OutputLengths,
-    gate: DecodeGate,
+    decodes: Decodes,
     sessions: Sessions,
     caches: Caches,
     bookings: Bookings,
@@ -121,9 +119,7 @@ impl Scheduler {
             caches: Caches::new(config.index)?,
             bookings: Bookings::default(),
             model: config.model.clone(),
-            decode: LearnedDecode::new(config.decode_model),
-            outputs: OutputLengths::new(),
-            gate: DecodeGate::default(),
+            decodes: Decodes::new(config.decode_model, config.learns),
             sessions: Sessions::new(),
             reservations: Reservations::new(config.max_reservations, config.lease_ns),
             queue: CentralQueue::new(config.max_queue, config.max_flows),
@@ -138,7 +134,8 @@ impl Scheduler {
     /// Changes the policy and the objectives: bookings stay, and queued requests must be examined again
     /// ([`Self::poll`]).
     pub fn set_policy(&mut self, policy: Box<dyn Policy>, slo: Slo) {
-        (self.policy, self.config.slo, self.gate) = (policy, slo, DecodeGate::default());
+        (self.policy, self.config.slo) = (policy, slo);
+        self.decodes.gate.open();
     }
 
     /// Returns the index, to create contexts and for lookups.
@@ -152,23 +149,10 @@ impl Scheduler {
         &self.model
     }
 
-    /// Returns the model of decode steps as fitted so far.
+    /// Returns what is learned of decodes.
     #[must_use]
-    pub const fn decode_model(&self) -> &LearnedDecode {
-        &self.decode
-    }
-
-    /// Returns the median and the 90th percentile of the outputs of the last finished requests, in tokens; `None` if
-    /// too few have finished.
-    #[must_use]
-    pub fn output_quantiles(&self) -> Option<(u32, u32)> {
-        self.outputs.quantiles()
-    }
-
-    /// Returns the errors of the outputs that were expected of finished requests; `None` before the first one.
-    #[must_use]
-    pub fn output_errors(&self) -> Option<OutputErrors> {
-        self.outputs.errors()
+    pub const fn decodes(&self) -> &Decodes {
+        &self.decodes
     }
 
     /// Returns the number of sessions whose next turn is expected.
@@ -222,7 +206,7 @@ impl Scheduler {
         if self.reservations.get(request.id).is_some() {
             return Ok(());
         }
-        self.gate.note(if let Choice::Refuse { why, .. } = choice { Some(*why) } else { None });
+        self.decodes.gate.note(if let Choice::Refuse { why, .. } = choice { Some(*why) } else { None });
         match choice {
             Choice::Refuse { .. } => Ok(()),
             Choice::Place(placement) => {
@@ -288,7 +272,7 @@ impl Scheduler {
         self.bookings.book_transfer(placement.fetch, took_ns, now_ns);
         if let Some(decode) = placement.decode {
             let expected_ns = now_ns.saturating_add(placement.takes_ns());
-            let (id, prompt, output) = (request.id, request.tokens, self.outputs.expected(&request.terms));
+            let (id, prompt, output) = (request.id, request.tokens, self.decodes.expected(&request.terms));
             self.bookings.decode_at(decode).expect(DecodeJob { id, prompt, output, start_ns: expected_ns });
         }
         self.placed += 1;
@@ -343,59 +327,36 @@ impl Scheduler {
                 if let Some(decode) = placement.decode.filter(|_| reservation.batch.is_none()) {
                     let book = self.bookings.decode_at(decode);
                     book.begin(id, now_ns);
-                    reservation.batch = Some(book.resident(now_ns, self.decode.model()));
+                    reservation.batch = Some(book.resident(now_ns, self.decodes.model()));
                 }
             }
         }
         Ok(())
     }
 
-    /// Learns from the output of a request, and ends it as [`Self::release`] does.
+    /// Ends a request, successful or not, and frees its bookings; learns from its output, if it has generated that. The
+    /// next turn of its session is expected from now on.
     ///
     /// # Errors
     /// When the request is neither booked nor queued.
-    pub fn finish(&mut self, id: u64, output: RequestOutput, now_ns: u64) -> Result<(), SchedulerError> {
-        if let Some(reservation) = self.reservations.get(id)
-            && self.config.learns
-            && output.tokens > 0
-        {
-            self.outputs.finished(&reservation.request.terms, output.tokens);
+    pub fn release(&mut self, id: u64, output: Option<RequestOutput>, now_ns: u64) -> Result<(), SchedulerError> {
+        if let (Some(reservation), Some(output)) = (self.reservations.get(id), output) {
+            self.decodes.finished(&reservation.request.terms, output);
             if let Some(decode) = reservation.placement.decode {
-                let after = self.bookings.decodes()[decode].resident(now_ns, self.decode.model());
+                let usual = self.bookings.usual_decode_factor();
+                let book = self.bookings.decode_at(decode);
+                let after = book.resident(now_ns, self.decodes.model());
                 let before = reservation.batch.unwrap_or(after);
                 let steps = DecodeSteps {
                     // The prefill generates the first token.
-                    steps: output.tokens - 1,
+                    steps: output.tokens.saturating_sub(1),
                     took_ns: output.decode_ns,
                     tokens: u64::midpoint(before.0, after.0),
                     requests: u32::midpoint(before.1, after.1).max(1),
                 };
-                self.learn_steps(decode, &steps, false);
+                self.decodes.learn_steps(book, usual, &steps, false);
             }
         }
-        self.release(id, now_ns)
-    }
-
-    /// Refits the model of decode steps by steps of a decode instance: those that it reports, or else those of its
-    /// requests.
-    fn learn_steps(&mut self, instance: usize, steps: &DecodeSteps, reported: bool) {
-        let usual = self.bookings.usual_decode_factor();
-        let book = self.bookings.decode_at(instance);
-        if !self.config.learns || (book.reports_steps && !reported) {
-            return;
-        }
-        let factor = book.factor.0;
-        if let Some((predicted_ns, took_ns)) = self.decode.report(steps, factor, factor / usual) {
-            book.reports_steps |= reported;
-            book.factor.report(predicted_ns, took_ns);
-        }
-    }
-
-    /// Ends a request, successful or not, and frees its bookings. The next turn of its session is expected from now on.
-    ///
-    /// # Errors
-    /// When the request is neither booked nor queued.
-    pub fn release(&mut self, id: u64, now_ns: u64) -> Result<(), SchedulerError> {
         let (request, served) = self.take_out(id)?;
         self.sessions.end(&request, served, now_ns);
         Ok(())
@@ -432,24 +393,12 @@ impl Scheduler {
         Ok((reservation.request, is_there.then_some((prefill, held))))
     }
 
-    /// Ends expired promises, and the reservations whose lease has expired.
-    fn expire(&mut self, now_ns: u64) {
-        self.caches.expire(now_ns);
-        self.sessions.expire(now_ns);
-        let Some(over) = self.reservations.over(now_ns) else { return };
-        for id in over {
-            // The instance may be gone; then nothing is left to free.
-            let _ = self.release(id, now_ns);
-        }
-        self.reservations.rearm(now_ns);
-    }
-
     /// Returns true if the decode instance still accepts a request whose prefill is done.
     #[must_use]
     pub fn takes_decode(&self, id: u64, now_ns: u64) -> bool {
         let Some(reservation) = self.reservations.get(id) else { return false };
         let Some(decode) = reservation.placement.decode else { return true };
-        let (model, slo) = (self.decode.model(), self.config.slo);
+        let (model, slo) = (self.decodes.model(), self.config.slo);
         let view = self.bookings.decodes()[decode].view(now_ns, now_ns, model);
         self.policy.takes_decode(reservation.request.tokens, &view, model, slo)
     }
@@ -463,7 +412,15 @@ impl Scheduler {
     /// # Errors
     /// Errors of [`Self::commit`].
     pub fn poll(&mut self, now_ns: u64, scratch: &mut Scratch) -> Result<Option<Next>, SchedulerError> {
-        self.expire(now_ns);
+        self.caches.expire(now_ns);
+        self.sessions.expire(now_ns);
+        if let Some(over) = self.reservations.over(now_ns) {
+            for id in over {
+                // The instance may be gone; then nothing is left to free.
+                let _ = self.release(id, None, now_ns);
+            }
+            self.reservations.rearm(now_ns);
+        }
         if self.queue.is_empty() {
             return Ok(None);
         }
@@ -473,7 +430,9 @@ impl Scheduler {
             return Ok(Some(refused));
         }
         let takers = if self.policy.queues() { Some(self.bookings.takers(self.policy.as_ref(), now_ns)) } else { None };
-        let Some(at) = self.first(takers.as_deref(), now_ns) else { return Ok(None) };
+        let instances = self.bookings.planned(now_ns);
+        let order = self.order(self.bookings.serving(&[]), &instances, now_ns);
+        let Some(at) = self.queue.first(&order, takers.as_deref()) else { return Ok(None) };
         let request = self.queue.at(at);
         let views = self.views(request, false, now_ns, scratch);
         match self.policy.choose(&request.ask(), &self.view(&views, now_ns), true) {
@@ -492,15 +451,6 @@ impl Scheduler {
             // An instance accepts requests, so the policy has no better candidate in the queue either.
             Choice::Wait => Ok(None),
         }
-    }
-
-    /// Returns the queue position of the request that one of `takers` serves next.
-    fn first(&self, takers: Option<&[u32]>, now_ns: u64) -> Option<usize> {
-        if self.queue.is_empty() {
-            return None;
-        }
-        let instances = self.bookings.planned(now_ns);
-        self.queue.first(&self.order(self.bookings.serving(&[]), &instances, now_ns), takers)
     }
 
     /// Tests whether the queue can take a request whose prefill takes `best_ns`, or let it be booked at once.

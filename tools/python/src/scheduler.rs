@@ -37,7 +37,8 @@ const NOT_PERMITTED: i64 = -601;
 /// Request to schedule: its id, context, tokens, excluded instances, and terms; true if it may get a pipeline group.
 type ScheduleArguments = (String, Context, u32, Vec<String>, TermsArguments, bool);
 
-/// Terms of a request: flow, class, priority, objective for the first token in seconds, expected output tokens, session.
+/// Terms of a request: flow, class, priority, objective for the first token in seconds, expected output tokens,
+/// session.
 type TermsArguments = (String, String, Option<i8>, Option<f64>, u32, String);
 
 /// Decode steps: their number, seconds of all, means of resident tokens and of requests in the batch.

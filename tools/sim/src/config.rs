@@ -69,8 +69,8 @@ pub struct SimConfig {
     pub copies: Option<CopyConfig>,
     /// True if fetched blocks pass through an instance and are never kept.
     pub pass_through: bool,
-    /// True if the KV cache of a prompt is sent to its decode instance, through the NIC of its prefill instance; else it
-    /// is there at once.
+    /// True if the KV cache of a prompt is sent to its decode instance, through the NIC of its prefill instance; else
+    /// it is there at once.
     pub hands_over: bool,
     /// True if an instance has all blocks of a prompt from its placement on, and not only once they are computed: the
     /// assumption of simulators that do not model the time between the two.

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use kvplane_conductor::cost::{DecodeModel, DecodeSteps};
 
 /// Request that has generated its output.
-pub(crate) struct Finished {
+pub(crate) struct FinishedDecode {
     pub(crate) id: usize,
     /// Mean of its longest tenth of times between tokens.
     pub(crate) tbt_ns: f64,
@@ -72,7 +72,7 @@ impl Decode {
     }
 
     /// Advances the batch to `now_ns`; returns the finished requests.
-    pub(crate) fn advance(&mut self, now_ns: u64, model: &DecodeModel) -> Vec<Finished> {
+    pub(crate) fn advance(&mut self, now_ns: u64, model: &DecodeModel) -> Vec<FinishedDecode> {
         let step_ns = self.step_ns(model);
         let steps = (now_ns - self.since_ns) as f64 / step_ns;
         if !self.batch.is_empty() {
@@ -95,7 +95,7 @@ impl Decode {
             let over = member.left < 1e-6;
             if over {
                 let (tbt_ns, decode_ns) = (longest_tenth(&member.steps), now_ns - member.start_ns);
-                done.push(Finished { id: member.id, tbt_ns, decode_ns });
+                done.push(FinishedDecode { id: member.id, tbt_ns, decode_ns });
             }
             !over
         });

@@ -134,8 +134,8 @@ impl Outcome {
         if all == 0 { 1.0 } else { kept as f64 / all as f64 }
     }
 
-    /// Returns the mean error of expected outputs relative to the generated ones, and the mean part of the outputs within
-    /// the 90th percentile that was expected; 0 where nothing was expected.
+    /// Returns the mean error of expected outputs relative to the generated ones, and the mean part of the outputs
+    /// within the 90th percentile that was expected; 0 where nothing was expected.
     #[must_use]
     pub fn output_errors(&self) -> OutputErrors {
         let all = |of: fn(&OutputErrors) -> f64| mean(&self.outputs.iter().map(of).collect::<Vec<_>>());

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use crate::config::Work;
 
-/// Number of blocks that a prompt shares with an earlier one before it continues that: the head that all prompts share is
-/// shorter.
+/// Number of blocks that a prompt shares with an earlier one before it continues that: the head that all prompts share
+/// is shorter.
 const LEAST_BLOCKS: usize = 2;
 
-/// Names the session of each request of `trace`, which is in the order of arrival: that of the request whose full blocks
-/// its prompt begins with, or a new one. Returns the number of requests that continue a session.
+/// Names the session of each request of `trace`, which is in the order of arrival: that of the request whose full
+/// blocks its prompt begins with, or a new one. Returns the number of requests that continue a session.
 ///
 /// A client knows its conversations; a trace tells them only by these prompts.
 pub fn name_sessions(trace: &mut [Work]) -> usize {

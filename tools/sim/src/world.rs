@@ -18,7 +18,7 @@ use kvplane_proto::rng::{Rng, mix64};
 use crate::cache::Cache;
 use crate::config::{DETECTED_NS, SimConfig, Work};
 use crate::copies::{CopyTraffic, LOOK_NS};
-use crate::decode::{Decode, Finished};
+use crate::decode::{Decode, FinishedDecode};
 use crate::events::{Event, EventQueue};
 use crate::groups::{GroupRuns, capabilities};
 use crate::outcome::{Outcome, ReplicaSample, RequestOutcome, RequestStatus};
@@ -164,7 +164,7 @@ impl<'a> World<'a> {
             scheduler.set_capabilities(at, &capabilities(config, instance)).expect(valid);
         }
         for _ in 0..config.decode {
-            scheduler.add_decode(config.decode_tokens);
+            scheduler.add_decode(config.decode_tokens, None);
         }
         let node = |_| Node {
             alive: true,
@@ -506,10 +506,10 @@ impl<'a> World<'a> {
     /// Advances a decode instance to the present time and admits waiting requests.
     fn decoded(&mut self, instance: usize) {
         let model = self.config.decode_model;
-        for Finished { id, tbt_ns, decode_ns } in self.decodes[instance].advance(self.events.now_ns(), &model) {
+        for FinishedDecode { id, tbt_ns, decode_ns } in self.decodes[instance].advance(self.events.now_ns(), &model) {
             self.served[id].tbt_ns = tbt_ns as u64;
             let output = RequestOutput { tokens: self.trace[id].output_tokens, decode_ns };
-            let _ = self.scheduler.finish(id as u64, output, self.events.now_ns());
+            let _ = self.scheduler.release(id as u64, Some(output), self.events.now_ns());
             self.end(id, RequestStatus::Served);
         }
         for id in self.decodes[instance].admit(self.config.decode_tokens) {
@@ -542,7 +542,7 @@ impl<'a> World<'a> {
         self.progress[id].waits_until_ns = None;
         self.open -= 1;
         // A rejected request was never booked.
-        let _ = self.scheduler.release(id as u64, self.events.now_ns());
+        let _ = self.scheduler.release(id as u64, None, self.events.now_ns());
     }
 
     /// Sends the changes of a cache to the Conductor.
@@ -559,8 +559,8 @@ impl<'a> World<'a> {
         let load: f64 = self.nodes.iter().map(|node| self.backlog_s(node)).sum();
         let alive = self.nodes.iter().filter(|node| node.alive).count().max(1);
         self.outcome.prefill_load.push(load / alive as f64);
-        self.outcome.outputs.extend(self.scheduler.output_errors());
-        self.outcome.decode_errors.push(self.scheduler.decode_model().error());
+        self.outcome.outputs.extend(self.scheduler.decodes().output_errors());
+        self.outcome.decode_errors.push(self.scheduler.decodes().learned().error());
         if self.open > 0 && !self.events.is_empty() {
             self.events.at(self.events.now_ns() + SAMPLE_NS, Event::Sample);
         }

@@ -61,8 +61,8 @@ pub(crate) struct Policies {
     /// Treat the blocks of a prompt as cached at an instance from its placement on, before they are computed.
     #[arg(long)]
     at_once: bool,
-    /// Actual duration of decode steps: milliseconds, nanoseconds for each resident token, microseconds for each request
-    /// of the batch. The scheduler starts from the default.
+    /// Actual duration of decode steps: milliseconds, nanoseconds for each resident token, microseconds for each
+    /// request of the batch. The scheduler starts from the default.
     #[arg(long, value_name = "BASE_MS[,TOKEN_NS[,REQUEST_US]]", default_value = "26.2,36")]
     decode_truth: DecodeModel,
     /// Let the scheduler keep to its constants: it learns neither from reports nor from finished requests.

@@ -218,8 +218,8 @@ impl Verdict {
 /// Name of the bound of shortest prefill first.
 const SHORTEST: &str = "bound, shortest first";
 
-/// Runs both bounds and each of `policies` on `trace`, one after the other, those whose name `is_meant`; calls `done` with
-/// each outcome.
+/// Runs both bounds and each of `policies` on `trace`, one after the other, those whose name `is_meant`; calls `done`
+/// with each outcome.
 pub(crate) fn compare(
     trace: &[Work],
     config: &SimConfig,

@@ -93,7 +93,7 @@ impl Conductor {
         let known = known.ok_or_else(|| ConductorError::UnknownInstance { name: name.to_owned() })?;
         let Some(pool) = self.pools.get(known.pool) else { return Ok(0) };
         let prefills = known.numbers.prefill.map_or(0, |at| pool.scheduler.prefill_booked(at, now_ns).0);
-        let decodes = known.numbers.decode.map_or(0, |at| pool.scheduler.decode_booked(at, now_ns).1);
+        let decodes = known.numbers.decode.map_or(0, |at| pool.scheduler.decode_booked(at, now_ns).requests);
         Ok(prefills + decodes)
     }
 

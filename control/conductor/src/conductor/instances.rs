@@ -307,12 +307,9 @@ impl InstanceRegistry {
             numbers.prefill = Some(at);
         }
         if matches!(spec.part, InstancePart::Decode | InstancePart::Mixed) {
-            let at = pool.scheduler.add_decode(spec.capacity_tokens);
+            let at = pool.scheduler.add_decode(spec.capacity_tokens, numbers.prefill);
             pool.name_decode(at, &name);
             numbers.decode = Some(at);
-        }
-        if let (Some(prefill), Some(decode)) = (numbers.prefill, numbers.decode) {
-            pool.scheduler.pair(prefill, decode)?;
         }
         pool.instances += 1;
         let (suspect, held) = (false, false);

@@ -356,7 +356,7 @@ impl RequestLedger {
             };
             self.counts.refused += 1;
             let refused = ScheduleReply::Refused { why: ScheduleRefusal::of(why), retry_after_ns };
-            let Some(kept) = self.end(id, now_ns, pools) else { continue };
+            let Some(kept) = self.end(id, None, now_ns, pools) else { continue };
             if asking == Some(id) {
                 answer = Some(refused);
             } else {
@@ -365,26 +365,17 @@ impl RequestLedger {
         }
     }
 
-    /// Ends a request; returns its pool.
-    pub(super) fn release(&mut self, reservation: u64, now_ns: u64, pools: &mut Pools) -> Result<u32, ConductorError> {
-        let kept = self.end(reservation, now_ns, pools).ok_or(ConductorError::UnknownReservation { reservation })?;
-        Ok(kept.pool)
-    }
-
-    /// Ends a request that generated its output, of which its pool learns; returns the pool.
-    pub(super) fn finish(
+    /// Ends a request, of whose output its pool learns, if there is one; returns the pool.
+    pub(super) fn release(
         &mut self,
         reservation: u64,
-        output: RequestOutput,
+        output: Option<RequestOutput>,
         now_ns: u64,
         pools: &mut Pools,
     ) -> Result<u32, ConductorError> {
-        let pool = self.pool_of(reservation)?;
-        if let Some(pool) = pools.get_mut(pool) {
-            // The scheduler does not have a request whose instance was lost.
-            let _ = pool.scheduler.finish(reservation, output, now_ns);
-        }
-        self.release(reservation, now_ns, pools)
+        let kept =
+            self.end(reservation, output, now_ns, pools).ok_or(ConductorError::UnknownReservation { reservation })?;
+        Ok(kept.pool)
     }
 
     /// Notes the progress of a booked request; returns the report of its prefill, if that is done. Does not renew the
@@ -504,12 +495,18 @@ impl RequestLedger {
         }
     }
 
-    fn end(&mut self, id: u64, now_ns: u64, pools: &mut Pools) -> Option<TrackedRequest> {
+    fn end(
+        &mut self,
+        id: u64,
+        output: Option<RequestOutput>,
+        now_ns: u64,
+        pools: &mut Pools,
+    ) -> Option<TrackedRequest> {
         let kept = self.requests.remove(&id)?;
         self.forget(id, &kept, pools);
         if let Some(pool) = pools.get_mut(kept.pool) {
             // The scheduler does not have a request whose instance was lost.
-            let _ = pool.scheduler.release(id, now_ns);
+            let _ = pool.scheduler.release(id, output, now_ns);
         }
         pools.drop_unused(kept.pool);
         Some(kept)
@@ -526,7 +523,7 @@ impl RequestLedger {
     /// Ends the requests whose deadline has passed.
     pub(super) fn expire(&mut self, now_ns: u64, pools: &mut Pools) {
         while let Some(id) = self.due.next(now_ns) {
-            let Some(kept) = self.end(id, now_ns, pools) else { continue };
+            let Some(kept) = self.end(id, None, now_ns, pools) else { continue };
             match kept.state {
                 RequestState::Waiting => {
                     let answer = ScheduleReply::Refused { why: ScheduleRefusal::Waited, retry_after_ns: AGAIN_NS };

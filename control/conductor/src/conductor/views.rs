@@ -14,7 +14,7 @@ use super::prefixes::{self, PrefixHolders, QueryPrompt};
 use super::requests::RequestState;
 use crate::copies::{CopyConfig, CopyCounts, CopyOrder, PrefixFetch, Sources};
 use crate::index::{ContextId, PromptContext, Tiers};
-use crate::policy::Choice;
+use crate::policy::{Choice, DecodeView};
 use crate::scheduler::Scheduler;
 
 /// Maximum number of candidates in an explanation.
@@ -126,9 +126,9 @@ pub struct DecodeStatus {
 
 impl DecodeStatus {
     fn of(scheduler: &Scheduler) -> Self {
-        let learned = scheduler.decode_model();
-        let (output_p50, output_p90) = scheduler.output_quantiles().unwrap_or_default();
-        let errors = scheduler.output_errors().unwrap_or_default();
+        let (decodes, learned) = (scheduler.decodes(), scheduler.decodes().learned());
+        let (output_p50, output_p90) = decodes.output_quantiles().unwrap_or_default();
+        let errors = decodes.output_errors().unwrap_or_default();
         Self {
             base_ns: learned.model().base_ns as u64,
             token_ps: (learned.model().token_ns * 1e3) as u64,
@@ -374,9 +374,9 @@ impl Conductor {
             let scheduler = self.pools.get(known.pool).map(|pool| &pool.scheduler);
             let prefill = scheduler.zip(known.numbers.prefill).map(|(of, at)| of.prefill_booked(at, now_ns));
             let decode = scheduler.zip(known.numbers.decode).map(|(of, at)| of.decode_booked(at, now_ns));
-            let ((prefills, wait_ns), (decode_tokens, decodes)) =
-                (prefill.unwrap_or_default(), decode.unwrap_or_default());
-            let factor = scheduler.zip(known.numbers.decode).map(|(of, at)| of.decode_factor(at));
+            let (prefills, wait_ns) = prefill.unwrap_or_default();
+            let factor = decode.map_or(1.0, |view| view.factor);
+            let DecodeView { tokens: decode_tokens, requests: decodes, .. } = decode.unwrap_or_default();
             let PoolKey { tenant, model, block_tokens } = known.spec.pool();
             let status = InstanceStatus {
                 instance: Arc::clone(name),
@@ -393,7 +393,7 @@ impl Conductor {
                 decode_tokens,
                 decodes,
                 silent_ns: now_ns.saturating_sub(known.heard_ns),
-                decode_factor_permille: permille(factor.unwrap_or(1.0)),
+                decode_factor_permille: permille(factor),
             };
             let progress = known.feed().map(|(progress, _)| progress);
             instances.push(InstanceRow { status, suspect: known.suspect, held: known.held, progress });

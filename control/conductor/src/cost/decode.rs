@@ -2,8 +2,8 @@
 //!
 //! A step takes `base + token * resident tokens + request * requests` seconds. The coefficients start as
 //! [`DecodeModel`]'s constants and are refitted as those of a prefill are: weighted least squares with exponential
-//! forgetting, regularised toward the constants, where no coefficient is negative. A report moves the model by a bounded
-//! factor, and an instance that differs from the others has a factor of its own.
+//! forgetting, regularised toward the constants, where no coefficient is negative. A report moves the model by a
+//! bounded factor, and an instance that differs from the others has a factor of its own.
 
 use core::fmt;
 

@@ -126,10 +126,11 @@ impl Bookings {
         }
     }
 
-    /// Adds a decode instance; returns its number.
-    pub(super) fn add_decode(&mut self, capacity: u64) -> usize {
-        let book = DecodeBook::new(capacity);
-        match self.decode.iter().position(|book| !book.alive) {
+    /// Adds a decode instance, which has this number among the prefill instances if it prefills too; returns its
+    /// number.
+    pub(super) fn add_decode(&mut self, capacity: u64, prefill: Option<usize>) -> usize {
+        let book = DecodeBook::new(capacity, prefill);
+        let at = match self.decode.iter().position(|book| !book.alive) {
             Some(at) => {
                 self.decode[at] = book;
                 at
@@ -138,7 +139,11 @@ impl Bookings {
                 self.decode.push(book);
                 self.decode.len() - 1
             }
+        };
+        if let Some(book) = prefill.and_then(|at| self.prefill.get_mut(at)) {
+            book.decode = Some(at);
         }
+        at
     }
 
     /// Returns the bookings of prefill instances by number, including those that are gone.
@@ -235,13 +240,6 @@ impl Bookings {
         };
         let all = self.prefill.iter().enumerate();
         all.filter(|(_, book)| takes(book)).map(|(at, _)| at as u32).collect()
-    }
-
-    /// Notes that an instance both prefills and decodes.
-    pub(super) fn pair(&mut self, prefill: usize, decode: usize) -> Result<(), SchedulerError> {
-        self.decode(decode)?.prefill = Some(prefill);
-        self.prefill(prefill)?.decode = Some(decode);
-        Ok(())
     }
 
     /// Books the transfer of a prompt's KV cache to a decode instance on the NIC of the prefill instance, unless that

@@ -59,17 +59,10 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Adds a decode instance with a capacity of `capacity` tokens of KV cache; returns its number.
-    pub fn add_decode(&mut self, capacity: u64) -> usize {
-        self.bookings.add_decode(capacity)
-    }
-
-    /// Notes that one instance has both numbers: a request that it prefills and decodes is not handed over.
-    ///
-    /// # Errors
-    /// When one of them is unknown.
-    pub fn pair(&mut self, prefill: usize, decode: usize) -> Result<(), SchedulerError> {
-        self.bookings.pair(prefill, decode)
+    /// Adds a decode instance with a capacity of `capacity` tokens of KV cache; returns its number. `prefill` is its
+    /// number among the prefill instances, if it prefills too: a request that it does both for is not handed over.
+    pub fn add_decode(&mut self, capacity: u64, prefill: Option<usize>) -> usize {
+        self.bookings.add_decode(capacity, prefill)
     }
 
     /// Returns the holder of a prefill instance in the index.
@@ -159,7 +152,8 @@ impl Scheduler {
             let most = u64::from(u32::MAX);
             let others = load.decode_tokens.saturating_sub(tokens).min(most);
             book.foreign = (others, load.decodes.saturating_sub(requests).min(1 << 20));
-            self.learn_steps(at, &load.steps, true);
+            let usual = self.bookings.usual_decode_factor();
+            self.decodes.learn_steps(self.bookings.decode(at)?, usual, &load.steps, true);
         }
         Ok(())
     }

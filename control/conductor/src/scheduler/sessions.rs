@@ -1,8 +1,8 @@
 //! Sessions: conversations whose next turn is expected, and the claims of these on caches.
 //!
-//! When the last open turn of a session ends, the instance that prefilled it holds the beginning of the next prompt. The
-//! session *claims* these tokens there until the next turn arrives, or until nine of ten sessions would have come back:
-//! the think times are learned. A prompt of another request that would evict claimed blocks costs more there.
+//! When the last open turn of a session ends, the instance that prefilled it holds the beginning of the next prompt.
+//! The session *claims* these tokens there until the next turn arrives, or until nine of ten sessions would have come
+//! back: the think times are learned. A prompt of another request that would evict claimed blocks costs more there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -144,8 +144,8 @@ impl Sessions {
         self.put(key, session);
     }
 
-    /// Notes that a turn is withdrawn, to be scheduled again: it begins anew then. A session without another open turn is
-    /// forgotten until then.
+    /// Notes that a turn is withdrawn, to be scheduled again: it begins anew then. A session without another open turn
+    /// is forgotten until then.
     pub(super) fn withdraw(&mut self, request: &Request) {
         let Some(key) = key_of(request) else { return };
         let Some(session) = self.take(&key).filter(|session| session.open > 1) else { return };

@@ -24,8 +24,8 @@ pub(super) struct Views {
 }
 
 impl Scheduler {
-    /// Returns the bookings of each instance, and the blocks of this prompt that it has. Decode load is predicted for the
-    /// end of the prefill: of one that starts as soon as an instance is free, or of one that `queues` behind others.
+    /// Returns the bookings of each instance, and the blocks of this prompt that it has. Decode load is predicted for
+    /// the end of the prefill: of one that starts as soon as an instance is free, or that `queues` behind others.
     pub(super) fn views(&self, request: &Request, queues: bool, now_ns: u64, scratch: &mut Scratch) -> Views {
         let served_by = self.sessions.served_by(request);
         let mut prefill: Vec<PrefillView> = self
@@ -65,12 +65,14 @@ impl Scheduler {
         let cached = prefill.iter().map(|view| view.held).max().unwrap_or(0);
         let best_ns = self.model.predict_ns(request.tokens, cached.max(pooled));
         let (ahead, ahead_ns) = self.before(request, best_ns, now_ns);
-        let output = self.outputs.expected(&request.terms);
+        let output = self.decodes.expected(&request.terms);
         let (before, before_ns) = if queues { (ahead, ahead_ns) } else { (0, 0) };
         let then_ns = now_ns.saturating_add(before_ns).saturating_add(soonest_ns);
-        let queued = self.queued_share(before, before_ns, output);
+        let decoding = self.bookings.decodes().iter().filter(|book| book.alive && book.takes).count();
+        let prompt = self.queue.tokens() / self.queue.len().max(1) as u64;
+        let queued = self.decodes.share_of(before, before_ns, prompt, output, decoding);
         let decode = self.bookings.decodes().iter().enumerate().map(|(at, book)| {
-            let view = book.view(now_ns, then_ns, self.decode.model());
+            let view = book.view(now_ns, then_ns, self.decodes.model());
             let expected = (view.expected.0.saturating_add(queued.0), view.expected.1.saturating_add(queued.1));
             let held = book.prefill.and_then(|at| prefill.get(at)).map_or(0, |view| view.held);
             DecodeView { alive: view.alive && !request.barred.decode.contains(&(at as u32)), expected, held, ..view }
@@ -79,11 +81,12 @@ impl Scheduler {
         let taking = prefill.iter().filter(|view| view.alive);
         let busiest_ns = taking.clone().map(|view| view.egress_wait_ns).max().unwrap_or(0);
         let busiest_fetch_ns = taking.map(|view| view.fetch_wait_ns).max().unwrap_or(0);
-        let fastest_decode = fastest(&decode, request.tokens, output, self.decode.model());
+        let fastest_decode = fastest(&decode, request.tokens, output, self.decodes.model());
         let holding = decode.iter().enumerate().filter(|(_, view)| view.alive && view.held > 0);
         let holding_decode = holding.max_by_key(|(_, view)| view.held).map(|(at, _)| at);
         let output_tokens = output.map_or(0, |output| output.mean);
-        let cache_tokens = self.cache_tokens();
+        let instances = self.bookings.prefills().iter().filter(|book| book.alive).count().max(1) as u64;
+        let cache_tokens = self.caches.blocks() as u64 * u64::from(self.config.block_tokens) / instances;
         let groups = match request.terms.groups {
             true => self.groups.views(self.bookings.prefills(), &request.barred.prefill),
             false => Vec::new(),
@@ -113,9 +116,9 @@ impl Scheduler {
             prefill: &views.prefill,
             decode: &views.decode,
             model: &self.model,
-            decode_model: self.decode.model(),
+            decode_model: self.decodes.model(),
             slo: self.config.slo,
-            tbt_limit_ns: self.gate.limit_ns(self.config.slo.tbt_ns),
+            tbt_limit_ns: self.decodes.gate.limit_ns(self.config.slo.tbt_ns),
             token_bytes: self.config.token_bytes,
             nic_bytes_s: self.config.nic_bytes_s,
             block_tokens: self.config.block_tokens,
@@ -178,40 +181,11 @@ impl Scheduler {
         self.bookings.prefills().get(instance).map_or((0, 0), |book| (book.jobs.len() as u32, book.wait_ns(now_ns)))
     }
 
-    /// Returns the ratio of a decode instance's steps to the model's.
+    /// Returns the present state of a decode instance.
     #[must_use]
-    pub fn decode_factor(&self, instance: usize) -> f64 {
-        self.bookings.decodes().get(instance).map_or(1.0, |book| book.factor.0)
-    }
-
-    /// Returns the tokens and requests of a decode instance, expected or in the batch.
-    #[must_use]
-    pub fn decode_booked(&self, instance: usize, now_ns: u64) -> (u64, u32) {
-        let model = self.decode.model();
-        let view = self.bookings.decodes().get(instance).map(|book| book.view(now_ns, now_ns, model));
-        view.map_or((0, 0), |view| (view.tokens, view.requests))
-    }
-
-    /// Returns the tokens that the cache of a prefill instance holds, as a mean.
-    fn cache_tokens(&self) -> u64 {
-        let instances = self.bookings.prefills().iter().filter(|book| book.alive).count().max(1) as u64;
-        self.caches.blocks() as u64 * u64::from(self.config.block_tokens) / instances
-    }
-
-    /// Returns the tokens and requests that each decode instance will have of the `ahead` queued requests that are served
-    /// within `ahead_ns`: divided evenly, as long as their outputs last.
-    fn queued_share(&self, ahead: usize, ahead_ns: u64, output: Option<ExpectedOutput>) -> (u64, u32) {
-        let instances = self.bookings.decodes().iter().filter(|book| book.alive && book.takes).count();
-        if ahead == 0 || instances == 0 {
-            return (0, 0);
-        }
-        let generated = output.map_or(0, |output| output.mean);
-        let mean_tokens = self.queue.tokens() / self.queue.len().max(1) as u64 + u64::from(generated);
-        let lasts_ns = self.decode.model().step_ns(mean_tokens, 1) as f64 * f64::from(generated);
-        // Those that are served first have ended by then.
-        let stays = if output.is_some() { (lasts_ns / ahead_ns.max(1) as f64).min(1.0) } else { 1.0 };
-        let requests = ahead as f64 * stays / instances as f64;
-        ((requests * mean_tokens as f64) as u64, requests.round() as u32)
+    pub fn decode_booked(&self, instance: usize, now_ns: u64) -> DecodeView {
+        let view = self.bookings.decodes().get(instance).map(|book| book.view(now_ns, now_ns, self.decodes.model()));
+        view.unwrap_or_default()
     }
 
     /// Predicts the duration of a request's prefill with the best cache of any instance.
@@ -232,7 +206,7 @@ fn fastest(
     let ExpectedOutput { mean, high } = output.unwrap_or(ExpectedOutput { mean: 0, high: 0 });
     let weigh = |(at, decode): (usize, &DecodeView)| {
         let (tokens, requests) = (decode.expected.0.saturating_add(u64::from(prompt)), decode.expected.1 + 1);
-        let step_ns = decode.step_ns(model, (tokens.saturating_add(u64::from(mean)), requests));
+        let step_ns = decode.step_ns(model, tokens.saturating_add(u64::from(mean)), requests);
         (tokens.saturating_add(u64::from(high)) > decode.capacity, step_ns, at)
     };
     let alive = decode.iter().enumerate().filter(|(_, decode)| decode.alive);

@@ -489,7 +489,8 @@ proptest! {
                 }
                 Act::Deregister(name) => drop(conductor.deregister(&format!("i{name}"), 9, now_ns)),
                 Act::Report(name, load) => {
-                    let (seq, steps) = (load % 7, DecodeSteps { steps: load as u32, took_ns: load, tokens: load, requests: 3 });
+                    let seq = load % 7;
+                    let steps = DecodeSteps { steps: load as u32, took_ns: load, tokens: load, requests: 3 };
                     let load = InstanceLoad { seq, queued_tokens: load, decode_tokens: load / 3, decodes: 3, steps };
                     let _ = conductor.report(&format!("i{name}"), 1, load, now_ns);
                 }

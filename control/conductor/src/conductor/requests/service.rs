@@ -33,7 +33,8 @@ pub struct RequestTerms {
     pub ttft_ns: Option<u64>,
     /// Expected number of tokens that the request decodes; 0 if unknown.
     pub output_tokens: u32,
-    /// Session, such as a conversation, whose next turn the request is, at most [`MAX_NAME_BYTES`] long; empty for none.
+    /// Session, such as a conversation, whose next turn the request is, at most [`MAX_NAME_BYTES`] long; empty for
+    /// none.
     pub session: String,
 }
 

@@ -63,14 +63,14 @@ pub(in crate::scheduler) struct DecodeBook {
 }
 
 impl DecodeBook {
-    pub(in crate::scheduler) fn new(capacity: u64) -> Self {
+    pub(in crate::scheduler) fn new(capacity: u64, prefill: Option<usize>) -> Self {
         Self {
             alive: true,
             takes: true,
             capacity,
             foreign: (0, 0),
             factor: Factor::default(),
-            prefill: None,
+            prefill,
             reports_steps: false,
             coming: Vec::new(),
             running: Vec::new(),
@@ -157,7 +157,7 @@ mod tests {
     #[test]
     fn load_is_predicted_for_the_end_of_a_prefill() {
         let model = DecodeModel { base_ns: 10e6, token_ns: 0.0, request_ns: 0.0 };
-        let mut book = DecodeBook::new(1 << 20);
+        let mut book = DecodeBook::new(1 << 20, None);
         let output = Some(ExpectedOutput { mean: 100, high: 300 });
         book.expect(DecodeJob { id: 1, prompt: 1_000, output, start_ns: 0 });
         book.begin(1, 0);

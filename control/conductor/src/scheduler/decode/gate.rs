@@ -2,8 +2,9 @@
 
 use crate::policy::Refusal;
 
-/// Part of the objective up to which requests are admitted, and while the gate is closed. With a full load every request
-/// decodes beside others that were admitted up to the limit, so what a prediction is too short by would be missed.
+/// Part of the objective up to which requests are admitted, and while the gate is closed. With a full load every
+/// request decodes beside others that were admitted up to the limit, so what a prediction is too short by would be
+/// missed.
 const ADMITS: f64 = 0.9;
 const REOPENS: f64 = 0.8;
 
@@ -22,6 +23,11 @@ impl DecodeGate {
             return objective_ns;
         }
         (objective_ns as f64 * if self.closed { REOPENS } else { ADMITS }) as u64
+    }
+
+    /// Opens the gate, for other objectives.
+    pub(in crate::scheduler) const fn open(&mut self) {
+        self.closed = false;
     }
 
     /// Notes that a new request was admitted, or why it was rejected. A request that is rejected for another reason

@@ -1,7 +1,7 @@
 //! Lengths of outputs: quantiles of the last requests that finished, by flow and class.
 //!
-//! A request's output is expected to be like the last ones of its flow and class; while too few of these are known, like
-//! those of its class in all flows, then like those of the pool. A length that the caller expects goes before all.
+//! A request's output is expected to be like the last ones of its flow and class; while too few of these are known,
+//! like those of its class in all flows, then like those of the pool. A length that the caller expects goes before all.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -36,9 +36,9 @@ impl ExpectedOutput {
     /// Returns the expected length of an output of which so many tokens were generated already: the mean, then the 90th
     /// percentile, then a quarter more than there is.
     pub(in crate::scheduler) fn total_after(self, generated: f64) -> f64 {
-        let ExpectedOutput { mean, high } = self;
+        let Self { mean, high } = self;
         let expected = [f64::from(mean), f64::from(high)].into_iter().find(|total| generated < *total);
-        expected.unwrap_or_else(|| generated * 1.25 + 1.0)
+        expected.unwrap_or(generated * 1.25 + 1.0)
     }
 }
 
