@@ -229,49 +229,7 @@ impl Conductor {
         ended: &[u64],
         now_ns: u64,
     ) -> Result<ScheduleReply, ConductorError> {
-        self.end_and_schedule(asked, (terms, false), ended, now_ns)
-    }
-
-    /// Chooses the instances of a request as [`Self::schedule_on_terms`] does, or a pipeline group: its scheduler can
-    /// drive one.
-    ///
-    /// # Errors
-    /// Those of [`Self::schedule_on_terms`].
-    pub fn schedule_with_groups(
-        &mut self,
-        asked: &ScheduleWithGroups,
-        now_ns: u64,
-    ) -> Result<ScheduleReply, ConductorError> {
-        let ScheduleOnTerms { schedule, terms, ended } = &asked.on_terms;
-        self.end_and_schedule(schedule, (terms, true), ended, now_ns)
-    }
-
-    /// Ends reservations, and chooses the instances of a request with terms, or, if the flag is set, a group.
-    fn end_and_schedule(
-        &mut self,
-        asked: &Schedule,
-        (terms, groups): (&RequestTerms, bool),
-        ended: &[u64],
-        now_ns: u64,
-    ) -> Result<ScheduleReply, ConductorError> {
-        if ended.len() > MOST_ENDED {
-            return Err(bad(format!("{} reservations end with one call; at most {MOST_ENDED}", ended.len())));
-        }
-        for reservation in ended {
-            match self.update(*reservation, RequestStep::Ended, now_ns) {
-                Ok(()) | Err(ConductorError::UnknownReservation { .. }) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        asked.check()?;
-        if terms.ttft_ns.is_some() && !self.config.policy.heeds_promises() {
-            let policy = self.config.policy.label();
-            return Err(bad(format!("policy {policy} keeps no objective; only kvplane keeps one of a request")));
-        }
-        let terms = ServiceTerms { groups, ..self.service.resolve(&asked.context.tenant, terms)? };
-        let pool = self.pools.of_context(&asked.context)?;
-        let excluded = self.instances.excluded(pool, &asked.barred);
-        self.requests.schedule(asked, pool, RequestService { excluded, terms }, now_ns, &mut self.pools)
+        schedule(self, asked, terms, ended, false, now_ns)
     }
 
     /// Notes the progress of a request.
@@ -350,4 +308,45 @@ impl Conductor {
         self.poll(now_ns);
         [instances_ns, self.soon_ns(now_ns)].into_iter().flatten().min()
     }
+}
+
+impl ScheduleWithGroups {
+    /// Chooses the instances of a request as [`Conductor::schedule_on_terms`] does, or a pipeline group: its scheduler
+    /// can drive one.
+    ///
+    /// # Errors
+    /// Those of [`Conductor::schedule_on_terms`].
+    pub fn schedule(&self, conductor: &mut Conductor, now_ns: u64) -> Result<ScheduleReply, ConductorError> {
+        let ScheduleOnTerms { schedule: asked, terms, ended } = &self.on_terms;
+        schedule(conductor, asked, terms, ended, true, now_ns)
+    }
+}
+
+/// Ends reservations, and chooses the instances of a request with terms; with `groups`, it may get a pipeline group.
+fn schedule(
+    conductor: &mut Conductor,
+    asked: &Schedule,
+    terms: &RequestTerms,
+    ended: &[u64],
+    groups: bool,
+    now_ns: u64,
+) -> Result<ScheduleReply, ConductorError> {
+    if ended.len() > MOST_ENDED {
+        return Err(bad(format!("{} reservations end with one call; at most {MOST_ENDED}", ended.len())));
+    }
+    for reservation in ended {
+        match conductor.update(*reservation, RequestStep::Ended, now_ns) {
+            Ok(()) | Err(ConductorError::UnknownReservation { .. }) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    asked.check()?;
+    if terms.ttft_ns.is_some() && !conductor.config.policy.heeds_promises() {
+        let policy = conductor.config.policy.label();
+        return Err(bad(format!("policy {policy} keeps no objective; only kvplane keeps one of a request")));
+    }
+    let terms = ServiceTerms { groups, ..conductor.service.resolve(&asked.context.tenant, terms)? };
+    let pool = conductor.pools.of_context(&asked.context)?;
+    let excluded = conductor.instances.excluded(pool, &asked.barred);
+    conductor.requests.schedule(asked, pool, RequestService { excluded, terms }, now_ns, &mut conductor.pools)
 }

@@ -35,7 +35,7 @@ mod views;
 
 use crate::cost::PrefillModel;
 use crate::index::{ContextId, PrefixIndex, PrefixMatches, PromptContext};
-use crate::policy::{Choice, Fetch, GroupPlan, Placement, Policy, Refusal, Slo};
+use crate::policy::{Choice, Fetch, Placement, Policy, Refusal, Slo};
 
 use arrivals::Arrivals;
 use bookings::Bookings;
@@ -222,7 +222,7 @@ impl Scheduler {
         let held_blocks = self.caches.place(placement.prefill, &request, passing, block_tokens)?;
         let fetched = placement.reuse.saturating_sub(held_blocks.saturating_mul(block_tokens));
         // All stages of a group but the last fetch the KV cache of their layers.
-        let stage_bytes = placement.group.as_ref().map_or(0, |plan| self.loads_bytes(plan));
+        let stage_bytes = placement.group.as_ref().map_or(0, |plan| plan.loads_bytes(self.config.token_bytes));
         let bytes = (u64::from(fetched) * self.config.token_bytes).saturating_add(stage_bytes);
         let took_ns = crate::cost::transfer_ns(bytes, self.config.nic_bytes_s);
         self.bookings.book_transfer(placement.fetch, took_ns, now_ns);
@@ -235,16 +235,6 @@ impl Scheduler {
         let (prefilled, decoding) = (false, false);
         self.reservations.insert(Reservation { request, placement, prefilled, decoding, stalls, touched_ns });
         Ok(())
-    }
-
-    /// Returns the bytes of the prefix that the stages of a group fetch, without the last one.
-    fn loads_bytes(&self, plan: &GroupPlan) -> u64 {
-        let layers: u32 = plan.stages.iter().map(|stage| stage.layers).sum();
-        let before_last = plan.stages.iter().take(plan.stages.len().saturating_sub(1));
-        let bytes = before_last.map(|stage| {
-            u64::from(stage.load_tokens) * self.config.token_bytes * u64::from(stage.layers) / u64::from(layers.max(1))
-        });
-        bytes.sum()
     }
 
     /// Notes the progress of a booked request.

@@ -192,7 +192,7 @@ impl ConductorService {
     }
 
     pub(crate) fn schedule_with_groups(&self, call: &ScheduleWithGroups) -> Result<ScheduleReply, Refusal> {
-        self.host.with(|conductor, now_ns| conductor.schedule_with_groups(call, now_ns))
+        self.host.with(|conductor, now_ns| call.schedule(conductor, now_ns))
     }
 
     pub(crate) fn update(&self, call: UpdateRequest) -> Result<EmptyReply, Refusal> {
@@ -208,7 +208,7 @@ impl ConductorService {
     }
 
     pub(crate) fn explain_placement(&self, request: &str) -> Result<PlacementExplained, Refusal> {
-        self.host.with(|conductor, now_ns| conductor.explain_groups(request, now_ns))
+        self.host.with(|conductor, now_ns| PlacementExplained::of(conductor, request, now_ns))
     }
 
     pub(crate) fn watch_instances(&self) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {

@@ -102,11 +102,11 @@ pub struct InstanceRecord {
     pub reports_cache: bool,
     /// Sockets of its events, if it publishes any.
     pub events: Option<EventsRecord>,
-    /// What it can do beside prefills and decodes of its own, if anything.
+    /// Capabilities beside prefills and decodes of its own, if it has any.
     pub capabilities: Option<CapabilitiesRecord>,
 }
 
-/// What an instance can do beside prefills and decodes of its own.
+/// Capabilities of an instance, beside prefills and decodes of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CapabilitiesRecord {
     /// True if a prefill overlaps with the fetch of its prefix, layer by layer.

@@ -52,6 +52,15 @@ pub struct GroupPlan {
 }
 
 impl GroupPlan {
+    /// Returns the bytes of the prefix that the stages fetch, without the last one, whose blocks are whole.
+    #[must_use]
+    pub fn loads_bytes(&self, token_bytes: u64) -> u64 {
+        let layers: u32 = self.stages.iter().map(|stage| stage.layers).sum();
+        let before_last = self.stages.iter().take(self.stages.len().saturating_sub(1));
+        let bytes = |stage: &StagePlan| u64::from(stage.load_tokens) * token_bytes * u64::from(stage.layers);
+        before_last.map(|stage| bytes(stage) / u64::from(layers.max(1))).sum()
+    }
+
     /// Returns the time that all members spend together, in nanoseconds.
     #[must_use]
     pub fn work_ns(&self) -> u64 {
