@@ -111,8 +111,8 @@ impl OfferedLoad {
         fluid_s.max(arrivals * longer_s).max(stays_s)
     }
 
-    /// Returns the number of instances that the offered load leaves idle. A pool that is overloaded never catches up: at
-    /// least a twentieth keeps what follows from it finite.
+    /// Returns the number of instances that the offered load leaves idle. A pool that is overloaded never catches up:
+    /// at least a twentieth keeps what follows from it finite.
     #[must_use]
     pub fn spare(&self, servers: usize) -> f64 {
         (servers as f64 - self.per_s * self.mean_s).max(servers as f64 * 0.05)
