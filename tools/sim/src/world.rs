@@ -284,7 +284,7 @@ impl<'a> World<'a> {
         let choice = self.scheduler.schedule(&request, self.events.now_ns(), &mut self.scratch);
         let booked = self.scheduler.commit(request, &choice, self.events.now_ns());
         match choice {
-            Choice::Place(placement) if booked.is_ok() => self.place(id, placement),
+            Choice::Place(placement) if booked.is_ok() => self.place(id, &placement),
             Choice::Wait if booked.is_ok() => {
                 let until_ns = self.events.now_ns().saturating_add(self.config.wait_ns);
                 self.progress[id].waits_until_ns = Some(until_ns);
@@ -312,18 +312,18 @@ impl<'a> World<'a> {
     fn assign(&mut self) {
         while let Ok(Some(next)) = self.scheduler.poll(self.events.now_ns(), &mut self.scratch) {
             match next {
-                Next::Goes { id, placement } => self.place(id as usize, placement),
+                Next::Goes { id, placement } => self.place(id as usize, &placement),
                 Next::Refused { id, .. } => self.end(id as usize, RequestStatus::Refused),
             }
         }
     }
 
-    fn place(&mut self, id: usize, placement: Placement) {
+    fn place(&mut self, id: usize, placement: &Placement) {
         let progress = &mut self.progress[id];
         (progress.placement, progress.waits_until_ns) = (Some(placement.clone()), None);
         self.progress[id].outcome.predicted_ns = self.events.now_ns() + placement.takes_ns() - self.arrival_ns(id);
         if let Some(plan) = &placement.group {
-            self.place_group(id, &placement, plan);
+            self.place_group(id, placement, plan);
             return;
         }
         let (at, layers) = (placement.prefill, self.config.layers);
