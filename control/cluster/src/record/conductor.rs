@@ -103,7 +103,7 @@ pub struct InstanceRecord {
     /// Sockets of its events, if it publishes any.
     pub events: Option<EventsRecord>,
     /// Capabilities beside prefills and decodes of its own, if it has any.
-    pub capabilities: Option<CapabilitiesRecord>,
+    pub capabilities: Option<Box<CapabilitiesRecord>>,
 }
 
 /// Capabilities of an instance, beside prefills and decodes of its own.
@@ -391,7 +391,7 @@ fn instance(reader: &mut Reader<'_>) -> Result<InstanceRecord, DecodeError> {
     } else {
         None
     };
-    let capabilities = if is(HAS_CAPABILITIES) { Some(capabilities(reader)?) } else { None };
+    let capabilities = if is(HAS_CAPABILITIES) { Some(Box::new(capabilities(reader)?)) } else { None };
     Ok(InstanceRecord {
         name,
         incarnation,
