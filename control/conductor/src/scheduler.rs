@@ -42,7 +42,7 @@ mod views;
 
 use crate::cost::{DecodeSteps, PrefillModel};
 use crate::index::{ContextId, PrefixIndex, PrefixMatches, PromptContext};
-use crate::policy::{Admission, Choice, Fetch, GroupPlan, Placement, Policy, Refusal, Slo, View};
+use crate::policy::{Admission, Choice, Fetch, Placement, Policy, Refusal, Slo, View};
 
 use arrivals::Arrivals;
 use bookings::Bookings;
@@ -266,7 +266,7 @@ impl Scheduler {
         let held_blocks = self.caches.place(placement.prefill, &request, passing, block_tokens)?;
         let fetched = placement.reuse.saturating_sub(held_blocks.saturating_mul(block_tokens));
         // All stages of a group but the last fetch the KV cache of their layers.
-        let stage_bytes = placement.group.as_ref().map_or(0, |plan| self.loads_bytes(plan));
+        let stage_bytes = placement.group.as_ref().map_or(0, |plan| plan.loads_bytes(self.config.token_bytes));
         let bytes = (u64::from(fetched) * self.config.token_bytes).saturating_add(stage_bytes);
         let took_ns = crate::cost::transfer_ns(bytes, self.config.nic_bytes_s);
         self.bookings.book_transfer(placement.fetch, took_ns, now_ns);
@@ -280,16 +280,6 @@ impl Scheduler {
         let (prefilled, batch) = (false, None);
         self.reservations.insert(Reservation { request, placement, promise, prefilled, batch, stalls, touched_ns });
         Ok(())
-    }
-
-    /// Returns the bytes of the prefix that the stages of a group fetch, without the last one.
-    fn loads_bytes(&self, plan: &GroupPlan) -> u64 {
-        let layers: u32 = plan.stages.iter().map(|stage| stage.layers).sum();
-        let before_last = plan.stages.iter().take(plan.stages.len().saturating_sub(1));
-        let bytes = before_last.map(|stage| {
-            u64::from(stage.load_tokens) * self.config.token_bytes * u64::from(stage.layers) / u64::from(layers.max(1))
-        });
-        bytes.sum()
     }
 
     /// Notes the progress of a booked request.

@@ -215,7 +215,7 @@ impl ConductorService {
     }
 
     pub(crate) fn explain_placement(&self, request: &str) -> Result<PlacementExplained, Refusal> {
-        self.host.with(|conductor, now_ns| conductor.explain_groups(request, now_ns))
+        self.host.with(|conductor, now_ns| PlacementExplained::of(conductor, request, now_ns))
     }
 
     pub(crate) fn watch_instances(&self) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {

@@ -154,10 +154,10 @@ impl World<'_> {
         let node = &mut self.nodes[plan.instance];
         node.working = None;
         node.computed_ns += now_ns - since_ns;
-        self.served[id].prefill_ns += now_ns - since_ns;
+        self.progress[id].outcome.prefill_ns += now_ns - since_ns;
         if is_last && let Some(run) = self.runs.runs.remove(&id) {
             let skip: Range<usize> = run.stages[stage].prefix.blocks.clone();
-            self.served[id].stages = run.stages.len() as u32;
+            self.progress[id].outcome.stages = run.stages.len() as u32;
             self.finish_prefill(id, plan.instance, run.cached, now_ns - run.began_ns, &skip);
         }
         self.start(plan.instance);

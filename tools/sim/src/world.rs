@@ -96,8 +96,9 @@ impl Node {
 }
 
 /// Progress of a request of the trace.
-#[derive(Clone, Default)]
-struct RequestProgress {
+#[derive(Clone)]
+pub(crate) struct RequestProgress {
+    pub(crate) outcome: RequestOutcome,
     /// Its last placement.
     placement: Option<Placement>,
     /// End of its wait, while it is queued.
@@ -114,8 +115,7 @@ pub(crate) struct World<'a> {
     pub(crate) nodes: Vec<Node>,
     decodes: Vec<Decode>,
     pub(crate) events: EventQueue,
-    progress: Vec<RequestProgress>,
-    pub(crate) served: Vec<RequestOutcome>,
+    pub(crate) progress: Vec<RequestProgress>,
     pub(crate) runs: GroupRuns,
     pub(crate) open: usize,
     rng: Rng,
@@ -161,7 +161,7 @@ impl<'a> World<'a> {
         let context = scheduler.context(&key).expect(valid);
         for instance in 0..config.prefill {
             let at = scheduler.add_prefill().expect(valid);
-            scheduler.set_capabilities(at, &capabilities(config, instance)).expect(valid);
+            capabilities(config, instance).install(&mut scheduler, at).expect(valid);
         }
         for _ in 0..config.decode {
             scheduler.add_decode(config.decode_tokens, None);
@@ -187,6 +187,7 @@ impl<'a> World<'a> {
             predicted_ns: 0,
             stages: 1,
         };
+        let begun = |work| RequestProgress { outcome: lost(work), placement: None, waits_until_ns: None };
         let mut world = Self {
             config,
             trace,
@@ -196,8 +197,7 @@ impl<'a> World<'a> {
             nodes: (0..config.prefill).map(node).collect(),
             decodes: (0..config.decode).map(|_| Decode::default()).collect(),
             events: EventQueue::default(),
-            progress: vec![RequestProgress::default(); trace.len()],
-            served: trace.iter().map(lost).collect(),
+            progress: trace.iter().map(begun).collect(),
             runs: GroupRuns::default(),
             open: trace.len(),
             rng: Rng::new(config.seed, "sim"),
@@ -295,7 +295,7 @@ impl<'a> World<'a> {
         let choice = self.scheduler.schedule(&request, self.events.now_ns(), &mut self.scratch);
         let booked = self.scheduler.commit(request, &choice, self.events.now_ns());
         match choice {
-            Choice::Place(placement) if booked.is_ok() => self.place(id, placement),
+            Choice::Place(placement) if booked.is_ok() => self.place(id, &placement),
             Choice::Wait if booked.is_ok() => {
                 let until_ns = self.events.now_ns().saturating_add(self.config.wait_ns);
                 self.progress[id].waits_until_ns = Some(until_ns);
@@ -309,7 +309,7 @@ impl<'a> World<'a> {
     fn end_wait(&mut self, id: usize) {
         if self.progress[id].waits_until_ns.is_some_and(|until_ns| until_ns <= self.events.now_ns()) {
             let arrival_ns = self.arrival_ns(id);
-            self.served[id].ttft_ns = self.events.now_ns() - arrival_ns;
+            self.progress[id].outcome.ttft_ns = self.events.now_ns() - arrival_ns;
             self.end(id, RequestStatus::Waited);
         }
     }
@@ -323,17 +323,18 @@ impl<'a> World<'a> {
     fn assign(&mut self) {
         while let Ok(Some(next)) = self.scheduler.poll(self.events.now_ns(), &mut self.scratch) {
             match next {
-                Next::Goes { id, placement } => self.place(id as usize, placement),
+                Next::Goes { id, placement } => self.place(id as usize, &placement),
                 Next::Refused { id, .. } => self.end(id as usize, RequestStatus::Refused),
             }
         }
     }
 
-    fn place(&mut self, id: usize, placement: Placement) {
-        self.progress[id] = RequestProgress { placement: Some(placement.clone()), waits_until_ns: None };
-        self.served[id].predicted_ns = self.events.now_ns() + placement.takes_ns() - self.arrival_ns(id);
+    fn place(&mut self, id: usize, placement: &Placement) {
+        let progress = &mut self.progress[id];
+        (progress.placement, progress.waits_until_ns) = (Some(placement.clone()), None);
+        self.progress[id].outcome.predicted_ns = self.events.now_ns() + placement.takes_ns() - self.arrival_ns(id);
         if let Some(plan) = &placement.group {
-            self.place_group(id, &placement, plan);
+            self.place_group(id, placement, plan);
             return;
         }
         let (at, layers) = (placement.prefill, self.config.layers);
@@ -358,7 +359,7 @@ impl<'a> World<'a> {
             return;
         }
         let transfer_ns = prefix.ready_ns - self.events.now_ns();
-        self.served[id].transfer_ns = self.served[id].transfer_ns.max(transfer_ns);
+        self.progress[id].outcome.transfer_ns = self.progress[id].outcome.transfer_ns.max(transfer_ns);
         self.note_fetch(id, prefix.blocks.end);
         self.events.at(prefix.ready_ns, Event::Fetched { id, instance, blocks });
         if prefix.first_ns < prefix.ready_ns {
@@ -461,7 +462,7 @@ impl<'a> World<'a> {
             return;
         };
         let skip = std::mem::take(&mut self.nodes[instance].skip);
-        self.served[id].prefill_ns += took_ns;
+        self.progress[id].outcome.prefill_ns += took_ns;
         self.finish_prefill(id, instance, reused, took_ns, &skip);
         self.start(instance);
     }
@@ -470,7 +471,7 @@ impl<'a> World<'a> {
     pub(crate) fn finish_prefill(&mut self, id: usize, at: usize, reused: u32, took_ns: u64, skip: &Range<usize>) {
         let (work, arrival_ns) = (&self.trace[id], self.arrival_ns(id));
         self.nodes[at].cache.put(work, work.blocks.len(), skip);
-        let served = &mut self.served[id];
+        let served = &mut self.progress[id].outcome;
         served.reused_tokens = reused;
         served.ttft_ns = self.events.now_ns() - arrival_ns;
         self.tell(at);
@@ -507,7 +508,7 @@ impl<'a> World<'a> {
     fn decoded(&mut self, instance: usize) {
         let model = self.config.decode_model;
         for FinishedDecode { id, tbt_ns, decode_ns } in self.decodes[instance].advance(self.events.now_ns(), &model) {
-            self.served[id].tbt_ns = tbt_ns as u64;
+            self.progress[id].outcome.tbt_ns = tbt_ns as u64;
             let output = RequestOutput { tokens: self.trace[id].output_tokens, decode_ns };
             let _ = self.scheduler.release(id as u64, Some(output), self.events.now_ns());
             self.end(id, RequestStatus::Served);
@@ -538,7 +539,7 @@ impl<'a> World<'a> {
     }
 
     fn end(&mut self, id: usize, status: RequestStatus) {
-        self.served[id].status = status;
+        self.progress[id].outcome.status = status;
         self.progress[id].waits_until_ns = None;
         self.open -= 1;
         // A rejected request was never booked.
@@ -597,7 +598,7 @@ impl<'a> World<'a> {
         self.outcome.egress_imbalance = sent.iter().copied().fold(0.0, f64::max) / mean.max(1.0);
         let booked = (0..self.config.prefill).map(|at| self.scheduler.prefill_booked(at, self.events.now_ns()).1);
         self.outcome.left_booked_ns = booked.sum();
-        self.outcome.requests = self.served;
+        self.outcome.requests = self.progress.into_iter().map(|progress| progress.outcome).collect();
         self.outcome
     }
 }

@@ -84,7 +84,8 @@ pub(crate) struct Policies {
     #[arg(long, value_parser = clap::value_parser!(u64).range(2..=16))]
     groups: Option<u64>,
     /// Maximum length of a chunk that a stage of a group computes at a time, in tokens.
-    #[arg(long, default_value_t = 4_096, value_parser = clap::value_parser!(u32).range(1_024..=1_048_576), requires = "groups")]
+    #[arg(long, default_value_t = 4_096, requires = "groups")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1_024..=1_048_576))]
     chunk: u32,
     /// Overlap prefills with the fetch of their prefix, layer by layer.
     #[arg(long)]

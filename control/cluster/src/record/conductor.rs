@@ -102,11 +102,11 @@ pub struct InstanceRecord {
     pub reports_cache: bool,
     /// Sockets of its events, if it publishes any.
     pub events: Option<EventsRecord>,
-    /// What it can do beside prefills and decodes of its own, if anything.
-    pub capabilities: Option<CapabilitiesRecord>,
+    /// Capabilities beside prefills and decodes of its own, if it has any.
+    pub capabilities: Option<Box<CapabilitiesRecord>>,
 }
 
-/// What an instance can do beside prefills and decodes of its own.
+/// Capabilities of an instance, beside prefills and decodes of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CapabilitiesRecord {
     /// True if a prefill overlaps with the fetch of its prefix, layer by layer.
@@ -391,7 +391,7 @@ fn instance(reader: &mut Reader<'_>) -> Result<InstanceRecord, DecodeError> {
     } else {
         None
     };
-    let capabilities = if is(HAS_CAPABILITIES) { Some(capabilities(reader)?) } else { None };
+    let capabilities = if is(HAS_CAPABILITIES) { Some(Box::new(capabilities(reader)?)) } else { None };
     Ok(InstanceRecord {
         name,
         incarnation,

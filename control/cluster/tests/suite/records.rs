@@ -155,7 +155,8 @@ const GOLDEN: [&str; 13] = [
 #[test]
 fn capabilities_of_an_instance_have_golden_bytes_too() {
     let stage = StageRecord { group: "g".to_owned(), stage: 1, stages: 2, chunk_tokens: 1_024, activation_bytes: 0 };
-    let capabilities = Some(CapabilitiesRecord { layer_wise: true, layers: 40, stage: Some(stage) });
+    let capabilities = CapabilitiesRecord { layer_wise: true, layers: 40, stage: Some(stage) };
+    let capabilities = Some(Box::new(capabilities));
     let record = Record::Conductor(ConductorRecord::Instance(InstanceRecord { capabilities, ..engine(false) }));
     let bytes = bytes_of(&record);
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();

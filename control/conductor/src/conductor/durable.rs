@@ -43,7 +43,7 @@ pub struct DurableInstance {
     pub spec: RegisterInstance,
     /// True if its hashes are vLLM's `sha256_cbor`, which can be computed from tokens.
     pub has_vllm_hashes: bool,
-    /// What it can do beside prefills and decodes of its own.
+    /// Capabilities beside prefills and decodes of its own.
     pub capabilities: InstanceCapabilities,
     /// Bytes of KV cache per token of its model; the instance may have registered with the default, 0.
     pub pool_token_bytes: u64,

@@ -69,7 +69,7 @@ pub struct RegisterInstance {
 pub struct RegisterCapabilities {
     /// Registration of the instance.
     pub register: RegisterInstance,
-    /// What it can do beside prefills and decodes of its own.
+    /// Capabilities beside prefills and decodes of its own.
     pub capabilities: InstanceCapabilities,
 }
 
@@ -91,7 +91,7 @@ pub struct InstanceSpec {
     pub call: RegisterInstance,
     /// True if its hashes are vLLM's `sha256_cbor`, which can be computed from tokens.
     pub has_vllm_hashes: bool,
-    /// What it can do beside prefills and decodes of its own.
+    /// Capabilities beside prefills and decodes of its own.
     pub capabilities: InstanceCapabilities,
 }
 

@@ -303,7 +303,7 @@ impl InstanceRegistry {
         if matches!(spec.part, InstancePart::Prefill | InstancePart::Mixed) {
             let at = pool.scheduler.add_prefill()?;
             pool.name_prefill(at, &name);
-            pool.scheduler.set_capabilities(at, &capabilities)?;
+            capabilities.install(&mut pool.scheduler, at)?;
             numbers.prefill = Some(at);
         }
         if matches!(spec.part, InstancePart::Decode | InstancePart::Mixed) {

@@ -286,6 +286,57 @@ pub struct CopyState {
     pub counts: CopyCounts,
 }
 
+impl PlacementExplained {
+    /// Explains the placement of a request as [`Conductor::explain`] does, with the pipeline groups.
+    ///
+    /// # Errors
+    /// When the request is not known, or no longer.
+    pub fn of(conductor: &mut Conductor, name: &str, now_ns: u64) -> Result<Self, ConductorError> {
+        let Some((id, kept)) = conductor.requests.named(name) else {
+            return Err(ConductorError::UnknownRequest { name: name.to_owned() });
+        };
+        let group = if let RequestState::Placed(_, group) = &kept.state { group.clone() } else { None };
+        let answer = match &kept.state {
+            RequestState::Placed(assigned, _) => ScheduleReply::Assigned(assigned.clone()),
+            RequestState::Waiting => ScheduleReply::Queued { reservation: id, position: 0, eta_ns: 0 },
+            RequestState::Orphan(_) => ScheduleReply::Refused { why: ScheduleRefusal::Lost, retry_after_ns: 0 },
+        };
+        let Some((pool, scratch)) = conductor.pools.with_scratch(kept.pool) else {
+            return Err(bad("the pool was removed"));
+        };
+        let orphan = if let RequestState::Orphan(request) = &kept.state { Some(request) } else { None };
+        let Some(request) = pool.scheduler.request(id).or(orphan).cloned() else {
+            return Err(bad("the scheduler has no such request"));
+        };
+        let (prefill, _, choice) = pool.scheduler.explain(&request, now_ns);
+        let named = prefill.iter().enumerate().filter(|(at, _)| pool.scheduler.holder(*at).is_ok());
+        let mut candidates: Vec<CandidateStatus> = named
+            .map(|(at, view)| CandidateStatus {
+                instance: pool.prefill_name(at),
+                takes: view.alive,
+                held_tokens: view.held,
+                wait_ns: view.wait_ns,
+                egress_wait_ns: view.egress_wait_ns,
+                factor_permille: (view.factor * 1000.0) as u32,
+            })
+            .collect();
+        candidates.sort_by_key(|candidate| (!candidate.takes, candidate.wait_ns));
+        candidates.truncate(CANDIDATES);
+        let lease_ns = conductor.requests.lease_ns();
+        let (now, group_now) = match choice {
+            Choice::Place(placement) => {
+                let assigned = pool.assigned(id, &request, &placement, lease_ns, scratch);
+                (Some(assigned), pool.assigned_group(&placement))
+            }
+            _ => (None, None),
+        };
+        let pooled = pool.index().held_by_anybody(request.context, &request.hashes, Tiers::SHARED);
+        let pooled_tokens = pooled.unwrap_or(0).saturating_mul(pool.key.block_tokens);
+        let explained = RequestExplained { answer, now, candidates, pooled_tokens };
+        Ok(Self { explained, group, group_now })
+    }
+}
+
 impl Conductor {
     /// Returns the holders of a prompt's prefixes: at most `most`, those with the most tokens first. Only `tiers`
     /// count. No holder has more tokens than the prompt.
@@ -316,54 +367,7 @@ impl Conductor {
     /// # Errors
     /// When the request is not known, or no longer.
     pub fn explain(&mut self, name: &str, now_ns: u64) -> Result<RequestExplained, ConductorError> {
-        self.explain_groups(name, now_ns).map(|explained| explained.explained)
-    }
-
-    /// Explains the placement of a request as [`Self::explain`] does, with the pipeline groups.
-    ///
-    /// # Errors
-    /// When the request is not known, or no longer.
-    pub fn explain_groups(&mut self, name: &str, now_ns: u64) -> Result<PlacementExplained, ConductorError> {
-        let Some((id, kept)) = self.requests.named(name) else {
-            return Err(ConductorError::UnknownRequest { name: name.to_owned() });
-        };
-        let group = if let RequestState::Placed(_, group) = &kept.state { group.clone() } else { None };
-        let answer = match &kept.state {
-            RequestState::Placed(assigned, _) => ScheduleReply::Assigned(assigned.clone()),
-            RequestState::Waiting => ScheduleReply::Queued { reservation: id, position: 0, eta_ns: 0 },
-            RequestState::Orphan(_) => ScheduleReply::Refused { why: ScheduleRefusal::Lost, retry_after_ns: 0 },
-        };
-        let Some((pool, scratch)) = self.pools.with_scratch(kept.pool) else { return Err(bad("the pool was removed")) };
-        let orphan = if let RequestState::Orphan(request) = &kept.state { Some(request) } else { None };
-        let Some(request) = pool.scheduler.request(id).or(orphan).cloned() else {
-            return Err(bad("the scheduler has no such request"));
-        };
-        let (prefill, _, choice) = pool.scheduler.explain(&request, now_ns);
-        let named = prefill.iter().enumerate().filter(|(at, _)| pool.scheduler.holder(*at).is_ok());
-        let mut candidates: Vec<CandidateStatus> = named
-            .map(|(at, view)| CandidateStatus {
-                instance: pool.prefill_name(at),
-                takes: view.alive,
-                held_tokens: view.held,
-                wait_ns: view.wait_ns,
-                egress_wait_ns: view.egress_wait_ns,
-                factor_permille: (view.factor * 1000.0) as u32,
-            })
-            .collect();
-        candidates.sort_by_key(|candidate| (!candidate.takes, candidate.wait_ns));
-        candidates.truncate(CANDIDATES);
-        let lease_ns = self.requests.lease_ns();
-        let (now, group_now) = match choice {
-            Choice::Place(placement) => {
-                let assigned = pool.assigned(id, &request, &placement, lease_ns, scratch);
-                (Some(assigned), pool.assigned_group(&placement))
-            }
-            _ => (None, None),
-        };
-        let pooled = pool.index().held_by_anybody(request.context, &request.hashes, Tiers::SHARED);
-        let pooled_tokens = pooled.unwrap_or(0).saturating_mul(pool.key.block_tokens);
-        let explained = RequestExplained { answer, now, candidates, pooled_tokens };
-        Ok(PlacementExplained { explained, group, group_now })
+        PlacementExplained::of(self, name, now_ns).map(|explained| explained.explained)
     }
 
     /// Returns the present state of instances and pools, for operators.

@@ -52,6 +52,15 @@ pub struct GroupPlan {
 }
 
 impl GroupPlan {
+    /// Returns the bytes of the prefix that the stages fetch, without the last one, whose blocks are whole.
+    #[must_use]
+    pub fn loads_bytes(&self, token_bytes: u64) -> u64 {
+        let layers: u32 = self.stages.iter().map(|stage| stage.layers).sum();
+        let before_last = self.stages.iter().take(self.stages.len().saturating_sub(1));
+        let bytes = |stage: &StagePlan| u64::from(stage.load_tokens) * token_bytes * u64::from(stage.layers);
+        before_last.map(|stage| bytes(stage) / u64::from(layers.max(1))).sum()
+    }
+
     /// Returns the time that all members spend together, in nanoseconds.
     #[must_use]
     pub fn work_ns(&self) -> u64 {
@@ -72,9 +81,10 @@ impl OfferedLoad {
     /// Returns the sum of the times, in seconds, that requests which arrive from now on wait longer because `taken` of
     /// `servers` instances are busy for `for_s` seconds.
     ///
-    /// The greater of two estimates: work accumulates that the other instances cannot do meanwhile, and is done
+    /// The greatest of three estimates: work accumulates that the other instances cannot do meanwhile, and is done
     /// afterwards (a fluid model); and requests wait longer in a queue with fewer servers (Sakasegawa's approximation
-    /// for M/M/c), but no longer than the backlog of a random walk lasts that began when the instances were taken.
+    /// for M/M/c), but no longer than the backlog of a random walk lasts that began when the instances were taken; and,
+    /// where all instances are busy, the work stays in their backlog until capacity to spare has done it.
     #[must_use]
     pub fn delay_s(&self, servers: usize, taken: usize, for_s: f64) -> f64 {
         let offered = self.per_s * self.mean_s;
@@ -83,8 +93,7 @@ impl OfferedLoad {
             return 0.0;
         }
         let backlog_s = (offered - left).max(0.0) * for_s;
-        // A pool that is overloaded anyway never catches up: a bound keeps the sum finite.
-        let spare = (all - offered).max(all * 0.05);
+        let spare = self.spare(servers);
         let fluid_s = (backlog_s * for_s + backlog_s * backlog_s / spare) / 2.0 / self.mean_s;
         let wait_s = |count: f64| {
             let busy = offered / count;
@@ -96,7 +105,17 @@ impl OfferedLoad {
         let arrivals = self.per_s * for_s;
         let walk_s = self.mean_s * arrivals.sqrt() / left.max(1.0) / 2.0;
         let longer_s = if offered >= all { walk_s } else { (wait_s(left) - wait_s(all)).clamp(0.0, walk_s) };
-        fluid_s.max(arrivals * longer_s)
+        let work_s = taken as f64 * for_s;
+        let all_busy = (offered / all).min(1.0).powf((2.0 * (all + 1.0)).sqrt() - 1.0);
+        let stays_s = all_busy * self.per_s * work_s * work_s / (2.0 * all * spare);
+        fluid_s.max(arrivals * longer_s).max(stays_s)
+    }
+
+    /// Returns the number of instances that the offered load leaves idle. A pool that is overloaded never catches up:
+    /// at least a twentieth keeps what follows from it finite.
+    #[must_use]
+    pub fn spare(&self, servers: usize) -> f64 {
+        (servers as f64 - self.per_s * self.mean_s).max(servers as f64 * 0.05)
     }
 }
 
@@ -171,7 +190,8 @@ impl View<'_> {
         let servers = self.alive().count().max(1);
         let work_ns = placement.work_ns() as f64;
         let taken = placement.group.as_ref().map_or(1, |plan| plan.stages.len());
-        let queued_ns = self.queued as f64 * work_ns / servers as f64;
+        // Those that arrive behind the queue wait for the work, too, until the queue is empty.
+        let queued_ns = self.queued as f64 * work_ns / self.offered.spare(servers);
         let later_s = self.offered.delay_s(servers, taken, work_ns / taken as f64 / 1e9);
         placement.takes_ns().saturating_add(((queued_ns + later_s * 1e9) * others) as u64)
     }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use bincode::{Decode, Encode};
 
+use super::Scheduler;
 use super::bookings::PrefillBook;
+use super::error::SchedulerError;
 use crate::cost::pipeline::{DEFAULT_ACTIVATION_BYTES, DEFAULT_LAYERS};
 use crate::policy::GroupView;
 
@@ -20,7 +22,7 @@ pub const MAX_ACTIVATION_BYTES: u32 = 1 << 20;
 /// Maximum length of the name of a pipeline group, in bytes.
 pub const MAX_GROUP_NAME_BYTES: usize = 128;
 
-/// What an instance can do beside prefills and decodes of its own. The default is nothing.
+/// Capabilities of an instance, beside prefills and decodes of its own. The default is none.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
 pub struct InstanceCapabilities {
     /// True if it begins a prefill when the first layer of a fetched prefix has arrived, and fetches the other layers
@@ -168,6 +170,16 @@ impl InstanceCapabilities {
         if activation_bytes > MAX_ACTIVATION_BYTES {
             return Err(CapabilityError::ActivationBytes { group, bytes: activation_bytes });
         }
+        Ok(())
+    }
+
+    /// Sets them for a prefill instance. They were checked, also beside those of the other members of its group.
+    ///
+    /// # Errors
+    /// When the instance is unknown.
+    pub fn install(&self, scheduler: &mut Scheduler, instance: usize) -> Result<(), SchedulerError> {
+        scheduler.bookings.prefill(instance)?.layer_wise = self.layer_wise.then(|| self.layers());
+        scheduler.groups.join(instance, self);
         Ok(())
     }
 

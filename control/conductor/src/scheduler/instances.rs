@@ -1,7 +1,6 @@
 //! Instances of a scheduler: addition, cache events, load reports, exclusion and loss.
 
 use super::error::SchedulerError;
-use super::groups::InstanceCapabilities;
 use super::reservations::Reservation;
 use super::{Request, Scheduler};
 use crate::cost::DecodeSteps;
@@ -42,21 +41,6 @@ impl Scheduler {
         let at = self.bookings.add_prefill();
         self.caches.enter(at, holder);
         Ok(at)
-    }
-
-    /// Sets the capabilities of a prefill instance, which were checked, also beside those of the other members of its
-    /// pipeline group.
-    ///
-    /// # Errors
-    /// When the instance is unknown.
-    pub fn set_capabilities(
-        &mut self,
-        instance: usize,
-        capabilities: &InstanceCapabilities,
-    ) -> Result<(), SchedulerError> {
-        self.bookings.prefill(instance)?.layer_wise = capabilities.layer_wise.then(|| capabilities.layers());
-        self.groups.join(instance, capabilities);
-        Ok(())
     }
 
     /// Adds a decode instance with a capacity of `capacity` tokens of KV cache; returns its number. `prefill` is its

@@ -2,8 +2,8 @@
 
 use kvplane_conductor::conductor::{
     AssignedGroup, Conductor, ConductorConfig, ConductorError, GroupAssignment, InstanceCapabilities, InstanceLoad,
-    InstancePart, InstanceSpec, PipelineMembership, RegisterInstance, RequestStep, RequestTerms, Schedule,
-    ScheduleMode, ScheduleRefusal, ScheduleReply,
+    InstancePart, InstanceSpec, PipelineMembership, PlacementExplained, RegisterInstance, RequestStep, RequestTerms,
+    Schedule, ScheduleMode, ScheduleRefusal, ScheduleReply,
 };
 use kvplane_conductor::scheduler::CapabilityError;
 use kvplane_proto::rng::Rng;
@@ -74,7 +74,7 @@ fn a_long_prompt_is_booked_at_every_stage_and_freed_everywhere() {
     // A repeated request gets the same answer, and the explanation shows the group.
     let again = group(with_groups(&mut conductor, long("r", 1, 65_536), SECOND));
     assert_eq!(again.assignment.reservation, assignment.reservation);
-    let explained = conductor.explain_groups("r", SECOND).expect("known");
+    let explained = PlacementExplained::of(&mut conductor, "r", SECOND).expect("known");
     assert_eq!(explained.group, Some(again.group));
     assert!(matches!(explained.explained.answer, ScheduleReply::Assigned(last) if last.prefill == assignment.prefill));
     let step = RequestStep::PrefillDone { reused_tokens: 0, took_ns: 3 * SECOND };

@@ -223,7 +223,7 @@ fn instance_out(instance: DurableInstance) -> InstanceRecord {
     }
 }
 
-fn capabilities_out(capabilities: InstanceCapabilities) -> Option<CapabilitiesRecord> {
+fn capabilities_out(capabilities: InstanceCapabilities) -> Option<Box<CapabilitiesRecord>> {
     if capabilities == InstanceCapabilities::default() {
         return None;
     }
@@ -235,7 +235,7 @@ fn capabilities_out(capabilities: InstanceCapabilities) -> Option<CapabilitiesRe
         chunk_tokens,
         activation_bytes,
     });
-    Some(CapabilitiesRecord { layer_wise, layers, stage })
+    Some(Box::new(CapabilitiesRecord { layer_wise, layers, stage }))
 }
 
 fn capabilities_in(record: Option<CapabilitiesRecord>) -> InstanceCapabilities {
@@ -252,7 +252,7 @@ fn capabilities_in(record: Option<CapabilitiesRecord>) -> InstanceCapabilities {
 
 fn instance_in(record: InstanceRecord) -> DurableInstance {
     let has_vllm_hashes = record.events.as_ref().is_some_and(|events| events.has_vllm_hashes);
-    let capabilities = capabilities_in(record.capabilities);
+    let capabilities = capabilities_in(record.capabilities.map(|capabilities| *capabilities));
     let events = |EventsRecord { publisher, replay, topic, .. }| EventSource { publisher, replay, topic };
     let spec = RegisterInstance {
         instance: record.name,

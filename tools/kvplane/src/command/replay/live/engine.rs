@@ -260,7 +260,7 @@ impl ServingThread {
         self.reporter.tell(CacheChange { parent, stored: new.to_vec(), evicted: gone })
     }
 
-    /// Takes places in the cache for the blocks of a prompt behind those that it has, as far as there is room. Returns
+    /// Takes places in the cache for the blocks of a prompt behind those that it has, until it is full. Returns
     /// the places, and the blocks evicted for them; blocks used since `from` are not evicted.
     pub(super) fn take_places(&mut self, hashes: &[u64], from: u64) -> (Vec<usize>, Vec<u64>) {
         let (mut places, mut gone) = (Vec::new(), Vec::new());

@@ -1,5 +1,5 @@
-//! Stage of a pipeline group in a mock engine: computes its layers of a prompt chunk by chunk, and passes the KV cache of
-//! each chunk to the next stage through the store.
+//! Stage of a pipeline group in a mock engine: computes its layers of a prompt chunk by chunk, and passes the KV cache
+//! of each chunk to the next stage through the store.
 //!
 //! The KV cache of a layer is an equal part of each block's bytes. A stage fills in the part of its layers and puts the
 //! beginning of the block, up to its last layer, under a key of this prompt and stage, which the next stage fetches,
@@ -194,8 +194,8 @@ impl ServingThread {
         Ok(wrong)
     }
 
-    /// Copies `count` blocks of the scratch memory, from number `first` on, to their places in the cache, as far as there
-    /// are places.
+    /// Copies `count` blocks of the scratch memory, from number `first` on, to their places in the cache; those without
+    /// a place are left out.
     fn keep(&self, first: usize, count: usize, places: &[usize]) {
         let bytes = self.block_bytes();
         for (at, place) in (first..first + count).zip(places) {
