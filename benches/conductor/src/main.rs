@@ -3,8 +3,9 @@
 //! All indexes get the same events: each request of a trace is stored by one worker, chosen by its number, and in part
 //! by others; then each index is queried for every request once. kvplane's answers with the eight deepest holders, the
 //! others score every worker that holds a block, because that is their interface. Rounds alternate, and the median of
-//! the rounds' ratios counts. Every call is timed, and the slowest thousandth of a round is left out for each index: that
-//! is where other processes had the core, for milliseconds instead of nanoseconds. The answers for the deepest holder are compared, so that no index is fast by being wrong.
+//! the rounds' ratios counts. Every call is timed, and the slowest thousandth of a round is left out for each index:
+//! that is where other processes had the core, for milliseconds instead of nanoseconds. The answers for the deepest
+//! holder are compared, so that no index is fast by being wrong.
 
 #![forbid(unsafe_code)]
 
@@ -126,19 +127,19 @@ impl Durations {
         result
     }
 
-    /// Returns the calls from the fastest to the slowest.
-    fn sorted(mut self) -> Sorted {
+    /// Returns the distribution of the durations.
+    fn distribution(mut self) -> Distribution {
         self.calls.sort_unstable();
-        Sorted { calls: self.calls }
+        Distribution { calls: self.calls }
     }
 }
 
-/// Durations from the shortest to the longest.
-struct Sorted {
+/// Durations of the calls, from the shortest to the longest.
+struct Distribution {
     calls: Vec<(u64, usize)>,
 }
 
-impl Sorted {
+impl Distribution {
     /// Returns the duration that this percentage of the calls does not exceed.
     fn percentile(&self, share: usize) -> u64 {
         self.calls[self.calls.len() * share / 100].0
@@ -178,14 +179,14 @@ fn measure(subject: &mut dyn Subject, load: &Load) -> (Cell, u64, Option<String>
         let from = event.blocks - event.blocks / 2;
         removals.time(event.blocks - from, || subject.remove(event.worker, event.prompt, from, event.blocks));
     }
-    let lookups = lookups.sorted();
+    let lookups = lookups.distribution();
     let (count, ns, _) = lookups.sums();
     let cell = Cell {
         lookups_s: count * 1e9 / ns,
         p50_ns: lookups.percentile(50),
         p99_ns: lookups.percentile(99),
-        store_ns: stores.sorted().ns_per_block(),
-        remove_ns: removals.sorted().ns_per_block(),
+        store_ns: stores.distribution().ns_per_block(),
+        remove_ns: removals.distribution().ns_per_block(),
     };
     (cell, sum, memory)
 }
