@@ -2,12 +2,14 @@
 //!
 //! A block is identified by a rolling hash, which covers the block and everything before it. A matching block therefore
 //! proves its whole prefix, and a lookup walks *runs*: sequences of blocks that were stored in one go, of which only
-//! the last hash is compared, or the one at which the last prompt left the run. The walk ends once no holder of the whole prefix is left, and it never lists the holders
-//! of a common head of all prompts: those are a bitset, which is narrowed run by run until few holders are left.
+//! the last hash is compared, or the one at which the last prompt left the run. The walk ends once no holder of the
+//! whole prefix is left, and it never lists the holders of a common head of all prompts: those are a bitset, which is
+//! narrowed run by run until few holders are left.
 //!
 //! The keys of the table are hashes salted by context, so that one table serves all tenants and models and nobody can
-//! choose where its blocks are. All memory follows from [`IndexConfig`]; when the index is full, the least recently stored runs are evicted (CLOCK). The
-//! index has a single owner, which writes and reads; a host that needs more cores shards by context or by first block.
+//! choose where its blocks are. All memory follows from [`IndexConfig`]; when the index is full, the least recently
+//! stored runs are evicted (CLOCK). The index has a single owner, which writes and reads; a host that needs more cores
+//! shards by context or by first block.
 //!
 //! Out of scope: computing hashes, knowledge of tokens, and verification of the holders' reports.
 

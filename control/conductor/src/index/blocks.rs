@@ -1,6 +1,7 @@
 //! Blocks in their runs: lookup of a block, comparison of a prompt with a run, creation and eviction of runs.
 //!
-//! The cost of a change is proportional to the number of its blocks. A run grows in place while its holders are few. The holders of stretches of a run are in `blocks/coverage.rs`.
+//! The cost of a change is proportional to the number of its blocks. A run grows in place while its holders are few.
+//! The holders of stretches of a run are in `blocks/coverage.rs`.
 
 mod coverage;
 mod snapshot;
@@ -35,8 +36,8 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// Creates an empty set with capacity for `max_blocks` blocks of `max_holders` holders; the salts of contexts follow
-    /// from `seed`.
+    /// Creates an empty set with capacity for `max_blocks` blocks of `max_holders` holders; the salts of contexts
+    /// follow from `seed`.
     pub(super) fn new(max_blocks: usize, max_holders: usize, seed: u64) -> Self {
         let arena_blocks = max_blocks.next_multiple_of(UNIT);
         Self {

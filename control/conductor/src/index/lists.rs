@@ -7,7 +7,7 @@ use super::run::Record;
 
 /// Maximum length of a list; the minimum is 2.
 pub(super) const MOST: usize = 6;
-/// Records that are reserved together, at least; then an eighth of those that there are.
+/// Records that are reserved together, at least; then a sixteenth of those that there are.
 const GROWTH: usize = 64;
 
 /// Lists of records. A list is identified by the index of its first record and its length.
@@ -39,7 +39,7 @@ impl Lists {
             return at;
         }
         if self.records.capacity() - self.records.len() < list.len() {
-            self.records.reserve_exact((self.records.len() / 8).max(GROWTH));
+            self.records.reserve_exact((self.records.len() / 16).max(GROWTH));
         }
         self.records.extend_from_slice(list);
         (self.records.len() - list.len()) as u32

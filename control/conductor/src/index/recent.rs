@@ -1,7 +1,7 @@
 //! Cache of the runs that were stored last, by the key of their first block.
 //!
-//! It has about as many entries as there are runs, so that it stays in the processor's cache where the table of all
-//! blocks does not. It only guesses: a run may have been replaced, or displaced by another, and the caller compares.
+//! It has about one entry for each run, so that it stays in the processor's cache where the table of all blocks does
+//! not. It only guesses: a run may have been replaced, or displaced by another, and the caller compares.
 
 /// Number of entries at the start.
 const LEAST: usize = 64;

@@ -15,7 +15,7 @@ pub(super) const DENSE_AT: usize = 8;
 const SPILLED: usize = MOST + 1;
 /// Value of [`RunHeader::next`] without a run.
 pub(super) const NO_RUN: u32 = u32::MAX;
-/// Headers or spills that are reserved together, at least; then an eighth of those that there are.
+/// Headers or spills that are reserved together, at least; then a sixteenth of those that there are.
 const GROWTH: usize = 16;
 
 /// Stretch `start..end` of a run that a holder has in a tier.
@@ -435,7 +435,7 @@ impl Runs {
 /// Reserves memory for another item. Twice as much, as a vector does, would be a large part of a short run's memory.
 fn reserve_one<T>(items: &mut Vec<T>) {
     if items.len() == items.capacity() {
-        items.reserve_exact((items.len() / 8).max(GROWTH));
+        items.reserve_exact((items.len() / 16).max(GROWTH));
     }
 }
 
