@@ -43,7 +43,7 @@ pub use queue::Next;
 use queue::{CentralQueue, QueueOrder};
 pub use request::{ExcludedInstances, Progress, Request, ServiceTerms};
 use reservations::{Reservation, Reservations};
-pub use restored::RestoredIndex;
+pub use restored::adopt_index;
 
 /// Delay before a retry of a request that excludes every instance.
 const AGAIN_NS: u64 = 1_000_000_000;
