@@ -58,7 +58,7 @@ use instances::ReportCounts;
 pub use instances::{InstanceRegistry, TRUSTED_AFTER};
 pub use limits::{Limit, LimitError, LimitUse};
 pub use pools::{PoolKey, Pools};
-pub use prefixes::{PrefixHolder, PrefixHolders, QueryPrompt};
+pub use prefixes::{HoldersWithStore, PrefixHolder, PrefixHolders, QueryPrompt};
 pub use requests::service::{ClassTerms, MAX_PRIORITY, MAX_SERVICE_NAME_BYTES, RequestTerms, ServiceLevels};
 use requests::{PrefillReport, RequestCounts, RequestLedger, RequestService};
 pub use views::{

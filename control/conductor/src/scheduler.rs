@@ -64,7 +64,7 @@ pub use queue::Next;
 use queue::{CentralQueue, QueueOrder};
 pub use request::{ExcludedInstances, Progress, Request, RequestOutput, ServiceTerms};
 use reservations::{Reservation, Reservations};
-pub use restored::RestoredIndex;
+pub use restored::adopt_index;
 use sessions::Sessions;
 
 /// Delay before a retry of a request that excludes every instance.

@@ -36,9 +36,9 @@ use kvplane_conductor::conductor::{Conductor, FeedProgress, InstanceRow, Instanc
 use kvplane_conductor::index::Tiers;
 use kvplane_rpc::conductor::{
     BlockTier, CacheTaken, DeregisterInstance, ExplainRequest, InstanceRegistered, InstanceStatus, InstanceTable,
-    PlacementExplained, PrefixHolders, PromptContext, QueryPrefix, RegisterInstance, ReportCache, ReportLoad,
-    RequestExplained, Reschedule, Schedule, ScheduleOnTerms, ScheduleReply, ScheduleWithGroups, UpdateRequest,
-    WatchAssignments,
+    PlacementExplained, PrefixHolder, PrefixHolders, PromptContext, QueryPrefix, RegisterInstance, ReportCache,
+    ReportLoad, RequestExplained, Reschedule, Schedule, ScheduleOnTerms, ScheduleReply, ScheduleWithGroups,
+    UpdateRequest, WatchAssignments,
 };
 use kvplane_rpc::message::EmptyReply;
 use kvplane_rpc::placement::{
@@ -155,25 +155,20 @@ impl ConductorService {
 
     pub(crate) fn query(&self, call: &QueryPrefix) -> Result<PrefixHolders, Refusal> {
         let QueryPrefix { context, hashes, most, tier } = call;
-        self.query_prompt(context, QueryPrompt::Hashes(hashes), *most, *tier)
+        let tiers = Tiers::up_to((*tier).into());
+        self.host.with(|conductor, _| conductor.query(context, QueryPrompt::Hashes(hashes), *most as usize, tiers))
     }
 
-    /// Returns the holders of a prompt's prefixes, by hashes or by tokens.
-    pub(crate) fn query_prompt(
+    /// Returns the holders of a prompt's prefixes, in any tier, where the blocks of the shared store count as memory of
+    /// every instance that prefills.
+    pub(crate) fn query_with_store(
         &self,
         context: &PromptContext,
         prompt: QueryPrompt<'_>,
-        most: u32,
-        tier: BlockTier,
-    ) -> Result<PrefixHolders, Refusal> {
-        let tiers = Tiers::up_to(tier.into());
-        self.host.with(|conductor, _| conductor.query(context, prompt, most as usize, tiers))
-    }
-
-    /// Returns the tokens of a prompt's prefix that the shared store holds by itself; 0 if no instance serves the
-    /// model.
-    pub(crate) fn in_store(&self, context: &PromptContext, prompt: QueryPrompt<'_>) -> u32 {
-        self.host.with(|conductor, _| conductor.in_store(context, prompt)).unwrap_or(0)
+        most: usize,
+    ) -> Result<Vec<PrefixHolder>, Refusal> {
+        let tiers = Tiers::up_to(BlockTier::Ssd.into());
+        self.host.with(|conductor, _| Ok(conductor.query_with_store(context, prompt, most, tiers)?.holders))
     }
 
     /// Returns true while the index may lack blocks of a model's instances, or of stores: answers are lower bounds

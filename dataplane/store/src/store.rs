@@ -292,8 +292,8 @@ impl<P: EvictionPolicy> Store<P> {
     }
 
     /// Sets the account, the group, the hard pin and the priority of a pinned object, for which they are known only
-    /// now; the hard pin only within the limits. Soft pins have expired by then. False if its account has no room for it,
-    /// even after evicting the account's other objects as for a put: then nothing is set.
+    /// now; the hard pin only within the limits. Soft pins have expired by then. False if its account has no room for
+    /// it, even after evicting the account's other objects as for a put: then nothing is set.
     pub fn keep_as(&mut self, pin: PinId, keep: &Keep) -> bool {
         let Some(id) = self.pins.get(pin) else { return true };
         !self.objects().entries()[id].is_live() || self.space.keep_as(id, keep)

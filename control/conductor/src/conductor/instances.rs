@@ -583,6 +583,12 @@ impl InstanceRegistry {
         }
     }
 
+    /// Returns the instances of a pool that prefill, each with true if its cache is not completely known.
+    pub(super) fn prefilling_in(&self, pool: u32) -> impl Iterator<Item = (&Arc<str>, bool)> {
+        let known = self.by_name.iter().filter(move |(_, known)| known.pool == pool && known.numbers.prefill.is_some());
+        known.map(|(name, known)| (name, known.cache.is_incomplete()))
+    }
+
     /// Returns the instances of a pool whose caches are not completely known.
     pub(super) fn unknown_in(&self, pool: u32) -> impl Iterator<Item = &Arc<str>> {
         let unknown = move |known: &Instance| {

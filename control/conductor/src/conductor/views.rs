@@ -10,7 +10,7 @@ use super::calls::{AssignedGroup, Assignment, ScheduleRefusal, ScheduleReply};
 use super::error::{ConductorError, bad};
 use super::instance_spec::InstancePart;
 use super::pools::{Pool, PoolKey};
-use super::prefixes::{self, PrefixHolders, QueryPrompt};
+use super::prefixes::{self, HoldersWithStore, PrefixHolders, QueryPrompt};
 use super::requests::RequestState;
 use crate::copies::{CopyConfig, CopyCounts, CopyOrder, PrefixFetch, Sources};
 use crate::index::{ContextId, PromptContext, Tiers};
@@ -353,12 +353,19 @@ impl Conductor {
         prefixes::query(&mut self.pools, &self.instances, context, prompt, most, tiers)
     }
 
-    /// Returns the length of the prompt's prefix that the shared store has alone, in tokens.
+    /// Returns the holders of a prompt's prefixes as [`Self::query`] does, where the blocks that the shared store has
+    /// from the beginning of the prompt on count as memory of every instance that prefills.
     ///
     /// # Errors
-    /// When no instance serves the model, or there are too many contexts.
-    pub fn in_store(&mut self, context: &PromptContext, prompt: QueryPrompt<'_>) -> Result<u32, ConductorError> {
-        prefixes::in_store(&mut self.pools, context, prompt)
+    /// Errors of [`Self::query`], and when there are too many contexts.
+    pub fn query_with_store(
+        &mut self,
+        context: &PromptContext,
+        prompt: QueryPrompt<'_>,
+        most: usize,
+        tiers: Tiers,
+    ) -> Result<HoldersWithStore, ConductorError> {
+        prefixes::query_with_store(&mut self.pools, &self.instances, context, prompt, most, tiers)
     }
 
     /// Explains the placement of a request. Ids are per tenant: if several tenants use this one, it is the request of
@@ -448,7 +455,7 @@ impl Conductor {
     /// Returns true if queries by tokens may not find blocks that instances of this model hold: their events name
     /// blocks by hashes only, which cannot be computed, or which seem to be computed from another seed.
     #[must_use]
-    pub fn mismatched(&self, key: &PoolKey) -> bool {
+    pub fn has_unfindable_blocks(&self, key: &PoolKey) -> bool {
         let Some(number) = self.pools.find(key) else { return false };
         self.instances.has_unfindable_blocks(number, self.pools.get(number).is_some_and(Pool::is_mismatched))
     }

@@ -227,6 +227,9 @@ fn exceeded_limits_are_errors_with_numbers() {
     assert_eq!(index.register(), Err(IndexError::TooManyHolders { most: 1 }));
     index.stored(context, holder, Tier::Gpu, None, &[1, 2, 3, 4, 5]).unwrap();
     assert!(matches!(PrefixIndex::restore(small(4), &index.snapshot()), Err(SnapshotError::TooLarge { .. })));
+    let mut later = index.snapshot();
+    later[4] += 1;
+    assert!(matches!(PrefixIndex::restore(small(64), &later), Err(SnapshotError::Format { .. })), "another version");
     index.retire(holder).unwrap();
     let again = index.register().unwrap();
     assert_ne!(again, holder);

@@ -63,7 +63,11 @@ pub(crate) fn show_requests(show: Show<'_>) {
     let (tier, parent, hashes, contents, part_tokens) = (BlockTier::Gpu, Some(7), vec![8, 9], vec![10, 11], 5);
     let changes = vec![BlockChange::StoredTokens(StoredTokens { tier, parent, hashes, contents, part_tokens })];
     let batch = CacheBatch { seq: 4, kind: CacheReport::Goes, changes };
-    show("ReportCache of tokens", encode(&ReportCache { tenant, instance, incarnation: 2, batch }));
+    let (t, i) = (tenant.clone(), instance.clone());
+    show("ReportCache of tokens", encode(&ReportCache { tenant: t, instance: i, incarnation: 2, batch }));
+    let changes = vec![BlockChange::Moved { from: BlockTier::Gpu, to: BlockTier::Ssd, hashes: vec![8] }];
+    let batch = CacheBatch { seq: 5, kind: CacheReport::Goes, changes };
+    show("ReportCache of moves", encode(&ReportCache { tenant, instance, incarnation: 2, batch }));
     let query = QueryPrefix { context: context(), hashes: vec![8], most: 3, tier: BlockTier::Ssd };
     show("QueryPrefix", encode(&query));
     let schedule = Schedule {

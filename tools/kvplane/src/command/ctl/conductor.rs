@@ -278,7 +278,8 @@ fn in_words(copies: &CopiesShown) -> String {
 
 /// Formats how much of an instance's cache is known.
 fn cache_in_words(degraded: bool, feed: Option<&FeedShown>) -> String {
-    match (degraded, feed) {
+    // A feed tells of the same moment as its numbers.
+    match (feed.map_or(degraded, |feed| feed.degraded), feed) {
         (false, None) => "not reported".to_owned(),
         (false, Some(_)) => "known".to_owned(),
         (true, None) => "degraded".to_owned(),
