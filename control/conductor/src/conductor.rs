@@ -213,7 +213,7 @@ impl Conductor {
     /// # Errors
     /// When it is malformed, no instance serves the model, or the id belongs to another request.
     pub fn schedule(&mut self, asked: &Schedule, now_ns: u64) -> Result<ScheduleReply, ConductorError> {
-        self.schedule_on_terms(asked, &RequestTerms::default(), now_ns)
+        self.schedule_on_terms(asked, &RequestTerms::default(), false, now_ns)
     }
 
     /// Ends reservations: those in `ended`, and those in `finished` after they had generated their output. Those that
@@ -242,7 +242,8 @@ impl Conductor {
         Ok(())
     }
 
-    /// Chooses the instances of a request with terms.
+    /// Chooses the instances of a request with terms; with `groups`, a pipeline group if that is better, for a scheduler
+    /// that can drive one.
     ///
     /// # Errors
     /// Those of [`Self::schedule`], and when the terms are out of range or their class is unknown.
@@ -250,37 +251,15 @@ impl Conductor {
         &mut self,
         asked: &Schedule,
         terms: &RequestTerms,
+        groups: bool,
         now_ns: u64,
     ) -> Result<ScheduleReply, ConductorError> {
-        let terms = self.service_terms(asked, terms)?;
-        self.place(asked, terms, now_ns)
-    }
-
-    /// Chooses the instances of a request as [`Self::schedule_on_terms`] does, or a pipeline group: its scheduler can
-    /// drive one.
-    ///
-    /// # Errors
-    /// Those of [`Self::schedule_on_terms`].
-    pub fn schedule_with_groups(
-        &mut self,
-        asked: &Schedule,
-        terms: &RequestTerms,
-        now_ns: u64,
-    ) -> Result<ScheduleReply, ConductorError> {
-        let terms = ServiceTerms { groups: true, ..self.service_terms(asked, terms)? };
-        self.place(asked, terms, now_ns)
-    }
-
-    fn service_terms(&self, asked: &Schedule, terms: &RequestTerms) -> Result<ServiceTerms, ConductorError> {
         asked.check()?;
         if terms.ttft_ns.is_some() && !self.config.policy.heeds_promises() {
             let policy = self.config.policy.label();
             return Err(bad(format!("policy {policy} keeps no objective; only kvplane keeps one of a request")));
         }
-        self.service.resolve(&asked.context.tenant, terms)
-    }
-
-    fn place(&mut self, asked: &Schedule, terms: ServiceTerms, now_ns: u64) -> Result<ScheduleReply, ConductorError> {
+        let terms = ServiceTerms { groups, ..self.service.resolve(&asked.context.tenant, terms)? };
         let pool = self.pools.of_context(&asked.context)?;
         let excluded = self.instances.excluded(pool, &asked.barred);
         self.requests.schedule(asked, pool, RequestService { excluded, terms }, now_ns, &mut self.pools)

@@ -27,11 +27,8 @@ mod caches;
 mod config;
 mod decode;
 mod error;
-mod flows;
 mod groups;
 mod instances;
-mod plan;
-mod promise;
 mod queue;
 mod request;
 mod reservations;
@@ -42,7 +39,7 @@ mod views;
 
 use crate::cost::{DecodeSteps, PrefillModel};
 use crate::index::{ContextId, PrefixIndex, PrefixMatches, PromptContext};
-use crate::policy::{Admission, Choice, Fetch, Placement, Policy, Refusal, Slo, View};
+use crate::policy::{Choice, Fetch, Placement, Policy, Refusal, Slo};
 
 use arrivals::Arrivals;
 use bookings::Bookings;
@@ -51,21 +48,22 @@ pub use config::SchedulerConfig;
 use decode::DecodeJob;
 pub use decode::{Decodes, OutputErrors};
 pub use error::SchedulerError;
-pub use flows::{DEFAULT_FLOW_WEIGHT, MAX_FLOW_WEIGHT};
 use groups::PipelineGroups;
 pub use groups::{
     CHUNK_TOKENS, CapabilityError, InstanceCapabilities, MAX_ACTIVATION_BYTES, MAX_GROUP_NAME_BYTES, MAX_LAYERS,
     PIPELINE_STAGES, PipelineMembership,
 };
 pub use instances::{Foreign, InstanceNumbers};
-use plan::PlannedInstance;
-use promise::Promise;
 pub use queue::Next;
+pub use queue::flows::{DEFAULT_FLOW_WEIGHT, MAX_FLOW_WEIGHT};
+use queue::plan::PlannedInstance;
+use queue::promise::Promise;
 use queue::{CentralQueue, QueueOrder};
 pub use request::{ExcludedInstances, Progress, Request, RequestOutput, ServiceTerms};
 use reservations::{Reservation, Reservations};
 pub use restored::adopt_index;
 use sessions::Sessions;
+use views::Binding;
 
 /// Delay before a retry of a request that excludes every instance.
 const AGAIN_NS: u64 = 1_000_000_000;
@@ -181,9 +179,8 @@ impl Scheduler {
         if let Some(known) = self.reservations.get(request.id) {
             return Choice::Place(known.placement.clone());
         }
-        let views = self.views(request, true, now_ns, scratch);
-        let admission = self.admission(request, views.best_ns, false, now_ns);
-        self.policy.choose(&request.ask(), &View { admission, ..self.view(&views, now_ns) }, false)
+        let views = self.views(request, Binding::Later, now_ns, scratch);
+        self.policy.choose(&request.ask(), &self.view(&views, now_ns), false)
     }
 
     /// Decides as [`Self::schedule`] does, but binds the request at once, to an instance that may have other requests
@@ -193,9 +190,8 @@ impl Scheduler {
         if let Some(known) = self.reservations.get(request.id) {
             return Choice::Place(known.placement.clone());
         }
-        let views = self.views(request, false, now_ns, scratch);
-        let admission = self.admission(request, views.best_ns, true, now_ns);
-        self.policy.choose_now(&request.ask(), &View { admission, ..self.view(&views, now_ns) })
+        let views = self.views(request, Binding::AtOnce, now_ns, scratch);
+        self.policy.choose_now(&request.ask(), &self.view(&views, now_ns))
     }
 
     /// Books the decision of [`Self::schedule`]; a rejection books nothing, but the next requests are judged by it.
@@ -424,7 +420,7 @@ impl Scheduler {
         let order = self.order(self.bookings.serving(&[]), &instances, now_ns);
         let Some(at) = self.queue.first(&order, takers.as_deref()) else { return Ok(None) };
         let request = self.queue.at(at);
-        let views = self.views(request, false, now_ns, scratch);
+        let views = self.views(request, Binding::Queued, now_ns, scratch);
         match self.policy.choose(&request.ask(), &self.view(&views, now_ns), true) {
             Choice::Place(placement) => {
                 // Booked first: a request that cannot be booked stays in the queue.
@@ -441,16 +437,6 @@ impl Scheduler {
             // An instance accepts requests, so the policy has no better candidate in the queue either.
             Choice::Wait => Ok(None),
         }
-    }
-
-    /// Tests whether the queue can take a request whose prefill takes `best_ns`, or let it be booked at once.
-    fn admission(&self, request: &Request, best_ns: u64, at_once: bool, now_ns: u64) -> Admission {
-        if request.admitted || !self.policy.queues() {
-            return Admission::NOW;
-        }
-        let instances = self.bookings.planned(now_ns);
-        let order = self.order(self.bookings.serving(&request.barred.prefill), &instances, now_ns);
-        self.queue.admission(request, best_ns, at_once, &order)
     }
 
     /// Returns the order of queued requests, as of now, with so many instances. Plans need `instances`, those that take

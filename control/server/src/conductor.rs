@@ -185,7 +185,7 @@ impl ConductorService {
         self.host.with(|conductor, now_ns| {
             // Reservations have ended even if the request is refused.
             conductor.end_all(&call.ended, &call.finished, now_ns)?;
-            conductor.schedule_on_terms(&call.schedule, &call.terms, now_ns)
+            conductor.schedule_on_terms(&call.schedule, &call.terms, false, now_ns)
         })
     }
 
@@ -193,7 +193,7 @@ impl ConductorService {
         let ScheduleOnTerms { schedule, terms, ended, finished } = &call.on_terms;
         self.host.with(|conductor, now_ns| {
             conductor.end_all(ended, finished, now_ns)?;
-            conductor.schedule_with_groups(schedule, terms, now_ns)
+            conductor.schedule_on_terms(schedule, terms, true, now_ns)
         })
     }
 

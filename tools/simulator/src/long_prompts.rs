@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use clap::Args;
 use kvplane_conductor::cost::pipeline::{DEFAULT_ACTIVATION_BYTES, DEFAULT_LAYERS};
-use kvplane_conductor::policy::{Ask, Choice, GroupView, LateBinding, OfferedLoad, Policy, PrefillView, Slo, View};
+use kvplane_conductor::policy::{
+    Admission, Ask, Choice, GroupView, LateBinding, OfferedLoad, Policy, PrefillView, Slo, View,
+};
 use kvplane_proto::rng::{Rng, mix64};
 use kvplane_sim::{Outcome, SimConfig, SimGroups, Work, run};
 use kvplane_tools::trace::{self, BLOCK_TOKENS, Shape};
@@ -100,6 +102,7 @@ fn idle_s(tokens: u32, cached: u32, stages: usize, layer_wise: bool, chunk_token
         model: &config.truth,
         decode_model: &config.decode_model,
         slo: Slo::NONE,
+        tbt_limit_ns: u64::MAX,
         token_bytes: config.token_bytes,
         nic_bytes_s: config.nic_bytes_s,
         block_tokens: config.block_tokens,
@@ -108,11 +111,17 @@ fn idle_s(tokens: u32, cached: u32, stages: usize, layer_wise: bool, chunk_token
         placed: 0,
         fastest_decode: None,
         busiest_ns: 0,
+        admission: Admission::NOW,
+        busiest_fetch_ns: 0,
+        holding_decode: None,
+        output_tokens: 0,
+        hands_over: false,
+        cache_tokens: 0,
         groups: &groups,
         queued: 0,
         offered: OfferedLoad::default(),
     };
-    let ask = Ask { id: 1, arrival_ns: 0, tokens, ttft_ns: None, groups: true };
+    let ask = Ask { id: 1, arrival_ns: 0, tokens, ttft_ns: None, admitted: false, groups: true };
     match LateBinding::default().choose_now(&ask, &view) {
         Choice::Place(placement) => placement.takes_ns() as f64 / 1e9,
         Choice::Wait | Choice::Refuse { .. } => f64::NAN,

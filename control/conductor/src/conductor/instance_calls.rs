@@ -5,6 +5,7 @@ use super::cache_feed::{BatchOutcome, CacheBatch, CacheTaken};
 use super::durable::{Durable, DurableInstance};
 use super::error::ConductorError;
 use super::instance_spec::{InstanceLoad, InstancePart, InstanceSpec, Registration};
+use super::instances::check_group;
 use crate::scheduler::Request;
 
 impl Conductor {
@@ -22,7 +23,7 @@ impl Conductor {
         if let Some(again) = self.instances.register_again(&spec, now_ns, &mut self.pools)? {
             return Ok(again);
         }
-        self.instances.check_group(&spec)?;
+        check_group(&spec, &self.instances)?;
         let InstanceSpec { call, .. } = &spec;
         if let Some(known) = self.pools.find(&call.pool()).and_then(|number| self.pools.get(number)) {
             let bytes = known.token_bytes;

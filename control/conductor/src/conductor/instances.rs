@@ -210,7 +210,7 @@ impl InstanceRegistry {
         }
         let fresh = known.cache.is_fresh();
         self.note_report(&spec.instance, now_ns, pools)?;
-        let answer = InstanceRegistered { fresh, suspect_after_ns: self.suspect_after_ns(spec) };
+        let answer = InstanceRegistered { fresh, suspect_after_ns: suspect_after_ns(spec, self.missed) };
         Ok(Some(Registration { answer, again: true }))
     }
 
@@ -219,28 +219,6 @@ impl InstanceRegistry {
             return Err(ConductorError::Limit { limit: Limit::Instances, most: self.most });
         }
         Ok(())
-    }
-
-    /// Rejects an instance whose pipeline group contradicts what the other members have registered.
-    pub(super) fn check_group(&self, registered: &InstanceSpec) -> Result<(), ConductorError> {
-        let InstanceSpec { call: spec, capabilities, .. } = registered;
-        let Some(stage) = &capabilities.stage else { return Ok(()) };
-        let others = self.by_name.iter().filter(|(name, known)| {
-            let is_in_group = known.capabilities.stage.as_ref().is_some_and(|other| other.group == stage.group);
-            is_in_group && known.spec.tenant == spec.tenant && ***name != *spec.instance
-        });
-        for (name, other) in others {
-            if other.spec.pool() != spec.pool() {
-                let (group, other) = (stage.group.clone(), Arc::clone(name));
-                return Err(CapabilityError::Differs { group, what: "model or block size", other }.into());
-            }
-            capabilities.check_beside(name, &other.capabilities)?;
-        }
-        Ok(())
-    }
-
-    const fn suspect_after_ns(&self, spec: &RegisterInstance) -> u64 {
-        spec.report_ns.saturating_mul(self.missed.0 as u64)
     }
 
     /// Enters an instance in a pool that was not known in this incarnation.
@@ -252,7 +230,7 @@ impl InstanceRegistry {
         pools: &mut Pools,
     ) -> Result<Registration, ConductorError> {
         let spec = &registered.call;
-        let suspect_after_ns = self.suspect_after_ns(spec);
+        let suspect_after_ns = suspect_after_ns(spec, self.missed);
         let cache = CacheFeed::new(spec.events.is_some(), spec.part != InstancePart::Decode);
         let name = self.insert(registered, cache, pool, now_ns, pools)?;
         self.changed.insert(name);
@@ -284,7 +262,7 @@ impl InstanceRegistry {
         kept.spec.check()?;
         kept.capabilities.check(kept.spec.block_tokens, kept.spec.part != InstancePart::Decode)?;
         let (call, capabilities) = (kept.spec.clone(), kept.capabilities.clone());
-        self.check_group(&InstanceSpec { call, has_vllm_hashes: kept.has_vllm_hashes, capabilities })?;
+        check_group(&InstanceSpec { call, has_vllm_hashes: kept.has_vllm_hashes, capabilities }, self)?;
         self.refuse_over_limit()
     }
 
@@ -646,4 +624,27 @@ impl InstanceRegistry {
         let (held, reports_cache) = (known.held, known.cache.is_reported());
         Some(DurableInstance { spec, has_vllm_hashes, capabilities, pool_token_bytes, held, reports_cache })
     }
+}
+
+/// Returns the silence after which an instance is suspect that missed so many reports, and lost after so many.
+const fn suspect_after_ns(spec: &RegisterInstance, (suspect, _): (u32, u32)) -> u64 {
+    spec.report_ns.saturating_mul(suspect as u64)
+}
+
+/// Rejects an instance whose pipeline group contradicts what the other members have registered.
+pub(super) fn check_group(registered: &InstanceSpec, known: &InstanceRegistry) -> Result<(), ConductorError> {
+    let InstanceSpec { call: spec, capabilities, .. } = registered;
+    let Some(stage) = &capabilities.stage else { return Ok(()) };
+    let others = known.by_name.iter().filter(|(name, known)| {
+        let is_in_group = known.capabilities.stage.as_ref().is_some_and(|other| other.group == stage.group);
+        is_in_group && known.spec.tenant == spec.tenant && ***name != *spec.instance
+    });
+    for (name, other) in others {
+        if other.spec.pool() != spec.pool() {
+            let (group, other) = (stage.group.clone(), Arc::clone(name));
+            return Err(CapabilityError::Differs { group, what: "model or block size", other }.into());
+        }
+        capabilities.check_beside(name, &other.capabilities)?;
+    }
+    Ok(())
 }

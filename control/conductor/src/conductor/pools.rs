@@ -135,10 +135,10 @@ impl Pool {
     pub(super) fn adopt_index(
         &mut self,
         index: PrefixIndex,
-        kept: Vec<(usize, HolderId)>,
+        kept: &[(usize, HolderId)],
         aliases: Aliases,
     ) -> Result<(), ConductorError> {
-        adopt_index(&mut self.scheduler, index, &kept)?;
+        adopt_index(&mut self.scheduler, index, kept)?;
         self.overflow = self.scheduler.context(&everything())?;
         self.names.plain = self.scheduler.context(&event_context(&self.key))?;
         self.names.aliases = aliases;

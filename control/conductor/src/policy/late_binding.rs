@@ -5,10 +5,10 @@
 //! * Order: shortest prefill first, with the best cache of any instance, within deadlines ([`QueueRules`]): so the mean
 //!   latency is close to that of shortest-first, the 99th percentile to that of first come, first served, and no
 //!   request starves. Requests that can no longer meet their objective go after those that can.
-//! * Cost of a prefill instance: `max(wait, transfer) + prefill`, because transfers overlap with the prefills of others;
-//!   with layer-wise overlap, transfer and prefill overlap with each other, too ([`prefill_span`]); with the best decode
-//!   instance for it: the time to send the KV cache there, and what its steps take longer than those of the fastest; and
-//!   the time to compute again what it would evict of sessions whose next turn is expected.
+//! * Cost of a prefill instance: `max(wait, transfer) + prefill`, because transfers overlap with other prefills; with
+//!   layer-wise overlap, transfer and prefill overlap with each other, too ([`prefill_span`]); with the best decode
+//!   instance for it: the time to send the KV cache there, and what its steps take longer than those of the fastest;
+//!   and the time to compute again what it would evict of sessions whose next turn is expected.
 //!   Missing blocks are fetched from all their holders, several at a time, and are not kept: a copy would evict blocks
 //!   without another replica. Only if NICs are busy, which means that the prefix is hot, copies are kept.
 //! * A pipeline group prefills a prompt if that costs less: the time to its first token, and the time for which others

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use super::decode::DecodeBook;
 use super::error::SchedulerError;
-use super::plan::PlannedInstance;
+use super::queue::plan::PlannedInstance;
 use crate::cost::Factor;
 use crate::policy::{Fetch, Placement, Policy, PrefillView};
 

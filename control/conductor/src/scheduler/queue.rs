@@ -20,10 +20,15 @@
 //! gives way to targets as well, and admission counts it once it has earned its work: so targets defer it by the
 //! longest objective at most.
 
+pub(super) mod flows;
+pub(super) mod plan;
+pub(super) mod promise;
+
+use flows::{FlowNumber, Flows};
+use plan::{Plan, PlannedInstance, PlannedPrefill};
+use promise::{Margins, Promise};
+
 use super::bookings::PrefillBook;
-use super::flows::{FlowNumber, Flows};
-use super::plan::{Plan, PlannedInstance, PlannedPrefill};
-use super::promise::{Margins, Promise};
 use super::request::Request;
 use super::sizes::SizeWindow;
 use crate::policy::{Admission, Placement, QueueRules, Refusal, Slo};

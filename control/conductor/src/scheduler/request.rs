@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::flows::DEFAULT_FLOW_WEIGHT;
+use super::queue::flows::DEFAULT_FLOW_WEIGHT;
 use crate::index::ContextId;
 use crate::policy::Ask;
 

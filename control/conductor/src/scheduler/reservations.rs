@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::promise::Promise;
+use super::queue::promise::Promise;
 use super::request::Request;
 use crate::policy::Placement;
 

@@ -5,13 +5,23 @@ use super::{Request, Scheduler, Scratch};
 use crate::cost::DecodeModel;
 use crate::policy::{Admission, Choice, DecodeView, GroupView, PrefillView, View};
 
+/// When a request is bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Binding {
+    /// It arrives, and is queued behind others if it is admitted.
+    Later,
+    /// It arrives, and is bound at once, behind what instances have booked.
+    AtOnce,
+    /// It was admitted, and an instance is free for it.
+    Queued,
+}
+
 /// Views of all instances.
 pub(super) struct Views {
     prefill: Vec<PrefillView>,
     decode: Vec<DecodeView>,
     pooled: u32,
-    /// Predicted duration of its prefill with the blocks of all holders.
-    pub(super) best_ns: u64,
+    admission: Admission,
     ahead_ns: u64,
     fastest_decode: Option<(usize, u64)>,
     busiest_ns: u64,
@@ -25,8 +35,8 @@ pub(super) struct Views {
 
 impl Scheduler {
     /// Returns the bookings of each instance, and the blocks of this prompt that it has. Decode load is predicted for
-    /// the end of the prefill: of one that starts as soon as an instance is free, or that `queues` behind others.
-    pub(super) fn views(&self, request: &Request, queues: bool, now_ns: u64, scratch: &mut Scratch) -> Views {
+    /// the end of the prefill: of one that starts as soon as an instance is free, or behind the queue.
+    pub(super) fn views(&self, request: &Request, binding: Binding, now_ns: u64, scratch: &mut Scratch) -> Views {
         let served_by = self.sessions.served_by(request);
         let mut prefill: Vec<PrefillView> = self
             .bookings
@@ -66,7 +76,7 @@ impl Scheduler {
         let best_ns = self.model.predict_ns(request.tokens, cached.max(pooled));
         let (ahead, ahead_ns) = self.before(request, best_ns, now_ns);
         let output = self.decodes.expected(&request.terms);
-        let (before, before_ns) = if queues { (ahead, ahead_ns) } else { (0, 0) };
+        let (before, before_ns) = if binding == Binding::Later { (ahead, ahead_ns) } else { (0, 0) };
         let then_ns = now_ns.saturating_add(before_ns).saturating_add(soonest_ns);
         let decoding = self.bookings.decodes().iter().filter(|book| book.alive && book.takes).count();
         let prompt = self.queue.tokens() / self.queue.len().max(1) as u64;
@@ -91,12 +101,19 @@ impl Scheduler {
             true => self.groups.views(self.bookings.prefills(), &request.barred.prefill),
             false => Vec::new(),
         };
+        let admission = if request.admitted || binding == Binding::Queued || !self.policy.queues() {
+            Admission::NOW
+        } else {
+            let instances = self.bookings.planned(now_ns);
+            let order = self.order(self.bookings.serving(&request.barred.prefill), &instances, now_ns);
+            self.queue.admission(request, best_ns, binding == Binding::AtOnce, &order)
+        };
         let queued = self.queue.len() - usize::from(!groups.is_empty() && self.queue.get(request.id).is_some());
         Views {
             prefill,
             decode,
             pooled,
-            best_ns,
+            admission,
             ahead_ns,
             fastest_decode,
             busiest_ns,
@@ -127,7 +144,7 @@ impl Scheduler {
             placed: self.placed,
             fastest_decode: views.fastest_decode,
             busiest_ns: views.busiest_ns,
-            admission: Admission::NOW,
+            admission: views.admission,
             busiest_fetch_ns: views.busiest_fetch_ns,
             holding_decode: views.holding_decode,
             output_tokens: views.output_tokens,
@@ -163,9 +180,8 @@ impl Scheduler {
     /// Returns the views of the instances for a request, and the decision that the policy would make.
     #[must_use]
     pub fn explain(&self, request: &Request, now_ns: u64) -> (Vec<PrefillView>, Vec<DecodeView>, Choice) {
-        let views = self.views(request, false, now_ns, &mut Scratch::default());
-        let admission = self.admission(request, views.best_ns, true, now_ns);
-        let choice = self.policy.choose_now(&request.ask(), &View { admission, ..self.view(&views, now_ns) });
+        let views = self.views(request, Binding::AtOnce, now_ns, &mut Scratch::default());
+        let choice = self.policy.choose_now(&request.ask(), &self.view(&views, now_ns));
         (views.prefill, views.decode, choice)
     }
 

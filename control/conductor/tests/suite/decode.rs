@@ -26,7 +26,7 @@ fn report_steps(conductor: &mut Conductor, name: &str, seq: u64, step_ns: u64, r
 
 /// Places a request at once.
 fn place(conductor: &mut Conductor, id: &str, hashes: Vec<u64>, terms: &RequestTerms, now_ns: u64) -> Assignment {
-    let answer = conductor.schedule_on_terms(&asked(id, hashes), terms, now_ns).expect("good");
+    let answer = conductor.schedule_on_terms(&asked(id, hashes), terms, false, now_ns).expect("good");
     assigned(&answer).clone()
 }
 
@@ -172,7 +172,7 @@ fn the_next_turn_goes_where_the_last_one_was_also_without_cache_events() {
     conductor.deregister(&served_by, 1, 81 * SECOND).expect("registered");
     assert_eq!(conductor.table(81 * SECOND).pools[0].status.sessions, 0);
     let long = "s".repeat(257);
-    let refused = conductor.schedule_on_terms(&asked("long", prompt(9, 1)), &terms(&long), 82 * SECOND);
+    let refused = conductor.schedule_on_terms(&asked("long", prompt(9, 1)), &terms(&long), false, 82 * SECOND);
     assert!(matches!(&refused, Err(ConductorError::Bad { what }) if what.contains("257")), "{refused:?}");
 }
 

@@ -37,8 +37,8 @@ fn long(request: &str, seed: u64, tokens: u32) -> Schedule {
     asked(request, prompt(seed, (tokens / BLOCK) as usize))
 }
 
-fn with_groups(conductor: &mut Conductor, schedule: Schedule, now_ns: u64) -> ScheduleReply {
-    conductor.schedule_with_groups(&schedule, &RequestTerms::default(), now_ns).expect("valid")
+fn with_groups(conductor: &mut Conductor, schedule: &Schedule, now_ns: u64) -> ScheduleReply {
+    conductor.schedule_on_terms(schedule, &RequestTerms::default(), true, now_ns).expect("valid")
 }
 
 fn group(answer: ScheduleReply) -> GroupAssignment {
@@ -58,7 +58,7 @@ fn booked(conductor: &mut Conductor, now_ns: u64) -> (Vec<u32>, u64) {
 fn a_long_prompt_is_booked_at_every_stage_and_freed_everywhere() {
     let mut conductor = group_of(4, config());
     let GroupAssignment { assignment, group: AssignedGroup { name, chunk_tokens, stages } } =
-        group(with_groups(&mut conductor, long("r", 1, 65_536), 0));
+        group(with_groups(&mut conductor, &long("r", 1, 65_536), 0));
     assert_eq!((&*name, chunk_tokens, &*assignment.prefill, assignment.wait_ns), ("g", CHUNK, "s3", 0));
     let names: Vec<&str> = stages.iter().map(|stage| &*stage.instance).collect();
     assert_eq!(names, ["s0", "s1", "s2", "s3"]);
@@ -72,7 +72,7 @@ fn a_long_prompt_is_booked_at_every_stage_and_freed_everywhere() {
     conductor.update(assignment.reservation, RequestStep::PrefillStarted, SECOND).expect("booked");
     assert_eq!(booked(&mut conductor, 2 * SECOND), (vec![1; 4], work_ns - 4 * SECOND));
     // A repeated request gets the same answer, and the explanation shows the group.
-    let again = group(with_groups(&mut conductor, long("r", 1, 65_536), SECOND));
+    let again = group(with_groups(&mut conductor, &long("r", 1, 65_536), SECOND));
     assert_eq!(again.assignment.reservation, assignment.reservation);
     let explained = PlacementExplained::of(&mut conductor, "r", SECOND).expect("known");
     assert_eq!(explained.group, Some(again.group));
@@ -91,12 +91,12 @@ fn only_schedulers_that_drive_groups_get_one_and_only_for_long_prompts() {
     let ScheduleReply::Assigned(old) = answer else { panic!("one instance, not {answer:?}") };
     conductor.update(old.reservation, RequestStep::Ended, 0).expect("booked");
     for (request, tokens) in [("short", 2_048), ("chunk", CHUNK)] {
-        let answer = with_groups(&mut conductor, long(request, 2, tokens), 0);
+        let answer = with_groups(&mut conductor, &long(request, 2, tokens), 0);
         let ScheduleReply::Assigned(one) = answer else { panic!("one instance, not {answer:?}") };
         conductor.update(one.reservation, RequestStep::Ended, 0).expect("booked");
     }
     let now = Schedule { mode: ScheduleMode::Advise, ..long("advice", 3, 65_536) };
-    assert_eq!(group(with_groups(&mut conductor, now, 0)).assignment.reservation, 0);
+    assert_eq!(group(with_groups(&mut conductor, &now, 0)).assignment.reservation, 0);
     assert_eq!(booked(&mut conductor, 0), (vec![0; 4], 0));
 }
 
@@ -105,7 +105,7 @@ fn a_group_with_a_held_suspect_or_excluded_member_gets_nothing() {
     let mut conductor = group_of(3, config());
     let single = |conductor: &mut Conductor, request: &str, barred: &[&str], now_ns| {
         let barred = barred.iter().map(|name| (*name).to_owned()).collect();
-        let answer = with_groups(conductor, Schedule { barred, ..long(request, 1, 65_536) }, now_ns);
+        let answer = with_groups(conductor, &Schedule { barred, ..long(request, 1, 65_536) }, now_ns);
         let ScheduleReply::Assigned(one) = answer else { panic!("one instance, not {answer:?}") };
         conductor.update(one.reservation, RequestStep::Ended, now_ns).expect("booked");
     };
@@ -121,14 +121,14 @@ fn a_group_with_a_held_suspect_or_excluded_member_gets_nothing() {
     conductor.tick(4 * SECOND);
     single(&mut conductor, "c", &[], 4 * SECOND);
     conductor.report("s0", 2, InstanceLoad { seq: 1, ..InstanceLoad::default() }, 4 * SECOND).expect("known");
-    let assigned = group(with_groups(&mut conductor, long("d", 1, 65_536), 4 * SECOND));
+    let assigned = group(with_groups(&mut conductor, &long("d", 1, 65_536), 4 * SECOND));
     assert_eq!(assigned.group.stages.len(), 3);
 }
 
 #[test]
 fn loss_of_a_member_ends_the_prefill_and_frees_the_others() {
     let mut conductor = group_of(4, config());
-    let first = group(with_groups(&mut conductor, long("r", 1, 65_536), 0)).assignment;
+    let first = group(with_groups(&mut conductor, &long("r", 1, 65_536), 0)).assignment;
     conductor.update(first.reservation, RequestStep::PrefillStarted, 0).expect("booked");
     conductor.deregister("s1", 1, SECOND).expect("known");
     assert_eq!(booked(&mut conductor, SECOND), (vec![0; 3], 0));
@@ -139,7 +139,7 @@ fn loss_of_a_member_ends_the_prefill_and_frees_the_others() {
     conductor.update(alone.reservation, RequestStep::Ended, SECOND).expect("booked");
     // The group is there again with a new instance at its stage, and a rescheduled request may get it.
     conductor.register(registered("n1", stage(1, 4)), SECOND).expect("the stage is vacant");
-    let second = group(with_groups(&mut conductor, long("t", 2, 65_536), SECOND));
+    let second = group(with_groups(&mut conductor, &long("t", 2, 65_536), SECOND));
     assert_eq!(&*second.group.stages[1].instance, "n1");
     let answer = conductor.reschedule(second.assignment.reservation, &[], 2 * SECOND).expect("known");
     assert!(matches!(answer, ScheduleReply::AssignedGroup(_)), "{answer:?}");
@@ -187,7 +187,7 @@ fn contradicting_members_are_refused_and_change_nothing() {
     let mut later = registered("s0", stage(1, 2));
     later.call.incarnation = 2;
     assert!(conductor.register(later, 0).is_err());
-    assert_eq!(group(with_groups(&mut conductor, long("r", 1, 65_536), 0)).group.stages.len(), 2);
+    assert_eq!(group(with_groups(&mut conductor, &long("r", 1, 65_536), 0)).group.stages.len(), 2);
 }
 
 #[test]
@@ -199,7 +199,7 @@ fn groups_survive_a_restart() {
             restored.restore(*instance, 0).expect("as before");
         }
     }
-    assert_eq!(group(with_groups(&mut restored, long("r", 1, 65_536), 0)).group.stages.len(), 2);
+    assert_eq!(group(with_groups(&mut restored, &long("r", 1, 65_536), 0)).group.stages.len(), 2);
 }
 
 #[test]
@@ -222,7 +222,7 @@ fn bookings_return_to_zero_under_random_load() {
                     let tokens = BLOCK * (1 + rng.below(most) as u32);
                     let mode = if rng.chance(0.3) { ScheduleMode::Now } else { ScheduleMode::Reserve };
                     let schedule = Schedule { mode, ..long(&format!("r{step}"), rng.below(5), tokens) };
-                    match with_groups(&mut conductor, schedule, now_ns) {
+                    match with_groups(&mut conductor, &schedule, now_ns) {
                         ScheduleReply::Assigned(one) => open.push(one.reservation),
                         ScheduleReply::AssignedGroup(many) => {
                             groups += 1;

@@ -15,7 +15,7 @@ fn on(schedule: Schedule, terms: RequestTerms) -> ScheduleOnTerms {
 
 fn send(conductor: &mut Conductor, call: &ScheduleOnTerms) -> Result<ScheduleReply, ConductorError> {
     conductor.end_all(&call.ended, &call.finished, 0)?;
-    conductor.schedule_on_terms(&call.schedule, &call.terms, 0)
+    conductor.schedule_on_terms(&call.schedule, &call.terms, false, 0)
 }
 
 fn of_flow(request: &str, seed: u64, flow: &str) -> ScheduleOnTerms {

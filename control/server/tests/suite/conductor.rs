@@ -163,7 +163,7 @@ fn assignment_of_a_queued_request_reaches_a_stream_that_opens_late() {
             reservations.push(match answer {
                 ScheduleReply::Assigned(assignment) => assignment.reservation,
                 ScheduleReply::Queued { reservation, .. } => reservation,
-                ScheduleReply::Refused { .. } => panic!("there is room"),
+                other => panic!("there is room, not {other:?}"),
             });
         }
         let end = |reservation| UpdateRequest { reservation, step: RequestStep::Ended };

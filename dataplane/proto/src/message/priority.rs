@@ -30,7 +30,7 @@ impl ObjectPriority {
     /// The number is below -4 or above 4.
     pub const fn new(number: i64) -> Result<Self, PriorityOutOfRange> {
         match number {
-            -4..=4 => Ok(Self(number as i8)),
+            -4..=4 => Ok(Self(number.to_le_bytes()[0].cast_signed())),
             _ => Err(PriorityOutOfRange { number }),
         }
     }

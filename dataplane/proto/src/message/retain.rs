@@ -45,7 +45,7 @@ impl RetainItem {
             2 if !is_end => Some(Retaining::Object(number)),
             3 if !is_end => Some(Retaining::Group(number)),
             4 => Some(Retaining::All(number)),
-            5 if is_end && number <= u8::MAX as u64 => match ObjectPriority::from_bits(number as u8) {
+            5 if is_end && number <= u8::MAX as u64 => match ObjectPriority::from_bits(number.to_le_bytes()[0]) {
                 Some(priority) => Some(Retaining::Priority(priority)),
                 None => None,
             },

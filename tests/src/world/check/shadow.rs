@@ -260,7 +260,7 @@ impl Shadow {
 
     /// Returns the priority that every put of a key names: the normal one for two keys of three.
     pub(crate) fn priority(key: usize) -> ObjectPriority {
-        let number = if key % 3 == 0 { (key / 3 % ObjectPriority::COUNT) as i64 - 4 } else { 0 };
+        let number = if key.is_multiple_of(3) { (key / 3 % ObjectPriority::COUNT) as i64 - 4 } else { 0 };
         ObjectPriority::new(number).expect("it is in range")
     }
 

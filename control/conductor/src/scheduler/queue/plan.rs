@@ -5,25 +5,25 @@ use std::collections::BinaryHeap;
 
 /// Prefill instance that takes requests, as a plan sees it.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct PlannedInstance {
-    pub(super) number: u32,
+pub(in crate::scheduler) struct PlannedInstance {
+    pub(in crate::scheduler) number: u32,
     /// Time at which its bookings are done.
-    pub(super) free_ns: u64,
+    pub(in crate::scheduler) free_ns: u64,
     /// Ratio of its prefill durations to the model's.
-    pub(super) factor: f64,
+    pub(in crate::scheduler) factor: f64,
 }
 
 /// Prefill in a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct PlannedPrefill {
-    pub(super) begins_ns: u64,
-    pub(super) done_ns: u64,
+pub(in crate::scheduler) struct PlannedPrefill {
+    pub(in crate::scheduler) begins_ns: u64,
+    pub(in crate::scheduler) done_ns: u64,
 }
 
 /// Plan of prefills: each begins, in the order in which they are added, on the instance that is free first.
 ///
 /// A prefill costs `O(log instances)`, and as much again for each instance that it excludes.
-pub(super) struct Plan<'a> {
+pub(in crate::scheduler) struct Plan<'a> {
     instances: &'a [PlannedInstance],
     /// Instances by the time at which they are free, and by position.
     free: BinaryHeap<Reverse<(u64, usize)>>,
@@ -31,14 +31,14 @@ pub(super) struct Plan<'a> {
 
 impl<'a> Plan<'a> {
     /// Creates a plan in which the instances have their bookings only.
-    pub(super) fn new(instances: &'a [PlannedInstance]) -> Self {
+    pub(in crate::scheduler) fn new(instances: &'a [PlannedInstance]) -> Self {
         let free = instances.iter().enumerate().map(|(at, instance)| Reverse((instance.free_ns, at))).collect();
         Self { instances, free }
     }
 
     /// Adds a prefill that begins at `from_ns` at the earliest and takes `work_ns` by the model alone; `None` if it
     /// excludes every instance.
-    pub(super) fn add(&mut self, work_ns: u64, from_ns: u64, excluded: &[u32]) -> Option<PlannedPrefill> {
+    pub(in crate::scheduler) fn add(&mut self, work_ns: u64, from_ns: u64, excluded: &[u32]) -> Option<PlannedPrefill> {
         let mut passed = Vec::new();
         let found = loop {
             match self.free.pop() {

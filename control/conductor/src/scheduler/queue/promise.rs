@@ -10,16 +10,16 @@
 
 use std::collections::BTreeMap;
 
-use super::sizes::SizeWindow;
 use crate::policy::Probability;
+use crate::scheduler::sizes::SizeWindow;
 
 /// Promise of a first token, given to an admitted request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Promise {
+pub(in crate::scheduler) struct Promise {
     /// Time from the arrival to the deadline.
-    pub(super) objective_ns: u64,
+    pub(in crate::scheduler) objective_ns: u64,
     /// Deadline less the margin at its admission: the order of the queue lets it be done by then.
-    pub(super) target_ns: u64,
+    pub(in crate::scheduler) target_ns: u64,
 }
 
 /// Part of an objective that is the margin until enough requests have been served.
@@ -31,19 +31,19 @@ const ENOUGH: usize = 100;
 
 /// Learned margins, for objectives of each power of two of nanoseconds.
 #[derive(Debug, Default)]
-pub(super) struct Margins {
+pub(in crate::scheduler) struct Margins {
     /// Delays after the target; 0 for requests that were done by then.
     delays: BTreeMap<u32, SizeWindow>,
 }
 
 impl Margins {
-    pub(super) const fn new() -> Self {
+    pub(in crate::scheduler) const fn new() -> Self {
         Self { delays: BTreeMap::new() }
     }
 
     /// Returns the margin for requests with this objective that are to meet it with this probability: nanoseconds, at
     /// most half the objective.
-    pub(super) fn margin_ns(&self, objective_ns: u64, probability: Probability) -> u64 {
+    pub(in crate::scheduler) fn margin_ns(&self, objective_ns: u64, probability: Probability) -> u64 {
         let delays = self.delays.get(&objective_ns.max(1).ilog2());
         let count = delays.map_or(0, SizeWindow::len);
         let share = probability.share();
@@ -56,7 +56,7 @@ impl Margins {
 
     /// Learns from a request that had its first token at `done_ns`. One that was done long before its target, as in a
     /// short queue, tells nothing of those that wait for as long as their targets allow.
-    pub(super) fn report(&mut self, promise: Promise, done_ns: u64) {
+    pub(in crate::scheduler) fn report(&mut self, promise: Promise, done_ns: u64) {
         if done_ns.saturating_add(promise.objective_ns / FIRST_MARGIN) < promise.target_ns {
             return;
         }
