@@ -242,8 +242,8 @@ impl Conductor {
         Ok(())
     }
 
-    /// Chooses the instances of a request with terms; with `groups`, a pipeline group if that is better, for a scheduler
-    /// that can drive one.
+    /// Chooses the instances of a request with terms; with `groups`, a pipeline group if that is better, for a
+    /// scheduler that can drive one.
     ///
     /// # Errors
     /// Those of [`Self::schedule`], and when the terms are out of range or their class is unknown.

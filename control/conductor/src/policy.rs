@@ -463,8 +463,8 @@ impl View<'_> {
         costs.min_by_key(|(cost_ns, _)| *cost_ns).map(|(cost_ns, decode)| (decode, cost_ns))
     }
 
-    /// Adds the best decode instance to a placement; returns it with what that costs beside the placement's own time: the
-    /// handover, slower decode steps, and what the placement evicts of expected sessions. Nanoseconds.
+    /// Adds the best decode instance to a placement; returns it with what that costs beside the placement's own time:
+    /// the handover, slower decode steps, and what the placement evicts of expected sessions. Nanoseconds.
     #[must_use]
     pub fn with_decode(&self, ask: &Ask, placement: Placement) -> (Placement, u64) {
         let decode = self.decode_for(ask, placement.prefill, placement.takes_ns());

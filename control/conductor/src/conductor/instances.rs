@@ -626,9 +626,10 @@ impl InstanceRegistry {
     }
 }
 
-/// Returns the silence after which an instance is suspect that missed so many reports, and lost after so many.
-const fn suspect_after_ns(spec: &RegisterInstance, (suspect, _): (u32, u32)) -> u64 {
-    spec.report_ns.saturating_mul(suspect as u64)
+/// Returns the silence after which an instance is suspect; `missed` are the reports that a suspect one and a lost one
+/// missed.
+const fn suspect_after_ns(spec: &RegisterInstance, missed: (u32, u32)) -> u64 {
+    spec.report_ns.saturating_mul(missed.0 as u64)
 }
 
 /// Rejects an instance whose pipeline group contradicts what the other members have registered.

@@ -5,7 +5,7 @@ use super::{Request, Scheduler, Scratch};
 use crate::cost::DecodeModel;
 use crate::policy::{Admission, Choice, DecodeView, GroupView, PrefillView, View};
 
-/// When a request is bound.
+/// Time at which a request is bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Binding {
     /// It arrives, and is queued behind others if it is admitted.
