@@ -3,7 +3,7 @@
 use kvplane_conductor::conductor::{
     AssignedGroup, Conductor, ConductorConfig, ConductorError, GroupAssignment, InstanceCapabilities, InstanceLoad,
     InstancePart, InstanceSpec, PipelineMembership, PlacementExplained, RegisterInstance, RequestStep, RequestTerms,
-    Schedule, ScheduleMode, ScheduleRefusal, ScheduleReply,
+    Schedule, ScheduleMode, ScheduleRefusal, ScheduleReply, TRUSTED_AFTER,
 };
 use kvplane_conductor::scheduler::CapabilityError;
 use kvplane_proto::rng::Rng;
@@ -120,8 +120,13 @@ fn a_group_with_a_held_suspect_or_excluded_member_gets_nothing() {
     conductor.register(again, 0).expect("a later incarnation");
     conductor.tick(4 * SECOND);
     single(&mut conductor, "c", &[], 4 * SECOND);
-    conductor.report("s0", 2, InstanceLoad { seq: 1, ..InstanceLoad::default() }, 4 * SECOND).expect("known");
-    let assigned = group(with_groups(&mut conductor, &long("d", 1, 65_536), 4 * SECOND));
+    // It is trusted again after a few reports in a row.
+    for seq in 0..u64::from(TRUSTED_AFTER) {
+        let now_ns = (4 + seq) * SECOND;
+        conductor.report("s0", 2, InstanceLoad { seq: seq + 1, ..InstanceLoad::default() }, now_ns).expect("known");
+    }
+    let now_ns = (3 + u64::from(TRUSTED_AFTER)) * SECOND;
+    let assigned = group(with_groups(&mut conductor, &long("d", 1, 65_536), now_ns));
     assert_eq!(assigned.group.stages.len(), 3);
 }
 
