@@ -23,18 +23,21 @@ pub(in crate::scheduler) struct PlannedPrefill {
 /// Plan of prefills: each begins, in the order in which they are added, on the instance that is free first; of several
 /// that are free when it could begin, on the fastest.
 ///
-/// A prefill costs `O(log instances)`, and as much again for each instance that it excludes and each that is free.
+/// A prefill costs `O(log instances)`, and as much again for each instance that it excludes and each slower one that is free.
 pub(in crate::scheduler) struct Plan<'a> {
     instances: &'a [PlannedInstance],
     /// Instances by the time at which they are free, and by position.
     free: BinaryHeap<Reverse<(u64, usize)>>,
+    /// Least factor of an instance: one with it need not be compared with others.
+    least_factor: f64,
 }
 
 impl<'a> Plan<'a> {
     /// Creates a plan in which the instances have their bookings only.
     pub(in crate::scheduler) fn new(instances: &'a [PlannedInstance]) -> Self {
         let free = instances.iter().enumerate().map(|(at, instance)| Reverse((instance.free_ns, at))).collect();
-        Self { instances, free }
+        let least_factor = instances.iter().map(|instance| instance.factor).fold(f64::INFINITY, f64::min);
+        Self { instances, free, least_factor }
     }
 
     /// Adds a prefill that begins at `from_ns` at the earliest and takes `work_ns` by the model alone; `None` if it
@@ -43,7 +46,10 @@ impl<'a> Plan<'a> {
         let mut passed = Vec::new();
         let mut found: Option<(u64, usize)> = None;
         while let Some(Reverse(entry)) = self.free.peek().copied() {
-            if found.is_some_and(|(free_ns, _)| entry.0 > free_ns.max(from_ns)) {
+            let is_chosen = |(free_ns, at): (u64, usize)| {
+                entry.0 > free_ns.max(from_ns) || self.instances[at].factor <= self.least_factor
+            };
+            if found.is_some_and(is_chosen) {
                 break;
             }
             self.free.pop();
