@@ -20,6 +20,9 @@ const KEEP: f64 = 0.998;
 const PRIOR: f64 = 0.5;
 /// Gain of the exponential moving averages.
 const FOLLOW: f64 = 0.1;
+/// Greatest ratio of a reported duration to the predicted one, in either direction, that counts: what is beyond it
+/// counts as this much.
+const MOST_RATIO: f64 = 4.0;
 
 /// Model of the duration of a prefill.
 #[derive(Clone, Debug)]
@@ -58,14 +61,22 @@ impl PrefillModel {
         (seconds.max(0.001) * 1e9) as u64
     }
 
-    /// Learns from a prefill that took `took_ns`, on an instance with this factor.
+    /// Learns from a prefill that took `took_ns`, on an instance with this factor; nothing from a duration of 0, which
+    /// is none. A report moves the model by a bounded factor: with a weight by its own duration, one that is far too
+    /// short would count more than all others.
     pub fn report(&mut self, tokens: u32, cached: u32, took_ns: u64, factor: f64) {
-        let seconds = took_ns as f64 / 1e9 / factor;
+        if took_ns == 0 {
+            return;
+        }
+        let reported = took_ns as f64 / 1e9 / factor;
         let predicted = self.predict_ns(tokens, cached) as f64 / 1e9;
-        self.error += FOLLOW * ((predicted / seconds.max(1e-6) - 1.0).abs() - self.error);
+        self.error += FOLLOW * ((predicted / reported.max(1e-6) - 1.0).abs().min(MOST_RATIO) - self.error);
+        let seconds = reported.clamp(predicted / MOST_RATIO, predicted * MOST_RATIO);
         let features = features(tokens, cached);
-        // Relative errors are minimized: a long prefill has no more weight than a short one.
-        let weight = 1.0 / seconds.max(0.01).powi(2);
+        // Relative errors are minimized: a long prefill has no more weight than a short one, nor has one that is
+        // reported too short.
+        let scale = if reported < seconds { predicted } else { seconds };
+        let weight = 1.0 / scale.max(0.01).powi(2);
         for (row, feature) in features.iter().enumerate() {
             self.right[row] = self.right[row] * KEEP + weight * feature * seconds;
             for (column, other) in features.iter().enumerate() {
@@ -196,5 +207,23 @@ mod tests {
         let mut factor = Factor::default();
         factor.report(0, u64::MAX);
         assert!(factor.0 <= 2.0);
+    }
+
+    #[test]
+    fn a_few_false_durations_move_the_model_by_little() {
+        let truth = PrefillModel::default();
+        for took_ns in [0, 1, 1_000, u64::MAX] {
+            let mut model = PrefillModel::default();
+            let mut rng = Rng::new(13, "false durations");
+            for at in 0..2_000 {
+                let tokens = 500 + rng.below(60_000) as u32;
+                let is_false = at % 50 == 49;
+                model.report(tokens, 0, if is_false { took_ns } else { truth.predict_ns(tokens, 0) }, 1.0);
+            }
+            for tokens in [1_000, 20_000, 60_000] {
+                let (found, wanted) = (model.predict_ns(tokens, 0) as f64, truth.predict_ns(tokens, 0) as f64);
+                assert!((0.5..2.0).contains(&(found / wanted)), "{took_ns} ns, {tokens} tokens: {found} for {wanted}");
+            }
+        }
     }
 }

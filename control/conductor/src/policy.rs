@@ -204,10 +204,8 @@ pub struct View<'a> {
     pub hands_over: bool,
     /// Tokens that the cache of an instance holds, as a mean.
     pub cache_tokens: u64,
-    /// Pipeline groups of which every member accepts requests, if one may prefill the request.
+    /// Pipeline groups of which every member accepts requests, if one may prefill the request and no other is queued.
     pub groups: &'a [GroupView],
-    /// Number of other queued requests.
-    pub queued: usize,
     /// Requests that have arrived lately.
     pub offered: OfferedLoad,
 }

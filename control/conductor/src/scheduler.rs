@@ -202,15 +202,19 @@ impl Scheduler {
         if self.reservations.get(request.id).is_some() {
             return Ok(());
         }
-        self.decodes.gate.note(if let Choice::Refuse { why, .. } = choice { Some(*why) } else { None });
+        // One that is scheduled again was not tested against the decode load.
+        if !request.admitted {
+            self.decodes.gate.note(if let Choice::Refuse { why, .. } = choice { Some(*why) } else { None });
+        }
         match choice {
             Choice::Refuse { .. } => Ok(()),
             Choice::Place(placement) => {
                 let computes_ns = self.model.predict_ns(request.tokens, placement.reuse);
-                self.queue.flows().charge(&request.terms, placement.work_ns());
                 let promise = self.queue.promise(&request, &self.order(1, &[], now_ns));
-                let turn = request.terms.session.is_some().then(|| request.clone());
+                let (terms, turn) = (request.terms.clone(), request.terms.session.is_some().then(|| request.clone()));
+                // Booked first: a flow is not charged for a request that cannot be booked.
                 self.book(request, placement.clone(), promise, now_ns)?;
+                self.queue.flows().charge(&terms, placement.work_ns());
                 if let Some(turn) = turn {
                     self.sessions.begin(&turn, now_ns);
                 }
@@ -296,7 +300,8 @@ impl Scheduler {
                 if let Some(promise) = reservation.promise {
                     self.queue.margins().report(promise, now_ns);
                 }
-                if self.config.learns && !reservation.stalls {
+                // A duration of 0 is none.
+                if self.config.learns && !reservation.stalls && took_ns > 0 {
                     let book = self.bookings.prefill_at(placement.prefill);
                     let factor = book.factor.0;
                     book.factor.report(self.model.predict_ns(tokens, reused), took_ns);
@@ -411,9 +416,7 @@ impl Scheduler {
             return Ok(None);
         }
         if let Some(at) = self.queue.excluded_from_all(self.bookings.prefills()) {
-            let id = self.queue.remove_at(at).id;
-            let refused = Next::Refused { id, why: Refusal::NoInstance, retry_after_ns: AGAIN_NS };
-            return Ok(Some(refused));
+            return Ok(Some(self.refuse_at(at, Refusal::NoInstance, AGAIN_NS, now_ns)));
         }
         let takers = if self.policy.queues() { Some(self.bookings.takers(self.policy.as_ref(), now_ns)) } else { None };
         let instances = self.bookings.planned(now_ns);
@@ -430,13 +433,17 @@ impl Scheduler {
                 self.queue.serve_at(at, takers.as_deref(), placement.work_ns(), &self.policy.queue_rules());
                 Ok(Some(Next::Goes { id, placement }))
             }
-            Choice::Refuse { why, retry_after_ns } => {
-                let id = self.queue.remove_at(at).id;
-                Ok(Some(Next::Refused { id, why, retry_after_ns }))
-            }
+            Choice::Refuse { why, retry_after_ns } => Ok(Some(self.refuse_at(at, why, retry_after_ns, now_ns))),
             // An instance accepts requests, so the policy has no better candidate in the queue either.
             Choice::Wait => Ok(None),
         }
+    }
+
+    /// Removes a queued request that is rejected, whose turn of its session ends.
+    fn refuse_at(&mut self, at: usize, why: Refusal, retry_after_ns: u64, now_ns: u64) -> Next {
+        let request = self.queue.remove_at(at);
+        self.sessions.end(&request, None, now_ns);
+        Next::Refused { id: request.id, why, retry_after_ns }
     }
 
     /// Returns the order of queued requests, as of now, with so many instances. Plans need `instances`, those that take

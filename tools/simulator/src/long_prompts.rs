@@ -118,7 +118,6 @@ fn idle_s(tokens: u32, cached: u32, stages: usize, layer_wise: bool, chunk_token
         hands_over: false,
         cache_tokens: 0,
         groups: &groups,
-        queued: 0,
         offered: OfferedLoad::default(),
     };
     let ask = Ask { id: 1, arrival_ns: 0, tokens, ttft_ns: None, admitted: false, groups: true };

@@ -7,7 +7,7 @@
 
 use core::fmt;
 
-use super::{FOLLOW, KEEP, PRIOR, REFIT_EVERY, solve};
+use super::{FOLLOW, KEEP, MOST_RATIO, PRIOR, REFIT_EVERY, solve};
 
 /// Factors by which the features are scaled, so that all coefficients are of the magnitude of a step: to tokens in
 /// millions, and requests in hundreds.
@@ -16,9 +16,6 @@ const SCALES: [f64; 3] = [1.0, 1e-6, 1e-2];
 const STEP_S: (f64, f64) = (1e-5, 60.0);
 /// Greatest plausible number of resident tokens, and of requests of a batch.
 const MOST: (u64, u32) = (1 << 32, 1 << 20);
-/// Greatest ratio of a reported step to the predicted one, in either direction, that counts: what is beyond it counts
-/// as this much.
-const MOST_RATIO: f64 = 4.0;
 /// Duration of a step up to which a report is plausible, whatever was predicted, in seconds.
 const PLAUSIBLE_S: f64 = 0.1;
 /// Standard deviation of a coefficient around its initial value is that value, but at least this, in seconds of the

@@ -113,8 +113,7 @@ impl OfferedLoad {
 
     /// Returns the number of instances that the offered load leaves idle. A pool that is overloaded never catches up:
     /// at least a twentieth keeps what follows from it finite.
-    #[must_use]
-    pub fn spare(&self, servers: usize) -> f64 {
+    fn spare(&self, servers: usize) -> f64 {
         (servers as f64 - self.per_s * self.mean_s).max(servers as f64 * 0.05)
     }
 }
@@ -184,16 +183,14 @@ impl View<'_> {
     }
 
     /// Returns what a placement costs all requests together, in nanoseconds: its own time to the first token, and, with
-    /// the weight `others`, the waits that queued and later requests have because its instances are busy.
+    /// the weight `others`, the waits that later requests have because its instances are busy.
     #[must_use]
     pub fn total_cost_ns(&self, placement: &Placement, others: f64) -> u64 {
         let servers = self.alive().count().max(1);
         let work_ns = placement.work_ns() as f64;
         let taken = placement.group.as_ref().map_or(1, |plan| plan.stages.len());
-        // Those that arrive behind the queue wait for the work, too, until the queue is empty.
-        let queued_ns = self.queued as f64 * work_ns / self.offered.spare(servers);
         let later_s = self.offered.delay_s(servers, taken, work_ns / taken as f64 / 1e9);
-        placement.takes_ns().saturating_add(((queued_ns + later_s * 1e9) * others) as u64)
+        placement.takes_ns().saturating_add((later_s * 1e9 * others) as u64)
     }
 }
 

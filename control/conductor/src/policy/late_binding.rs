@@ -4,7 +4,7 @@
 //!   instance idles, and the queue can be sorted.
 //! * Order: shortest prefill first, with the best cache of any instance, within deadlines ([`QueueRules`]): so the mean
 //!   latency is close to that of shortest-first, the 99th percentile to that of first come, first served, and no
-//!   request starves. Requests that can no longer meet their objective go after those that can.
+//!   request starves. Those that can no longer meet their objective go as soon as no other misses its deadline by that.
 //! * Cost of a prefill instance: `max(wait, transfer) + prefill`, because transfers overlap with other prefills; with
 //!   layer-wise overlap, transfer and prefill overlap with each other, too ([`prefill_span`]); with the best decode
 //!   instance for it: the time to send the KV cache there, and what its steps take longer than those of the fastest;
@@ -13,7 +13,7 @@
 //!   without another replica. Only if NICs are busy, which means that the prefix is hot, copies are kept.
 //! * A pipeline group prefills a prompt if that costs less: the time to its first token, and the time for which others
 //!   wait because all members are busy ([`View::total_cost_ns`]). One member is about to be free, the others have at
-//!   most one request.
+//!   most one request, and no other request is queued.
 //! * Requests are rejected only at arrival: if their first token, or the later ones, or the first token of an admitted
 //!   request, would miss their objective ([`Admission`]).
 

@@ -276,8 +276,16 @@ impl CentralQueue {
         let flow = self.waiting[at].flow;
         let of_flow = self.waiting.iter().filter(|waiting| waiting.flow == flow && waiting.is_taken_by(takers));
         let is_oldest = of_flow.map(WaitingRequest::age_key).min() == Some(self.waiting[at].age_key());
+        let is_promised = self.waiting[at].rank.promise.is_some();
         self.flows.serve(flow, work_ns, is_oldest, rules);
-        self.remove_at(at)
+        let request = self.remove_at(at);
+        if is_promised && !self.is_empty() {
+            let mut without_promise = vec![false; self.flows.count()];
+            let others = self.waiting.iter().filter(|waiting| waiting.rank.promise.is_none());
+            others.for_each(|waiting| without_promise[waiting.flow] = true);
+            self.flows.give_way(flow, work_ns, &without_promise);
+        }
+        request
     }
 
     /// Returns the position of the first request in order that an instance accepts: any of `takers`, or any instance at

@@ -30,7 +30,6 @@ pub(super) struct Views {
     output_tokens: u32,
     cache_tokens: u64,
     groups: Vec<GroupView>,
-    queued: usize,
 }
 
 impl Scheduler {
@@ -97,9 +96,13 @@ impl Scheduler {
         let output_tokens = output.map_or(0, |output| output.mean);
         let instances = self.bookings.prefills().iter().filter(|book| book.alive).count().max(1) as u64;
         let cache_tokens = self.caches.blocks() as u64 * u64::from(self.config.block_tokens) / instances;
-        let groups = match request.terms.groups {
-            true => self.groups.views(self.bookings.prefills(), &request.barred.prefill),
-            false => Vec::new(),
+        // A group takes instances that the promises of queued requests were planned on, and bubbles that they wait for:
+        // so it gets nothing while others are queued.
+        let others = || self.queue.len() - usize::from(self.queue.get(request.id).is_some());
+        let groups = if request.terms.groups && others() == 0 {
+            self.groups.views(self.bookings.prefills(), &request.barred.prefill)
+        } else {
+            Vec::new()
         };
         let admission = if request.admitted || binding == Binding::Queued || !self.policy.queues() {
             Admission::NOW
@@ -108,7 +111,6 @@ impl Scheduler {
             let order = self.order(self.bookings.serving(&request.barred.prefill), &instances, now_ns);
             self.queue.admission(request, best_ns, binding == Binding::AtOnce, &order)
         };
-        let queued = self.queue.len() - usize::from(!groups.is_empty() && self.queue.get(request.id).is_some());
         Views {
             prefill,
             decode,
@@ -122,7 +124,6 @@ impl Scheduler {
             output_tokens,
             cache_tokens,
             groups,
-            queued,
         }
     }
 
@@ -151,7 +152,6 @@ impl Scheduler {
             hands_over: self.config.hands_over,
             cache_tokens: views.cache_tokens,
             groups: &views.groups,
-            queued: views.queued,
             offered: self.arrivals.offered(now_ns),
         }
     }

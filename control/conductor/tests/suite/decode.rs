@@ -5,7 +5,7 @@ use crate::support;
 
 use kvplane_conductor::conductor::{
     Assignment, Conductor, ConductorError, DecodeStatus, InstanceLoad, InstancePart, RequestStep, RequestTerms,
-    ScheduleRefusal, ScheduleReply,
+    Schedule, ScheduleRefusal, ScheduleReply,
 };
 use kvplane_conductor::cost::DecodeSteps;
 use kvplane_conductor::policy::{PlacementPolicy, Slo};
@@ -189,4 +189,24 @@ fn prompts_of_others_evict_where_fewer_sessions_are_expected() {
         assert_ne!(other.prefill, placed.prefill);
         conductor.update(other.reservation, RequestStep::Ended, 0).expect("booked");
     }
+}
+
+#[test]
+fn a_queued_turn_that_is_rejected_ends() {
+    let mut conductor = conductor(2);
+    let terms = RequestTerms { session: "a".to_owned(), ..RequestTerms::default() };
+    // Both instances are busy, and the turn may only go to the one that leaves.
+    let busy: Vec<Assignment> = (0..2)
+        .map(|at| place(&mut conductor, &format!("busy{at}"), prompt(at, 60_000), &Default::default(), 0))
+        .collect();
+    let turn = Schedule { barred: vec!["p0".to_owned()], ..asked("turn", prompt(9, 10)) };
+    let answer = conductor.schedule_on_terms(&turn, &terms, false, 0).expect("good");
+    assert!(matches!(answer, ScheduleReply::Queued { .. }), "{answer:?}");
+    conductor.deregister("p1", 1, 0).expect("its own incarnation");
+    assert_eq!(conductor.table(0).pools[0].status.waiting, 0, "it is rejected");
+    let on_p0 = busy.iter().find(|one| &*one.prefill == "p0").expect("each has one");
+    finish(&mut conductor, on_p0, RequestOutput::default(), 0);
+    let next = place(&mut conductor, "next", prompt(9, 10), &terms, 0);
+    finish(&mut conductor, &next, RequestOutput::default(), SECOND);
+    assert_eq!(conductor.table(SECOND).pools[0].status.sessions, 1, "its next turn is expected");
 }

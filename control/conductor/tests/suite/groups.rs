@@ -120,13 +120,11 @@ fn a_group_with_a_held_suspect_or_excluded_member_gets_nothing() {
     conductor.register(again, 0).expect("a later incarnation");
     conductor.tick(4 * SECOND);
     single(&mut conductor, "c", &[], 4 * SECOND);
-    // It is trusted again after a few reports in a row.
-    for seq in 0..u64::from(TRUSTED_AFTER) {
-        let now_ns = (4 + seq) * SECOND;
-        conductor.report("s0", 2, InstanceLoad { seq: seq + 1, ..InstanceLoad::default() }, now_ns).expect("known");
+    for seq in 1..=TRUSTED_AFTER.into() {
+        let load = InstanceLoad { seq, ..InstanceLoad::default() };
+        conductor.report("s0", 2, load, (3 + seq) * SECOND).expect("known");
     }
-    let now_ns = (3 + u64::from(TRUSTED_AFTER)) * SECOND;
-    let assigned = group(with_groups(&mut conductor, &long("d", 1, 65_536), now_ns));
+    let assigned = group(with_groups(&mut conductor, &long("d", 1, 65_536), 6 * SECOND));
     assert_eq!(assigned.group.stages.len(), 3);
 }
 
@@ -148,6 +146,36 @@ fn loss_of_a_member_ends_the_prefill_and_frees_the_others() {
     assert_eq!(&*second.group.stages[1].instance, "n1");
     let answer = conductor.reschedule(second.assignment.reservation, &[], 2 * SECOND).expect("known");
     assert!(matches!(answer, ScheduleReply::AssignedGroup(_)), "{answer:?}");
+}
+
+#[test]
+fn a_group_takes_no_instance_that_a_promise_was_planned_on() {
+    let mut conductor = group_of(2, ConductorConfig { lease_ns: 600 * SECOND, ..config() });
+    let small: Vec<u64> = (0..2)
+        .map(|at| match conductor.schedule(&asked(&format!("small{at}"), prompt(at, 10)), 0) {
+            Ok(ScheduleReply::Assigned(one)) => one.reservation,
+            other => panic!("both are free, not {other:?}"),
+        })
+        .collect();
+    let now_ns = 120 * SECOND;
+    // Each flow has its turn, so the short one does not count the long one before it.
+    let first = RequestTerms { flow: "long".to_owned(), ..RequestTerms::default() };
+    let answer = conductor.schedule_on_terms(&long("long", 3, 131_072), &first, true, now_ns).expect("valid");
+    assert!(matches!(answer, ScheduleReply::Queued { .. }), "{answer:?}");
+    let soon = RequestTerms { flow: "soon".to_owned(), ttft_ns: Some(8 * SECOND), ..RequestTerms::default() };
+    let answer = conductor.schedule_on_terms(&long("soon", 4, 16_384), &soon, false, now_ns).expect("valid");
+    assert!(matches!(answer, ScheduleReply::Queued { .. }), "it is admitted: {answer:?}");
+    small.iter().for_each(|one| conductor.update(*one, RequestStep::Ended, now_ns).expect("booked"));
+    let told: Vec<_> = std::iter::from_fn(|| conductor.take_told()).map(|told| told.notice).collect();
+    let placed: Vec<(&str, u64)> = told
+        .iter()
+        .map(|notice| match &notice.answer {
+            ScheduleReply::Assigned(one) => (&*notice.request, one.wait_ns + one.prefill_ns),
+            other => panic!("one instance, not {other:?}"),
+        })
+        .collect();
+    assert_eq!(placed.len(), 2, "each has an instance: {placed:?}");
+    assert!(placed.iter().all(|(name, takes_ns)| *name != "soon" || *takes_ns < 8 * SECOND), "{placed:?}");
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use crate::support;
 
 use kvplane_conductor::conductor::{
-    Conductor, ConductorError, InstancePart, PlacementNotice, RegisterInstance, RequestStep, Schedule, ScheduleMode,
-    ScheduleRefusal, ScheduleReply,
+    Conductor, ConductorError, InstancePart, PlacementNotice, RegisterInstance, RequestStep, RequestTerms, Schedule,
+    ScheduleMode, ScheduleRefusal, ScheduleReply,
 };
 use kvplane_conductor::policy::{PlacementPolicy, Slo};
 use support::{SECOND, asked, assigned, conductor, config, prompt, spec};
@@ -187,6 +187,31 @@ fn a_rejected_request_is_admitted_after_the_time_that_it_was_told() {
     assert!(matches!(answer(10), ScheduleReply::Queued { .. }), "{:?}", answer(10));
     let early = answer(8);
     assert!(matches!(early, ScheduleReply::Refused { why: ScheduleRefusal::Ttft, .. }), "{early:?}");
+}
+
+#[test]
+fn a_slow_instance_does_not_hide_a_fast_one() {
+    let mut conductor = conductor(2);
+    // The first one takes four times as long as predicted.
+    for at in 0..40u64 {
+        let barred = vec!["p1".to_owned()];
+        let answer = conductor.schedule(&Schedule { barred, ..asked(&format!("w{at}"), prompt(at, 500)) }, 0);
+        let one = assigned(&answer.expect("good")).clone();
+        let step = RequestStep::PrefillDone { reused_tokens: 0, took_ns: 4 * SECOND };
+        conductor.update(one.reservation, step, 0).expect("booked");
+        conductor.update(one.reservation, RequestStep::Ended, 0).expect("booked");
+    }
+    for at in 0..40u64 {
+        let barred = vec!["p0".to_owned()];
+        let answer = conductor.schedule(&Schedule { barred, ..asked(&format!("v{at}"), prompt(100 + at, 500)) }, 0);
+        let one = assigned(&answer.expect("good")).clone();
+        let step = RequestStep::PrefillDone { reused_tokens: 0, took_ns: SECOND };
+        conductor.update(one.reservation, step, 0).expect("booked");
+        conductor.update(one.reservation, RequestStep::Ended, 0).expect("booked");
+    }
+    let terms = RequestTerms { ttft_ns: Some(2 * SECOND), ..RequestTerms::default() };
+    let answer = conductor.schedule_on_terms(&asked("r", prompt(999, 500)), &terms, false, 0).expect("good");
+    assert_eq!(&*assigned(&answer).prefill, "p1");
 }
 
 #[test]

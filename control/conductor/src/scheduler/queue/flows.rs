@@ -176,6 +176,18 @@ impl Flows {
         self.tick(work_ns);
     }
 
+    /// Lets the oldest requests of `waiting` flows that are behind the one served earn their part of its work, because a
+    /// target went before them: so they are counted by admission as soon as shares alone would have served them.
+    pub(in crate::scheduler) fn give_way(&mut self, at: FlowNumber, work_ns: u64, waiting: &[bool]) {
+        let total: u64 = self.flows.iter().filter(|flow| flow.waiting > 0).map(|flow| u64::from(flow.weight)).sum();
+        let total = u32::try_from(total).unwrap_or(u32::MAX);
+        let served_ns = self.flows[at].virtual_ns;
+        let others = self.flows.iter_mut().zip(waiting).filter(|(flow, waits)| **waits && flow.virtual_ns < served_ns);
+        for (flow, _) in others {
+            flow.credit_ns = flow.credit_ns.saturating_add(scale(work_ns, flow.weight, total));
+        }
+    }
+
     /// Charges a flow for work that was placed without waiting, while requests of other flows wait.
     pub(in crate::scheduler) fn charge(&mut self, terms: &ServiceTerms, work_ns: u64) {
         if self.waiting == 0 {

@@ -335,6 +335,31 @@ fn a_late_request_goes_before_those_that_are_admitted_later() {
 }
 
 #[test]
+fn targets_of_a_flood_do_not_starve_a_flow_without_objectives() {
+    let rules = QueueRules::default();
+    let mut servers = Servers::new(1, rules);
+    let mut now_ns = 0;
+    for id in 0..2_000u64 {
+        now_ns += SECOND / 2;
+        servers.run_until(now_ns);
+        servers.offer(promised(id, now_ns, "flood", 0, 16), SECOND);
+        if id % 200 == 100 {
+            assert_eq!(servers.offer(promised(10_000 + id, now_ns, "own", 0, 0), SECOND), 0);
+        }
+    }
+    let own: Vec<(u64, u64)> = servers.done.iter().filter(|(id, _)| *id >= 10_000).copied().collect();
+    let waits: Vec<u64> = own.iter().map(|(id, done_ns)| done_ns / SECOND - (id - 10_000 + 1) / 2).collect();
+    assert!(waits.len() >= 9 && waits.iter().all(|wait| *wait < 60), "{waits:?} of 10");
+    assert!(
+        servers
+            .done
+            .iter()
+            .filter(|(id, _)| *id < 2_000)
+            .all(|(id, done)| *done <= (id + 1) * SECOND / 2 + 16 * SECOND)
+    );
+}
+
+#[test]
 fn a_flow_whose_requests_no_free_instance_serves_holds_up_no_other() {
     let mut queue = CentralQueue::new(10, 8);
     let barred = ExcludedInstances { prefill: [0].into(), ..ExcludedInstances::default() };
