@@ -255,7 +255,7 @@ impl<P: EvictionPolicy> Space<P> {
         if is_other && self.within_lease(granules * GRANULE_BYTES, &Keep { hard_pin: false, ..*keep }).is_err() {
             return false;
         }
-        let hard = keep.hard_pin && self.order.tenants().pin_limit(granules, keep.account).is_none();
+        let hard = keep.hard_pin && self.order.may_pin(self.objects.entries_mut(), granules, keep.account);
         let keep = Keep { hard_pin: hard, soft_pin_ns: 0, ..*keep };
         self.order.keep_as(self.objects.entries_mut(), id, &keep);
         true
@@ -268,6 +268,7 @@ impl<P: EvictionPolicy> Space<P> {
     fn within_lease(&mut self, bytes: u64, keep: &Keep) -> Result<(), ReserveError> {
         let granules = self.pool.granules_of(bytes);
         if keep.hard_pin
+            && !self.order.may_pin(self.objects.entries_mut(), granules, keep.account)
             && let Some((pinned_bytes, limit_bytes, of_tenant)) =
                 self.order.tenants_mut().refused_pin(granules, keep.account)
         {
@@ -291,8 +292,9 @@ impl<P: EvictionPolicy> Space<P> {
     }
 
     /// Returns true if a tenant may have this many more bytes hard pinned.
-    fn may_pin(&self, bytes: u64, account: u16) -> bool {
-        self.order.tenants().pin_limit(self.pool.granules_of(bytes), account).is_none()
+    fn may_pin(&mut self, bytes: u64, account: u16) -> bool {
+        let granules = self.pool.granules_of(bytes);
+        self.order.may_pin(self.objects.entries_mut(), granules, account)
     }
 
     /// Allocates memory for an object and its tail; if the tail takes a slot, one is free afterwards.

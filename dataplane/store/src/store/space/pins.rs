@@ -114,6 +114,7 @@ impl<P: EvictionPolicy> ObjectPins<'_, P> {
         let entries = objects.entries_mut();
         let (granules, account) = (entries[id].granules(), entries[id].account() as u16);
         if !entries[id].is(Mark::Hard)
+            && !order.may_pin(entries, granules, account)
             && let Some((pinned_bytes, limit_bytes, of_tenant)) = order.tenants_mut().refused_pin(granules, account)
         {
             return Err(PinError::PinLimit { pinned_bytes, limit_bytes, of_tenant });
