@@ -224,17 +224,6 @@ impl<P: EvictionPolicy> Order<P> {
         true
     }
 
-    /// Returns true if a tenant may have this many more granules hard pinned. Retentions that have ended do not count,
-    /// however many objects wait for their turn: as many of these end as it takes.
-    pub(crate) fn may_pin(&mut self, entries: &mut Entries, granules: u64, account: u16) -> bool {
-        while self.tenants.pin_limit(granules, account).is_some() {
-            if self.expire_retentions(entries, EXPIRED_AT_ONCE) > 0 {
-                return self.tenants.pin_limit(granules, account).is_none();
-            }
-        }
-        true
-    }
-
     /// Returns the next object to be evicted for any tenant that needs the scarce resource.
     pub(crate) fn victim(&mut self, entries: &mut Entries, reach: Reach, scarce: Scarce) -> Option<EntryId> {
         self.tenants.know_shares();
