@@ -615,6 +615,9 @@ fn a_block_that_moved_counts_as_before_or_not_at_all() {
     engines.tell("a", vec![moved(&hashes, BlockTier::Ssd, BlockTier::Gpu)]);
     engines.tell("b", vec![moved(&hashes, BlockTier::Gpu, BlockTier::Dram)]);
     assert_eq!(rows(&mut engines), [(0, 10)]);
+    // Between two levels that both count as memory.
+    engines.tell("a", vec![moved(&hashes, BlockTier::Dram, BlockTier::Dram)]);
+    assert_eq!(rows(&mut engines), [(0, 10)]);
     engines.tell("a", vec![gone(&hashes)]);
     // Nobody has it any more, so its alias may be gone: it is no full block.
     engines.tell("a", vec![moved(&hashes[2..], BlockTier::Gpu, BlockTier::Dram)]);

@@ -192,7 +192,9 @@ impl<P: EvictionPolicy> Space<P> {
     pub(super) fn reserve(&mut self, wanted: &Reserve) -> Result<EntryId, ReserveError> {
         let together = wanted.bytes + u64::from(wanted.tail_bytes);
         let mut keep = wanted.keep;
-        keep.hard_pin &= wanted.replica != Replica::Second || self.may_pin(together, keep.account);
+        if keep.hard_pin && wanted.replica == Replica::Second {
+            keep.hard_pin = self.may_pin(self.pool.granules_of(together), keep.account);
+        }
         if !wanted.moves {
             self.within_lease(together, &keep)?;
         }
@@ -255,7 +257,7 @@ impl<P: EvictionPolicy> Space<P> {
         if is_other && self.within_lease(granules * GRANULE_BYTES, &Keep { hard_pin: false, ..*keep }).is_err() {
             return false;
         }
-        let hard = keep.hard_pin && self.order.tenants().pin_limit(granules, keep.account).is_none();
+        let hard = keep.hard_pin && self.may_pin(granules, keep.account);
         let keep = Keep { hard_pin: hard, soft_pin_ns: 0, ..*keep };
         self.order.keep_as(self.objects.entries_mut(), id, &keep);
         true
@@ -268,6 +270,7 @@ impl<P: EvictionPolicy> Space<P> {
     fn within_lease(&mut self, bytes: u64, keep: &Keep) -> Result<(), ReserveError> {
         let granules = self.pool.granules_of(bytes);
         if keep.hard_pin
+            && !self.may_pin(granules, keep.account)
             && let Some((pinned_bytes, limit_bytes, of_tenant)) =
                 self.order.tenants_mut().refused_pin(granules, keep.account)
         {
@@ -290,9 +293,16 @@ impl<P: EvictionPolicy> Space<P> {
         Ok(())
     }
 
-    /// Returns true if a tenant may have this many more bytes hard pinned.
-    fn may_pin(&self, bytes: u64, account: u16) -> bool {
-        self.order.tenants().pin_limit(self.pool.granules_of(bytes), account).is_none()
+    /// Returns true if a tenant may have this many more granules hard pinned. Retentions that have ended do not count,
+    /// however many objects wait for their turn: as many of these end as it takes.
+    fn may_pin(&mut self, granules: u64, account: u16) -> bool {
+        let refuses = |order: &Order<P>| order.tenants().pin_limit(granules, account).is_some();
+        while refuses(&self.order) {
+            if self.order.expire_retentions(self.objects.entries_mut(), EXPIRED_AT_ONCE) > 0 {
+                return !refuses(&self.order);
+            }
+        }
+        true
     }
 
     /// Allocates memory for an object and its tail; if the tail takes a slot, one is free afterwards.

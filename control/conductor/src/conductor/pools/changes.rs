@@ -80,9 +80,11 @@ impl Pool {
         // The block may have been stored before its token hash was known.
         let key = self.names.key_of(self.names.plain, engine_hash);
         for key in key.into_iter().chain([engine_hash].into_iter().filter(|hash| key != Some(*hash))) {
-            if self.reported(key, &mut found)?.contains(&(holder, from)) {
-                self.change(holder, from, key, false)?;
+            // In this order the block stays in its run: one without holders would leave it, and come back as a run of
+            // its own.
+            if from != to && self.reported(key, &mut found)?.contains(&(holder, from)) {
                 self.change(holder, to, key, true)?;
+                self.change(holder, from, key, false)?;
             }
         }
         Ok(())

@@ -180,6 +180,11 @@ proptest! {
             prop_assert_eq!(tenant.levels.check(&tenant.entries), tenant.lru.len());
         }
     }
+}
+
+proptest! {
+    // Each case is of ten thousands of puts, of which the model takes its time.
+    #![proptest_config(ProptestConfig::with_cases(48))]
 
     /// The bound of the flood: a lower priority keeps its floor, less one object, and its new objects find room there.
     /// The bound of what is not accessed any more: it leaves, down to the floor, while lower ones are put.

@@ -140,9 +140,10 @@ fn priorities_survive_on_the_ssd() {
     for (seed, policy) in policies().into_iter().filter(|policy| policy.promote_times == 1).enumerate() {
         let is_written_later = matches!(policy.write, WritePolicy::Back { .. });
         let mut world = World::new(190 + seed as u64, policy);
-        world.put_with(2, &PutOptions { priority: rank(0), ..PutOptions::default() });
+        // Not 0: an object with neither name nor options has no tail, so its record has no priority.
+        world.put_with(2, &PutOptions { priority: rank(1), ..PutOptions::default() });
         world.hear();
-        let later = if is_written_later { 2 } else { 0 };
+        let later = if is_written_later { 2 } else { 1 };
         let store = &mut world.service.objects.local.shard.store;
         ObjectPins::from(store).set_priority(digest(2), rank(later)).expect("it is in memory");
         world.settle();

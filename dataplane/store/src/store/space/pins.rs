@@ -110,15 +110,17 @@ impl<P: EvictionPolicy> ObjectPins<'_, P> {
 
     /// Adds a live object to a retention, within the limits of hard pins.
     fn retain_one(&mut self, id: EntryId, number: u64, duration_ns: u64) -> Result<(), PinError> {
-        let Space { order, objects, .. } = &mut *self.space;
-        let entries = objects.entries_mut();
-        let (granules, account) = (entries[id].granules(), entries[id].account() as u16);
-        if !entries[id].is(Mark::Hard)
-            && let Some((pinned_bytes, limit_bytes, of_tenant)) = order.tenants_mut().refused_pin(granules, account)
+        let entry = &self.space.objects.entries()[id];
+        let (granules, account, is_hard) = (entry.granules(), entry.account() as u16, entry.is(Mark::Hard));
+        if !is_hard
+            && !self.space.may_pin(granules, account)
+            && let Some((pinned_bytes, limit_bytes, of_tenant)) =
+                self.space.order.tenants_mut().refused_pin(granules, account)
         {
             return Err(PinError::PinLimit { pinned_bytes, limit_bytes, of_tenant });
         }
-        match order.retain(entries, id, number, duration_ns) {
+        let Space { order, objects, .. } = &mut *self.space;
+        match order.retain(objects.entries_mut(), id, number, duration_ns) {
             true => Ok(()),
             false => Err(PinError::TooManyRetentions),
         }
