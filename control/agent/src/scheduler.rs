@@ -65,8 +65,8 @@ struct Inner {
     table: InstanceTable,
     /// Number of tables received.
     tables: u64,
-    /// Answers that callers wait for, by request: the stream also tells of requests that nobody waits for, such as those
-    /// that have ended here already.
+    /// Answers that callers wait for, by request: the stream also tells of requests that nobody waits for, such as
+    /// those that have ended here already.
     awaited: HashMap<Arc<str>, AwaitedAnswer>,
     /// Number of requests placed by the local rule, by instance.
     local: HashMap<String, u32>,
