@@ -35,8 +35,6 @@ const LEAVE_ALONE: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(100);
 /// Number of blocks of a request from which no ended reservations are sent with it.
 const LONG_PROMPT_BLOCKS: usize = 100_000;
-/// Limit of received placements that no caller has fetched.
-const TOLD: usize = 65_536;
 
 /// Placement of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,11 +65,29 @@ struct Inner {
     table: InstanceTable,
     /// Number of tables received.
     tables: u64,
-    /// Placements that no caller has fetched, by request.
-    told: HashMap<Arc<str>, ScheduleReply>,
+    /// Answers that callers wait for, by request: the stream also tells of requests that nobody waits for, such as
+    /// those that have ended here already.
+    awaited: HashMap<Arc<str>, AwaitedAnswer>,
     /// Number of requests placed by the local rule, by instance.
     local: HashMap<String, u32>,
     left_alone_until: Option<Instant>,
+}
+
+impl Inner {
+    /// Keeps an answer for a caller that waits for it.
+    fn tell(&mut self, request: &str, answer: ScheduleReply) {
+        if let Some(awaited) = self.awaited.get_mut(request) {
+            awaited.told = Some(answer);
+        }
+    }
+}
+
+/// Answer that callers wait for.
+#[derive(Default)]
+struct AwaitedAnswer {
+    callers: usize,
+    /// Received answer that no caller has fetched.
+    told: Option<ScheduleReply>,
 }
 
 #[derive(Default)]
@@ -86,6 +102,32 @@ impl SchedulerState {
     fn inner(&self) -> MutexGuard<'_, Inner> {
         // Every change under the lock is complete.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Caller that waits for the answer to a request, until it is dropped.
+struct Awaiting<'a> {
+    shared: &'a SchedulerState,
+    request: Arc<str>,
+}
+
+impl<'a> Awaiting<'a> {
+    fn new(shared: &'a SchedulerState, request: &str) -> Self {
+        let request: Arc<str> = request.into();
+        shared.inner().awaited.entry(Arc::clone(&request)).or_default().callers += 1;
+        Self { shared, request }
+    }
+}
+
+impl Drop for Awaiting<'_> {
+    fn drop(&mut self) {
+        let mut inner = self.shared.inner();
+        if let Some(awaited) = inner.awaited.get_mut(&self.request) {
+            awaited.callers -= 1;
+            if awaited.callers == 0 {
+                inner.awaited.remove(&self.request);
+            }
+        }
     }
 }
 
@@ -145,9 +187,7 @@ impl Scheduler {
             let stream = Stream(Arc::clone(&self.shared), |shared| &shared.assignments);
             self.link.stream(WatchAssignments { client: self.client }, move |assigned| {
                 let mut inner = stream.0.inner();
-                if inner.told.len() < TOLD {
-                    inner.told.insert(assigned.request, assigned.answer);
-                }
+                inner.tell(&assigned.request, assigned.answer);
                 drop(inner);
                 stream.0.changed.notify_all();
                 true
@@ -291,8 +331,6 @@ impl Scheduler {
         let terms = RequestTerms::default();
         let again = ScheduleOnTerms { schedule: request, terms, ended: Vec::new(), finished: Vec::new() };
         let call = Reschedule { reservation, failed: failed.to_vec() };
-        // Placements received earlier name the instances that failed.
-        self.shared.inner().told.remove(again.schedule.request.as_str());
         let mut first = Some(call);
         self.settle(&again, Instant::now() + patience, move |line, again| match first.take() {
             Some(call) => line.ask(call),
@@ -312,21 +350,16 @@ impl Scheduler {
             return self.decide(request);
         }
         let id = request.request.as_str();
+        // Before the call: its answer may be told before this thread waits for it.
+        let _awaiting = Awaiting::new(&self.shared, id);
         let mut asked = ask(self, call);
         loop {
             match asked {
                 Err(error) if error.is_unanswered() => return self.decide(request),
                 Err(error) => return Err(error),
-                Ok(ScheduleReply::Assigned(assignment)) => {
-                    self.shared.inner().told.remove(id);
-                    return Ok(Decision::Booked(assignment));
-                }
-                Ok(ScheduleReply::AssignedGroup(assignment)) => {
-                    self.shared.inner().told.remove(id);
-                    return Ok(Decision::BookedGroup(assignment));
-                }
+                Ok(ScheduleReply::Assigned(assignment)) => return Ok(Decision::Booked(assignment)),
+                Ok(ScheduleReply::AssignedGroup(assignment)) => return Ok(Decision::BookedGroup(assignment)),
                 Ok(ScheduleReply::Refused { why, retry_after_ns }) => {
-                    self.shared.inner().told.remove(id);
                     return Ok(Decision::Refused { why, retry_after: Duration::from_nanos(retry_after_ns) });
                 }
                 Ok(ScheduleReply::Queued { reservation, .. }) => {
@@ -415,7 +448,7 @@ impl Scheduler {
     fn wait_told(&self, request: &str, until: Instant) -> Option<ScheduleReply> {
         let mut inner = self.shared.inner();
         loop {
-            if let Some(told) = inner.told.remove(request) {
+            if let Some(told) = inner.awaited.get_mut(request).and_then(|awaited| awaited.told.take()) {
                 return Some(told);
             }
             let now = Instant::now();
@@ -523,5 +556,24 @@ impl Scheduler {
     /// When its reservation no longer exists, or the Conductor is unreachable.
     pub fn update(&self, reservation: u64, step: RequestStep) -> Result<(), Error> {
         self.call(UpdateRequest { reservation, step }).map(|_| ())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_that_nobody_waits_for_are_not_kept() {
+        let shared = SchedulerState::default();
+        let lost = || ScheduleReply::Refused { why: ScheduleRefusal::Lost, retry_after_ns: 0 };
+        (0..10).for_each(|at| shared.inner().tell(&format!("r{at}"), lost()));
+        assert!(shared.inner().awaited.is_empty());
+        let (one, other) = (Awaiting::new(&shared, "r"), Awaiting::new(&shared, "r"));
+        shared.inner().tell("r", lost());
+        drop(one);
+        assert!(shared.inner().awaited["r"].told.is_some(), "another caller waits");
+        drop(other);
+        assert!(shared.inner().awaited.is_empty());
     }
 }

@@ -416,7 +416,10 @@ impl Scheduler {
             return Ok(None);
         }
         if let Some(at) = self.queue.excluded_from_all(self.bookings.prefills()) {
-            return Ok(Some(self.refuse_at(at, Refusal::NoInstance, AGAIN_NS, now_ns)));
+            let request = self.queue.remove_at(at);
+            self.sessions.end(&request, None, now_ns);
+            let (id, why) = (request.id, Refusal::NoInstance);
+            return Ok(Some(Next::Refused { id, why, retry_after_ns: AGAIN_NS }));
         }
         let takers = if self.policy.queues() { Some(self.bookings.takers(self.policy.as_ref(), now_ns)) } else { None };
         let instances = self.bookings.planned(now_ns);
@@ -433,17 +436,14 @@ impl Scheduler {
                 self.queue.serve_at(at, takers.as_deref(), placement.work_ns(), &self.policy.queue_rules());
                 Ok(Some(Next::Goes { id, placement }))
             }
-            Choice::Refuse { why, retry_after_ns } => Ok(Some(self.refuse_at(at, why, retry_after_ns, now_ns))),
+            Choice::Refuse { why, retry_after_ns } => {
+                let request = self.queue.remove_at(at);
+                self.sessions.end(&request, None, now_ns);
+                Ok(Some(Next::Refused { id: request.id, why, retry_after_ns }))
+            }
             // An instance accepts requests, so the policy has no better candidate in the queue either.
             Choice::Wait => Ok(None),
         }
-    }
-
-    /// Removes a queued request that is rejected, whose turn of its session ends.
-    fn refuse_at(&mut self, at: usize, why: Refusal, retry_after_ns: u64, now_ns: u64) -> Next {
-        let request = self.queue.remove_at(at);
-        self.sessions.end(&request, None, now_ns);
-        Next::Refused { id: request.id, why, retry_after_ns }
     }
 
     /// Returns the order of queued requests, as of now, with so many instances. Plans need `instances`, those that take

@@ -176,8 +176,8 @@ impl Flows {
         self.tick(work_ns);
     }
 
-    /// Lets the oldest requests of `waiting` flows that are behind the one served earn their part of its work, because a
-    /// target went before them: so they are counted by admission as soon as shares alone would have served them.
+    /// Lets the oldest requests of `waiting` flows that are behind the one served earn their part of its work, because
+    /// a target went before them: so they are counted by admission as soon as shares alone would have served them.
     pub(in crate::scheduler) fn give_way(&mut self, at: FlowNumber, work_ns: u64, waiting: &[bool]) {
         let total: u64 = self.flows.iter().filter(|flow| flow.waiting > 0).map(|flow| u64::from(flow.weight)).sum();
         let total = u32::try_from(total).unwrap_or(u32::MAX);

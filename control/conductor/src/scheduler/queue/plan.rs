@@ -23,7 +23,8 @@ pub(in crate::scheduler) struct PlannedPrefill {
 /// Plan of prefills: each begins, in the order in which they are added, on the instance that is free first; of several
 /// that are free when it could begin, on the fastest.
 ///
-/// A prefill costs `O(log instances)`, and as much again for each instance that it excludes and each slower one that is free.
+/// A prefill costs `O(log instances)`, and as much again for each instance that it excludes and each slower one that is
+/// free.
 pub(in crate::scheduler) struct Plan<'a> {
     instances: &'a [PlannedInstance],
     /// Instances by the time at which they are free, and by position.
