@@ -45,7 +45,7 @@ impl Instance {
     }
 }
 
-/// Reports of a suspect instance in a row, none of which was missed: [`TRUSTED_AFTER`] of them and it is trusted again.
+/// Reports of a suspect instance in a row: [`TRUSTED_AFTER`] of them and it is trusted again.
 #[derive(Clone, Copy, Default)]
 struct ReportStreak {
     count: u32,
@@ -54,11 +54,12 @@ struct ReportStreak {
 }
 
 impl ReportStreak {
-    /// Counts a report of an instance that promised one every `report_ns`; returns true if it is trusted again. Reports
-    /// that arrive together, as delayed ones do, count as one; after a missed one the streak begins anew.
-    fn note(&mut self, report_ns: u64, now_ns: u64) -> bool {
+    /// Counts a report of an instance that promised one every `report_ns`, and is suspect after `suspect_after_ns`
+    /// without one; returns true if it is trusted again. Reports that arrive together, as delayed ones do, count as
+    /// one; after a silence for which an instance would be suspect the streak begins anew.
+    fn note(&mut self, report_ns: u64, suspect_after_ns: u64, now_ns: u64) -> bool {
         let since_ns = now_ns.saturating_sub(self.last_ns);
-        if self.count == 0 || since_ns > report_ns.saturating_mul(2) {
+        if self.count == 0 || since_ns > suspect_after_ns {
             *self = Self { count: 1, last_ns: now_ns };
         } else if since_ns >= report_ns / 2 {
             *self = Self { count: self.count + 1, last_ns: now_ns };
@@ -361,11 +362,15 @@ impl InstanceRegistry {
         Ok(Some(number))
     }
 
-    /// Trusts a suspect instance again after enough reports in a row. One that promised none is trusted at once.
+    /// Trusts a suspect instance again after enough reports in a row. One that promised none is trusted at once, and so
+    /// is one whose whole pool is suspect: then it was rather the control plane that stood still.
     fn note_report(&mut self, name: &str, now_ns: u64, pools: &mut Pools) -> Result<(), ConductorError> {
+        let missed = self.missed;
         let Some(known) = self.by_name.get_mut(name).filter(|known| known.suspect) else { return Ok(()) };
-        let report_ns = known.spec.report_ns;
-        if report_ns == 0 || known.returned.note(report_ns, now_ns) {
+        let (report_ns, pool) = (known.spec.report_ns, known.pool);
+        let has_returned = known.returned.note(report_ns, suspect_after_ns(&known.spec, missed), now_ns);
+        let is_trusted = |other: &Instance| other.pool == pool && !other.suspect;
+        if report_ns == 0 || has_returned || !self.by_name.values().any(is_trusted) {
             return self.set_suspect(name, false, pools);
         }
         Ok(())

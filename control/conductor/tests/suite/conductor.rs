@@ -114,8 +114,20 @@ fn silent_instance_is_excluded_then_lost_and_its_requests_can_be_rescheduled() {
 }
 
 #[test]
+fn an_instance_is_trusted_at_its_first_report_if_its_whole_pool_is_suspect() {
+    let mut conductor = conductor(2);
+    conductor.tick(4 * SECOND);
+    assert!(conductor.table(4 * SECOND).instances.iter().all(|row| row.suspect));
+    conductor.report("p1", 1, InstanceLoad { seq: 1, ..InstanceLoad::default() }, 4 * SECOND).expect("known");
+    let rows = conductor.table(4 * SECOND).instances;
+    assert!(rows.iter().all(|row| row.suspect == (*row.status.instance != *"p1")));
+}
+
+#[test]
 fn suspect_instance_is_trusted_again_after_reports_in_a_row() {
     let mut conductor = conductor(1);
+    let steady = RegisterInstance { report_ns: 0, ..spec("steady", InstancePart::Prefill) };
+    conductor.register(steady, 0).expect("room");
     let mut seq = 0;
     let mut suspect_after = |conductor: &mut Conductor, reports_ns: &[u64]| {
         for at_ns in reports_ns {

@@ -33,9 +33,9 @@ use crate::events::zmtp_client::{Kind, Peer, PeerInput, hello, subscription};
 const DEADLINE: Duration = Duration::from_secs(5);
 /// Backoff after a broken connection.
 const AGAIN: Duration = Duration::from_millis(500);
-/// Attempts to confirm the blocks of a snapshot by a replay, before they are dropped; and the backoff after the first,
-/// which doubles: 15 seconds together.
-const CONFIRMATIONS: u32 = 6;
+/// Time within which attempts to confirm the blocks of a snapshot by a replay begin, before the blocks are dropped: no
+/// other events of the engine are read meanwhile. And the backoff after the first attempt, which doubles.
+const CONFIRM_WITHIN: Duration = Duration::from_secs(15);
 const CONFIRM_AGAIN: Duration = Duration::from_millis(500);
 /// Most batches of one replay: ten times what engines keep.
 const REPLAYED: usize = 100_000;
@@ -342,12 +342,11 @@ impl EventSubscriber {
     /// fails proves nothing, and is requested again from where it ended, a few times. Otherwise the blocks of the
     /// snapshot are dropped, and its events begin anew.
     async fn settle(&mut self, mut position: FeedPosition) -> Result<ReplayEnd, FollowEnd> {
-        let mut backoff = CONFIRM_AGAIN;
-        let mut attempts = 1;
+        let (until, mut backoff) = (Instant::now() + CONFIRM_WITHIN, CONFIRM_AGAIN);
         let end = loop {
             (self.next, self.mark) = (Some(position.next), position.mark);
             let end = self.replay(position.next.saturating_sub(1), position.mark).await?;
-            if end != ReplayEnd::Cut || attempts == CONFIRMATIONS {
+            if end != ReplayEnd::Cut || Instant::now() + backoff >= until {
                 break end;
             }
             let Feed::Engine { instance, incarnation, .. } = &self.followed.feed else { return Ok(end) };
@@ -359,9 +358,9 @@ impl EventSubscriber {
                 return Ok(end);
             };
             (position, self.unconfirmed) = (reached, Some(reached));
-            tracing::warn!(instance, position = position.next, attempts, "a replay failed that confirms its blocks");
+            tracing::warn!(instance, position = position.next, "a replay failed that confirms its blocks");
             sleep(backoff).await;
-            (attempts, backoff) = (attempts + 1, 2 * backoff);
+            backoff *= 2;
         };
         self.unconfirmed = None;
         let continues = end == ReplayEnd::Whole { proven: true };

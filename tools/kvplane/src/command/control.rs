@@ -34,7 +34,7 @@ struct Conductor {
     /// Host the Conductor, which places the requests of inference schedulers on instances.
     #[arg(long = "conductor")]
     hosted: bool,
-    /// Capacity of the prefix index, in blocks for each model; a block takes 30 bytes, and 27 to 55
+    /// Capacity of the prefix index, in blocks for each model; a block takes 14 to 20 bytes, and 27 to 55
     /// more if its tokens are known.
     #[arg(long = "conductor-blocks", default_value_t = 4 << 20, value_name = "BLOCKS", requires = "hosted",
         value_parser = clap::value_parser!(u64).range(1..=MAX_BLOCKS as u64))]

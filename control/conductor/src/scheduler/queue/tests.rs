@@ -348,7 +348,7 @@ fn targets_of_a_flood_do_not_starve_a_flow_without_objectives() {
         }
     }
     let own: Vec<(u64, u64)> = servers.done.iter().filter(|(id, _)| *id >= 10_000).copied().collect();
-    let waits: Vec<u64> = own.iter().map(|(id, done_ns)| done_ns / SECOND - (id - 10_000 + 1) / 2).collect();
+    let waits: Vec<u64> = own.iter().map(|(id, done_ns)| done_ns / SECOND - (id - 10_000).div_ceil(2)).collect();
     assert!(waits.len() >= 9 && waits.iter().all(|wait| *wait < 60), "{waits:?} of 10");
     assert!(
         servers
