@@ -69,12 +69,16 @@ impl LateBinding {
         if ask.admitted {
             return None;
         }
-        let own_ns = ask.ttft_ns.or_else(|| self.refuses.then_some(view.slo.ttft_ns));
-        let ttft_ns = own_ns.filter(|ns| *ns < u64::MAX);
-        let singles = view.alive().map(|(at, _)| self.weigh(ask, view, at));
-        let best = singles.chain(self.by_groups(ask, view, false));
-        let best_ns = best.map(|placement| placement.takes_ns()).min().unwrap_or(0);
+        let ttft_ns = self.ttft_ns(ask, view);
+        let singles = view.alive().map(|(at, _)| self.weigh(ask, view, at).takes_ns());
+        let group_ns = self.by_groups(ask, view, false).map(|placement| placement.takes_ns()).min();
+        let best_ns = singles.chain(group_ns).min().unwrap_or(0);
         let Admission { margin_ns, after_ns } = view.admission;
+        // The queue plans single instances. A group is there only while no other request is queued, whose promise it
+        // could break.
+        let is_kept_by_group =
+            group_ns.zip(ttft_ns).is_some_and(|(takes_ns, ttft_ns)| takes_ns.saturating_add(margin_ns) <= ttft_ns);
+        let after_ns = if is_kept_by_group { 0 } else { after_ns };
         let done_ns = view.ahead_ns.saturating_add(best_ns).saturating_add(margin_ns);
         let behind_ns = ttft_ns.map_or(0, |ttft_ns| done_ns.saturating_sub(ttft_ns));
         let planned_ns = if ttft_ns.is_some() || at_once { after_ns } else { 0 };
@@ -84,6 +88,12 @@ impl LateBinding {
         let (_, step_ns) = view.fastest_decode?;
         let is_slow = self.refuses && view.tbt_limit_ns < u64::MAX && step_ns > view.tbt_limit_ns;
         is_slow.then_some((Refusal::Tbt, view.ahead_ns.max(1_000_000_000)))
+    }
+
+    /// Returns the objective for the first token that a request is held to, if there is one.
+    fn ttft_ns(&self, ask: &Ask, view: &View<'_>) -> Option<u64> {
+        let ttft_ns = ask.ttft_ns.or_else(|| self.refuses.then_some(view.slo.ttft_ns));
+        ttft_ns.filter(|ns| *ns < u64::MAX)
     }
 
     fn refusal(&self, ask: &Ask, view: &View<'_>, at_once: bool) -> Option<Choice> {
@@ -107,8 +117,12 @@ impl LateBinding {
             let (placement, costs_ns) = view.with_decode(ask, placement);
             (view.total_cost_ns(&placement, self.others).saturating_add(costs_ns), placement)
         });
-        match weighed.min_by_key(|(cost_ns, placement)| (*cost_ns, placement.prefill)) {
-            Some((cost_ns, placement)) if cost_ns < single_ns => Some(placement),
+        let deadline_ns = self.ttft_ns(ask, view).map(|ttft_ns| ask.arrival_ns.saturating_add(ttft_ns));
+        let misses = |placement: &Placement| {
+            deadline_ns.is_some_and(|deadline_ns| view.now_ns.saturating_add(placement.takes_ns()) > deadline_ns)
+        };
+        match weighed.min_by_key(|(cost_ns, placement)| (misses(placement), *cost_ns, placement.prefill)) {
+            Some((cost_ns, group)) if cost_ns < single_ns || (misses(&single) && !misses(&group)) => Some(group),
             _ => Some(single),
         }
     }

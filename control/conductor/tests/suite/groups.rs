@@ -129,6 +129,18 @@ fn a_group_with_a_held_suspect_or_excluded_member_gets_nothing() {
 }
 
 #[test]
+fn a_prompt_that_only_a_group_serves_in_time_is_admitted_and_placed_on_it() {
+    let mut config = config();
+    (config.refuses, config.scheduler.slo.ttft_ns) = (true, 20 * SECOND);
+    let mut conductor = group_of(8, config);
+    let prompt = |request| long(request, 1, 131_072);
+    let alone = conductor.schedule(&prompt("alone"), 0).expect("valid");
+    let ScheduleReply::Refused { why: ScheduleRefusal::Ttft, .. } = alone else { panic!("27 s: {alone:?}") };
+    let assigned = group(with_groups(&mut conductor, &prompt("r"), 0));
+    assert_eq!(assigned.group.stages.len(), 8);
+}
+
+#[test]
 fn loss_of_a_member_ends_the_prefill_and_frees_the_others() {
     let mut conductor = group_of(4, config());
     let first = group(with_groups(&mut conductor, &long("r", 1, 65_536), 0)).assignment;
