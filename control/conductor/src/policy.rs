@@ -208,6 +208,8 @@ pub struct View<'a> {
     pub groups: &'a [GroupView],
     /// Requests that have arrived lately.
     pub offered: OfferedLoad,
+    /// Number of queued requests.
+    pub queued: usize,
 }
 
 /// Result of the admission test of the central queue for a request: whether the first tokens that were promised, and
@@ -322,6 +324,9 @@ pub enum Choice {
     Place(Placement),
     /// Queue the request until an instance is about to be free.
     Wait,
+    /// Let others go before this queued request until `until_ns`: an instance computes a prefix of its prompt, and would
+    /// be done with it about as early, and with less work.
+    HoldBack { until_ns: u64 },
     /// Reject the request; a retry may succeed after `retry_after_ns`.
     Refuse { why: Refusal, retry_after_ns: u64 },
 }

@@ -221,7 +221,7 @@ impl Scheduler {
                 self.arrivals.add(computes_ns, now_ns);
                 Ok(())
             }
-            Choice::Wait => {
+            Choice::Wait | Choice::HoldBack { .. } => {
                 if self.queue.get(request.id).is_some() {
                     return Ok(());
                 }
@@ -423,26 +423,31 @@ impl Scheduler {
         }
         let takers = if self.policy.queues() { Some(self.bookings.takers(self.policy.as_ref(), now_ns)) } else { None };
         let instances = self.bookings.planned(now_ns);
-        let order = self.order(self.bookings.serving(&[]), &instances, now_ns);
-        let Some(at) = self.queue.first(&order, takers.as_deref()) else { return Ok(None) };
-        let request = self.queue.at(at);
-        let views = self.views(request, Binding::Queued, now_ns, scratch);
-        match self.policy.choose(&request.ask(), &self.view(&views, now_ns), true) {
-            Choice::Place(placement) => {
-                // Booked first: a request that cannot be booked stays in the queue.
-                let request = request.clone();
-                let id = request.id;
-                self.book(request, placement.clone(), self.queue.promise_at(at), now_ns)?;
-                self.queue.serve_at(at, takers.as_deref(), placement.work_ns(), &self.policy.queue_rules());
-                Ok(Some(Next::Goes { id, placement }))
+        loop {
+            let order = self.order(self.bookings.serving(&[]), &instances, now_ns);
+            let Some(at) = self.queue.first(&order, takers.as_deref()) else { return Ok(None) };
+            let request = self.queue.at(at);
+            let views = self.views(request, Binding::Queued, now_ns, scratch);
+            match self.policy.choose(&request.ask(), &self.view(&views, now_ns), true) {
+                Choice::Place(placement) => {
+                    // Booked first: a request that cannot be booked stays in the queue.
+                    let request = request.clone();
+                    let id = request.id;
+                    self.book(request, placement.clone(), self.queue.promise_at(at), now_ns)?;
+                    let rules = self.policy.queue_rules();
+                    self.queue.serve_at(at, takers.as_deref(), placement.work_ns(), &rules, now_ns);
+                    return Ok(Some(Next::Goes { id, placement }));
+                }
+                Choice::Refuse { why, retry_after_ns } => {
+                    let request = self.queue.remove_at(at);
+                    self.sessions.end(&request, None, now_ns);
+                    return Ok(Some(Next::Refused { id: request.id, why, retry_after_ns }));
+                }
+                // Each request is held back at most once at a time, so this ends.
+                Choice::HoldBack { until_ns } => self.queue.hold_back(at, until_ns.max(now_ns + 1)),
+                // An instance accepts requests, so the policy has no better candidate in the queue either.
+                Choice::Wait => return Ok(None),
             }
-            Choice::Refuse { why, retry_after_ns } => {
-                let request = self.queue.remove_at(at);
-                self.sessions.end(&request, None, now_ns);
-                Ok(Some(Next::Refused { id: request.id, why, retry_after_ns }))
-            }
-            // An instance accepts requests, so the policy has no better candidate in the queue either.
-            Choice::Wait => Ok(None),
         }
     }
 

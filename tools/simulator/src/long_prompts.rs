@@ -119,11 +119,12 @@ fn idle_s(tokens: u32, cached: u32, stages: usize, layer_wise: bool, chunk_token
         cache_tokens: 0,
         groups: &groups,
         offered: OfferedLoad::default(),
+        queued: 0,
     };
     let ask = Ask { id: 1, arrival_ns: 0, tokens, ttft_ns: None, admitted: false, groups: true };
     match LateBinding::default().choose_now(&ask, &view) {
         Choice::Place(placement) => placement.takes_ns() as f64 / 1e9,
-        Choice::Wait | Choice::Refuse { .. } => f64::NAN,
+        Choice::Wait | Choice::HoldBack { .. } | Choice::Refuse { .. } => f64::NAN,
     }
 }
 

@@ -127,6 +127,20 @@ impl LateBinding {
         }
     }
 
+    /// Returns the time until which a queued request is held back instead of this placement: an instance is computing
+    /// more of its prompt than any has, and the work that this saves is worth the delay. With a full queue, work that
+    /// is saved serves others, with an empty one nobody; so a request alone is held back only if it is done no later.
+    fn computed_until_ns(&self, ask: &Ask, view: &View<'_>, placement: &Placement) -> Option<u64> {
+        let busy = view.alive().filter(|(_, instance)| !self.takes(instance) && instance.held > placement.reuse);
+        let (at, later) = busy.map(|(at, _)| (at, view.stay(ask, at))).min_by_key(|(_, later)| later.takes_ns())?;
+        let saved_ns = placement.prefill_ns.saturating_sub(later.prefill_ns);
+        let servers = view.alive().count().max(1);
+        let worth = (view.queued.saturating_sub(1) as f64 / servers as f64).min(1.0);
+        let delay_ns = later.takes_ns().saturating_sub(placement.takes_ns());
+        let until_ns = view.now_ns.saturating_add(view.prefill[at].wait_ns.saturating_sub(self.ahead_ns));
+        (delay_ns as f64 <= saved_ns as f64 * worth && until_ns > view.now_ns).then_some(until_ns)
+    }
+
     /// Returns the placements on pipeline groups: with the prefix that all holders can provide, and without any. With
     /// `only_free`, one member accepts queued requests, and the others have at most one request each.
     fn by_groups(&self, ask: &Ask, view: &View<'_>, only_free: bool) -> impl Iterator<Item = Placement> {
@@ -148,7 +162,12 @@ impl Policy for LateBinding {
 
     fn choose(&self, ask: &Ask, view: &View<'_>, queued: bool) -> Choice {
         if queued {
-            return self.place(ask, view, true).map_or(Choice::Wait, Choice::Place);
+            let placement = self.place(ask, view, true);
+            let until_ns = placement.as_ref().and_then(|placement| self.computed_until_ns(ask, view, placement));
+            return match until_ns {
+                Some(until_ns) => Choice::HoldBack { until_ns },
+                None => placement.map_or(Choice::Wait, Choice::Place),
+            };
         }
         self.refusal(ask, view, false).unwrap_or(Choice::Wait)
     }

@@ -97,6 +97,8 @@ struct WaitingRequest {
     best_ns: u64,
     rank: QueueRank,
     flow: FlowNumber,
+    /// Time before which it is not served: an instance computes a prefix of its prompt until then.
+    after_ns: u64,
 }
 
 impl WaitingRequest {
@@ -121,9 +123,10 @@ impl WaitingRequest {
         plan.add(self.best_ns, order.now_ns, &self.request.barred.prefill)
     }
 
-    /// Returns true if one of these instances serves it, or if any instance does.
-    fn is_taken_by(&self, takers: Option<&[u32]>) -> bool {
-        takers.is_none_or(|takers| takers.iter().any(|at| !self.request.barred.prefill.contains(at)))
+    /// Returns true if one of these instances serves it now, or if any instance does.
+    fn is_taken_by(&self, takers: Option<&[u32]>, now_ns: u64) -> bool {
+        self.after_ns <= now_ns
+            && takers.is_none_or(|takers| takers.iter().any(|at| !self.request.barred.prefill.contains(at)))
     }
 
     const fn age_key(&self) -> (u64, u64) {
@@ -228,7 +231,7 @@ impl CentralQueue {
         let rank = self.rank(&request, best_ns, order);
         self.sizes.add(best_ns);
         let flow = self.flows.enter(&request.terms, best_ns, rank.deferred, order.now_ns);
-        let waiting = WaitingRequest { request, best_ns, rank, flow };
+        let waiting = WaitingRequest { request, best_ns, rank, flow, after_ns: 0 };
         let behind = self.waiting.partition_point(|other| other.rank.deadline_ns <= rank.deadline_ns);
         self.waiting.insert(behind, waiting);
     }
@@ -260,21 +263,33 @@ impl CentralQueue {
         QueueRank { deadline_ns, promise: None, deferred }
     }
 
+    /// Lets others go before a request until `after_ns`.
+    pub(super) fn hold_back(&mut self, at: usize, after_ns: u64) {
+        self.waiting[at].after_ns = after_ns;
+    }
+
     /// Removes the request of this number from the queue.
     pub(super) fn remove(&mut self, id: u64) -> Option<Request> {
         self.position(id).map(|at| self.remove_at(at))
     }
 
     pub(super) fn remove_at(&mut self, at: usize) -> Request {
-        let WaitingRequest { request, best_ns, rank, flow } = self.waiting.remove(at);
+        let WaitingRequest { request, best_ns, rank, flow, .. } = self.waiting.remove(at);
         self.flows.leave(flow, best_ns, rank.deferred);
         request
     }
 
     /// Removes a request that starts, with a prefill of `work_ns`, on an instance of `takers`.
-    pub(super) fn serve_at(&mut self, at: usize, takers: Option<&[u32]>, work_ns: u64, rules: &QueueRules) -> Request {
+    pub(super) fn serve_at(
+        &mut self,
+        at: usize,
+        takers: Option<&[u32]>,
+        work_ns: u64,
+        rules: &QueueRules,
+        now_ns: u64,
+    ) -> Request {
         let flow = self.waiting[at].flow;
-        let of_flow = self.waiting.iter().filter(|waiting| waiting.flow == flow && waiting.is_taken_by(takers));
+        let of_flow = self.waiting.iter().filter(|waiting| waiting.flow == flow && waiting.is_taken_by(takers, now_ns));
         let is_oldest = of_flow.map(WaitingRequest::age_key).min() == Some(self.waiting[at].age_key());
         let is_promised = self.waiting[at].rank.promise.is_some();
         self.flows.serve(flow, work_ns, is_oldest, rules);
@@ -294,7 +309,8 @@ impl CentralQueue {
         if takers.is_some_and(<[u32]>::is_empty) {
             return None;
         }
-        let takeable = || self.waiting.iter().enumerate().filter(|(_, waiting)| waiting.is_taken_by(takers));
+        let takeable =
+            || self.waiting.iter().enumerate().filter(|(_, waiting)| waiting.is_taken_by(takers, order.now_ns));
         let mut oldest: Vec<Option<usize>> = vec![None; self.flows.count()];
         for (at, waiting) in takeable() {
             let of_flow = &mut oldest[waiting.flow];

@@ -153,6 +153,7 @@ impl Scheduler {
             cache_tokens: views.cache_tokens,
             groups: &views.groups,
             offered: self.arrivals.offered(now_ns),
+            queued: self.queue.len(),
         }
     }
 
