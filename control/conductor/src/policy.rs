@@ -324,9 +324,9 @@ pub enum Choice {
     Place(Placement),
     /// Queue the request until an instance is about to be free.
     Wait,
-    /// Let others go before this queued request until `until_ns`: an instance computes a prefix of its prompt, and would
-    /// be done with it about as early, and with less work.
-    HoldBack { until_ns: u64 },
+    /// Let others go before this queued request until `until_ns`: an instance computes a prefix of its prompt, and
+    /// would be done with it about as early, and with less work.
+    AwaitPrefix { until_ns: u64 },
     /// Reject the request; a retry may succeed after `retry_after_ns`.
     Refuse { why: Refusal, retry_after_ns: u64 },
 }

@@ -221,7 +221,7 @@ impl Scheduler {
                 self.arrivals.add(computes_ns, now_ns);
                 Ok(())
             }
-            Choice::Wait | Choice::HoldBack { .. } => {
+            Choice::Wait | Choice::AwaitPrefix { .. } => {
                 if self.queue.get(request.id).is_some() {
                     return Ok(());
                 }
@@ -443,8 +443,8 @@ impl Scheduler {
                     self.sessions.end(&request, None, now_ns);
                     return Ok(Some(Next::Refused { id: request.id, why, retry_after_ns }));
                 }
-                // Each request is held back at most once at a time, so this ends.
-                Choice::HoldBack { until_ns } => self.queue.hold_back(at, until_ns.max(now_ns + 1)),
+                // Each request awaits a prefix at most once at a time, so this ends.
+                Choice::AwaitPrefix { until_ns } => self.queue.await_prefix(at, until_ns.max(now_ns + 1)),
                 // An instance accepts requests, so the policy has no better candidate in the queue either.
                 Choice::Wait => return Ok(None),
             }

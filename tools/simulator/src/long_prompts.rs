@@ -124,7 +124,7 @@ fn idle_s(tokens: u32, cached: u32, stages: usize, layer_wise: bool, chunk_token
     let ask = Ask { id: 1, arrival_ns: 0, tokens, ttft_ns: None, admitted: false, groups: true };
     match LateBinding::default().choose_now(&ask, &view) {
         Choice::Place(placement) => placement.takes_ns() as f64 / 1e9,
-        Choice::Wait | Choice::HoldBack { .. } | Choice::Refuse { .. } => f64::NAN,
+        Choice::Wait | Choice::AwaitPrefix { .. } | Choice::Refuse { .. } => f64::NAN,
     }
 }
 

@@ -251,7 +251,7 @@ impl RequestLedger {
             Choice::Refuse { why, retry_after_ns } => {
                 ScheduleReply::Refused { why: ScheduleRefusal::of(why), retry_after_ns }
             }
-            Choice::Wait | Choice::HoldBack { .. } => {
+            Choice::Wait | Choice::AwaitPrefix { .. } => {
                 let (position, eta_ns) = pool.scheduler.ahead(request, now_ns);
                 ScheduleReply::Queued { reservation: 0, position: position as u32, eta_ns }
             }

@@ -11,6 +11,8 @@
 //!   and the time to compute again what it would evict of sessions whose next turn is expected.
 //!   Missing blocks are fetched from all their holders, several at a time, and are not kept: a copy would evict blocks
 //!   without another replica. Only if NICs are busy, which means that the prefix is hot, copies are kept.
+//! * A queued request whose prefix an instance is computing lets others go before it until then, if that saves more
+//!   work than it delays: otherwise prompts that begin alike and arrive together are computed several times.
 //! * A pipeline group prefills a prompt if that costs less: the time to its first token, and the time for which others
 //!   wait because all members are busy ([`View::total_cost_ns`]). One member is about to be free, the others have at
 //!   most one request, and no other request is queued.
@@ -127,9 +129,10 @@ impl LateBinding {
         }
     }
 
-    /// Returns the time until which a queued request is held back instead of this placement: an instance is computing
-    /// more of its prompt than any has, and the work that this saves is worth the delay. With a full queue, work that
-    /// is saved serves others, with an empty one nobody; so a request alone is held back only if it is done no later.
+    /// Returns the time until which a queued request awaits a prefix instead of this placement: an instance is
+    /// computing more of its prompt than any has, and the work that this saves is worth the delay. With a full queue,
+    /// work that is saved serves others, with an empty one nobody; so a request alone waits only if it is done no
+    /// later.
     fn computed_until_ns(&self, ask: &Ask, view: &View<'_>, placement: &Placement) -> Option<u64> {
         let busy = view.alive().filter(|(_, instance)| !self.takes(instance) && instance.held > placement.reuse);
         let (at, later) = busy.map(|(at, _)| (at, view.stay(ask, at))).min_by_key(|(_, later)| later.takes_ns())?;
@@ -165,7 +168,7 @@ impl Policy for LateBinding {
             let placement = self.place(ask, view, true);
             let until_ns = placement.as_ref().and_then(|placement| self.computed_until_ns(ask, view, placement));
             return match until_ns {
-                Some(until_ns) => Choice::HoldBack { until_ns },
+                Some(until_ns) => Choice::AwaitPrefix { until_ns },
                 None => placement.map_or(Choice::Wait, Choice::Place),
             };
         }

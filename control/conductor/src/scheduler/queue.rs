@@ -263,8 +263,8 @@ impl CentralQueue {
         QueueRank { deadline_ns, promise: None, deferred }
     }
 
-    /// Lets others go before a request until `after_ns`.
-    pub(super) fn hold_back(&mut self, at: usize, after_ns: u64) {
+    /// Lets others go before a request until `after_ns`, when a prefix of its prompt is computed.
+    pub(super) fn await_prefix(&mut self, at: usize, after_ns: u64) {
         self.waiting[at].after_ns = after_ns;
     }
 

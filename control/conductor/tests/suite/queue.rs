@@ -289,3 +289,49 @@ fn longest_prompts_do_not_overflow_the_wait() {
         assert!(!conductor.table(SECOND).instances.is_empty());
     }
 }
+
+/// Returns a Conductor whose two instances prefill, `p0` the prompt 1 and `p1` another one that is as long, with
+/// requests for these prompts in the queue; and the reservation on `p1`.
+fn computing(queued: &[(&str, u64)]) -> (Conductor, u64) {
+    let mut conductor = conductor(2);
+    let first = conductor.schedule(&Schedule { barred: vec!["p1".to_owned()], ..asked("x", prompt(1, 2_000)) }, 0);
+    let second = conductor.schedule(&Schedule { barred: vec!["p0".to_owned()], ..asked("y", prompt(2, 2_000)) }, 0);
+    for (name, seed) in queued {
+        let answer = conductor.schedule(&asked(name, prompt(*seed, 2_000)), 0).expect("good");
+        assert!(matches!(answer, ScheduleReply::Queued { .. }), "{answer:?}");
+    }
+    assigned(&first.expect("good"));
+    (conductor, assigned(&second.expect("good")).reservation)
+}
+
+#[test]
+fn request_whose_prefix_is_being_computed_lets_others_go_before_it() {
+    // `b` has the prompt that `p0` is computing: on `p1` it would be computed twice.
+    let (mut conductor, on_p1) = computing(&[("b", 1), ("c", 3), ("d", 4)]);
+    conductor.update(on_p1, RequestStep::Ended, SECOND / 10).expect("booked");
+    let told = told(&mut conductor);
+    let [PlacementNotice { request, answer, .. }] = &told[..] else { panic!("one goes: {told:?}") };
+    assert_eq!((&**request, &*assigned(answer).prefill), ("c", "p1"));
+}
+
+#[test]
+fn request_alone_in_the_queue_is_computed_twice_rather_than_late() {
+    // Nobody else would use the time that waiting for `p0` saves.
+    let (mut conductor, on_p1) = computing(&[("b", 1)]);
+    conductor.update(on_p1, RequestStep::Ended, 0).expect("booked");
+    let told = told(&mut conductor);
+    let [PlacementNotice { request, answer, .. }] = &told[..] else { panic!("it goes: {told:?}") };
+    assert_eq!((&**request, &*assigned(answer).prefill), ("b", "p1"));
+}
+
+#[test]
+fn request_that_awaited_a_prefix_goes_after_the_computing_instance_is_lost() {
+    let (mut conductor, on_p1) = computing(&[("b", 1), ("c", 3), ("d", 4)]);
+    conductor.update(on_p1, RequestStep::Ended, SECOND / 10).expect("booked");
+    let on_p1 = assigned(&told(&mut conductor)[0].answer).reservation;
+    conductor.deregister("p0", 1, SECOND).expect("known");
+    // At the latest when the lost prefill would have been done.
+    conductor.update(on_p1, RequestStep::Ended, 20 * SECOND).expect("booked");
+    conductor.tick(20 * SECOND);
+    assert!(told(&mut conductor).iter().any(|told| &*told.request == "b"), "it is not forgotten");
+}

@@ -168,7 +168,7 @@ fn priorities_of_one_flow_do_not_take_the_share_of_another() {
     }
     let mut served = Vec::new();
     while let Some(at) = queue.first(&order(0), None) {
-        served.push(queue.serve_at(at, None, SECOND, &rules).id / 10);
+        served.push(queue.serve_at(at, None, SECOND, &rules, 0).id / 10);
     }
     assert_eq!(served, [0, 1, 0, 1, 0, 1, 0, 1]);
 }
@@ -224,7 +224,7 @@ fn an_admitted_request_is_in_time_beside_a_flood_of_a_higher_priority() {
     queue.push(own, 2 * SECOND, &at(0));
     for now_s in 0..12 {
         let next = queue.first(&at(now_s), None).expect("some wait");
-        assert!(queue.serve_at(next, None, SECOND, &rules).id < 100, "the flood is served while there is time");
+        assert!(queue.serve_at(next, None, SECOND, &rules, 0).id < 100, "the flood is served while there is time");
     }
     assert_eq!(first(&queue, &at(12)), Some(200), "it is done at 14 s");
 }
@@ -296,7 +296,7 @@ impl Servers {
             let instances = self.instances();
             let Some(next) = self.queue.first(&self.order(&instances), None) else { break };
             let best_ns = self.queue.waiting[next].best_ns;
-            let id = self.queue.serve_at(next, None, best_ns, &self.rules).id;
+            let id = self.queue.serve_at(next, None, best_ns, &self.rules, 0).id;
             self.free_ns[at] = self.now_ns + best_ns;
             self.done.push((id, self.free_ns[at]));
         }
@@ -382,7 +382,7 @@ fn a_flow_that_no_free_instance_serves_moves_no_start() {
     for id in 1..300 {
         queue.push(of_flow(id, "steady", 0), SECOND, &order(id));
         let at = queue.first(&order(id), takers).expect("it is taken");
-        assert_eq!(queue.serve_at(at, takers, SECOND, &rules).id, id);
+        assert_eq!(queue.serve_at(at, takers, SECOND, &rules, 0).id, id);
     }
     // A flow that begins now has saved up nothing, nor has the one that was not served.
     (1_000..1_400).for_each(|id| queue.push(of_flow(id, "flood", 4), SECOND, &order(300)));
@@ -390,7 +390,7 @@ fn a_flow_that_no_free_instance_serves_moves_no_start() {
     (2_000..2_400).for_each(|id| queue.push(of_flow(id, "stuck", 4), SECOND, &order(300)));
     let mut served = (0..6).map(|_| {
         let at = queue.first(&order(301), takers).expect("it is taken");
-        queue.serve_at(at, takers, SECOND, &rules).id
+        queue.serve_at(at, takers, SECOND, &rules, 0).id
     });
     assert!(served.any(|id| id == 400), "within two turns of each");
 }
@@ -411,7 +411,7 @@ fn a_stream_of_new_flows_does_not_starve_one_that_waits() {
             }
             let at = queue.first(&order(step), None).expect("some wait");
             let work_ns = queue.waiting[at].best_ns;
-            if queue.serve_at(at, None, work_ns, &rules).id < 3 {
+            if queue.serve_at(at, None, work_ns, &rules, 0).id < 3 {
                 last = step;
             }
         }
@@ -432,7 +432,7 @@ fn the_oldest_is_the_oldest_that_a_free_instance_serves() {
     let mut low = 0;
     for _ in 0..40 {
         let at = queue.first(&order, takers).expect("it is taken");
-        low += u32::from(queue.serve_at(at, takers, SECOND, &rules).id <= 50);
+        low += u32::from(queue.serve_at(at, takers, SECOND, &rules, 0).id <= 50);
     }
     assert_eq!(low, 3, "one in eleven is the oldest, whatever its priority");
 }
@@ -463,7 +463,7 @@ proptest! {
         let mut serve = |queue: &mut CentralQueue, now_ns: &mut u64, limits: &[(u64, u64)]| {
             let Some(at) = queue.first(&order(*now_ns), None) else { return Ok(()) };
             let best_ns = queue.waiting[at].best_ns;
-            let id = queue.serve_at(at, None, best_ns, &rules).id;
+            let id = queue.serve_at(at, None, best_ns, &rules, 0).id;
             let (began_ns, limit_ns) = limits[id as usize];
             prop_assert!(served_ns - began_ns <= limit_ns, "request {id}: {} > {limit_ns}", served_ns - began_ns);
             served_ns += best_ns;
@@ -591,7 +591,7 @@ proptest! {
         let serve = |queue: &mut CentralQueue, served_ns: &mut u64, now_ns: &mut u64| {
             let Some(at) = queue.first(&order(*now_ns), None) else { return Ok(()) };
             let best_ns = queue.waiting[at].best_ns;
-            let id = queue.serve_at(at, None, best_ns, &rules).id;
+            let id = queue.serve_at(at, None, best_ns, &rules, 0).id;
             let (began_ns, limit_ns) = limits.borrow()[id as usize];
             let waited_ns = (*served_ns - began_ns) as f64;
             prop_assert!(waited_ns <= limit_ns, "request {id}: {waited_ns} > {limit_ns}");
