@@ -114,9 +114,8 @@ fn priorities_of_client_command_and_http_outlast_a_flood() {
     for name in ["high", "command", "http", "client"] {
         assert!(client.batch_exists(&keys(name)).unwrap().into_iter().all(|there| there), "{name}");
     }
-    for name in ["usual", "low"] {
-        assert!(!client.batch_exists(&keys(name)).unwrap().contains(&true), "{name}");
-    }
+    // The flood has the same priority. What is lower may remain, up to its floor.
+    assert!(!client.batch_exists(&keys("usual")).unwrap().contains(&true));
     let listed = client.keys().list(None).unwrap();
     for (name, number) in [("high-0", 3), ("command-0", 4), ("http-0", 2), ("client-0", 1)] {
         let key = listed.keys.iter().find(|key| key.key == name.as_bytes()).expect("it is there");

@@ -134,6 +134,9 @@ struct Instance {
 
 /// Runs each policy and shows its results.
 pub(super) fn replay(plan: &Plan, trace: &Trace, flags: &LiveFlags, json: Option<&str>) -> Result<(), Failure> {
+    if flags.groups.is_some() && !flags.chunk.is_multiple_of(BLOCK_TOKENS) {
+        return Err(format!("--chunk {} is not a multiple of the block's {BLOCK_TOKENS} tokens", flags.chunk).into());
+    }
     if let Some(place) = &flags.kill_control {
         return with_kill(plan, trace, flags, place, json);
     }
@@ -260,9 +263,6 @@ fn one(
     policy: PlacementPolicy,
     own: Option<&mut OwnCluster>,
 ) -> Result<ServedRun, Failure> {
-    if flags.groups.is_some() && !flags.chunk.is_multiple_of(BLOCK_TOKENS) {
-        return Err(format!("--chunk {} is not a multiple of the block's {BLOCK_TOKENS} tokens", flags.chunk).into());
-    }
     let control = plan.control();
     let block_bytes = usize::try_from(plan.block_bytes)?;
     let config = ClientConfig { control: control.clone(), ..ClientConfig::local(&plan.cluster) };
