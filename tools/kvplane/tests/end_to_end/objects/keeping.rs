@@ -116,9 +116,17 @@ fn priorities_of_client_command_and_http_outlast_a_flood() {
     }
     // The flood has the same priority. What is lower may remain, up to its floor.
     assert!(!client.batch_exists(&keys("usual")).unwrap().contains(&true));
-    let listed = client.keys().list(None).unwrap();
+    let (mut listed, mut cursor) = (Vec::new(), None);
+    loop {
+        let page = client.keys().list(cursor).unwrap();
+        listed.extend(page.keys);
+        cursor = page.next;
+        if cursor.is_none() {
+            break;
+        }
+    }
     for (name, number) in [("high-0", 3), ("command-0", 4), ("http-0", 2), ("client-0", 1)] {
-        let key = listed.keys.iter().find(|key| key.key == name.as_bytes()).expect("it is there");
+        let key = listed.iter().find(|key| key.key == name.as_bytes()).expect("it is there");
         assert_eq!(key.priority, rank(number), "{name}");
     }
     ctl(&["5", "high-0"]).failed(2, &["from -4 to 4, not 5"]);
