@@ -185,7 +185,8 @@ async fn measure(client: &Client, first: u64, piggybacks: bool) -> Result<(), Fa
         asked.spawn(async move {
             let (schedule, gone) = (ask(first + at), std::mem::take(&mut *locked(&ended)));
             let answer = if piggybacks {
-                client.call(&ScheduleOnTerms { schedule, terms: RequestTerms::default(), ended: gone }).await
+                let (terms, finished) = (RequestTerms::default(), Vec::new());
+                client.call(&ScheduleOnTerms { schedule, terms, ended: gone, finished }).await
             } else {
                 client.call(&schedule).await
             };

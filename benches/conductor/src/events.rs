@@ -27,7 +27,6 @@ pub(crate) struct Load {
     pub contents: Vec<Vec<u64>>,
     pub stores: Vec<Store>,
     pub blocks: usize,
-    pub stored_blocks: usize,
 }
 
 /// Reads the ids of blocks of each request.
@@ -69,7 +68,6 @@ impl Load {
             }
         }
         let blocks = prompts.iter().map(Vec::len).sum();
-        let stored_blocks = stores.iter().map(|store| store.blocks).sum();
-        Self { prompts, contents, stores, blocks, stored_blocks }
+        Self { prompts, contents, stores, blocks }
     }
 }

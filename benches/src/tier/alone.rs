@@ -233,6 +233,7 @@ impl Alone {
             payload: Span::pool(at as u64, bytes),
             checksum: None,
             pinned: false,
+            hits: 0,
             names_parts: false,
             copied: false,
             ack,

@@ -80,7 +80,7 @@ pub use kvplane_engine::{
 pub use kvplane_proto::digest::KeysOf;
 pub use kvplane_proto::histogram::Histogram;
 pub use kvplane_proto::map::ClusterMap;
-pub use kvplane_proto::message::PutOptions;
+pub use kvplane_proto::message::{ObjectPriority, PriorityOutOfRange, PutOptions};
 pub use kvplane_proto::{Digest, NodeId, Status, Version};
 pub use kvplane_rpc as rpc;
 pub use kvplane_sys::advice::give_back_free_memory;

@@ -16,8 +16,9 @@ use kvplane_conductor::fallback;
 use kvplane_proto::Digest;
 use kvplane_rpc::Role;
 use kvplane_rpc::conductor::{
-    Assignment, InstancePart, InstanceStatus, InstanceTable, RequestStep, RequestTerms, Reschedule, Schedule,
-    ScheduleOnTerms, ScheduleRefusal, ScheduleReply, UpdateRequest, WatchAssignments, WatchInstances,
+    Assignment, GroupAssignment, InstancePart, InstanceStatus, InstanceTable, RequestOutput, RequestStep, RequestTerms,
+    Reschedule, Schedule, ScheduleOnTerms, ScheduleRefusal, ScheduleReply, ScheduleWithGroups, UpdateRequest,
+    WatchAssignments, WatchInstances,
 };
 use kvplane_rpc::message::{CreateTask, Request};
 use kvplane_sys::interrupt;
@@ -26,7 +27,7 @@ use kvplane_sys::random::random_u64;
 use crate::error::Error;
 use crate::link::ControlLink;
 use crate::which::Control;
-use ended::EndedReservations;
+use ended::{EndedReservation, EndedReservations};
 
 /// Backoff after the Conductor could not be reached.
 const LEAVE_ALONE: Duration = Duration::from_millis(500);
@@ -34,14 +35,15 @@ const LEAVE_ALONE: Duration = Duration::from_millis(500);
 const LOOK: Duration = Duration::from_millis(100);
 /// Number of blocks of a request from which no ended reservations are sent with it.
 const LONG_PROMPT_BLOCKS: usize = 100_000;
-/// Limit of received placements that no caller has fetched.
-const TOLD: usize = 65_536;
 
 /// Placement of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Decision {
     /// Placed and reserved by the Conductor: report its progress ([`Scheduler::update`]), and its end.
     Booked(Assignment),
+    /// Placed on a pipeline group and reserved by the Conductor, as the answer to [`Scheduler::schedule_with_groups`]
+    /// only.
+    BookedGroup(GroupAssignment),
     /// Placed by the local rule, because the Conductor is unreachable.
     Local {
         /// Instance that prefills.
@@ -63,11 +65,29 @@ struct Inner {
     table: InstanceTable,
     /// Number of tables received.
     tables: u64,
-    /// Placements that no caller has fetched, by request.
-    told: HashMap<Arc<str>, ScheduleReply>,
+    /// Answers that callers wait for, by request: the stream also tells of requests that nobody waits for, such as
+    /// those that have ended here already.
+    awaited: HashMap<Arc<str>, AwaitedAnswer>,
     /// Number of requests placed by the local rule, by instance.
     local: HashMap<String, u32>,
     left_alone_until: Option<Instant>,
+}
+
+impl Inner {
+    /// Keeps an answer for a caller that waits for it.
+    fn tell(&mut self, request: &str, answer: ScheduleReply) {
+        if let Some(awaited) = self.awaited.get_mut(request) {
+            awaited.told = Some(answer);
+        }
+    }
+}
+
+/// Answer that callers wait for.
+#[derive(Default)]
+struct AwaitedAnswer {
+    callers: usize,
+    /// Received answer that no caller has fetched.
+    told: Option<ScheduleReply>,
 }
 
 #[derive(Default)]
@@ -82,6 +102,32 @@ impl SchedulerState {
     fn inner(&self) -> MutexGuard<'_, Inner> {
         // Every change under the lock is complete.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Caller that waits for the answer to a request, until it is dropped.
+struct Awaiting<'a> {
+    shared: &'a SchedulerState,
+    request: Arc<str>,
+}
+
+impl<'a> Awaiting<'a> {
+    fn new(shared: &'a SchedulerState, request: &str) -> Self {
+        let request: Arc<str> = request.into();
+        shared.inner().awaited.entry(Arc::clone(&request)).or_default().callers += 1;
+        Self { shared, request }
+    }
+}
+
+impl Drop for Awaiting<'_> {
+    fn drop(&mut self) {
+        let mut inner = self.shared.inner();
+        if let Some(awaited) = inner.awaited.get_mut(&self.request) {
+            awaited.callers -= 1;
+            if awaited.callers == 0 {
+                inner.awaited.remove(&self.request);
+            }
+        }
     }
 }
 
@@ -141,9 +187,7 @@ impl Scheduler {
             let stream = Stream(Arc::clone(&self.shared), |shared| &shared.assignments);
             self.link.stream(WatchAssignments { client: self.client }, move |assigned| {
                 let mut inner = stream.0.inner();
-                if inner.told.len() < TOLD {
-                    inner.told.insert(assigned.request, assigned.answer);
-                }
+                inner.tell(&assigned.request, assigned.answer);
                 drop(inner);
                 stream.0.changed.notify_all();
                 true
@@ -245,8 +289,28 @@ impl Scheduler {
         if request.wait_ns == 0 {
             request.wait_ns = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
         }
-        let call = ScheduleOnTerms { schedule: request, terms, ended: Vec::new() };
-        self.settle(&call, until, |line| line.place(&call))
+        let call = ScheduleOnTerms { schedule: request, terms, ended: Vec::new(), finished: Vec::new() };
+        self.settle(&call, until, Self::place)
+    }
+
+    /// Returns the placement of a request with terms as [`Self::schedule_on_terms`] does, on an instance or on a
+    /// pipeline group ([`Decision::BookedGroup`]): for a caller that can drive the stages of one.
+    ///
+    /// # Errors
+    /// Those of [`Self::schedule_on_terms`]. A control plane of an earlier version does not know this call.
+    pub fn schedule_with_groups(
+        &self,
+        mut request: Schedule,
+        terms: RequestTerms,
+        patience: Duration,
+    ) -> Result<Decision, Error> {
+        request.client = self.client;
+        let until = Instant::now() + patience;
+        if request.wait_ns == 0 {
+            request.wait_ns = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
+        }
+        let call = ScheduleOnTerms { schedule: request, terms, ended: Vec::new(), finished: Vec::new() };
+        self.settle(&call, until, Self::place_with_groups)
     }
 
     /// Places a reserved request again whose instances `failed`; it keeps its position in the queue. `request` is the
@@ -264,11 +328,14 @@ impl Scheduler {
         request.client = self.client;
         request.barred.extend_from_slice(failed);
         // The Conductor keeps the terms of the reservation.
-        let again = ScheduleOnTerms { schedule: request, terms: RequestTerms::default(), ended: Vec::new() };
+        let terms = RequestTerms::default();
+        let again = ScheduleOnTerms { schedule: request, terms, ended: Vec::new(), finished: Vec::new() };
         let call = Reschedule { reservation, failed: failed.to_vec() };
-        // Placements received earlier name the instances that failed.
-        self.shared.inner().told.remove(again.schedule.request.as_str());
-        self.settle(&again, Instant::now() + patience, |line| line.ask(call))
+        let mut first = Some(call);
+        self.settle(&again, Instant::now() + patience, move |line, again| match first.take() {
+            Some(call) => line.ask(call),
+            None => line.place(again),
+        })
     }
 
     /// Obtains the outcome of a request until then; by the local rule while the Conductor does not answer.
@@ -276,30 +343,29 @@ impl Scheduler {
         &self,
         call: &ScheduleOnTerms,
         until: Instant,
-        first: impl FnOnce(&Self) -> Result<ScheduleReply, Error>,
+        mut ask: impl FnMut(&Self, &ScheduleOnTerms) -> Result<ScheduleReply, Error>,
     ) -> Result<Decision, Error> {
         let request = &call.schedule;
         if self.shared.inner().left_alone_until.is_some_and(|until| Instant::now() < until) {
             return self.decide(request);
         }
         let id = request.request.as_str();
-        let mut asked = first(self);
+        // Before the call: its answer may be told before this thread waits for it.
+        let _awaiting = Awaiting::new(&self.shared, id);
+        let mut asked = ask(self, call);
         loop {
             match asked {
                 Err(error) if error.is_unanswered() => return self.decide(request),
                 Err(error) => return Err(error),
-                Ok(ScheduleReply::Assigned(assignment)) => {
-                    self.shared.inner().told.remove(id);
-                    return Ok(Decision::Booked(assignment));
-                }
+                Ok(ScheduleReply::Assigned(assignment)) => return Ok(Decision::Booked(assignment)),
+                Ok(ScheduleReply::AssignedGroup(assignment)) => return Ok(Decision::BookedGroup(assignment)),
                 Ok(ScheduleReply::Refused { why, retry_after_ns }) => {
-                    self.shared.inner().told.remove(id);
                     return Ok(Decision::Refused { why, retry_after: Duration::from_nanos(retry_after_ns) });
                 }
                 Ok(ScheduleReply::Queued { reservation, .. }) => {
                     asked = match self.wait_told(id, until) {
                         Some(told) => Ok(told),
-                        None if Instant::now() < until && !interrupt::is_ended() => self.place(call),
+                        None if Instant::now() < until && !interrupt::is_ended() => ask(self, call),
                         None => {
                             // The reservation may have ended at the same moment.
                             let _ = self.update(reservation, RequestStep::Ended);
@@ -314,15 +380,39 @@ impl Scheduler {
     /// Requests a placement; the call contains reservations that have ended. Without these and without terms it is a
     /// call that earlier control planes know, too.
     fn place(&self, call: &ScheduleOnTerms) -> Result<ScheduleReply, Error> {
+        self.end_and_ask(call, |on_terms| {
+            let ends_none = on_terms.ended.is_empty() && on_terms.finished.is_empty();
+            if ends_none && on_terms.terms == RequestTerms::default() {
+                return self.ask(on_terms.schedule);
+            }
+            self.ask(on_terms)
+        })
+    }
+
+    /// Requests a placement on an instance or a pipeline group; the call contains reservations that have ended.
+    fn place_with_groups(&self, call: &ScheduleOnTerms) -> Result<ScheduleReply, Error> {
+        self.end_and_ask(call, |on_terms| self.ask(ScheduleWithGroups { on_terms }))
+    }
+
+    /// Makes a call with reservations that have ended; these are sent again if the call fails.
+    fn end_and_ask(
+        &self,
+        call: &ScheduleOnTerms,
+        ask: impl FnOnce(ScheduleOnTerms) -> Result<ScheduleReply, Error>,
+    ) -> Result<ScheduleReply, Error> {
         // A prompt may take nearly all of a message.
         let most = if call.schedule.hashes.len() > LONG_PROMPT_BLOCKS { 0 } else { MOST_ENDED };
-        let ended = self.ended_reservations.take(most);
-        if ended.is_empty() && call.terms == RequestTerms::default() {
-            return self.ask(call.schedule.clone());
-        }
+        let all = self.ended_reservations.take(most);
         let (schedule, terms) = (call.schedule.clone(), call.terms.clone());
-        let asked = self.ask(ScheduleOnTerms { schedule, terms, ended: ended.clone() });
-        if asked.is_err() && self.ended_reservations.put_back(ended) {
+        let (mut ended, mut finished) = (Vec::new(), Vec::new());
+        for EndedReservation { reservation, output } in &all {
+            match output {
+                None => ended.push(*reservation),
+                Some(output) => finished.push((*reservation, *output)),
+            }
+        }
+        let asked = ask(ScheduleOnTerms { schedule, terms, ended, finished });
+        if asked.is_err() && self.ended_reservations.put_back(all) {
             self.start_releases();
         }
         asked
@@ -358,7 +448,7 @@ impl Scheduler {
     fn wait_told(&self, request: &str, until: Instant) -> Option<ScheduleReply> {
         let mut inner = self.shared.inner();
         loop {
-            if let Some(told) = inner.told.remove(request) {
+            if let Some(told) = inner.awaited.get_mut(request).and_then(|awaited| awaited.told.take()) {
                 return Some(told);
             }
             let now = Instant::now();
@@ -412,8 +502,20 @@ impl Scheduler {
     /// Ends a request, whatever its outcome: its reservation as [`Self::release`] does, or its count among those that
     /// were placed by the local rule.
     pub fn ended(&self, decision: &Decision) {
+        self.end(decision, None);
+    }
+
+    /// Ends a request as [`Self::ended`] does, after it has generated its whole output: the Conductor expects outputs
+    /// and decode times of later requests by it.
+    pub fn finished(&self, decision: &Decision, output: RequestOutput) {
+        self.end(decision, Some(output));
+    }
+
+    fn end(&self, decision: &Decision, output: Option<RequestOutput>) {
         let prefill = match decision {
-            Decision::Booked(assignment) => return self.release(assignment.reservation),
+            Decision::Booked(assignment) | Decision::BookedGroup(GroupAssignment { assignment, .. }) => {
+                return self.release(assignment.reservation, output);
+            }
             Decision::Local { prefill, .. } => prefill,
             Decision::Refused { .. } => return,
         };
@@ -426,14 +528,14 @@ impl Scheduler {
         }
     }
 
-    /// Ends a reservation without a call of its own: the Conductor learns of it with the next request, or within some
-    /// 20 ms if none follows.
-    pub fn release(&self, reservation: u64) {
+    /// Ends a reservation, with the output of its request if that is known, without a call of its own: the Conductor
+    /// learns of it with the next request, or within some 20 ms if none follows.
+    pub fn release(&self, reservation: u64, output: Option<RequestOutput>) {
         // Nothing was booked.
         if reservation == 0 {
             return;
         }
-        if self.ended_reservations.add(reservation) {
+        if self.ended_reservations.add(EndedReservation { reservation, output }) {
             self.start_releases();
         }
     }
@@ -441,8 +543,9 @@ impl Scheduler {
     /// Starts the thread that releases reservations which no request follows.
     fn start_releases(&self) {
         let (link, budget) = (self.link.clone(), self.budget);
-        self.ended_reservations.start(move |reservation| {
-            let ended = link.call_within(UpdateRequest { reservation, step: RequestStep::Ended }, budget);
+        self.ended_reservations.start(move |EndedReservation { reservation, output }| {
+            let step = output.map_or(RequestStep::Ended, RequestStep::Finished);
+            let ended = link.call_within(UpdateRequest { reservation, step }, budget);
             !ended.is_err_and(|error| error.is_unanswered())
         });
     }
@@ -453,5 +556,24 @@ impl Scheduler {
     /// When its reservation no longer exists, or the Conductor is unreachable.
     pub fn update(&self, reservation: u64, step: RequestStep) -> Result<(), Error> {
         self.call(UpdateRequest { reservation, step }).map(|_| ())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_that_nobody_waits_for_are_not_kept() {
+        let shared = SchedulerState::default();
+        let lost = || ScheduleReply::Refused { why: ScheduleRefusal::Lost, retry_after_ns: 0 };
+        (0..10).for_each(|at| shared.inner().tell(&format!("r{at}"), lost()));
+        assert!(shared.inner().awaited.is_empty());
+        let (one, other) = (Awaiting::new(&shared, "r"), Awaiting::new(&shared, "r"));
+        shared.inner().tell("r", lost());
+        drop(one);
+        assert!(shared.inner().awaited["r"].told.is_some(), "another caller waits");
+        drop(other);
+        assert!(shared.inner().awaited.is_empty());
     }
 }

@@ -41,8 +41,8 @@ pub use membership::ENDS_INTERVALS;
 pub use message::{Change, Counters, Input, Load, MAX_VERSION_BYTES, MemberView, Output, Reply};
 pub use quotas::{Quotas, ShardIncarnation, TenantFigures};
 pub use record::conductor::{
-    ClassRecord, ConductorKey, ConductorRecord, EventsRecord, InstanceDuty, InstanceRecord, MAX_CONDUCTOR_TEXT_BYTES,
-    MasterRecord, PlacementRecord, SeedRecord, WeightRecord,
+    CapabilitiesRecord, ClassRecord, ConductorKey, ConductorRecord, EventsRecord, InstanceDuty, InstanceRecord,
+    MAX_CONDUCTOR_TEXT_BYTES, MasterRecord, PlacementRecord, SeedRecord, StageRecord, WeightRecord,
 };
 pub use record::{Devices, Header, Layout, MAX_CLUSTER_NAME_BYTES, MemberRecord, Record, RecordError, RecordKey};
 pub use rejection::Rejection;

@@ -205,6 +205,7 @@ pub enum Output {
 
 /// Change of the durable state, which has at most one record per key.
 #[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(clippy::large_enum_variant, reason = "changes are few, and short-lived")]
 pub enum Change {
     /// Store the record under its key, replacing an earlier one.
     Put(Record),

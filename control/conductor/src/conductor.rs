@@ -32,6 +32,8 @@ mod views;
 
 use crate::copies::Copies;
 use crate::policy::{PlacementPolicy, Slo};
+pub use crate::scheduler::{InstanceCapabilities, PipelineMembership};
+use crate::scheduler::{RequestOutput, ServiceTerms};
 
 pub use cache_feed::followed::FollowedFeed;
 pub use cache_feed::snapshot::PoolSnapshot;
@@ -41,26 +43,27 @@ pub use cache_feed::{
 };
 use calls::MOST_BARRED;
 pub use calls::{
-    Assignment, ClientNotice, FetchSource, MOST_ENDED, PlacementNotice, RequestStep, Schedule, ScheduleMode,
-    ScheduleOnTerms, ScheduleRefusal, ScheduleReply,
+    AssignedGroup, AssignedStage, Assignment, ClientNotice, FetchSource, GroupAssignment, MOST_ENDED, PlacementNotice,
+    RequestStep, Schedule, ScheduleMode, ScheduleOnTerms, ScheduleRefusal, ScheduleReply, ScheduleWithGroups,
 };
 pub use config::{ConductorConfig, MAX_ID_BYTES, MAX_PROMPT_BLOCKS};
 pub use durable::{Durable, DurableInstance};
 pub use error::ConductorError;
 use error::bad;
 pub use instance_spec::{
-    EventSource, InstanceLoad, InstancePart, InstanceRegistered, InstanceSpec, RegisterInstance, Registration,
+    EventSource, InstanceLoad, InstancePart, InstanceRegistered, InstanceSpec, RegisterCapabilities, RegisterInstance,
+    Registration,
 };
-pub use instances::InstanceRegistry;
 use instances::ReportCounts;
+pub use instances::{InstanceRegistry, TRUSTED_AFTER};
 pub use limits::{Limit, LimitError, LimitUse};
 pub use pools::{PoolKey, Pools};
-pub use prefixes::{PrefixHolder, PrefixHolders, QueryPrompt};
+pub use prefixes::{HoldersWithStore, PrefixHolder, PrefixHolders, QueryPrompt};
 pub use requests::service::{ClassTerms, MAX_PRIORITY, MAX_SERVICE_NAME_BYTES, RequestTerms, ServiceLevels};
 use requests::{PrefillReport, RequestCounts, RequestLedger, RequestService};
 pub use views::{
-    CandidateStatus, CopyKey, CopyState, CopyWanted, HotPrefix, InstanceRow, InstanceStatus, InstanceTable,
-    ModelStatus, PoolRow, RequestExplained, Table,
+    CandidateStatus, CopyKey, CopyState, CopyWanted, DecodeStatus, HotPrefix, InstanceRow, InstanceStatus,
+    InstanceTable, ModelStatus, PlacementExplained, PoolRow, RequestExplained, Table,
 };
 
 /// Counters of the Conductor.
@@ -210,37 +213,53 @@ impl Conductor {
     /// # Errors
     /// When it is malformed, no instance serves the model, or the id belongs to another request.
     pub fn schedule(&mut self, asked: &Schedule, now_ns: u64) -> Result<ScheduleReply, ConductorError> {
-        self.schedule_on_terms(asked, &RequestTerms::default(), &[], now_ns)
+        self.schedule_on_terms(asked, &RequestTerms::default(), false, now_ns)
     }
 
-    /// Chooses the instances of a request with terms, after it has ended the reservations in `ended`; those that are
-    /// gone already are ignored.
+    /// Ends reservations: those in `ended`, and those in `finished` after they had generated their output. Those that
+    /// are gone already are ignored.
     ///
     /// # Errors
-    /// Those of [`Self::schedule`], and when the terms are out of range or their class is unknown. The reservations
-    /// have ended nevertheless.
-    pub fn schedule_on_terms(
+    /// When there are more than [`MOST_ENDED`].
+    pub fn end_all(
         &mut self,
-        asked: &Schedule,
-        terms: &RequestTerms,
         ended: &[u64],
+        finished: &[(u64, RequestOutput)],
         now_ns: u64,
-    ) -> Result<ScheduleReply, ConductorError> {
-        if ended.len() > MOST_ENDED {
-            return Err(bad(format!("{} reservations end with one call; at most {MOST_ENDED}", ended.len())));
+    ) -> Result<(), ConductorError> {
+        let count = ended.len() + finished.len();
+        if count > MOST_ENDED {
+            return Err(bad(format!("{count} reservations end with one call; at most {MOST_ENDED}")));
         }
-        for reservation in ended {
-            match self.update(*reservation, RequestStep::Ended, now_ns) {
+        let ended = ended.iter().map(|reservation| (*reservation, RequestStep::Ended));
+        let finished = finished.iter().map(|(reservation, output)| (*reservation, RequestStep::Finished(*output)));
+        for (reservation, step) in ended.chain(finished) {
+            match self.update(reservation, step, now_ns) {
                 Ok(()) | Err(ConductorError::UnknownReservation { .. }) => {}
                 Err(error) => return Err(error),
             }
         }
+        Ok(())
+    }
+
+    /// Chooses the instances of a request with terms; with `groups`, a pipeline group if that is better, for a
+    /// scheduler that can drive one.
+    ///
+    /// # Errors
+    /// Those of [`Self::schedule`], and when the terms are out of range or their class is unknown.
+    pub fn schedule_on_terms(
+        &mut self,
+        asked: &Schedule,
+        terms: &RequestTerms,
+        groups: bool,
+        now_ns: u64,
+    ) -> Result<ScheduleReply, ConductorError> {
         asked.check()?;
         if terms.ttft_ns.is_some() && !self.config.policy.heeds_promises() {
             let policy = self.config.policy.label();
             return Err(bad(format!("policy {policy} keeps no objective; only kvplane keeps one of a request")));
         }
-        let terms = self.service.resolve(&asked.context.tenant, terms)?;
+        let terms = ServiceTerms { groups, ..self.service.resolve(&asked.context.tenant, terms)? };
         let pool = self.pools.of_context(&asked.context)?;
         let excluded = self.instances.excluded(pool, &asked.barred);
         self.requests.schedule(asked, pool, RequestService { excluded, terms }, now_ns, &mut self.pools)
@@ -251,31 +270,23 @@ impl Conductor {
     /// # Errors
     /// When there is no such reservation, or its instance was lost.
     pub fn update(&mut self, reservation: u64, step: RequestStep, now_ns: u64) -> Result<(), ConductorError> {
-        if step == RequestStep::Ended {
-            let pool = self.requests.release(reservation, &mut self.pools)?;
+        let ended = match step {
+            RequestStep::Ended => Some(None),
+            RequestStep::Finished(output) => Some(Some(output)),
+            _ => None,
+        };
+        if let Some(output) = ended {
+            let pool = self.requests.release(reservation, output, now_ns, &mut self.pools)?;
             self.requests.poll(pool, now_ns, &mut self.pools);
             return Ok(());
         }
         if let Some(report) = self.requests.progress(reservation, step, now_ns, &mut self.pools)? {
-            self.compare(&report)?;
+            compare(&report, &mut self.pools, &mut self.instances)?;
         }
         if let Some(pool) = self.requests.renew(reservation, now_ns) {
             self.requests.poll(pool, now_ns, &mut self.pools);
         }
         Ok(())
-    }
-
-    /// Compares the reused tokens with the prediction: an instance that repeatedly lacks reported blocks is cleared
-    /// from the index.
-    fn compare(&mut self, report: &PrefillReport) -> Result<(), ConductorError> {
-        let PrefillReport { pool: number, assigned, reused_tokens } = report;
-        let Some(pool) = self.pools.get_mut(*number) else { return Ok(()) };
-        pool.note_reuse(assigned.reuse_tokens, *reused_tokens);
-        let implausible = self.instances.note_reuse(assigned, pool.key.block_tokens, *reused_tokens);
-        match implausible.and_then(|numbers| numbers.prefill) {
-            Some(at) => self.pools.clear(*number, at),
-            None => Ok(()),
-        }
     }
 
     /// Places a request on other instances, because those in `failed` have failed. It keeps its place in the queue.
@@ -321,5 +332,18 @@ impl Conductor {
         let instances_ns = self.look_at_instances(now_ns);
         self.poll(now_ns);
         [instances_ns, self.soon_ns(now_ns)].into_iter().flatten().min()
+    }
+}
+
+/// Compares the reused tokens with the prediction: an instance that repeatedly lacks reported blocks is cleared
+/// from the index.
+fn compare(report: &PrefillReport, pools: &mut Pools, instances: &mut InstanceRegistry) -> Result<(), ConductorError> {
+    let PrefillReport { pool: number, assigned, reused_tokens } = report;
+    let Some(pool) = pools.get_mut(*number) else { return Ok(()) };
+    pool.note_reuse(assigned.reuse_tokens, *reused_tokens);
+    let implausible = instances.note_reuse(assigned, pool.key.block_tokens, *reused_tokens);
+    match implausible.and_then(|numbers| numbers.prefill) {
+        Some(at) => pools.clear(*number, at),
+        None => Ok(()),
     }
 }

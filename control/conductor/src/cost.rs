@@ -1,11 +1,14 @@
-//! Cost model: duration of a prefill, refitted from reports; time between tokens of a decode; duration of a transfer.
+//! Cost model: duration of a prefill and of a decode step, refitted from reports; duration of a transfer.
 //!
 //! Prefill of `n` tokens of which `p` are cached: `c0 + c1 (n-p) + c2 (n²-p²) + c3 p` seconds. The initial coefficients
 //! are a fit to Figure 14 of the FAST'25 paper (LLaMA3-70B on eight A800). They are refitted from the reports of
 //! instances: recursive weighted least squares with exponential forgetting, regularised toward the initial values, and
 //! solved every few reports. An instance that is slower or faster than the others has a factor of its own.
 
-use core::fmt;
+mod decode;
+pub mod pipeline;
+
+pub use decode::{DecodeModel, DecodeModelError, DecodeSteps, LearnedDecode};
 
 /// Tokens by which features are scaled, so that all are close to one.
 const SCALE: f64 = 10_000.0;
@@ -17,6 +20,9 @@ const KEEP: f64 = 0.998;
 const PRIOR: f64 = 0.5;
 /// Gain of the exponential moving averages.
 const FOLLOW: f64 = 0.1;
+/// Greatest ratio of a reported duration to the predicted one, in either direction, that counts: what is beyond it
+/// counts as this much.
+const MOST_RATIO: f64 = 4.0;
 
 /// Model of the duration of a prefill.
 #[derive(Clone, Debug)]
@@ -55,14 +61,22 @@ impl PrefillModel {
         (seconds.max(0.001) * 1e9) as u64
     }
 
-    /// Learns from a prefill that took `took_ns`, on an instance with this factor.
+    /// Learns from a prefill that took `took_ns`, on an instance with this factor; nothing from a duration of 0, which
+    /// is none. A report moves the model by a bounded factor: with a weight by its own duration, one that is far too
+    /// short would count more than all others.
     pub fn report(&mut self, tokens: u32, cached: u32, took_ns: u64, factor: f64) {
-        let seconds = took_ns as f64 / 1e9 / factor;
+        if took_ns == 0 {
+            return;
+        }
+        let reported = took_ns as f64 / 1e9 / factor;
         let predicted = self.predict_ns(tokens, cached) as f64 / 1e9;
-        self.error += FOLLOW * ((predicted / seconds.max(1e-6) - 1.0).abs() - self.error);
+        self.error += FOLLOW * ((predicted / reported.max(1e-6) - 1.0).abs().min(MOST_RATIO) - self.error);
+        let seconds = reported.clamp(predicted / MOST_RATIO, predicted * MOST_RATIO);
         let features = features(tokens, cached);
-        // Relative errors are minimized: a long prefill has no more weight than a short one.
-        let weight = 1.0 / seconds.max(0.01).powi(2);
+        // Relative errors are minimized: a long prefill has no more weight than a short one, nor has one that is
+        // reported too short.
+        let scale = if reported < seconds { predicted } else { seconds };
+        let weight = 1.0 / scale.max(0.01).powi(2);
         for (row, feature) in features.iter().enumerate() {
             self.right[row] = self.right[row] * KEEP + weight * feature * seconds;
             for (column, other) in features.iter().enumerate() {
@@ -102,15 +116,16 @@ fn features(tokens: u32, cached: u32) -> [f64; 4] {
     [1.0, n - p, n * n - p * p, p]
 }
 
-/// Solves the system by Gaussian elimination with pivoting; `None` if it is singular.
-fn solve(mut rows: [[f64; 5]; 4]) -> Option<[f64; 4]> {
-    for column in 0..4 {
-        let pivot = (column..4).max_by(|a, b| rows[*a][column].abs().total_cmp(&rows[*b][column].abs()))?;
+/// Solves a system of `N` rows, each with its right side behind the coefficients, so that `M` is `N + 1`: by Gaussian
+/// elimination with pivoting; `None` if it is singular.
+fn solve<const N: usize, const M: usize>(mut rows: [[f64; M]; N]) -> Option<[f64; N]> {
+    for column in 0..N {
+        let pivot = (column..N).max_by(|a, b| rows[*a][column].abs().total_cmp(&rows[*b][column].abs()))?;
         rows.swap(column, pivot);
         if rows[column][column].abs() < 1e-12 {
             return None;
         }
-        for row in 0..4 {
+        for row in 0..N {
             if row != column {
                 let factor = rows[row][column] / rows[column][column];
                 let pivot = rows[column];
@@ -118,7 +133,7 @@ fn solve(mut rows: [[f64; 5]; 4]) -> Option<[f64; 4]> {
             }
         }
     }
-    let solved = [0, 1, 2, 3].map(|at| rows[at][4] / rows[at][at]);
+    let solved: [f64; N] = core::array::from_fn(|at| rows[at][N] / rows[at][at]);
     solved.iter().all(|value| value.is_finite()).then_some(solved)
 }
 
@@ -133,7 +148,7 @@ impl Default for Factor {
 }
 
 impl Factor {
-    /// Learns from a prefill that took `took_ns` and was predicted by the model alone to take `predicted_ns`.
+    /// Learns from a prefill or a step that took `took_ns` and was predicted by the model alone to take `predicted_ns`.
     pub fn report(&mut self, predicted_ns: u64, took_ns: u64) {
         let seen = took_ns as f64 / predicted_ns.max(1) as f64;
         self.0 += FOLLOW * (seen.clamp(0.1, 10.0) - self.0);
@@ -143,71 +158,6 @@ impl Factor {
     #[must_use]
     pub fn of(self, predicted_ns: u64) -> u64 {
         (predicted_ns as f64 * self.0) as u64
-    }
-}
-
-/// Model of the time between tokens of a decode instance.
-#[derive(Clone, Copy, Debug)]
-pub struct DecodeModel {
-    /// Duration of a step, in nanoseconds.
-    pub base_ns: f64,
-    /// Addition for each resident token of KV cache, in nanoseconds.
-    pub token_ns: f64,
-    /// Addition for each request of the batch, in nanoseconds.
-    pub request_ns: f64,
-}
-
-impl Default for DecodeModel {
-    /// Returns the fit to Figure 14 of the paper: 26.2 ms, and 36 ns per resident token.
-    fn default() -> Self {
-        Self { base_ns: 26.2e6, token_ns: 36.0, request_ns: 0.0 }
-    }
-}
-
-impl DecodeModel {
-    /// Returns the duration of a step with this many resident tokens and requests, in nanoseconds.
-    #[must_use]
-    pub fn step_ns(&self, tokens: u64, requests: usize) -> u64 {
-        (self.base_ns + self.token_ns * tokens as f64 + self.request_ns * requests as f64) as u64
-    }
-}
-
-/// Error of a text that is no [`DecodeModel`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DecodeModelError {
-    /// The whole text.
-    pub text: String,
-    /// Part of it that is no number, out of range, or one too many.
-    pub part: String,
-}
-
-impl fmt::Display for DecodeModelError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { text, part } = self;
-        write!(f, "{part:?} in {text:?}: BASE_MS[,TOKEN_NS[,REQUEST_US]], from 0 to 1000000 each")
-    }
-}
-
-impl core::error::Error for DecodeModelError {}
-
-impl core::str::FromStr for DecodeModel {
-    type Err = DecodeModelError;
-
-    /// Parses `BASE_MS[,TOKEN_NS[,REQUEST_US]]`: milliseconds per step, nanoseconds per resident token, microseconds
-    /// per request of the batch. Omitted parts are 0.
-    fn from_str(text: &str) -> Result<Self, DecodeModelError> {
-        let wrong = |part: &str| DecodeModelError { text: text.to_owned(), part: part.to_owned() };
-        let mut parts = [0.0; 3];
-        for (at, part) in text.split(',').enumerate() {
-            let place = parts.get_mut(at).ok_or_else(|| wrong(part))?;
-            *place = part
-                .trim()
-                .parse::<f64>()
-                .ok()
-                .filter(|number| (0.0..=1e6).contains(number))
-                .ok_or_else(|| wrong(part))?;
-        }
-        Ok(Self { base_ns: parts[0] * 1e6, token_ns: parts[1], request_ns: parts[2] * 1e3 })
     }
 }
 
@@ -223,17 +173,6 @@ mod tests {
     use kvplane_proto::rng::Rng;
 
     use super::*;
-
-    #[test]
-    fn decode_model_is_parsed() {
-        let step = |text: &str| text.parse::<DecodeModel>().map(|model| model.step_ns(1000, 10));
-        assert_eq!(step("26.2,36"), Ok(26_236_000));
-        assert_eq!(step("5, 0, 100"), Ok(6_000_000));
-        assert_eq!(step("7"), Ok(7_000_000));
-        for wrong in ["", "a", "1,2,3,4", "-1", "nan", "inf", "1,,2", "1e9"] {
-            assert!(step(wrong).is_err_and(|why| why.to_string().contains("BASE_MS")), "{wrong}");
-        }
-    }
 
     #[test]
     fn model_starts_from_the_paper_and_learns_another_machine() {
@@ -268,5 +207,23 @@ mod tests {
         let mut factor = Factor::default();
         factor.report(0, u64::MAX);
         assert!(factor.0 <= 2.0);
+    }
+
+    #[test]
+    fn a_few_false_durations_move_the_model_by_little() {
+        let truth = PrefillModel::default();
+        for took_ns in [0, 1, 1_000, u64::MAX] {
+            let mut model = PrefillModel::default();
+            let mut rng = Rng::new(13, "false durations");
+            for at in 0..2_000 {
+                let tokens = 500 + rng.below(60_000) as u32;
+                let is_false = at % 50 == 49;
+                model.report(tokens, 0, if is_false { took_ns } else { truth.predict_ns(tokens, 0) }, 1.0);
+            }
+            for tokens in [1_000, 20_000, 60_000] {
+                let (found, wanted) = (model.predict_ns(tokens, 0) as f64, truth.predict_ns(tokens, 0) as f64);
+                assert!((0.5..2.0).contains(&(found / wanted)), "{took_ns} ns, {tokens} tokens: {found} for {wanted}");
+            }
+        }
     }
 }

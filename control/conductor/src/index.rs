@@ -2,12 +2,14 @@
 //!
 //! A block is identified by a rolling hash, which covers the block and everything before it. A matching block therefore
 //! proves its whole prefix, and a lookup walks *runs*: sequences of blocks that were stored in one go, of which only
-//! the last key is compared. The walk ends once no holder of the whole prefix is left, and it never lists the holders
-//! of a common head of all prompts: those are a bitset, which is narrowed run by run until few holders are left.
+//! the last hash is compared, or the one at which the last prompt left the run. The walk ends once no holder of the
+//! whole prefix is left, and it never lists the holders of a common head of all prompts: those are a bitset, which is
+//! narrowed run by run until few holders are left.
 //!
-//! Hashes are salted by context, so that one table serves all tenants and models without collisions between them. All
-//! memory follows from [`IndexConfig`]; when the index is full, the least recently stored runs are evicted (CLOCK). The
-//! index has a single owner, which writes and reads; a host that needs more cores shards by context or by first block.
+//! The keys of the table are hashes salted by context, so that one table serves all tenants and models and nobody can
+//! choose where its blocks are. All memory follows from [`IndexConfig`]; when the index is full, the least recently
+//! stored runs are evicted (CLOCK). The index has a single owner, which writes and reads; a host that needs more cores
+//! shards by context or by first block.
 //!
 //! Out of scope: computing hashes, knowledge of tokens, and verification of the holders' reports.
 
@@ -17,6 +19,8 @@ mod codec;
 mod contexts;
 mod find;
 mod holders;
+mod lists;
+mod recent;
 mod run;
 mod snapshot;
 mod table;
@@ -49,7 +53,7 @@ pub const MAX_NAME_BYTES: usize = 256;
 /// Limits of the index; its memory follows from them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IndexConfig {
-    /// Maximum number of blocks of all contexts: up to [`MAX_BLOCKS`]. Each takes about 15 bytes.
+    /// Maximum number of blocks of all contexts: up to [`MAX_BLOCKS`]. Each takes about 14 bytes.
     pub max_blocks: usize,
     /// Maximum number of records of holders, 8 bytes each; a set of many holders counts as several.
     pub max_records: usize,
@@ -289,7 +293,7 @@ impl PrefixIndex {
         Ok(Self {
             contexts: Contexts::new(config.seed, config.max_contexts),
             holders: Holders::new(config.max_holders),
-            blocks: Blocks::new(config.max_blocks, config.max_holders),
+            blocks: Blocks::new(config.max_blocks, config.max_holders, config.seed),
             broom: 0,
             config,
         })
@@ -389,31 +393,27 @@ impl PrefixIndex {
         self.sweep(SWEEP);
         let forgotten = self.blocks.forgotten();
         let (mut at, mut new_blocks) = (0, 0);
-        let mut before = parent.map(|hash| salt.key(hash)).and_then(|key| self.blocks.locate(context, key));
+        let mut before = parent.and_then(|hash| self.blocks.locate(salt, hash));
         while at < hashes.len() {
-            let key = salt.key(hashes[at]);
-            if let Some((run, offset)) = self.blocks.locate(context, key) {
-                let blocks = self.blocks.matching(run, offset, salt, &hashes[at..]);
-                let header = self.blocks.run_mut(run);
-                header.touch();
-                if offset + blocks < header.len && at + usize::from(blocks) < hashes.len() {
-                    header.branch = offset + blocks;
-                }
-                let record = Record { slot, tier: tier as u16, start: offset, end: offset + blocks };
-                self.blocks.cover(run, record, &self.holders);
-                at += usize::from(blocks);
-                before = Some((run, offset + blocks - 1));
+            let (run, start, end) = if let Some((run, offset)) = self.blocks.enter(salt, hashes[at]) {
+                let (blocks, _) = self.blocks.follow(run, offset, salt, &hashes[at..]);
+                self.blocks.run_mut(run).touch();
+                (run, offset, offset + blocks)
             } else {
-                let Some((run, start, end)) = self.blocks.extend(context, before, salt, &hashes[at..]) else { break };
-                let record = Record { slot, tier: tier as u16, start, end };
-                self.blocks.cover(run, record, &self.holders);
-                at += usize::from(end - start);
+                let Some((run, start, end)) = self.blocks.extend(salt, before, &hashes[at..]) else { break };
                 new_blocks += usize::from(end - start);
-                before = Some((run, end - 1));
+                (run, start, end)
+            };
+            if start == 0 {
+                self.blocks.note_first(run, salt);
+                before.into_iter().for_each(|before| self.blocks.note_branch(before, run));
             }
+            self.blocks.cover(run, Record { slot, tier: tier as u16, start, end }, &self.holders);
+            at += usize::from(end - start);
+            before = Some((run, end - 1));
             // A cut may have moved the end of the stretch that was just covered.
             if before.is_some_and(|(run, offset)| offset >= self.blocks.run(run).len) {
-                before = self.blocks.locate(context, salt.key(hashes[at - 1]));
+                before = self.blocks.locate(salt, hashes[at - 1]);
             }
         }
         self.blocks.make_room(self.config.max_records);
@@ -438,12 +438,12 @@ impl PrefixIndex {
         let mut outcome = RemovalOutcome::default();
         let mut at = 0;
         while at < hashes.len() {
-            let Some((run, offset)) = self.blocks.locate(context, salt.key(hashes[at])) else {
+            let Some((run, offset)) = self.blocks.locate(salt, hashes[at]) else {
                 outcome.unknown_blocks += 1;
                 at += 1;
                 continue;
             };
-            let (start, end, count) = self.blocks.neighbours(run, offset, salt, &hashes[at..]);
+            let (start, end, count) = self.blocks.neighbours(run, offset, &hashes[at..]);
             outcome.removed_blocks += self.blocks.uncover(run, slot, tier as u16, start, end);
             at += count;
         }

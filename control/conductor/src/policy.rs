@@ -5,11 +5,17 @@
 //! Conductor books the choice. So the same policy schedules a simulated cluster and a live one; policies of other
 //! schedulers, for comparison, are in the simulator.
 
+mod groups;
 mod late_binding;
 mod plain;
+mod probability;
 
+pub use groups::{GroupPlan, GroupView, OfferedLoad, StagePlan};
 pub use late_binding::LateBinding;
 pub use plain::{LoadBalance, RoundRobin, Spread};
+pub use probability::{Probability, ProbabilityError};
+
+use std::sync::Arc;
 
 use bincode::{Decode, Encode};
 
@@ -78,6 +84,10 @@ pub struct Ask {
     pub tokens: u32,
     /// Objective of this request for its first token; none for that of all ([`View::slo`]).
     pub ttft_ns: Option<u64>,
+    /// True if it was admitted before, and lost its instance: no objective is a reason to reject it.
+    pub admitted: bool,
+    /// True if a pipeline group may prefill it.
+    pub groups: bool,
 }
 
 /// Prefill instance, from the perspective of a policy.
@@ -100,8 +110,19 @@ pub struct PrefillView {
     pub routed_size: u64,
     /// Time until the transfers booked on its NIC have been sent.
     pub egress_wait_ns: u64,
+    /// Time that the blocks which are fetched from it alone would take, without handovers.
+    pub fetch_wait_ns: u64,
     /// Ratio of its prefill durations to the model's.
     pub factor: f64,
+    /// Its number among the decode instances, if it decodes too.
+    pub decode: Option<usize>,
+    /// Tokens that it holds and that other sessions are expected to use again.
+    pub claimed: u64,
+    /// True if it prefilled the last turn of the request's session.
+    pub served_session: bool,
+    /// Number of its model's layers if it begins a prefill when the first layer of the prefix has arrived; none if it
+    /// waits for the whole prefix.
+    pub layer_wise: Option<u32>,
 }
 
 /// Decode instance, from the perspective of a policy.
@@ -117,9 +138,24 @@ pub struct DecodeView {
     pub capacity: u64,
     /// Tokens and requests in the batch, without expected ones.
     pub running: (u64, u32),
-    /// Tokens and requests that will be resident at the end of this request's prefill, if decodes last as long as
-    /// before.
+    /// Tokens and requests that will be resident at the end of this request's prefill, if all decodes last equally
+    /// long: the predictor of the paper's arXiv version.
     pub later: (u64, u32),
+    /// Tokens and requests that are predicted to be resident at the end of this request's prefill, by the lengths of
+    /// outputs that are expected: queued requests ahead of it are among them.
+    pub expected: (u64, u32),
+    /// Ratio of its steps to the model's.
+    pub factor: f64,
+    /// Tokens of the prompt that it holds already, if it prefills too.
+    pub held: u32,
+}
+
+impl DecodeView {
+    /// Returns the duration of a step with this many resident tokens and requests, in nanoseconds.
+    #[must_use]
+    pub fn step_ns(&self, model: &DecodeModel, tokens: u64, requests: u32) -> u64 {
+        (model.step_ns(tokens, requests as usize) as f64 * self.factor) as u64
+    }
 }
 
 /// State of the cluster at one moment, for one request.
@@ -136,6 +172,9 @@ pub struct View<'a> {
     pub decode_model: &'a DecodeModel,
     /// Objectives.
     pub slo: Slo,
+    /// Limit of the time between tokens up to which a new request is admitted: less than the objective, and still less
+    /// while requests are rejected because of it.
+    pub tbt_limit_ns: u64,
     /// Bytes of KV cache per token.
     pub token_bytes: u64,
     /// Bandwidth of a NIC, in bytes per second.
@@ -148,11 +187,44 @@ pub struct View<'a> {
     pub ahead_ns: u64,
     /// Number of requests placed so far.
     pub placed: u64,
-    /// Decode instance with the shortest step if it gets this request, and that step. A full instance only if all are
-    /// full.
+    /// Decode instance with the shortest step if it gets this request, and that step, at the end of its prefill. A full
+    /// instance only if all are full.
     pub fastest_decode: Option<(usize, u64)>,
     /// Time until the busiest NIC of the accepting instances has sent its booked transfers.
     pub busiest_ns: u64,
+    /// Result of the queue's admission test, for a request that arrives; [`Admission::NOW`] for a queued one.
+    pub admission: Admission,
+    /// The longest [`PrefillView::fetch_wait_ns`] of the accepting instances.
+    pub busiest_fetch_ns: u64,
+    /// Decode instance that holds the longest prefix of the prompt, if one holds any.
+    pub holding_decode: Option<usize>,
+    /// Number of tokens that the request is expected to generate; 0 if unknown.
+    pub output_tokens: u32,
+    /// True if KV cache is sent from the prefill instance to another decode instance.
+    pub hands_over: bool,
+    /// Tokens that the cache of an instance holds, as a mean.
+    pub cache_tokens: u64,
+    /// Pipeline groups of which every member accepts requests, if one may prefill the request and no other is queued.
+    pub groups: &'a [GroupView],
+    /// Requests that have arrived lately.
+    pub offered: OfferedLoad,
+    /// Number of queued requests.
+    pub queued: usize,
+}
+
+/// Result of the admission test of the central queue for a request: whether the first tokens that were promised, and
+/// its own, are in time with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Admission {
+    /// Part of the objective that predictions leave free, because they may be wrong, in nanoseconds.
+    pub margin_ns: u64,
+    /// Time after which the queue can take the request, if no other arrives; 0: now.
+    pub after_ns: u64,
+}
+
+impl Admission {
+    /// The queue can take the request now, and the whole objective may be used.
+    pub const NOW: Self = Self { margin_ns: 0, after_ns: 0 };
 }
 
 /// Objectives of a request; the largest value is none.
@@ -162,15 +234,24 @@ pub struct Slo {
     pub ttft_ns: u64,
     /// Time between tokens (TBT).
     pub tbt_ns: u64,
+    /// Probability with which an admitted request is to have its first token in time; for the objectives of classes and
+    /// of single requests, too.
+    pub probability: Probability,
 }
 
 impl Slo {
     /// No objectives.
-    pub const NONE: Self = Self { ttft_ns: u64::MAX, tbt_ns: u64::MAX };
+    pub const NONE: Self = Self { ttft_ns: u64::MAX, tbt_ns: u64::MAX, probability: Probability::DEFAULT };
+
+    /// Returns true if there is an objective, for the first token or for further ones.
+    #[must_use]
+    pub const fn is_some(&self) -> bool {
+        self.ttft_ns < u64::MAX || self.tbt_ns < u64::MAX
+    }
 }
 
 /// Placement of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct Placement {
     pub prefill: usize,
@@ -183,6 +264,8 @@ pub struct Placement {
     pub wait_ns: u64,
     /// Predicted duration of the prefill.
     pub prefill_ns: u64,
+    /// Pipeline group that prefills; its last stage is `prefill`. None if that instance prefills alone.
+    pub group: Option<Arc<GroupPlan>>,
 }
 
 impl Placement {
@@ -190,6 +273,19 @@ impl Placement {
     #[must_use]
     pub const fn takes_ns(&self) -> u64 {
         self.wait_ns.saturating_add(self.prefill_ns)
+    }
+
+    /// Returns the predicted time that instances spend on the prefill: all of them, of a pipeline group.
+    #[must_use]
+    pub fn work_ns(&self) -> u64 {
+        self.group.as_ref().map_or(self.prefill_ns, |plan| plan.work_ns())
+    }
+
+    /// Returns true if an instance prefills, or is a stage of the group that does.
+    #[must_use]
+    pub fn involves(&self, instance: usize) -> bool {
+        let is_stage = |plan: &Arc<GroupPlan>| plan.stages.iter().any(|stage| stage.instance == instance);
+        self.prefill == instance || self.group.as_ref().is_some_and(is_stage)
     }
 }
 
@@ -221,13 +317,16 @@ pub enum Refusal {
 }
 
 /// Decision of a policy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum Choice {
     /// Place the request.
     Place(Placement),
     /// Queue the request until an instance is about to be free.
     Wait,
+    /// Let others go before this queued request until `until_ns`: an instance computes a prefix of its prompt, and
+    /// would be done with it about as early, and with less work.
+    AwaitPrefix { until_ns: u64 },
     /// Reject the request; a retry may succeed after `retry_after_ns`.
     Refuse { why: Refusal, retry_after_ns: u64 },
 }
@@ -328,6 +427,69 @@ impl View<'_> {
         transfer_ns(u64::from(tokens) * self.token_bytes, self.nic_bytes_s)
     }
 
+    /// Returns the time for which the KV cache of a prompt is sent to a decode instance, after a prefill on instance
+    /// `at` that is done in `takes_ns`: what the decode instance lacks, through the NIC of the prefill instance. An
+    /// instance that does both needs nothing.
+    #[must_use]
+    pub fn handover_ns(&self, ask: &Ask, at: usize, takes_ns: u64, decode: usize) -> u64 {
+        let prefill = &self.prefill[at];
+        if !self.hands_over || prefill.decode == Some(decode) {
+            return 0;
+        }
+        let busy_ns = prefill.egress_wait_ns.saturating_sub(takes_ns);
+        let lacking = ask.tokens.saturating_sub(self.decode[decode].held);
+        busy_ns.saturating_add(self.move_ns(lacking))
+    }
+
+    /// Returns the best decode instance for a request whose prefill on instance `at` is done in `takes_ns`, and the
+    /// time that it adds: that of the handover, and of what its steps take longer than those of the fastest instance.
+    /// The fastest one, the prefill instance itself and the one that holds most of the prompt are compared. `None`
+    /// without decode instances.
+    #[must_use]
+    pub fn decode_for(&self, ask: &Ask, at: usize, takes_ns: u64) -> Option<(usize, u64)> {
+        let (fastest, fastest_ns) = self.fastest_decode?;
+        let tokens = u64::from(ask.tokens) + u64::from(self.output_tokens);
+        let has_room = |decode: usize| {
+            let view = &self.decode[decode];
+            view.alive && view.expected.0.saturating_add(tokens) <= view.capacity
+        };
+        let others = [self.prefill[at].decode, self.holding_decode].into_iter().flatten();
+        let others = others.filter(|decode| *decode != fastest && has_room(*decode));
+        let cost = |decode: usize| {
+            let view = &self.decode[decode];
+            let (resident, requests) = (view.expected.0.saturating_add(tokens), view.expected.1 + 1);
+            let longer_ns = view.step_ns(self.decode_model, resident, requests).saturating_sub(fastest_ns);
+            let steps = u64::from(self.output_tokens.max(1));
+            self.handover_ns(ask, at, takes_ns, decode).saturating_add(longer_ns.saturating_mul(steps))
+        };
+        let costs = std::iter::once(fastest).chain(others).map(|decode| (cost(decode), decode));
+        costs.min_by_key(|(cost_ns, _)| *cost_ns).map(|(cost_ns, decode)| (decode, cost_ns))
+    }
+
+    /// Adds the best decode instance to a placement; returns it with what that costs beside the placement's own time:
+    /// the handover, slower decode steps, and what the placement evicts of expected sessions. Nanoseconds.
+    #[must_use]
+    pub fn with_decode(&self, ask: &Ask, placement: Placement) -> (Placement, u64) {
+        let decode = self.decode_for(ask, placement.prefill, placement.takes_ns());
+        let costs_ns = decode.map_or(0, |(_, ns)| ns).saturating_add(self.claim_ns(ask, &placement));
+        (Placement { decode: decode.map(|(decode, _)| decode), ..placement }, costs_ns)
+    }
+
+    /// Returns the time that computing again what a placement would evict is expected to take: the cache loses as many
+    /// tokens as the prompt computes, and of these the part that sessions are expected to use. At most a hundredth of
+    /// the placement's own time: what others may lose delays no request by more.
+    #[must_use]
+    pub fn claim_ns(&self, ask: &Ask, placement: &Placement) -> u64 {
+        let instance = &self.prefill[placement.prefill];
+        if instance.claimed == 0 {
+            return 0;
+        }
+        let part = (instance.claimed as f64 / self.cache_tokens.max(1) as f64).min(1.0);
+        let new_tokens = ask.tokens.saturating_sub(placement.reuse);
+        let evicted_ns = self.prefill_ns(instance, new_tokens, 0) as f64 * part;
+        (evicted_ns as u64).min(placement.takes_ns() / 100)
+    }
+
     /// Returns the placement on instance `at` with its own cache.
     #[must_use]
     pub fn stay(&self, ask: &Ask, at: usize) -> Placement {
@@ -339,6 +501,7 @@ impl View<'_> {
             fetch: Fetch::Nothing,
             wait_ns: instance.wait_ns,
             prefill_ns: self.prefill_ns(instance, ask.tokens, instance.held),
+            group: None,
         }
     }
 

@@ -11,42 +11,66 @@
 //!
 //! * `caches`: blocks that prefill instances hold, will hold, and were ever sent;
 //! * `bookings`: work, transfers and decode capacity booked on instances;
+//! * `sessions`: conversations whose next turn is expected;
+//! * `decode`: lengths of the outputs of finished requests, and whether requests are being rejected because of decode
+//!   load;
 //! * `reservations`: booked requests, with their leases;
-//! * `queue`: requests that wait for an instance, and their flows.
+//! * `queue`: requests that wait for an instance, and their flows;
+//! * `groups`: pipeline groups, of instances that prefill one prompt together;
+//! * `arrivals`: rate and work of the requests of the last minute.
 //!
 //! [`SchedulerConfig`] bounds all state; times are nanoseconds of one monotonic clock, supplied by the caller.
 
+mod arrivals;
 mod bookings;
 mod caches;
 mod config;
+mod decode;
 mod error;
-mod flows;
+mod groups;
 mod instances;
 mod queue;
 mod request;
 mod reservations;
 mod restored;
+mod sessions;
 mod sizes;
 mod views;
 
-use crate::cost::PrefillModel;
+use crate::cost::{DecodeSteps, PrefillModel};
 use crate::index::{ContextId, PrefixIndex, PrefixMatches, PromptContext};
 use crate::policy::{Choice, Fetch, Placement, Policy, Refusal, Slo};
 
+use arrivals::Arrivals;
 use bookings::Bookings;
 use caches::Caches;
 pub use config::SchedulerConfig;
+use decode::DecodeJob;
+pub use decode::{Decodes, OutputErrors};
 pub use error::SchedulerError;
-pub use flows::{DEFAULT_FLOW_WEIGHT, MAX_FLOW_WEIGHT};
+use groups::PipelineGroups;
+pub use groups::{
+    CHUNK_TOKENS, CapabilityError, InstanceCapabilities, MAX_ACTIVATION_BYTES, MAX_GROUP_NAME_BYTES, MAX_LAYERS,
+    PIPELINE_STAGES, PipelineMembership,
+};
 pub use instances::{Foreign, InstanceNumbers};
 pub use queue::Next;
+pub use queue::flows::{DEFAULT_FLOW_WEIGHT, MAX_FLOW_WEIGHT};
+use queue::plan::PlannedInstance;
+use queue::promise::Promise;
 use queue::{CentralQueue, QueueOrder};
-pub use request::{ExcludedInstances, Progress, Request, ServiceTerms};
+pub use request::{ExcludedInstances, Progress, Request, RequestOutput, ServiceTerms};
 use reservations::{Reservation, Reservations};
-pub use restored::RestoredIndex;
+pub use restored::adopt_index;
+use sessions::Sessions;
+use views::Binding;
 
 /// Delay before a retry of a request that excludes every instance.
 const AGAIN_NS: u64 = 1_000_000_000;
+
+/// Time by which a prefill is predicted to take longer than its computation, from which on it counts as stalled by a
+/// transfer.
+const STALL_NS: u64 = 1_000_000;
 
 /// Scratch memory of a lookup, kept by the caller.
 #[derive(Default)]
@@ -72,10 +96,14 @@ pub struct Scheduler {
     config: SchedulerConfig,
     policy: Box<dyn Policy>,
     model: PrefillModel,
+    decodes: Decodes,
+    sessions: Sessions,
     caches: Caches,
     bookings: Bookings,
     reservations: Reservations,
     queue: CentralQueue,
+    groups: PipelineGroups,
+    arrivals: Arrivals,
     placed: u64,
 }
 
@@ -89,8 +117,12 @@ impl Scheduler {
             caches: Caches::new(config.index)?,
             bookings: Bookings::default(),
             model: config.model.clone(),
+            decodes: Decodes::new(config.decode_model, config.learns),
+            sessions: Sessions::new(),
             reservations: Reservations::new(config.max_reservations, config.lease_ns),
             queue: CentralQueue::new(config.max_queue, config.max_flows),
+            groups: PipelineGroups::default(),
+            arrivals: Arrivals::default(),
             placed: 0,
             config,
             policy,
@@ -101,6 +133,7 @@ impl Scheduler {
     /// ([`Self::poll`]).
     pub fn set_policy(&mut self, policy: Box<dyn Policy>, slo: Slo) {
         (self.policy, self.config.slo) = (policy, slo);
+        self.decodes.gate.open();
     }
 
     /// Returns the index, to create contexts and for lookups.
@@ -112,6 +145,18 @@ impl Scheduler {
     #[must_use]
     pub const fn model(&self) -> &PrefillModel {
         &self.model
+    }
+
+    /// Returns what is learned of decodes.
+    #[must_use]
+    pub const fn decodes(&self) -> &Decodes {
+        &self.decodes
+    }
+
+    /// Returns the number of sessions whose next turn is expected.
+    #[must_use]
+    pub const fn sessions(&self) -> usize {
+        self.sessions.expected()
     }
 
     /// Returns the number of requests in the central queue.
@@ -132,9 +177,9 @@ impl Scheduler {
     #[must_use]
     pub fn schedule(&self, request: &Request, now_ns: u64, scratch: &mut Scratch) -> Choice {
         if let Some(known) = self.reservations.get(request.id) {
-            return Choice::Place(known.placement);
+            return Choice::Place(known.placement.clone());
         }
-        let views = self.views(request, now_ns, scratch);
+        let views = self.views(request, Binding::Later, now_ns, scratch);
         self.policy.choose(&request.ask(), &self.view(&views, now_ns), false)
     }
 
@@ -143,13 +188,13 @@ impl Scheduler {
     #[must_use]
     pub fn schedule_now(&self, request: &Request, now_ns: u64, scratch: &mut Scratch) -> Choice {
         if let Some(known) = self.reservations.get(request.id) {
-            return Choice::Place(known.placement);
+            return Choice::Place(known.placement.clone());
         }
-        let views = self.views(request, now_ns, scratch);
+        let views = self.views(request, Binding::AtOnce, now_ns, scratch);
         self.policy.choose_now(&request.ask(), &self.view(&views, now_ns))
     }
 
-    /// Books the decision of [`Self::schedule`]; a rejection books nothing.
+    /// Books the decision of [`Self::schedule`]; a rejection books nothing, but the next requests are judged by it.
     ///
     /// # Errors
     /// When a limit is reached, or the decision names an unknown instance.
@@ -157,13 +202,26 @@ impl Scheduler {
         if self.reservations.get(request.id).is_some() {
             return Ok(());
         }
+        // One that is scheduled again was not tested against the decode load.
+        if !request.admitted {
+            self.decodes.gate.note(if let Choice::Refuse { why, .. } = choice { Some(*why) } else { None });
+        }
         match choice {
             Choice::Refuse { .. } => Ok(()),
             Choice::Place(placement) => {
-                self.queue.flows().charge(&request.terms, placement.prefill_ns);
-                self.book(request, *placement, now_ns)
+                let computes_ns = self.model.predict_ns(request.tokens, placement.reuse);
+                let promise = self.queue.promise(&request, &self.order(1, &[], now_ns));
+                let (terms, turn) = (request.terms.clone(), request.terms.session.is_some().then(|| request.clone()));
+                // Booked first: a flow is not charged for a request that cannot be booked.
+                self.book(request, placement.clone(), promise, now_ns)?;
+                self.queue.flows().charge(&terms, placement.work_ns());
+                if let Some(turn) = turn {
+                    self.sessions.begin(&turn, now_ns);
+                }
+                self.arrivals.add(computes_ns, now_ns);
+                Ok(())
             }
-            Choice::Wait => {
+            Choice::Wait | Choice::AwaitPrefix { .. } => {
                 if self.queue.get(request.id).is_some() {
                     return Ok(());
                 }
@@ -171,15 +229,23 @@ impl Scheduler {
                     return Err(SchedulerError::QueueFull { most: self.config.max_queue });
                 }
                 let best_ns = self.best_ns(&request);
-                let order = self.order(self.serving(&request), now_ns);
+                let order = self.order(self.bookings.serving(&request.barred.prefill), &[], now_ns);
+                self.sessions.begin(&request, now_ns);
                 self.queue.push(request, best_ns, &order);
+                self.arrivals.add(best_ns, now_ns);
                 Ok(())
             }
         }
     }
 
     /// Books a placement.
-    fn book(&mut self, request: Request, placement: Placement, now_ns: u64) -> Result<(), SchedulerError> {
+    fn book(
+        &mut self,
+        request: Request,
+        placement: Placement,
+        promise: Option<Promise>,
+        now_ns: u64,
+    ) -> Result<(), SchedulerError> {
         if self.reservations.is_full() {
             return Err(SchedulerError::TooManyReservations { most: self.config.max_reservations });
         }
@@ -188,24 +254,31 @@ impl Scheduler {
         if !decode_known || source >= self.bookings.prefills().len() {
             return Err(SchedulerError::UnknownInstance { instance: source });
         }
-        let book = self.bookings.prefill(placement.prefill)?;
-        book.add(request.id, placement.prefill_ns, request.tokens.saturating_sub(placement.reuse));
+        let factor = self.bookings.prefill(placement.prefill)?.factor;
+        let computes_ns = factor.of(self.model.predict_ns(request.tokens, placement.reuse));
+        let stalls = placement.group.is_some() || placement.prefill_ns > computes_ns.saturating_add(STALL_NS);
+        let uncached = request.tokens.saturating_sub(placement.reuse);
+        self.bookings.book_prefill(request.id, &placement, uncached)?;
         // Blocks that are fetched and not kept are there for this request only.
         let passes = matches!(placement.fetch, Fetch::Pool { keep } if !(keep && self.config.keeps_fetched));
         let block_tokens = self.config.block_tokens;
         let passing = if passes { (placement.reuse / block_tokens) as usize } else { 0 };
         let held_blocks = self.caches.place(placement.prefill, &request, passing, block_tokens)?;
         let fetched = placement.reuse.saturating_sub(held_blocks.saturating_mul(block_tokens));
-        let bytes = u64::from(fetched) * self.config.token_bytes;
+        // All stages of a group but the last fetch the KV cache of their layers.
+        let stage_bytes = placement.group.as_ref().map_or(0, |plan| plan.loads_bytes(self.config.token_bytes));
+        let bytes = (u64::from(fetched) * self.config.token_bytes).saturating_add(stage_bytes);
         let took_ns = crate::cost::transfer_ns(bytes, self.config.nic_bytes_s);
         self.bookings.book_transfer(placement.fetch, took_ns, now_ns);
         if let Some(decode) = placement.decode {
             let expected_ns = now_ns.saturating_add(placement.takes_ns());
-            self.bookings.decode_at(decode).expect(request.id, request.decode_tokens(), expected_ns);
+            let (id, prompt, output) = (request.id, request.tokens, self.decodes.expected(&request.terms));
+            self.bookings.decode_at(decode).expect(DecodeJob { id, prompt, output, start_ns: expected_ns });
         }
         self.placed += 1;
         let touched_ns = now_ns;
-        self.reservations.insert(Reservation { request, placement, prefilled: false, decoding: false, touched_ns });
+        let (prefilled, batch) = (false, None);
+        self.reservations.insert(Reservation { request, placement, promise, prefilled, batch, stalls, touched_ns });
         Ok(())
     }
 
@@ -216,71 +289,99 @@ impl Scheduler {
     pub fn update(&mut self, id: u64, progress: Progress, now_ns: u64) -> Result<(), SchedulerError> {
         let reservation = self.reservations.get_mut(id).ok_or(SchedulerError::UnknownRequest { id })?;
         reservation.touched_ns = now_ns;
-        let (placement, tokens) = (reservation.placement, reservation.request.tokens);
-        let decode_tokens = reservation.request.decode_tokens();
-        let book = self.bookings.prefill_at(placement.prefill);
+        let (placement, tokens) = (&reservation.placement, reservation.request.tokens);
+        let bytes = u64::from(tokens) * self.config.token_bytes;
+        let handover_ns = crate::cost::transfer_ns(bytes, self.config.nic_bytes_s);
         match progress {
-            Progress::PrefillStarted => book.started(id, now_ns),
+            Progress::PrefillStarted => self.bookings.each_prefill(placement, |book| book.started(id, now_ns)),
             Progress::PrefillDone { reused, took_ns } if !reservation.prefilled => {
                 reservation.prefilled = true;
-                book.done(id);
-                if self.config.learns {
+                self.bookings.each_prefill(placement, |book| book.done(id));
+                if let Some(promise) = reservation.promise {
+                    self.queue.margins().report(promise, now_ns);
+                }
+                // A duration of 0 is none.
+                if self.config.learns && !reservation.stalls && took_ns > 0 {
+                    let book = self.bookings.prefill_at(placement.prefill);
                     let factor = book.factor.0;
                     book.factor.report(self.model.predict_ns(tokens, reused), took_ns);
                     self.model.report(tokens, reused, took_ns, factor);
+                }
+                if let Some(decode) = placement.decode.filter(|_| self.config.hands_over) {
+                    self.bookings.book_handover(placement.prefill, decode, handover_ns, now_ns);
                 }
                 let until_ns = now_ns.saturating_add(self.config.promise_ns);
                 self.caches.expect_blocks(placement.prefill, &reservation.request, until_ns);
             }
             Progress::PrefillDone { .. } => {}
             Progress::Decoding => {
-                if let Some(decode) = placement.decode
-                    && !std::mem::replace(&mut reservation.decoding, true)
-                {
-                    self.bookings.decode_at(decode).begin(id, decode_tokens, now_ns);
+                if let Some(decode) = placement.decode.filter(|_| reservation.batch.is_none()) {
+                    let book = self.bookings.decode_at(decode);
+                    book.begin(id, now_ns);
+                    reservation.batch = Some(book.resident(now_ns, self.decodes.model()));
                 }
             }
         }
         Ok(())
     }
 
-    /// Ends a request, successful or not, and frees its bookings.
+    /// Ends a request, successful or not, and frees its bookings; learns from its output, if it has generated that. The
+    /// next turn of its session is expected from now on.
     ///
     /// # Errors
     /// When the request is neither booked nor queued.
-    pub fn release(&mut self, id: u64) -> Result<(), SchedulerError> {
-        self.withdraw(id).map(|_| ())
+    pub fn release(&mut self, id: u64, output: Option<RequestOutput>, now_ns: u64) -> Result<(), SchedulerError> {
+        if let (Some(reservation), Some(output)) = (self.reservations.get(id), output) {
+            self.decodes.finished(&reservation.request.terms, output);
+            if let Some(decode) = reservation.placement.decode {
+                let usual = self.bookings.usual_decode_factor();
+                let book = self.bookings.decode_at(decode);
+                let after = book.resident(now_ns, self.decodes.model());
+                let before = reservation.batch.unwrap_or(after);
+                let steps = DecodeSteps {
+                    // The prefill generates the first token.
+                    steps: output.tokens.saturating_sub(1),
+                    took_ns: output.decode_ns,
+                    tokens: u64::midpoint(before.0, after.0),
+                    requests: u32::midpoint(before.1, after.1).max(1),
+                };
+                self.decodes.learn_steps(book, usual, &steps, false);
+            }
+        }
+        let (request, served) = self.take_out(id)?;
+        self.sessions.end(&request, served, now_ns);
+        Ok(())
     }
 
-    /// Ends a request as [`Self::release`] does, and returns it, to be scheduled again.
+    /// Frees the bookings of a request, and returns it, to be scheduled again: it counts as admitted.
     ///
     /// # Errors
     /// When the request is neither booked nor queued.
     pub fn withdraw(&mut self, id: u64) -> Result<Request, SchedulerError> {
+        let (request, _) = self.take_out(id)?;
+        self.sessions.withdraw(&request);
+        Ok(Request { admitted: true, ..request })
+    }
+
+    /// Removes a request with its bookings; returns it with the instance that prefilled it and the tokens of its full
+    /// blocks, if it was prefilled.
+    fn take_out(&mut self, id: u64) -> Result<(Request, Option<(usize, u64)>), SchedulerError> {
         if let Some(request) = self.queue.remove(id) {
-            return Ok(request);
+            return Ok((request, None));
         }
         let reservation = self.reservations.remove(id).ok_or(SchedulerError::UnknownRequest { id })?;
-        let Placement { prefill, decode, .. } = reservation.placement;
-        if let Some(decode) = decode {
+        let placement = &reservation.placement;
+        if let Some(decode) = placement.decode {
             self.bookings.decode_at(decode).forget(id);
         }
         if !reservation.prefilled {
-            self.bookings.prefill_at(prefill).done(id);
-            self.caches.withdraw(prefill, &reservation.request)?;
+            self.bookings.each_prefill(placement, |book| book.done(id));
+            self.caches.withdraw(placement.prefill, &reservation.request)?;
         }
-        Ok(reservation.request)
-    }
-
-    /// Ends expired promises, and the reservations whose lease has expired.
-    fn expire(&mut self, now_ns: u64) {
-        self.caches.expire(now_ns);
-        let Some(over) = self.reservations.over(now_ns) else { return };
-        for id in over {
-            // The instance may be gone; then nothing is left to free.
-            let _ = self.release(id);
-        }
-        self.reservations.rearm(now_ns);
+        let held = reservation.request.hashes.len() as u64 * u64::from(self.config.block_tokens);
+        let prefill = placement.prefill;
+        let is_there = reservation.prefilled && self.caches.holder(prefill).is_ok();
+        Ok((reservation.request, is_there.then_some((prefill, held))))
     }
 
     /// Returns true if the decode instance still accepts a request whose prefill is done.
@@ -288,8 +389,8 @@ impl Scheduler {
     pub fn takes_decode(&self, id: u64, now_ns: u64) -> bool {
         let Some(reservation) = self.reservations.get(id) else { return false };
         let Some(decode) = reservation.placement.decode else { return true };
-        let view = self.bookings.decodes()[decode].view(now_ns);
-        let (model, slo) = (&self.config.decode_model, self.config.slo);
+        let (model, slo) = (self.decodes.model(), self.config.slo);
+        let view = self.bookings.decodes()[decode].view(now_ns, now_ns, model);
         self.policy.takes_decode(reservation.request.tokens, &view, model, slo)
     }
 
@@ -302,52 +403,57 @@ impl Scheduler {
     /// # Errors
     /// Errors of [`Self::commit`].
     pub fn poll(&mut self, now_ns: u64, scratch: &mut Scratch) -> Result<Option<Next>, SchedulerError> {
-        self.expire(now_ns);
+        self.caches.expire(now_ns);
+        self.sessions.expire(now_ns);
+        if let Some(over) = self.reservations.over(now_ns) {
+            for id in over {
+                // The instance may be gone; then nothing is left to free.
+                let _ = self.release(id, None, now_ns);
+            }
+            self.reservations.rearm(now_ns);
+        }
         if self.queue.is_empty() {
             return Ok(None);
         }
         if let Some(at) = self.queue.excluded_from_all(self.bookings.prefills()) {
-            let id = self.queue.remove_at(at).id;
-            let refused = Next::Refused { id, why: Refusal::NoInstance, retry_after_ns: AGAIN_NS };
-            return Ok(Some(refused));
+            let request = self.queue.remove_at(at);
+            self.sessions.end(&request, None, now_ns);
+            let (id, why) = (request.id, Refusal::NoInstance);
+            return Ok(Some(Next::Refused { id, why, retry_after_ns: AGAIN_NS }));
         }
         let takers = if self.policy.queues() { Some(self.bookings.takers(self.policy.as_ref(), now_ns)) } else { None };
-        let Some(at) = self.first(takers.as_deref(), now_ns) else { return Ok(None) };
-        let request = self.queue.at(at);
-        let views = self.views(request, now_ns, scratch);
-        match self.policy.choose(&request.ask(), &self.view(&views, now_ns), true) {
-            Choice::Place(placement) => {
-                // Booked first: a request that cannot be booked stays in the queue.
-                let request = request.clone();
-                let id = request.id;
-                self.book(request, placement, now_ns)?;
-                self.queue.serve_at(at, takers.as_deref(), placement.prefill_ns, &self.policy.queue_rules());
-                Ok(Some(Next::Goes { id, placement }))
+        let instances = self.bookings.planned(now_ns);
+        loop {
+            let order = self.order(self.bookings.serving(&[]), &instances, now_ns);
+            let Some(at) = self.queue.first(&order, takers.as_deref()) else { return Ok(None) };
+            let request = self.queue.at(at);
+            let views = self.views(request, Binding::Queued, now_ns, scratch);
+            match self.policy.choose(&request.ask(), &self.view(&views, now_ns), true) {
+                Choice::Place(placement) => {
+                    // Booked first: a request that cannot be booked stays in the queue.
+                    let request = request.clone();
+                    let id = request.id;
+                    self.book(request, placement.clone(), self.queue.promise_at(at), now_ns)?;
+                    let rules = self.policy.queue_rules();
+                    self.queue.serve_at(at, takers.as_deref(), placement.work_ns(), &rules, now_ns);
+                    return Ok(Some(Next::Goes { id, placement }));
+                }
+                Choice::Refuse { why, retry_after_ns } => {
+                    let request = self.queue.remove_at(at);
+                    self.sessions.end(&request, None, now_ns);
+                    return Ok(Some(Next::Refused { id: request.id, why, retry_after_ns }));
+                }
+                // Each request awaits a prefix at most once at a time, so this ends.
+                Choice::AwaitPrefix { until_ns } => self.queue.await_prefix(at, until_ns.max(now_ns + 1)),
+                // An instance accepts requests, so the policy has no better candidate in the queue either.
+                Choice::Wait => return Ok(None),
             }
-            Choice::Refuse { why, retry_after_ns } => {
-                let id = self.queue.remove_at(at).id;
-                Ok(Some(Next::Refused { id, why, retry_after_ns }))
-            }
-            // An instance accepts requests, so the policy has no better candidate in the queue either.
-            Choice::Wait => Ok(None),
         }
     }
 
-    /// Returns the queue position of the request that one of `takers` serves next.
-    fn first(&self, takers: Option<&[u32]>, now_ns: u64) -> Option<usize> {
-        if self.queue.is_empty() {
-            return None;
-        }
-        self.queue.first(&self.order(self.bookings.serving(&[]), now_ns), takers)
-    }
-
-    /// Returns the number of instances that serve a queued request.
-    fn serving(&self, request: &Request) -> u64 {
-        self.bookings.serving(&request.barred.prefill)
-    }
-
-    /// Returns the order of queued requests, as of now, with so many instances.
-    fn order(&self, servers: u64, now_ns: u64) -> QueueOrder {
-        QueueOrder { rules: self.policy.queue_rules(), slo: self.config.slo, now_ns, servers }
+    /// Returns the order of queued requests, as of now, with so many instances. Plans need `instances`, those that take
+    /// requests.
+    fn order<'a>(&self, servers: u64, instances: &'a [PlannedInstance], now_ns: u64) -> QueueOrder<'a> {
+        QueueOrder { rules: self.policy.queue_rules(), slo: self.config.slo, now_ns, servers, instances }
     }
 }

@@ -30,9 +30,10 @@ use kvplane_proto::map::{ClusterMap, Member};
 
 use crate::codec::Message;
 use crate::message::conductor::{
-    CacheTaken, DeregisterInstance, ExplainRequest, InstanceRegistered, InstanceTable, PlacementNotice, PrefixHolders,
-    QueryPrefix, RegisterInstance, ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, ScheduleOnTerms,
-    ScheduleReply, UpdateRequest, WatchAssignments, WatchInstances,
+    CacheTaken, DeregisterInstance, ExplainPlacement, ExplainRequest, InstanceRegistered, InstanceTable,
+    PlacementExplained, PlacementNotice, PrefixHolders, QueryPrefix, RegisterCapabilities, RegisterInstance,
+    ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, ScheduleOnTerms, ScheduleReply,
+    ScheduleWithGroups, UpdateRequest, WatchAssignments, WatchInstances,
 };
 pub use kvplane_proto::events::{ObjectChange, ObjectEvent, ObjectMedium};
 
@@ -207,6 +208,9 @@ messages! {
     SetClass = 0x0044 small => EmptyReply, idempotent;
     SetWeight = 0x0045 small => EmptyReply, idempotent;
     ShowService = 0x0046 small => ServiceShown, idempotent;
+    RegisterCapabilities = 0x0048 small => InstanceRegistered, idempotent;
+    ScheduleWithGroups = 0x0049 large => ScheduleReply, idempotent;
+    ExplainPlacement = 0x004a small => PlacementExplained, idempotent;
     ShowFeeds = 0x0070 small => FeedsShown, idempotent;
     ShowLimits = 0x0071 small => LimitUse, idempotent;
     PublishObject = 0x0050 large => ObjectPublished;
@@ -261,6 +265,7 @@ messages! {
     FeedsShown = 0x8070 large;
     Placement = 0x803e large;
     ServiceShown = 0x8046 large;
+    PlacementExplained = 0x804a small;
     LimitUse = 0x8071 small;
     ObjectPublished = 0x8050 small;
     ObjectFound = 0x8051 large;

@@ -7,8 +7,9 @@
 use crate::codec::Message;
 use crate::identity::role::{Role, Scope};
 use crate::message::conductor::{
-    DeregisterInstance, ExplainRequest, QueryPrefix, RegisterInstance, ReportCache, ReportLoad, Reschedule, Schedule,
-    ScheduleOnTerms, UpdateRequest, WatchAssignments, WatchInstances,
+    DeregisterInstance, ExplainPlacement, ExplainRequest, QueryPrefix, RegisterCapabilities, RegisterInstance,
+    ReportCache, ReportLoad, Reschedule, Schedule, ScheduleOnTerms, ScheduleWithGroups, UpdateRequest,
+    WatchAssignments, WatchInstances,
 };
 use crate::message::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, PublishObject,
@@ -123,17 +124,20 @@ rights! {
     GetTicketKeys = "get_ticket_keys" MEMBERS |call| Some(Scope::Node(call.node));
     RotateTickets = "rotate_tickets" OPERATORS;
     RegisterInstance = "register_instance" ANY |call| Some(Scope::Tenant(call.tenant.clone()));
+    RegisterCapabilities = "register_capabilities" ANY |call| Some(Scope::Tenant(call.register.tenant.clone()));
     DeregisterInstance = "deregister_instance" ANY |call| Some(Scope::Tenant(call.tenant.clone()));
     ReportLoad = "report_load" ANY |call| Some(Scope::Tenant(call.tenant.clone()));
     ReportCache = "report_cache" ANY |call| Some(Scope::Tenant(call.tenant.clone()));
     QueryPrefix = "query_prefix" ROUTERS;
     Schedule = "schedule" ROUTERS;
     ScheduleOnTerms = "schedule_on_terms" ROUTERS;
+    ScheduleWithGroups = "schedule_with_groups" ROUTERS;
     UpdateRequest = "update_request" ROUTERS;
     Reschedule = "reschedule" ROUTERS;
     WatchInstances = "watch_instances" ROUTERS;
     WatchAssignments = "watch_assignments" ROUTERS;
     ExplainRequest = "explain_request" ROUTERS;
+    ExplainPlacement = "explain_placement" ROUTERS;
     HoldInstance = "hold_instance" OPERATORS;
     SetPlacement = "set_placement" OPERATORS;
     ShowCopies = "show_copies" ROUTERS;
@@ -231,17 +235,20 @@ mod tests {
         "get_ticket_keys cn",
         "rotate_tickets ca",
         "register_instance cncsa",
+        "register_capabilities cncsa",
         "deregister_instance cncsa",
         "report_load cncsa",
         "report_cache cncsa",
         "query_prefix csa",
         "schedule csa",
         "schedule_on_terms csa",
+        "schedule_with_groups csa",
         "update_request csa",
         "reschedule csa",
         "watch_instances csa",
         "watch_assignments csa",
         "explain_request csa",
+        "explain_placement csa",
         "hold_instance ca",
         "set_placement ca",
         "show_copies csa",

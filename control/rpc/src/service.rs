@@ -12,9 +12,9 @@ use crate::codec::{CodecError, Message, encode};
 use crate::error::{Refusal, RefusalCode};
 use crate::identity::role::Role;
 use crate::message::conductor::{
-    CacheTaken, DeregisterInstance, ExplainRequest, InstanceRegistered, PrefixHolders, QueryPrefix, RegisterInstance,
-    ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, ScheduleOnTerms, ScheduleReply, UpdateRequest,
-    WatchAssignments,
+    CacheTaken, DeregisterInstance, ExplainPlacement, ExplainRequest, InstanceRegistered, PlacementExplained,
+    PrefixHolders, QueryPrefix, RegisterCapabilities, RegisterInstance, ReportCache, ReportLoad, RequestExplained,
+    Reschedule, Schedule, ScheduleOnTerms, ScheduleReply, ScheduleWithGroups, UpdateRequest, WatchAssignments,
 };
 use crate::message::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, ObjectFound, ObjectHeld,
@@ -191,6 +191,14 @@ pub trait Service: Send + Sync + 'static {
     fn register_instance(&self, _caller: Caller, _call: RegisterInstance) -> Result<InstanceRegistered, Refusal> {
         Err(no_conductor())
     }
+    /// Registers an instance that has capabilities.
+    fn register_capabilities(
+        &self,
+        _caller: Caller,
+        _call: RegisterCapabilities,
+    ) -> Result<InstanceRegistered, Refusal> {
+        Err(no_conductor())
+    }
     /// Deregisters an instance.
     fn deregister_instance(&self, _caller: Caller, _call: DeregisterInstance) -> Result<EmptyReply, Refusal> {
         Err(no_conductor())
@@ -215,6 +223,10 @@ pub trait Service: Send + Sync + 'static {
     fn schedule_on_terms(&self, _caller: Caller, _call: ScheduleOnTerms) -> Result<ScheduleReply, Refusal> {
         Err(no_conductor())
     }
+    /// Ends reservations, and places a request on an instance or a pipeline group.
+    fn schedule_with_groups(&self, _caller: Caller, _call: ScheduleWithGroups) -> Result<ScheduleReply, Refusal> {
+        Err(no_conductor())
+    }
     /// Records the progress of a request.
     fn update_request(&self, _caller: Caller, _call: UpdateRequest) -> Result<EmptyReply, Refusal> {
         Err(no_conductor())
@@ -225,6 +237,10 @@ pub trait Service: Send + Sync + 'static {
     }
     /// Returns the reasons for a request's placement.
     fn explain_request(&self, _caller: Caller, _call: ExplainRequest) -> Result<RequestExplained, Refusal> {
+        Err(no_conductor())
+    }
+    /// Returns the reasons for a request's placement, with the pipeline groups.
+    fn explain_placement(&self, _caller: Caller, _call: ExplainPlacement) -> Result<PlacementExplained, Refusal> {
         Err(no_conductor())
     }
     /// Holds an instance, or releases it.

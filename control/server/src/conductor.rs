@@ -32,12 +32,13 @@ mod subscriber;
 
 use std::sync::Arc;
 
-use kvplane_conductor::conductor::{Conductor, FeedProgress, InstanceRow, PoolKey, QueryPrompt, Table};
+use kvplane_conductor::conductor::{Conductor, FeedProgress, InstanceRow, InstanceSpec, PoolKey, QueryPrompt, Table};
 use kvplane_conductor::index::Tiers;
 use kvplane_rpc::conductor::{
     BlockTier, CacheTaken, DeregisterInstance, ExplainRequest, InstanceRegistered, InstanceStatus, InstanceTable,
-    PrefixHolders, PromptContext, QueryPrefix, RegisterInstance, ReportCache, ReportLoad, RequestExplained, Reschedule,
-    Schedule, ScheduleOnTerms, ScheduleReply, UpdateRequest, WatchAssignments,
+    PlacementExplained, PrefixHolder, PrefixHolders, PromptContext, QueryPrefix, RegisterInstance, ReportCache,
+    ReportLoad, RequestExplained, Reschedule, Schedule, ScheduleOnTerms, ScheduleReply, ScheduleWithGroups,
+    UpdateRequest, WatchAssignments,
 };
 use kvplane_rpc::message::EmptyReply;
 use kvplane_rpc::placement::{
@@ -97,8 +98,8 @@ impl ConductorService {
         })
     }
 
-    pub(crate) fn register(&self, call: RegisterInstance) -> Result<InstanceRegistered, Refusal> {
-        self.register_as(call, false, None)
+    pub(crate) fn register(&self, spec: impl Into<InstanceSpec>) -> Result<InstanceRegistered, Refusal> {
+        self.register_seeded(spec.into(), None)
     }
 
     /// Registers an instance. With `has_vllm_hashes` its hashes can be computed from tokens; `seed` becomes the hash
@@ -109,12 +110,17 @@ impl ConductorService {
         has_vllm_hashes: bool,
         seed: Option<String>,
     ) -> Result<InstanceRegistered, Refusal> {
+        self.register_seeded(InstanceSpec { has_vllm_hashes, ..call.into() }, seed)
+    }
+
+    fn register_seeded(&self, spec: InstanceSpec, seed: Option<String>) -> Result<InstanceRegistered, Refusal> {
+        let call = &spec.call;
         self.check_tenant(&call.instance, &call.tenant)?;
         if let Some(source) = &call.events {
             check_source(source)?;
         }
-        let origin = durable::followed(&call);
-        let registered = self.host.register(call, has_vllm_hashes, seed)?;
+        let origin = durable::followed(call);
+        let registered = self.host.register(spec, seed)?;
         if let Some(origin) = origin {
             self.feeds.follow_instance(origin, !registered.again);
         }
@@ -149,25 +155,20 @@ impl ConductorService {
 
     pub(crate) fn query(&self, call: &QueryPrefix) -> Result<PrefixHolders, Refusal> {
         let QueryPrefix { context, hashes, most, tier } = call;
-        self.query_prompt(context, QueryPrompt::Hashes(hashes), *most, *tier)
+        let tiers = Tiers::up_to((*tier).into());
+        self.host.with(|conductor, _| conductor.query(context, QueryPrompt::Hashes(hashes), *most as usize, tiers))
     }
 
-    /// Returns the holders of a prompt's prefixes, by hashes or by tokens.
-    pub(crate) fn query_prompt(
+    /// Returns the holders of a prompt's prefixes, in any tier, where the blocks of the shared store count as memory of
+    /// every instance that prefills.
+    pub(crate) fn query_with_store(
         &self,
         context: &PromptContext,
         prompt: QueryPrompt<'_>,
-        most: u32,
-        tier: BlockTier,
-    ) -> Result<PrefixHolders, Refusal> {
-        let tiers = Tiers::up_to(tier.into());
-        self.host.with(|conductor, _| conductor.query(context, prompt, most as usize, tiers))
-    }
-
-    /// Returns the tokens of a prompt's prefix that the shared store holds by itself; 0 if no instance serves the
-    /// model.
-    pub(crate) fn in_store(&self, context: &PromptContext, prompt: QueryPrompt<'_>) -> u32 {
-        self.host.with(|conductor, _| conductor.in_store(context, prompt)).unwrap_or(0)
+        most: usize,
+    ) -> Result<Vec<PrefixHolder>, Refusal> {
+        let tiers = Tiers::up_to(BlockTier::Ssd.into());
+        self.host.with(|conductor, _| Ok(conductor.query_with_store(context, prompt, most, tiers)?.holders))
     }
 
     /// Returns true while the index may lack blocks of a model's instances, or of stores: answers are lower bounds
@@ -181,8 +182,19 @@ impl ConductorService {
     }
 
     pub(crate) fn schedule_on_terms(&self, call: &ScheduleOnTerms) -> Result<ScheduleReply, Refusal> {
-        self.host
-            .with(|conductor, now_ns| conductor.schedule_on_terms(&call.schedule, &call.terms, &call.ended, now_ns))
+        self.host.with(|conductor, now_ns| {
+            // Reservations have ended even if the request is refused.
+            conductor.end_all(&call.ended, &call.finished, now_ns)?;
+            conductor.schedule_on_terms(&call.schedule, &call.terms, false, now_ns)
+        })
+    }
+
+    pub(crate) fn schedule_with_groups(&self, call: &ScheduleWithGroups) -> Result<ScheduleReply, Refusal> {
+        let ScheduleOnTerms { schedule, terms, ended, finished } = &call.on_terms;
+        self.host.with(|conductor, now_ns| {
+            conductor.end_all(ended, finished, now_ns)?;
+            conductor.schedule_on_terms(schedule, terms, true, now_ns)
+        })
     }
 
     pub(crate) fn update(&self, call: UpdateRequest) -> Result<EmptyReply, Refusal> {
@@ -195,6 +207,10 @@ impl ConductorService {
 
     pub(crate) fn explain(&self, call: &ExplainRequest) -> Result<RequestExplained, Refusal> {
         self.host.with(|conductor, now_ns| conductor.explain(&call.request, now_ns))
+    }
+
+    pub(crate) fn explain_placement(&self, request: &str) -> Result<PlacementExplained, Refusal> {
+        self.host.with(|conductor, now_ns| PlacementExplained::of(conductor, request, now_ns))
     }
 
     pub(crate) fn watch_instances(&self) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {

@@ -15,6 +15,7 @@ mod marks;
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
+use kvplane_proto::message::ObjectPriority;
 
 use crate::allocator::{Block, GRANULE_BYTES, granules_of};
 pub use arena::{Entries, LiveUse};
@@ -84,6 +85,19 @@ pub(crate) enum EvictionList {
     SoftPinnedParked,
 }
 
+impl EvictionList {
+    /// Every list, in the order of their numbers.
+    const ALL: [Self; 7] = [
+        Self::Nowhere,
+        Self::Probation,
+        Self::ProbationParked,
+        Self::Protected,
+        Self::ProtectedParked,
+        Self::SoftPinned,
+        Self::SoftPinnedParked,
+    ];
+}
+
 /// Entry of one object. The size is kept in 35 bits (pools end at 1 TiB, objects long before), so that the entry fills
 /// one cache line.
 #[derive(Clone, Debug)]
@@ -104,7 +118,8 @@ pub struct Entry {
     bytes_high: u8,
     /// State, below [`MARKS_AT`], and marks from there on.
     incarnation: u8,
-    pub(crate) place: EvictionList,
+    /// List that it is in: three bits. Above them, four bits of its priority.
+    place: u8,
     /// Unit in which space is taken, as a power of two of granules: three bits. Above them, the granules that the tail
     /// takes beyond those of the bytes.
     space: u8,
@@ -122,6 +137,8 @@ pub(crate) const BYTES_MOST: u64 = (1 << 35) - 1;
 const HIGH_MARKS: u8 = 0xf8;
 /// Bit of `incarnation` where marks begin.
 const MARKS_AT: u32 = 3;
+/// Bits of `place` that hold the list.
+const LIST_BITS: u32 = 3;
 /// Bits of `space` that hold the unit.
 const UNIT_BITS: u32 = 3;
 
@@ -160,6 +177,8 @@ pub struct Keep {
     pub soft_pin_ns: u64,
     /// True if it is never evicted.
     pub hard_pin: bool,
+    /// Rank among the objects of its account.
+    pub priority: ObjectPriority,
 }
 
 impl Reserve {
@@ -172,7 +191,7 @@ impl Reserve {
             tail_bytes: 0,
             has_tail: false,
             replace: false,
-            keep: Keep { account: 0, group: 0, soft_pin_ns: 0, hard_pin: false },
+            keep: Keep { account: 0, group: 0, soft_pin_ns: 0, hard_pin: false, priority: ObjectPriority::NORMAL },
             head: false,
             replica: Replica::None,
             moves: false,
@@ -268,6 +287,25 @@ impl Entry {
         (self.pins >> ACCOUNT_AT) as usize
     }
 
+    /// Returns the list of the eviction order that it is in.
+    pub(crate) const fn place(&self) -> EvictionList {
+        EvictionList::ALL[(self.place & ((1 << LIST_BITS) - 1)) as usize]
+    }
+
+    pub(crate) const fn set_place(&mut self, list: EvictionList) {
+        self.place = self.place >> LIST_BITS << LIST_BITS | list as u8;
+    }
+
+    /// Returns its priority.
+    #[must_use]
+    pub const fn priority(&self) -> ObjectPriority {
+        ObjectPriority::from_nibble(self.place >> LIST_BITS)
+    }
+
+    const fn set_priority(&mut self, priority: ObjectPriority) {
+        self.place = priority.nibble() << LIST_BITS | self.place & ((1 << LIST_BITS) - 1);
+    }
+
     fn take_step(&mut self, event: Event) {
         let marks = self.incarnation >> MARKS_AT << MARKS_AT;
         self.incarnation = marks | step(self.state(), event) as u8;
@@ -317,7 +355,7 @@ impl Entry {
 
     /// Returns true if the eviction policy ranks it among those that were accessed again.
     pub(crate) const fn is_protected(&self) -> bool {
-        matches!(self.place, EvictionList::Protected | EvictionList::ProtectedParked)
+        matches!(self.place(), EvictionList::Protected | EvictionList::ProtectedParked)
     }
 
     /// Returns true if its bytes cannot be evicted: they are being read or written, or pinned.

@@ -9,11 +9,13 @@
 
 mod choice;
 mod list;
+mod priority_levels;
 mod s3_fifo;
 mod segment;
 mod segmented_lru;
 
 pub use choice::{ChosenPolicy, Eviction, UnknownEviction};
+pub(crate) use priority_levels::PriorityLevels;
 pub use s3_fifo::S3Fifo;
 pub(crate) use segment::Segment;
 pub use segmented_lru::SegmentedLru;

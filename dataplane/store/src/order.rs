@@ -31,6 +31,9 @@ pub(crate) use retained::RETENTIONS_MOST;
 use retained::RetentionTable;
 pub use tenants::{TenantUse, Tenants};
 
+/// Most objects whose pins are ended by one step: the others follow with the next ones.
+pub(crate) const EXPIRED_AT_ONCE: usize = 1_024;
+
 /// Limit of eviction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Reach {
@@ -174,15 +177,17 @@ impl<P: EvictionPolicy> Order<P> {
         }
     }
 
-    /// Changes the account, group and pins of a live object that was plain so far.
+    /// Changes the account, group, pins and priority of a live object that was plain so far.
     pub(crate) fn keep_as(&mut self, entries: &mut Entries, id: EntryId, keep: &Keep) {
-        if entries[id].account() == usize::from(keep.account) && keep.group == 0 && !keep.hard_pin {
+        let is_plain = keep.group == 0 && !keep.hard_pin && keep.priority == entries[id].priority();
+        if entries[id].account() == usize::from(keep.account) && is_plain {
             return;
         }
         self.remove(entries, id, false);
         self.tenants.discharge(&entries[id]);
         entries.set_account(id, keep.account);
         entries.set(id, Mark::Hard, keep.hard_pin);
+        entries.set_priority(id, keep.priority);
         self.charge(entries, id, keep);
         self.insert(entries, id);
     }
@@ -203,16 +208,20 @@ impl<P: EvictionPolicy> Order<P> {
         is_grouped && self.pins_and_groups.is_to_follow(entries, id) && !is_soft
     }
 
-    /// Moves softly pinned objects whose pin has expired, and objects whose retentions have ended, to the policy, as
-    /// its newest.
-    pub(crate) fn expire(&mut self, entries: &mut Entries) {
-        self.expire_retentions(entries);
-        while let Some(id) = self.pins_and_groups.next_expired() {
+    /// Moves objects whose retentions have ended, and softly pinned ones whose pin has expired, to the policy, as its
+    /// newest: at most [`EXPIRED_AT_ONCE`], so that no request pays for a million sessions that ended together. Returns
+    /// false if there were no more.
+    pub(crate) fn expire(&mut self, entries: &mut Entries) -> bool {
+        let mut left = self.expire_retentions(entries, EXPIRED_AT_ONCE);
+        while left > 0 {
+            let Some(id) = self.pins_and_groups.next_expired() else { return false };
+            left -= 1;
             let at = entries[id].account();
             self.tenants.soft(at).unlink(entries, id);
             entries.set(id, Mark::Soft, false);
             self.tenants.policy(at).insert(entries, id);
         }
+        true
     }
 
     /// Returns the next object to be evicted for any tenant that needs the scarce resource.

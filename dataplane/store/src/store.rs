@@ -34,6 +34,7 @@ pub use stats::{DevicePoolStats, EventStats, HandleStats, PinStats, ReplicaStats
 use kvplane_proto::ConfigError;
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{PinId, ReservationId, Version};
+use kvplane_proto::message::ObjectPriority;
 
 use crate::allocator::GRANULE_BYTES;
 use crate::config::StoreConfig;
@@ -80,6 +81,8 @@ pub struct ObjectView {
     pub copied: bool,
     /// True if a retention keeps it.
     pub is_retained: bool,
+    /// Its priority, which may differ from that in its tail.
+    pub priority: ObjectPriority,
 }
 
 /// Consequence of new owners for an object.
@@ -288,9 +291,9 @@ impl<P: EvictionPolicy> Store<P> {
         }
     }
 
-    /// Sets the account, the group and the hard pin of a pinned object, for which they are known only now; the hard pin
-    /// only within the limits. Soft pins have expired by then. False if its account has no room for it, even after
-    /// evicting the account's other objects as for a put: then nothing is set.
+    /// Sets the account, the group, the hard pin and the priority of a pinned object, for which they are known only
+    /// now; the hard pin only within the limits. Soft pins have expired by then. False if its account has no room for
+    /// it, even after evicting the account's other objects as for a put: then nothing is set.
     pub fn keep_as(&mut self, pin: PinId, keep: &Keep) -> bool {
         let Some(id) = self.pins.get(pin) else { return true };
         !self.objects().entries()[id].is_live() || self.space.keep_as(id, keep)

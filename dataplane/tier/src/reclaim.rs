@@ -401,7 +401,7 @@ impl Reclaim {
         let key = reads.key(slot, &entry, device, memory);
         sums.compute(payload, device.config().chunk_bytes, memory);
         let (digest, version, shape, sums) = (entry.digest(), entry.version(), entry.shape(), sums.as_slice());
-        let record = Record { digest, version, key: &key, payload, shape, checksum, sums, pinned };
+        let record = Record { digest, version, key: &key, payload, shape, checksum, sums, pinned, hits: 0 };
         writer.append(&record, Waiter::Move(number), device, contents, memory);
         self.counts.reinserted += 1;
         self.counts.reinserted_bytes += u64::from(payload.bytes);

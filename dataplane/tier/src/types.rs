@@ -59,6 +59,9 @@ pub struct Put<'a> {
     pub checksum: Option<u64>,
     /// True if the object is hard-pinned: reclaim keeps it.
     pub pinned: bool,
+    /// Hits that the record begins with, counted up to [`MAX_HITS`](crate::MAX_HITS): reclaim treats it as read so
+    /// often, until it has rewritten it or the device is opened again.
+    pub hits: u8,
     /// True if the payload is a stripe head, which only names the stripes of a larger object. Stored with the object
     /// and reported without a read.
     pub names_parts: bool,

@@ -116,7 +116,7 @@ impl World {
         }
     }
 
-    /// Checks that no memory is pinned, reserved, lent or overwritten.
+    /// Checks that no memory is pinned, reserved, lent or overwritten, and that every object has its name and priority.
     fn check_rest(&mut self) {
         self.check_segments();
         for index in 0..self.incarnations.len() {
@@ -143,6 +143,9 @@ impl World {
                 self.violate(broken(Rule::Leak, what));
             }
             self.check_device(index);
+            for key in 0..self.scenario.keys {
+                self.check_name(index, self.shadow.digest(key));
+            }
         }
         for client in 0..self.scenario.clients {
             let memory = &self.clients[client].memory;

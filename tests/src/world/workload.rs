@@ -139,7 +139,8 @@ impl World {
                 let key = Shadow::name(asked.key);
                 let tenant = self.scenario.tenant;
                 let name = ObjectName { tenant, key: key.as_bytes() };
-                let options = PutOptions { replace, tenant: tenant_number(tenant), ..self.copies_wanted(asked) };
+                let (tenant, priority) = (tenant_number(tenant), Shadow::priority(asked.key));
+                let options = PutOptions { replace, tenant, priority, ..self.copies_wanted(asked) };
                 let item = PutItem::named(&name, bytes, &options);
                 Request::PutAs(digest, Local { buffer: 0, offset, bytes }, puts.push(item, &name))
             }

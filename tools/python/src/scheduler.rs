@@ -9,8 +9,9 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use kvplane::rpc::conductor::{
-    CacheBatch, CacheReport, DeregisterInstance, EventSource, ExplainRequest, InstanceLoad, QueryPrefix,
-    RegisterInstance, ReportCache, ReportLoad, RequestTerms, Schedule, ScheduleMode,
+    CacheBatch, CacheReport, DecodeSteps, DeregisterInstance, EventSource, ExplainPlacement, InstanceCapabilities,
+    InstanceLoad, PipelineMembership, QueryPrefix, RegisterCapabilities, RegisterInstance, ReportCache, ReportLoad,
+    RequestOutput, RequestTerms, Schedule, ScheduleMode,
 };
 use kvplane::rpc::{CallError, RefusalCode};
 use kvplane::{Decision, Error};
@@ -33,15 +34,23 @@ const LATE: i64 = -901;
 /// The caller lacks the permission.
 const NOT_PERMITTED: i64 = -601;
 
-/// Request to schedule: its id, context, tokens, excluded instances, and terms.
-type ScheduleArguments = (String, Context, u32, Vec<String>, TermsArguments);
+/// Request to schedule: its id, context, tokens, excluded instances, and terms; true if it may get a pipeline group.
+type ScheduleArguments = (String, Context, u32, Vec<String>, TermsArguments, bool);
 
-/// Terms of a request: flow, class, priority, objective for the first token in seconds, expected output tokens.
-type TermsArguments = (String, String, Option<i8>, Option<f64>, u32);
+/// Terms of a request: flow, class, priority, objective for the first token in seconds, expected output tokens,
+/// session.
+type TermsArguments = (String, String, Option<i8>, Option<f64>, u32, String);
+
+/// Decode steps: their number, seconds of all, means of resident tokens and of requests in the batch.
+type StepsArguments = (u32, f64, u64, u32);
 
 /// Instance to register: name, incarnation, tenant, model, tokens of a block, bytes of a token, part, decode capacity
 /// in tokens, seconds between reports, address.
 type RegisterArguments = (String, u64, String, String, u32, u64, String, u64, f64, String);
+
+/// Capabilities of an instance: layer-wise overlap, layers, and its stage of a pipeline group: group, stage, stages,
+/// tokens of a chunk, bytes of activations.
+type CapabilityArguments = (bool, u32, Option<(String, u32, u32, u32, u32)>);
 
 /// Client of the Conductor. Negative results are error codes; `last_error()` gives the message.
 #[pyclass(module = "kvplane._native", frozen)]
@@ -115,7 +124,8 @@ impl Scheduler {
         patience: f64,
         failed: Option<(u64, Vec<String>)>,
     ) -> PyResult<(i64, Option<DecisionDict>)> {
-        let (request, context, tokens, barred, (flow, class, priority, ttft, output_tokens)) = asked;
+        let (request, context, tokens, barred, terms, groups) = asked;
+        let (flow, class, priority, ttft, output_tokens, session) = terms;
         let hashes = numbers(hashes)?;
         let mode = match mode {
             "reserve" => ScheduleMode::Reserve,
@@ -126,10 +136,11 @@ impl Scheduler {
         let context = context.out();
         let request = Schedule { client: 0, request, context, tokens, hashes, wait_ns: 0, mode, barred };
         let ttft_ns = ttft.map(nanoseconds);
-        let terms = RequestTerms { class, flow, priority, ttft_ns, output_tokens };
+        let terms = RequestTerms { class, flow, priority, ttft_ns, output_tokens, session };
         let patience = Duration::from_nanos(nanoseconds(patience));
         let decided = self.ask(py, |line| match failed {
             Some((reservation, failed)) => line.reschedule(reservation, &failed, request, patience),
+            None if groups => line.schedule_with_groups(request, terms, patience),
             None => line.schedule_on_terms(request, terms, patience),
         })?;
         Ok(decided.map_or_else(|code| (code, None), |decision| (0, Some(DecisionDict::of(decision)))))
@@ -144,10 +155,13 @@ impl Scheduler {
         Ok(self.ask(py, |line| line.update(reservation, step))?.map_or_else(|code| code, |()| 0))
     }
 
-    /// Ends a reservation, with the next request or soon.
-    fn release(&self, py: Python<'_>, reservation: u64) -> PyResult<i64> {
+    /// Ends a reservation, with the next request or soon; with the tokens that its request generated, and the seconds
+    /// from the first to the last, if these are known.
+    #[pyo3(signature = (reservation, output=None))]
+    fn release(&self, py: Python<'_>, reservation: u64, output: Option<(u32, f64)>) -> PyResult<i64> {
+        let output = output.map(|(tokens, decode)| RequestOutput { tokens, decode_ns: nanoseconds(decode) });
         let told = self.ask(py, |line| {
-            line.release(reservation);
+            line.release(reservation, output);
             Ok(())
         })?;
         Ok(told.map_or_else(|code| code, |()| 0))
@@ -181,7 +195,7 @@ impl Scheduler {
 
     /// Explains the placement of a request.
     fn explain(&self, py: Python<'_>, request: String) -> PyResult<(i64, Option<ExplanationDict>)> {
-        let found = self.ask(py, |line| line.call(ExplainRequest { request }))?;
+        let found = self.ask(py, |line| line.call(ExplainPlacement { request }))?;
         Ok(found.map_or_else(|code| (code, None), |found| (0, Some(ExplanationDict::of(found)))))
     }
 
@@ -208,6 +222,7 @@ impl Scheduler {
         py: Python<'_>,
         instance: RegisterArguments,
         events: Option<(String, String, String)>,
+        capabilities: CapabilityArguments,
     ) -> PyResult<(i64, bool, f64)> {
         let (instance, incarnation, tenant, model, block_tokens, token_bytes, part, capacity_tokens, report, address) =
             instance;
@@ -229,7 +244,20 @@ impl Scheduler {
             address,
             events,
         };
-        let told = self.ask(py, |line| line.call(call))?;
+        let (layer_wise, layers, stage) = capabilities;
+        let stage = stage.map(|(group, stage, stages, chunk_tokens, activation_bytes)| PipelineMembership {
+            group,
+            stage,
+            stages,
+            chunk_tokens,
+            activation_bytes,
+        });
+        let capabilities = InstanceCapabilities { layer_wise, layers, stage };
+        // An instance without capabilities can register with control planes of earlier versions, too.
+        let told = self.ask(py, |line| match capabilities == InstanceCapabilities::default() {
+            true => line.call(call),
+            false => line.call(RegisterCapabilities { register: call, capabilities }),
+        })?;
         Ok(told.map_or_else(
             |code| (code, false, 0.0),
             |told| (0, told.fresh, Duration::from_nanos(told.suspect_after_ns).as_secs_f64()),
@@ -244,15 +272,24 @@ impl Scheduler {
     }
 
     /// Reports the load of an instance: its tenant, name, incarnation and the report's number; tokens of queued
-    /// prompts, tokens of decodes, number of decodes.
-    fn report_load(&self, py: Python<'_>, of: (String, String, u64, u64), load: (u64, u64, u32)) -> PyResult<i64> {
+    /// prompts, tokens of decodes, number of decodes; and its decode steps since the last report.
+    #[pyo3(signature = (of, load, steps=(0, 0.0, 0, 0)))]
+    fn report_load(
+        &self,
+        py: Python<'_>,
+        of: (String, String, u64, u64),
+        load: (u64, u64, u32),
+        steps: StepsArguments,
+    ) -> PyResult<i64> {
         let (tenant, instance, incarnation, seq) = of;
         let (queued_tokens, decode_tokens, decodes) = load;
+        let (steps, took, tokens, requests) = steps;
+        let steps = DecodeSteps { steps, took_ns: nanoseconds(took), tokens, requests };
         let call = ReportLoad {
             tenant,
             instance,
             incarnation,
-            load: InstanceLoad { seq, queued_tokens, decode_tokens, decodes },
+            load: InstanceLoad { seq, queued_tokens, decode_tokens, decodes, steps },
         };
         Ok(self.ask(py, |line| line.call(call))?.map_or_else(|code| code, |_| 0))
     }

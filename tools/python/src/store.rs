@@ -6,6 +6,7 @@ pub(crate) mod clients;
 pub(crate) mod codes;
 pub(crate) mod many;
 pub(crate) mod member;
+pub(crate) mod pins;
 pub(crate) mod ranges;
 pub(crate) mod tasks;
 pub(crate) mod values;
@@ -24,7 +25,7 @@ use crate::memory::adopt;
 use crate::memory::device_memory::{StreamQueues, stream_at};
 use crate::outcome::{INTERNAL, INVALID, NO_NODE, NO_ROOM, NOT_FOUND, failed, store_code};
 use crate::segment::{Segment, Segments};
-use crate::store::arguments::{KeepArguments, matching, options, parts, several, single};
+use crate::store::arguments::{KeepArguments, matching, options, parts, priority, several, single};
 use crate::store::batches::check_key;
 use crate::store::clients::{Call, Clients};
 use crate::store::ranges::Sessions;
@@ -144,7 +145,7 @@ impl Store {
         if let Err(code) = check_key(keys.get(0)) {
             return Ok(code);
         }
-        let keeping = options(kept);
+        let keeping = options(kept)?;
         if view.bytes() < DIRECT_BYTES {
             let value = view.to_vec();
             return waiting(py, || {
@@ -181,7 +182,7 @@ impl Store {
         if let Err(code) = check_key(keys.get(0)) {
             return Ok(code);
         }
-        let keeping = options(kept);
+        let keeping = options(kept)?;
         waiting(py, || {
             let put = self.clients.with(|member| member.put_copied(keys.get(0), &value, &keeping));
             put.unwrap_or_else(|code| code)
@@ -211,7 +212,7 @@ impl Store {
         if keys.len() != views.len() {
             return Ok(vec![failed(INVALID, "the lists of keys and values differ in length"); keys.len()]);
         }
-        let (places, keeping) = (places(&views), options(kept));
+        let (places, keeping) = (places(&views), options(kept)?);
         // SAFETY: `views` keep the bytes where they are until after the call.
         waiting(py, || unsafe { many::put(&self.clients, &keys, &places, &keeping) })
     }
@@ -276,7 +277,8 @@ impl Store {
     ) -> PyResult<Vec<i64>> {
         let (keys, pieces) = (Keys::many(keys)?, single(addresses, sizes)?);
         let Some(pieces) = matching(&keys, pieces) else { return Ok(vec![INVALID; keys.len()]) };
-        waiting(py, || batches::put(&self.clients, &keys, &pieces, &options(kept)))
+        let keeping = options(kept)?;
+        waiting(py, || batches::put(&self.clients, &keys, &pieces, &keeping))
     }
 
     /// Like `put_from`, with several pieces for each object.
@@ -291,7 +293,8 @@ impl Store {
     ) -> PyResult<Vec<i64>> {
         let (keys, pieces) = (Keys::many(keys)?, several(addresses, sizes)?);
         let Some(pieces) = matching(&keys, pieces) else { return Ok(vec![INVALID; keys.len()]) };
-        waiting(py, || batches::put(&self.clients, &keys, &pieces, &options(kept)))
+        let keeping = options(kept)?;
+        waiting(py, || batches::put(&self.clients, &keys, &pieces, &keeping))
     }
 
     /// Reads objects into registered memory. Returns the length of each, or an error code.
@@ -362,7 +365,8 @@ impl Store {
         if keys.len() != sizes.len() {
             return Ok(vec![INVALID; keys.len()]);
         }
-        waiting(py, || self.sessions.begin(&self.clients, &keys, &sizes, options(kept).anywhere()))
+        let keeping = options(kept)?;
+        waiting(py, || self.sessions.begin(&self.clients, &keys, &sizes, keeping.anywhere()))
     }
 
     /// Writes ranges of open put sessions.
@@ -428,6 +432,37 @@ impl Store {
     /// Removes all objects of this tenant. Returns their number.
     fn remove_all(&self, py: Python<'_>) -> PyResult<i64> {
         values::count(py, &self.clients, |client| client.keys().remove_all(false))
+    }
+
+    /// Gives objects soft pins of this duration in milliseconds, or ends them if it is 0. Returns for each key 1, 0 if
+    /// the object is not in memory, or an error code; so do the two calls below.
+    fn soft_pin(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, duration_ms: u64) -> PyResult<Vec<i64>> {
+        let (keys, duration) = (Keys::many(keys)?, Duration::from_millis(duration_ms));
+        waiting(py, || pins::soft_pin(&self.clients, &keys, duration))
+    }
+
+    /// Sets the priorities of objects.
+    fn set_priority(&self, py: Python<'_>, keys: &Bound<'_, PyAny>, number: i64) -> PyResult<Vec<i64>> {
+        let (keys, priority) = (Keys::many(keys)?, priority(number)?);
+        waiting(py, || pins::set_priority(&self.clients, &keys, priority))
+    }
+
+    /// Adds objects to a retention, which lasts for this duration in milliseconds at least.
+    fn retain(&self, py: Python<'_>, number: u64, keys: &Bound<'_, PyAny>, duration_ms: u64) -> PyResult<Vec<i64>> {
+        let (keys, duration) = (Keys::many(keys)?, Duration::from_millis(duration_ms));
+        waiting(py, || pins::retain(&self.clients, number, &keys, duration))
+    }
+
+    /// Adds the objects of a group to the retention of its number, or extends a retention, for this duration in
+    /// milliseconds from now at least; a duration of 0 ends a retention. Returns the number of objects, or an
+    /// error code.
+    fn extend(&self, py: Python<'_>, number: u64, duration_ms: u64, group: bool) -> PyResult<i64> {
+        let duration = Duration::from_millis(duration_ms);
+        waiting(py, || match (group, duration_ms) {
+            (true, _) => pins::retain_group(&self.clients, number, duration),
+            (false, 0) => pins::release(&self.clients, number),
+            (false, _) => pins::renew(&self.clients, number, duration),
+        })
     }
 
     /// Checks that the control plane answers and the store serves requests. Returns 0 or an error code.

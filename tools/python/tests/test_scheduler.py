@@ -85,7 +85,7 @@ class Schedulers(unittest.TestCase):
         line.alive(booked)
         row = line.table().instances[0]
         self.assertEqual((row.instance, row.model, row.part, row.address), ("one", "m", "mixed", "10.0.0.1:80"))
-        one.report_load(100, 200, 3)
+        one.report_load(100, 200, 3, kvplane.DecodeSteps(steps=10, took=0.3, tokens=200, requests=3))
         line.ended(booked)
 
         def is_gone():
@@ -134,16 +134,16 @@ class Schedulers(unittest.TestCase):
     def test_terms_of_a_request(self):
         line = self.scheduler
         with line.register("one", "m"):
-            terms = kvplane.Terms(flow="bot", priority=-2, ttft=600.0, output_tokens=100)
+            terms = kvplane.Terms(flow="bot", priority=-2, ttft=600.0, output_tokens=100, session="conversation-1")
             booked = line.schedule("a", prompt(1), terms=terms)
             self.assertIsInstance(booked, kvplane.Booked)
-            # The end of a request is sent with the next one.
-            line.ended(booked)
+            # The end of a request is sent with the next one, and its output with it.
+            line.ended(booked, output_tokens=300, decode_time=9.1)
             refused = line.schedule("b", prompt(2, 2_000), terms=kvplane.Terms(ttft=0.000001))
             self.assertEqual(refused.why, "ttft")
             with self.assertRaises(kvplane.NotFound):
                 line.alive(booked)
-            for bad in (kvplane.Terms(priority=5), kvplane.Terms(flow="x" * 129)):
+            for bad in (kvplane.Terms(priority=5), kvplane.Terms(flow="x" * 129), kvplane.Terms(session="x" * 257)):
                 with self.assertRaises(kvplane.InvalidArgument):
                     line.schedule("c", prompt(3), terms=bad)
             with self.assertRaisesRegex(kvplane.NotFound, "there is no class"):

@@ -55,6 +55,8 @@ pub fn bound(trace: &[Work], config: &SimConfig, order: Order) -> Outcome {
             tokens: trace[at].input_tokens,
             prefill_ns: took_ns,
             transfer_ns: 0,
+            predicted_ns: now + took_ns - arrival_ns,
+            stages: 1,
         });
     }
     let requests = served.into_iter().map(|served| served.expect("all are served")).collect();

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use kvplane_conductor::conductor::ConductorConfig;
 use kvplane_conductor::copies::CopyConfig;
+use kvplane_conductor::cost::pipeline::DEFAULT_LAYERS;
 use kvplane_conductor::cost::{DecodeModel, PrefillModel};
 use kvplane_conductor::policy::Slo;
 use kvplane_conductor::scheduler::ServiceTerms;
@@ -48,6 +49,10 @@ pub struct SimConfig {
     pub truth: PrefillModel,
     /// Actual duration of decode steps.
     pub decode_model: DecodeModel,
+    /// Duration of decode steps from which the scheduler starts.
+    pub decode_constants: DecodeModel,
+    /// True if the scheduler learns from what finished and what instances report; else it keeps to its constants.
+    pub learns: bool,
     /// Objectives of all requests.
     pub slo: Slo,
     /// Maximum wait of a queued request, as of the Conductor: it ends as [`crate::RequestStatus::Waited`].
@@ -64,9 +69,27 @@ pub struct SimConfig {
     pub copies: Option<CopyConfig>,
     /// True if fetched blocks pass through an instance and are never kept.
     pub pass_through: bool,
+    /// True if the KV cache of a prompt is sent to its decode instance, through the NIC of its prefill instance; else
+    /// it is there at once.
+    pub hands_over: bool,
     /// True if an instance has all blocks of a prompt from its placement on, and not only once they are computed: the
     /// assumption of simulators that do not model the time between the two.
     pub at_once: bool,
+    /// Pipeline groups of consecutive instances; none disables them.
+    pub groups: Option<SimGroups>,
+    /// True if a prefill overlaps with the fetch of its prefix, layer by layer.
+    pub layer_wise: bool,
+    /// Number of the model's layers.
+    pub layers: u32,
+}
+
+/// Pipeline groups of a simulated cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SimGroups {
+    /// Number of stages of each group.
+    pub stages: usize,
+    /// Maximum length of a chunk, in tokens.
+    pub chunk_tokens: u32,
 }
 
 impl Default for SimConfig {
@@ -82,6 +105,8 @@ impl Default for SimConfig {
             nic_bytes_s: 87_000_000_000,
             truth: PrefillModel::default(),
             decode_model: DecodeModel::default(),
+            decode_constants: DecodeModel::default(),
+            learns: true,
             slo: Slo::NONE,
             wait_ns: ConductorConfig::default().wait_ns,
             load: 1.0,
@@ -90,7 +115,11 @@ impl Default for SimConfig {
             replicas: false,
             copies: None,
             pass_through: false,
+            hands_over: false,
             at_once: false,
+            groups: None,
+            layer_wise: false,
+            layers: DEFAULT_LAYERS,
         }
     }
 }

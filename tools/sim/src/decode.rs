@@ -4,13 +4,32 @@
 
 use std::collections::VecDeque;
 
-use kvplane_conductor::cost::DecodeModel;
+use kvplane_conductor::cost::{DecodeModel, DecodeSteps};
+
+/// Request that has generated its output.
+pub(crate) struct FinishedDecode {
+    pub(crate) id: usize,
+    /// Mean of its longest tenth of times between tokens.
+    pub(crate) tbt_ns: f64,
+    /// Time since its first step.
+    pub(crate) decode_ns: u64,
+}
+
+/// Steps since the last report: their number, duration, and sums over them of resident tokens and of requests.
+#[derive(Default)]
+struct StepSums {
+    steps: f64,
+    took_ns: f64,
+    tokens: f64,
+    requests: f64,
+}
 
 /// Request in the batch.
 struct Member {
     id: usize,
     resident: u64,
     left: f64,
+    start_ns: u64,
     /// Numbers of tokens and the time between them, in order.
     steps: Vec<(f64, f64)>,
 }
@@ -20,6 +39,7 @@ pub(crate) struct Decode {
     batch: Vec<Member>,
     waiting: VecDeque<(usize, u64, u32)>,
     since_ns: u64,
+    unreported: StepSums,
     /// Number of changes of the batch; an event with an older version is stale.
     pub version: u64,
 }
@@ -33,11 +53,34 @@ impl Decode {
         model.step_ns(self.resident(), self.batch.len()) as f64
     }
 
-    /// Advances the batch to `now_ns`; returns the finished requests, each with the mean of its longest tenth of times
-    /// between tokens.
-    pub(crate) fn advance(&mut self, now_ns: u64, model: &DecodeModel) -> Vec<(usize, f64)> {
+    /// Returns the number of requests in the batch.
+    pub(crate) fn requests(&self) -> u32 {
+        self.batch.len() as u32
+    }
+
+    /// Takes the steps since the last call, as an instance reports them.
+    pub(crate) fn take_steps(&mut self) -> DecodeSteps {
+        let StepSums { steps, took_ns, tokens, requests } = self.unreported;
+        if steps < 1.0 {
+            return DecodeSteps::default();
+        }
+        self.unreported = StepSums::default();
+        let mean = |sum: f64| (sum / steps).round();
+        let whole = steps.round();
+        let (steps, took_ns) = (whole as u32, (took_ns / steps * whole) as u64);
+        DecodeSteps { steps, took_ns, tokens: mean(tokens) as u64, requests: mean(requests) as u32 }
+    }
+
+    /// Advances the batch to `now_ns`; returns the finished requests.
+    pub(crate) fn advance(&mut self, now_ns: u64, model: &DecodeModel) -> Vec<FinishedDecode> {
         let step_ns = self.step_ns(model);
         let steps = (now_ns - self.since_ns) as f64 / step_ns;
+        if !self.batch.is_empty() {
+            self.unreported.steps += steps;
+            self.unreported.took_ns += steps * step_ns;
+            self.unreported.tokens += steps * self.resident() as f64;
+            self.unreported.requests += steps * self.batch.len() as f64;
+        }
         self.since_ns = now_ns;
         for member in &mut self.batch {
             let tokens = steps.min(member.left);
@@ -51,7 +94,8 @@ impl Decode {
         self.batch.retain(|member| {
             let over = member.left < 1e-6;
             if over {
-                done.push((member.id, longest_tenth(&member.steps)));
+                let (tbt_ns, decode_ns) = (longest_tenth(&member.steps), now_ns - member.start_ns);
+                done.push(FinishedDecode { id: member.id, tbt_ns, decode_ns });
             }
             !over
         });
@@ -72,7 +116,7 @@ impl Decode {
             }
             self.waiting.pop_front();
             let left = f64::from(output.max(1));
-            self.batch.push(Member { id, resident: tokens, left, steps: Vec::new() });
+            self.batch.push(Member { id, resident: tokens, left, start_ns: self.since_ns, steps: Vec::new() });
             came.push(id);
         }
         self.version += 1;

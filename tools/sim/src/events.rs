@@ -26,11 +26,34 @@ pub(crate) enum Event {
         instance: usize,
         version: u64,
     },
+    /// The KV cache of a prompt is at its decode instance.
+    HandedOver {
+        id: usize,
+        instance: usize,
+    },
+    /// Decode instances report their load.
+    Report,
     Died {
         instance: usize,
     },
     Detected {
         instance: usize,
+    },
+    /// The first layer of a fetched prefix has arrived.
+    FirstLayer {
+        instance: usize,
+    },
+    /// A stage of a pipeline group has computed a chunk.
+    ChunkComputed {
+        id: usize,
+        number: u64,
+        stage: usize,
+    },
+    /// A chunk has arrived at a stage.
+    ChunkArrived {
+        id: usize,
+        number: u64,
+        stage: usize,
     },
     Sample,
     Replicas,

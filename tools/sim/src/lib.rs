@@ -16,12 +16,15 @@ mod config;
 mod copies;
 mod decode;
 mod events;
+mod groups;
 mod outcome;
 mod policies;
+mod sessions;
 mod world;
 
 pub use bounds::{Order, bound};
-pub use config::{Faults, SimConfig, Work};
+pub use config::{Faults, SimConfig, SimGroups, Work};
 pub use outcome::{Outcome, ReplicaSample, RequestOutcome, RequestStatus};
 pub use policies::{Algorithm1, DynamoLike, RejectingAlgorithm1, Rejection, SglangLike, side_by_side};
+pub use sessions::name_sessions;
 pub use world::run;

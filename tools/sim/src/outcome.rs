@@ -1,5 +1,7 @@
 //! Results of a simulation.
 
+use kvplane_conductor::scheduler::OutputErrors;
+
 /// End of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RequestStatus {
@@ -32,6 +34,10 @@ pub struct RequestOutcome {
     pub prefill_ns: u64,
     /// Duration of its transfer, including the wait for the NIC; 0 without one.
     pub transfer_ns: u64,
+    /// Time to first token as predicted at its placement.
+    pub predicted_ns: u64,
+    /// Number of instances that prefilled it: more than 1 for a pipeline group.
+    pub stages: u32,
 }
 
 /// Number of instances that hold the most used blocks, at one time.
@@ -54,8 +60,14 @@ pub struct Outcome {
     pub imbalance: f64,
     /// Ratio of the maximum to the mean of the bytes that an instance sent.
     pub egress_imbalance: f64,
+    /// Time until all bookings of prefill instances are done, at the end of the simulation: the sum, in nanoseconds.
+    pub left_booked_ns: u64,
     /// Number of proactive replicas of hot prefixes.
     pub copied: u64,
+    /// Errors of the outputs that the scheduler expected, every ten seconds.
+    pub outputs: Vec<OutputErrors>,
+    /// Relative error of the decode steps that it predicted, every ten seconds.
+    pub decode_errors: Vec<f64>,
     /// Samples of replicas over time, if requested.
     pub replicas: Vec<ReplicaSample>,
 }
@@ -109,6 +121,38 @@ impl Outcome {
             served.status == RequestStatus::Served && served.ttft_ns <= ttft_ns && served.tbt_ns <= tbt_ns
         };
         self.requests.iter().filter(good).count() as f64 / self.requests.len().max(1) as f64
+    }
+
+    /// Returns the fraction of the admitted requests, those not rejected at arrival, that were served with the first
+    /// token within `ttft_ns`; 1 if none was admitted.
+    #[must_use]
+    pub fn kept(&self, ttft_ns: u64) -> f64 {
+        let admitted = self.requests.iter().filter(|served| served.status != RequestStatus::Refused);
+        let in_time = |served: &&RequestOutcome| served.status == RequestStatus::Served && served.ttft_ns <= ttft_ns;
+        let (kept, all) =
+            admitted.fold((0_usize, 0_usize), |(kept, all), served| (kept + usize::from(in_time(&served)), all + 1));
+        if all == 0 { 1.0 } else { kept as f64 / all as f64 }
+    }
+
+    /// Returns the mean error of expected outputs relative to the generated ones, and the mean part of the outputs
+    /// within the 90th percentile that was expected; 0 where nothing was expected.
+    #[must_use]
+    pub fn output_errors(&self) -> OutputErrors {
+        let all = |of: fn(&OutputErrors) -> f64| mean(&self.outputs.iter().map(of).collect::<Vec<_>>());
+        OutputErrors { relative: all(|errors| errors.relative), within_high: all(|errors| errors.within_high) }
+    }
+
+    /// Returns the mean relative error of predicted decode steps.
+    #[must_use]
+    pub fn decode_error(&self) -> f64 {
+        mean(&self.decode_errors)
+    }
+
+    /// Returns the number of served requests whose tokens came later than `tbt_ns` after each other.
+    #[must_use]
+    pub fn tbt_missed(&self, tbt_ns: u64) -> usize {
+        let missed = |served: &&RequestOutcome| served.status == RequestStatus::Served && served.tbt_ns > tbt_ns;
+        self.requests.iter().filter(missed).count()
     }
 
     /// Returns the number of requests with this outcome.

@@ -5,46 +5,79 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
+use kvplane_conductor::cost::pipeline::{PrefixLoad, prefill_span};
 use kvplane_conductor::cost::transfer_ns;
 use kvplane_conductor::index::{ContextId, IndexConfig, PromptContext, Tier};
 use kvplane_conductor::policy::{Choice, Fetch, Placement, Policy};
-use kvplane_conductor::scheduler::{ExcludedInstances, Next, Progress, Request, Scheduler, SchedulerConfig, Scratch};
+use kvplane_conductor::scheduler::{
+    ExcludedInstances, Foreign, InstanceNumbers, Next, Progress, Request, RequestOutput, Scheduler, SchedulerConfig,
+    Scratch, ServiceTerms,
+};
 use kvplane_proto::rng::{Rng, mix64};
 
 use crate::cache::Cache;
 use crate::config::{DETECTED_NS, SimConfig, Work};
 use crate::copies::{CopyTraffic, LOOK_NS};
-use crate::decode::Decode;
+use crate::decode::{Decode, FinishedDecode};
 use crate::events::{Event, EventQueue};
+use crate::groups::{GroupRuns, capabilities};
 use crate::outcome::{Outcome, ReplicaSample, RequestOutcome, RequestStatus};
 
 /// Interval between two samples of the load.
 const SAMPLE_NS: u64 = 10_000_000_000;
+/// Interval between two load reports of a decode instance.
+const REPORT_NS: u64 = 1_000_000_000;
 /// Interval between two samples of replicas.
 const REPLICAS_NS: u64 = 30_000_000_000;
 
-struct Job {
-    id: usize,
+/// Fetch of a prefix.
+#[derive(Clone)]
+pub(crate) struct FetchedPrefix {
+    /// Range of the prompt's blocks that are fetched.
+    pub(crate) blocks: Range<usize>,
+    /// Time at which a prefill can begin: the first layer has arrived, or all have without layer-wise overlap.
+    first_ns: u64,
+    /// Time at which all blocks have arrived.
     ready_ns: u64,
-    /// Range of its blocks that are fetched; `keep` is true if they are kept.
-    fetched: Range<usize>,
-    keep: bool,
+    /// Duration of the transfer, without waiting.
+    moves_ns: u64,
+}
+
+impl FetchedPrefix {
+    /// Returns the prefix of a prompt of which nothing is fetched.
+    const fn nothing(now_ns: u64) -> Self {
+        Self { blocks: 0..0, first_ns: now_ns, ready_ns: now_ns, moves_ns: 0 }
+    }
+
+    /// Returns the transfer, with times since the start of the simulation.
+    pub(crate) const fn load(&self) -> PrefixLoad {
+        PrefixLoad { queued_ns: self.ready_ns.saturating_sub(self.moves_ns), moves_ns: self.moves_ns }
+    }
+}
+
+pub(crate) struct Job {
+    pub(crate) id: usize,
+    pub(crate) prefix: FetchedPrefix,
+    /// True if fetched blocks are kept.
+    pub(crate) keep: bool,
     /// Number of blocks that it reuses, if that was determined at its placement.
-    found: Option<usize>,
+    pub(crate) found: Option<usize>,
+    /// Stage of a pipeline group that it is, if it is one.
+    pub(crate) stage: Option<usize>,
 }
 
 pub(crate) struct Node {
     pub(crate) alive: bool,
     pub(crate) cache: Cache,
-    queue: VecDeque<Job>,
+    pub(crate) queue: VecDeque<Job>,
     /// Request in progress: number, cached tokens, duration.
-    working: Option<(usize, u32, u64)>,
+    pub(crate) working: Option<(usize, u32, u64)>,
     /// Blocks of the request in progress that were fetched and are not kept.
     skip: Range<usize>,
     pub(crate) egress_until_ns: u64,
     /// Time for which its NIC was busy with sending.
     sent_ns: u64,
-    computed_ns: u64,
+    pub(crate) computed_ns: u64,
 }
 
 impl Node {
@@ -63,8 +96,9 @@ impl Node {
 }
 
 /// Progress of a request of the trace.
-#[derive(Clone, Copy, Default)]
-struct RequestProgress {
+#[derive(Clone)]
+pub(crate) struct RequestProgress {
+    pub(crate) outcome: RequestOutcome,
     /// Its last placement.
     placement: Option<Placement>,
     /// End of its wait, while it is queued.
@@ -75,14 +109,14 @@ struct RequestProgress {
 pub(crate) struct World<'a> {
     pub(crate) config: &'a SimConfig,
     pub(crate) trace: &'a [Work],
-    scheduler: Scheduler,
+    pub(crate) scheduler: Scheduler,
     scratch: Scratch,
     pub(crate) context: ContextId,
     pub(crate) nodes: Vec<Node>,
     decodes: Vec<Decode>,
     pub(crate) events: EventQueue,
-    progress: Vec<RequestProgress>,
-    served: Vec<RequestOutcome>,
+    pub(crate) progress: Vec<RequestProgress>,
+    pub(crate) runs: GroupRuns,
     pub(crate) open: usize,
     rng: Rng,
     pub(crate) outcome: Outcome,
@@ -111,7 +145,9 @@ fn books(trace: &[Work], config: &SimConfig) -> SchedulerConfig {
         token_bytes: config.token_bytes,
         nic_bytes_s: config.nic_bytes_s,
         slo: config.slo,
-        decode_model: config.decode_model,
+        decode_model: config.decode_constants,
+        learns: config.learns,
+        hands_over: config.hands_over,
         keeps_fetched: !config.pass_through,
         ..SchedulerConfig::default()
     }
@@ -123,11 +159,12 @@ impl<'a> World<'a> {
         let mut scheduler = Scheduler::new(books(trace, config), policy).expect(valid);
         let key = PromptContext { tenant: "sim".into(), block_tokens: config.block_tokens, ..PromptContext::default() };
         let context = scheduler.context(&key).expect(valid);
-        for _ in 0..config.prefill {
-            scheduler.add_prefill().expect(valid);
+        for instance in 0..config.prefill {
+            let at = scheduler.add_prefill().expect(valid);
+            capabilities(config, instance).install(&mut scheduler, at).expect(valid);
         }
         for _ in 0..config.decode {
-            scheduler.add_decode(config.decode_tokens);
+            scheduler.add_decode(config.decode_tokens, None);
         }
         let node = |_| Node {
             alive: true,
@@ -147,7 +184,10 @@ impl<'a> World<'a> {
             tokens: work.input_tokens,
             prefill_ns: 0,
             transfer_ns: 0,
+            predicted_ns: 0,
+            stages: 1,
         };
+        let begun = |work| RequestProgress { outcome: lost(work), placement: None, waits_until_ns: None };
         let mut world = Self {
             config,
             trace,
@@ -157,8 +197,8 @@ impl<'a> World<'a> {
             nodes: (0..config.prefill).map(node).collect(),
             decodes: (0..config.decode).map(|_| Decode::default()).collect(),
             events: EventQueue::default(),
-            progress: vec![RequestProgress::default(); trace.len()],
-            served: trace.iter().map(lost).collect(),
+            progress: trace.iter().map(begun).collect(),
+            runs: GroupRuns::default(),
             open: trace.len(),
             rng: Rng::new(config.seed, "sim"),
             outcome: Outcome::default(),
@@ -169,6 +209,9 @@ impl<'a> World<'a> {
             world.events.at(world.arrival_ns(id), Event::Arrived { id });
         }
         world.events.at(SAMPLE_NS, Event::Sample);
+        if config.decode > 0 {
+            world.events.at(REPORT_NS, Event::Report);
+        }
         if config.replicas {
             world.events.at(REPLICAS_NS, Event::Replicas);
         }
@@ -196,12 +239,17 @@ impl<'a> World<'a> {
                     self.start(instance);
                 }
             }
+            Event::FirstLayer { instance } => self.start(instance),
+            Event::ChunkComputed { id, number, stage } => self.chunk_computed(id, number, stage),
+            Event::ChunkArrived { id, number, stage } => self.chunk_arrived(id, number, stage),
             Event::Prefilled { id, instance } => self.prefilled(id, instance),
             Event::Decoded { instance, version } => {
                 if self.decodes[instance].version == version {
                     self.decoded(instance);
                 }
             }
+            Event::HandedOver { id, instance } => self.join(id, instance),
+            Event::Report => self.report(),
             Event::Died { instance } => {
                 let node = &mut self.nodes[instance];
                 node.alive = false;
@@ -210,6 +258,7 @@ impl<'a> World<'a> {
                 self.events.at(self.events.now_ns() + DETECTED_NS, Event::Detected { instance });
             }
             Event::Detected { instance } => {
+                self.lose_groups(instance);
                 let lost = self.scheduler.lose_prefill(instance).unwrap_or_default();
                 lost.into_iter().for_each(|request| self.offer(request));
             }
@@ -236,7 +285,8 @@ impl<'a> World<'a> {
             context: self.context,
             hashes,
             barred: ExcludedInstances::default(),
-            terms: work.terms.clone(),
+            terms: ServiceTerms { groups: self.config.groups.is_some(), ..work.terms.clone() },
+            admitted: false,
         });
     }
 
@@ -245,7 +295,7 @@ impl<'a> World<'a> {
         let choice = self.scheduler.schedule(&request, self.events.now_ns(), &mut self.scratch);
         let booked = self.scheduler.commit(request, &choice, self.events.now_ns());
         match choice {
-            Choice::Place(placement) if booked.is_ok() => self.place(id, placement),
+            Choice::Place(placement) if booked.is_ok() => self.place(id, &placement),
             Choice::Wait if booked.is_ok() => {
                 let until_ns = self.events.now_ns().saturating_add(self.config.wait_ns);
                 self.progress[id].waits_until_ns = Some(until_ns);
@@ -259,7 +309,7 @@ impl<'a> World<'a> {
     fn end_wait(&mut self, id: usize) {
         if self.progress[id].waits_until_ns.is_some_and(|until_ns| until_ns <= self.events.now_ns()) {
             let arrival_ns = self.arrival_ns(id);
-            self.served[id].ttft_ns = self.events.now_ns() - arrival_ns;
+            self.progress[id].outcome.ttft_ns = self.events.now_ns() - arrival_ns;
             self.end(id, RequestStatus::Waited);
         }
     }
@@ -273,36 +323,48 @@ impl<'a> World<'a> {
     fn assign(&mut self) {
         while let Ok(Some(next)) = self.scheduler.poll(self.events.now_ns(), &mut self.scratch) {
             match next {
-                Next::Goes { id, placement } => self.place(id as usize, placement),
+                Next::Goes { id, placement } => self.place(id as usize, &placement),
                 Next::Refused { id, .. } => self.end(id as usize, RequestStatus::Refused),
             }
         }
     }
 
-    fn place(&mut self, id: usize, placement: Placement) {
-        self.progress[id] = RequestProgress { placement: Some(placement), waits_until_ns: None };
-        let at = placement.prefill;
-        let (ready_ns, fetched, keep) = match placement.fetch {
-            Fetch::Nothing => (self.events.now_ns(), 0..0, true),
-            Fetch::One(source) => {
-                let (ready_ns, fetched) = self.fetch(id, at, placement.reuse, &[source]);
-                (ready_ns, fetched, true)
-            }
+    fn place(&mut self, id: usize, placement: &Placement) {
+        let progress = &mut self.progress[id];
+        (progress.placement, progress.waits_until_ns) = (Some(placement.clone()), None);
+        self.progress[id].outcome.predicted_ns = self.events.now_ns() + placement.takes_ns() - self.arrival_ns(id);
+        if let Some(plan) = &placement.group {
+            self.place_group(id, placement, plan);
+            return;
+        }
+        let (at, layers) = (placement.prefill, self.config.layers);
+        let (prefix, keep) = match placement.fetch {
+            Fetch::Nothing => (FetchedPrefix::nothing(self.events.now_ns()), true),
+            Fetch::One(source) => (self.fetch(id, at, placement.reuse, &[source], 1.0, layers), true),
             Fetch::Pool { keep } => {
                 let all: Vec<usize> = (0..self.nodes.len()).filter(|other| *other != at).collect();
-                let (ready_ns, fetched) = self.fetch(id, at, placement.reuse, &all);
-                (ready_ns, fetched, keep && !self.config.pass_through)
+                let prefix = self.fetch(id, at, placement.reuse, &all, 1.0, layers);
+                (prefix, keep && !self.config.pass_through)
             }
         };
-        if !fetched.is_empty() {
-            self.served[id].transfer_ns = ready_ns - self.events.now_ns();
-            self.note_fetch(id, fetched.end);
-            let blocks = if keep { fetched.end } else { 0 };
-            self.events.at(ready_ns, Event::Fetched { id, instance: at, blocks });
-        }
-        let found = self.config.at_once.then(|| self.have_at_once(id, at, &fetched));
-        self.nodes[at].queue.push_back(Job { id, ready_ns, fetched, keep, found });
+        self.await_prefix(id, at, &prefix, if keep { prefix.blocks.end } else { 0 });
+        let found = self.config.at_once.then(|| self.have_at_once(id, at, &prefix.blocks));
+        self.nodes[at].queue.push_back(Job { id, prefix, keep, found, stage: None });
         self.start(at);
+    }
+
+    /// Notes the fetch of a prefix, of which an instance keeps the first `blocks` of the prompt.
+    pub(crate) fn await_prefix(&mut self, id: usize, instance: usize, prefix: &FetchedPrefix, blocks: usize) {
+        if prefix.blocks.is_empty() {
+            return;
+        }
+        let transfer_ns = prefix.ready_ns - self.events.now_ns();
+        self.progress[id].outcome.transfer_ns = self.progress[id].outcome.transfer_ns.max(transfer_ns);
+        self.note_fetch(id, prefix.blocks.end);
+        self.events.at(prefix.ready_ns, Event::Fetched { id, instance, blocks });
+        if prefix.first_ns < prefix.ready_ns {
+            self.events.at(prefix.first_ns, Event::FirstLayer { instance });
+        }
     }
 
     /// Makes an instance hold all blocks of a prompt from now on; returns the number of its blocks that it had or
@@ -317,13 +379,21 @@ impl<'a> World<'a> {
     }
 
     /// Moves the blocks that `at` lacks of the first `tokens` of a prompt from `sources`, each block from one that has
-    /// it. Returns the time at which all have arrived, and the range of blocks that the prompt then has.
-    fn fetch(&mut self, id: usize, at: usize, tokens: u32, sources: &[usize]) -> (u64, Range<usize>) {
+    /// it; `part` of each block, which has so many layers. Returns the blocks that the prompt then has.
+    pub(crate) fn fetch(
+        &mut self,
+        id: usize,
+        at: usize,
+        tokens: u32,
+        sources: &[usize],
+        part: f64,
+        layers: u32,
+    ) -> FetchedPrefix {
         let work = &self.trace[id];
         let wanted = (tokens.div_ceil(self.config.block_tokens) as usize).min(work.blocks.len());
         let here = self.nodes[at].cache.prefix(&work.blocks[..wanted]);
         let block_bytes = u64::from(self.config.block_tokens) * self.config.token_bytes;
-        let block_ns = transfer_ns(block_bytes, self.config.nic_bytes_s);
+        let block_ns = (transfer_ns(block_bytes, self.config.nic_bytes_s) as f64 * part) as u64;
         let (mut end, mut last, mut ready_ns, mut moved) = (here, None, self.events.now_ns(), 0);
         for block in &work.blocks[here..wanted] {
             let has = |source: &usize| self.nodes[*source].alive && self.nodes[*source].cache.has(*block);
@@ -339,26 +409,45 @@ impl<'a> World<'a> {
             end += 1;
         }
         // Blocks from several sources still arrive through one NIC.
-        (ready_ns.max(self.events.now_ns() + moved * block_ns), here..end)
+        let moves_ns = moved * block_ns;
+        let ready_ns = ready_ns.max(self.events.now_ns() + moves_ns);
+        let load = PrefixLoad { queued_ns: ready_ns - moves_ns, moves_ns };
+        let first_ns = load.ready_ns(self.config.layer_wise.then_some(layers));
+        FetchedPrefix { blocks: here..end, first_ns, ready_ns, moves_ns }
+    }
+
+    /// Returns the ratio of the next prefill's duration to the model's.
+    pub(crate) fn prefill_factor(&mut self) -> f64 {
+        let prefill_error = 1.0 + self.config.faults.prefill_error;
+        if prefill_error > 1.0 { prefill_error.powf(2.0 * self.rng.unit() - 1.0) } else { 1.0 }
     }
 
     /// Starts the next prefill of an instance if possible.
-    fn start(&mut self, instance: usize) {
+    pub(crate) fn start(&mut self, instance: usize) {
         let node = &mut self.nodes[instance];
         let Some(job) = node.queue.front() else { return };
-        if !node.alive || node.working.is_some() || job.ready_ns > self.events.now_ns() {
+        if !node.alive || node.working.is_some() || job.prefix.first_ns > self.events.now_ns() {
             return;
         }
         let id = job.id;
-        let Some(Job { fetched, keep, found, .. }) = node.queue.pop_front() else { return };
+        let Some(Job { prefix, keep, found, stage, .. }) = node.queue.pop_front() else { return };
+        if let Some(stage) = stage {
+            node.working = Some((id, 0, 0));
+            self.begin_stage(id, stage);
+            return;
+        }
         let work = &self.trace[id];
-        let found = found.unwrap_or_else(|| node.found(work, &fetched));
+        let load = prefix.load();
+        let found = found.unwrap_or_else(|| node.found(work, &prefix.blocks));
         node.cache.touch(work, found);
-        node.skip = if keep { 0..0 } else { fetched };
+        node.skip = if keep { 0..0 } else { prefix.blocks };
         let cached = (found as u32 * self.config.block_tokens).min(work.input_tokens);
-        let prefill_error = 1.0 + self.config.faults.prefill_error;
-        let factor = if prefill_error > 1.0 { prefill_error.powf(2.0 * self.rng.unit() - 1.0) } else { 1.0 };
-        let took_ns = (self.config.truth.predict_ns(work.input_tokens, cached) as f64 * factor) as u64;
+        let factor = self.prefill_factor();
+        let computes_ns = (self.config.truth.predict_ns(work.input_tokens, cached) as f64 * factor) as u64;
+        let overlap = self.config.layer_wise.then_some(self.config.layers);
+        let now_ns = self.events.now_ns();
+        let took_ns = prefill_span(now_ns, load, computes_ns, overlap).ends_ns - now_ns;
+        let node = &mut self.nodes[instance];
         node.working = Some((id, cached, took_ns));
         node.computed_ns += took_ns;
         let _ = self.scheduler.update(id as u64, Progress::PrefillStarted, self.events.now_ns());
@@ -372,33 +461,56 @@ impl<'a> World<'a> {
         let Some((_, reused, took_ns)) = self.nodes[instance].working.take_if(|working| working.0 == id) else {
             return;
         };
+        let skip = std::mem::take(&mut self.nodes[instance].skip);
+        self.progress[id].outcome.prefill_ns += took_ns;
+        self.finish_prefill(id, instance, reused, took_ns, &skip);
+        self.start(instance);
+    }
+
+    /// Ends the prefill of a request on an instance, which then holds its blocks without those in `skip`.
+    pub(crate) fn finish_prefill(&mut self, id: usize, at: usize, reused: u32, took_ns: u64, skip: &Range<usize>) {
         let (work, arrival_ns) = (&self.trace[id], self.arrival_ns(id));
-        let node = &mut self.nodes[instance];
-        let skip = std::mem::take(&mut node.skip);
-        node.cache.put(work, work.blocks.len(), &skip);
-        let served = &mut self.served[id];
-        served.prefill_ns += took_ns;
+        self.nodes[at].cache.put(work, work.blocks.len(), skip);
+        let served = &mut self.progress[id].outcome;
         served.reused_tokens = reused;
         served.ttft_ns = self.events.now_ns() - arrival_ns;
-        self.tell(instance);
+        self.tell(at);
         let _ = self.scheduler.update(id as u64, Progress::PrefillDone { reused, took_ns }, self.events.now_ns());
-        let decode = self.progress[id].placement.and_then(|placement| placement.decode);
+        let decode = self.progress[id].placement.as_ref().and_then(|placement| placement.decode);
         match decode {
             _ if self.decodes.is_empty() => self.end(id, RequestStatus::Served),
             Some(decode) if self.scheduler.takes_decode(id as u64, self.events.now_ns()) => {
-                self.decodes[decode].join(id, work.input_tokens, work.output_tokens);
-                self.decoded(decode);
+                self.hand_over(id, at, decode);
             }
             _ => self.end(id, RequestStatus::RefusedLate),
         }
-        self.start(instance);
+    }
+
+    /// Sends the KV cache of a prompt from its prefill instance to its decode instance, if that takes time.
+    fn hand_over(&mut self, id: usize, instance: usize, decode: usize) {
+        if !self.config.hands_over {
+            return self.join(id, decode);
+        }
+        let bytes = u64::from(self.trace[id].input_tokens) * self.config.token_bytes;
+        let took_ns = transfer_ns(bytes, self.config.nic_bytes_s);
+        let there_ns = self.nodes[instance].send(took_ns, self.events.now_ns());
+        self.events.at(there_ns, Event::HandedOver { id, instance: decode });
+    }
+
+    /// Lets a request whose KV cache is there decode.
+    fn join(&mut self, id: usize, instance: usize) {
+        let work = &self.trace[id];
+        self.decodes[instance].join(id, work.input_tokens, work.output_tokens);
+        self.decoded(instance);
     }
 
     /// Advances a decode instance to the present time and admits waiting requests.
     fn decoded(&mut self, instance: usize) {
         let model = self.config.decode_model;
-        for (id, tbt_ns) in self.decodes[instance].advance(self.events.now_ns(), &model) {
-            self.served[id].tbt_ns = tbt_ns as u64;
+        for FinishedDecode { id, tbt_ns, decode_ns } in self.decodes[instance].advance(self.events.now_ns(), &model) {
+            self.progress[id].outcome.tbt_ns = tbt_ns as u64;
+            let output = RequestOutput { tokens: self.trace[id].output_tokens, decode_ns };
+            let _ = self.scheduler.release(id as u64, Some(output), self.events.now_ns());
             self.end(id, RequestStatus::Served);
         }
         for id in self.decodes[instance].admit(self.config.decode_tokens) {
@@ -410,12 +522,28 @@ impl<'a> World<'a> {
         }
     }
 
+    /// Reports the load of all decode instances.
+    fn report(&mut self) {
+        for instance in 0..self.decodes.len() {
+            self.decoded(instance);
+            let decode = &mut self.decodes[instance];
+            let (decode_tokens, decodes) = (decode.resident(), decode.requests());
+            let load = Foreign { queued_tokens: 0, decode_tokens, decodes, steps: decode.take_steps() };
+            let of = InstanceNumbers { prefill: None, decode: Some(instance) };
+            // Decode instances do not die.
+            let _ = self.scheduler.report_load(of, load);
+        }
+        if self.open > 0 {
+            self.events.at(self.events.now_ns() + REPORT_NS, Event::Report);
+        }
+    }
+
     fn end(&mut self, id: usize, status: RequestStatus) {
-        self.served[id].status = status;
+        self.progress[id].outcome.status = status;
         self.progress[id].waits_until_ns = None;
         self.open -= 1;
         // A rejected request was never booked.
-        let _ = self.scheduler.release(id as u64);
+        let _ = self.scheduler.release(id as u64, None, self.events.now_ns());
     }
 
     /// Sends the changes of a cache to the Conductor.
@@ -432,6 +560,8 @@ impl<'a> World<'a> {
         let load: f64 = self.nodes.iter().map(|node| self.backlog_s(node)).sum();
         let alive = self.nodes.iter().filter(|node| node.alive).count().max(1);
         self.outcome.prefill_load.push(load / alive as f64);
+        self.outcome.outputs.extend(self.scheduler.decodes().output_errors());
+        self.outcome.decode_errors.push(self.scheduler.decodes().learned().error());
         if self.open > 0 && !self.events.is_empty() {
             self.events.at(self.events.now_ns() + SAMPLE_NS, Event::Sample);
         }
@@ -440,7 +570,7 @@ impl<'a> World<'a> {
     fn backlog_s(&self, node: &Node) -> f64 {
         let job = |id: usize, cached| self.config.truth.predict_ns(self.trace[id].input_tokens, cached) as f64 / 1e9;
         let queued = node.queue.iter().map(|job| {
-            let reuse = self.progress[job.id].placement.map_or(0, |placement| placement.reuse);
+            let reuse = self.progress[job.id].placement.as_ref().map_or(0, |placement| placement.reuse);
             (job.id, reuse)
         });
         queued.chain(node.working.map(|(id, cached, _)| (id, cached))).map(|(id, cached)| job(id, cached)).sum()
@@ -466,7 +596,9 @@ impl<'a> World<'a> {
         let sent: Vec<f64> = self.nodes.iter().map(|node| node.sent_ns as f64).collect();
         let mean = sent.iter().sum::<f64>() / sent.len().max(1) as f64;
         self.outcome.egress_imbalance = sent.iter().copied().fold(0.0, f64::max) / mean.max(1.0);
-        self.outcome.requests = self.served;
+        let booked = (0..self.config.prefill).map(|at| self.scheduler.prefill_booked(at, self.events.now_ns()).1);
+        self.outcome.left_booked_ns = booked.sum();
+        self.outcome.requests = self.progress.into_iter().map(|progress| progress.outcome).collect();
         self.outcome
     }
 }

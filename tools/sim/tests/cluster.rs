@@ -4,12 +4,13 @@ use std::sync::Arc;
 
 use kvplane_conductor::conductor::ConductorConfig;
 use kvplane_conductor::copies::CopyConfig;
-use kvplane_conductor::cost::PrefillModel;
-use kvplane_conductor::policy::{LateBinding, Policy, Slo};
+use kvplane_conductor::cost::{DecodeModel, PrefillModel};
+use kvplane_conductor::policy::{LateBinding, Policy, Probability, Slo};
 use kvplane_conductor::scheduler::ServiceTerms;
 use kvplane_proto::rng::Rng;
 use kvplane_sim::{
-    Algorithm1, Faults, Order, RejectingAlgorithm1, Rejection, RequestStatus, SimConfig, Work, bound, run, side_by_side,
+    Algorithm1, Faults, Order, RejectingAlgorithm1, Rejection, RequestStatus, SimConfig, Work, bound, name_sessions,
+    run, side_by_side,
 };
 
 fn work(arrival_ms: u64, input_tokens: u32, blocks: &[u64]) -> Work {
@@ -130,7 +131,7 @@ fn a_queued_request_ends_after_the_maximum_wait() {
 #[test]
 fn admission_rejects_at_arrival() {
     let trace = sessions(600, 11);
-    let slo = Slo { ttft_ns: 5_000_000_000, tbt_ns: 100_000_000 };
+    let slo = Slo { ttft_ns: 5_000_000_000, tbt_ns: 100_000_000, ..Slo::NONE };
     let config = SimConfig { prefill: 2, decode: 2, load: 4.0, slo, ..SimConfig::default() };
     for rejection in [Rejection::Baseline, Rejection::Early, Rejection::Predicted] {
         let outcome = run(&trace, &config, Box::new(RejectingAlgorithm1::new(rejection)));
@@ -142,6 +143,58 @@ fn admission_rejects_at_arrival() {
     assert_eq!(ours.count(RequestStatus::RefusedLate), 0);
     let goodput = |outcome: &kvplane_sim::Outcome| outcome.goodput(slo.ttft_ns, slo.tbt_ns);
     assert!(goodput(&ours) >= goodput(&paper), "{} against {}", goodput(&ours), goodput(&paper));
+}
+
+/// Returns questions about documents, which arrive at a steady rate: their prefills take 0.1 to 1.5 s.
+fn questions(count: u64, gap_ms: u64, seed: u64) -> Vec<Work> {
+    let mut rng = Rng::new(seed, "questions");
+    let question = |at: u64| {
+        let (document, length) = (rng.below(40), 1 + rng.below(20));
+        let tail = (0..length).map(|block| 1_000_000 + at * 100 + block);
+        let blocks: Vec<u64> = (0..10).map(|block| 1 + document * 100 + block).chain(tail).collect();
+        work(at * gap_ms, blocks.len() as u32 * 512, &blocks)
+    };
+    (0..count).map(question).collect()
+}
+
+#[test]
+fn as_many_admitted_requests_are_in_time_as_promised() {
+    let faulty = Faults { stale_ns: 1_000_000_000, lost: 0.01, prefill_error: 0.3, death_ns: None };
+    // The requests of the lost instance, and those that it was to serve, are late.
+    let dying = Faults { death_ns: Some(60_000_000_000), ..faulty };
+    let slo = Slo { ttft_ns: 10_000_000_000, ..Slo::NONE };
+    for (seed, faults, least) in [(21, Faults::default(), 0.99), (22, faulty, 0.99), (23, dying, 0.98)] {
+        let trace = questions(3_000, 110, seed);
+        let config = SimConfig { prefill: 4, slo, faults, ..SimConfig::default() };
+        let outcome = run(&trace, &config, Box::new(LateBinding { refuses: true, ..LateBinding::default() }));
+        let (kept, refused) = (outcome.kept(slo.ttft_ns), outcome.count(RequestStatus::Refused));
+        assert!(kept >= least, "{faults:?}: {kept}, {refused} rejected");
+        assert!(refused > 500 && refused < trace.len() / 2, "{refused} rejected");
+        assert_eq!(outcome.count(RequestStatus::Waited), 0);
+        let longest_s = outcome.ttft_quantiles_s(&[1.0])[0];
+        assert!(longest_s < 30.0, "late ones go soon: {longest_s} s");
+    }
+}
+
+#[test]
+fn an_admitted_request_is_in_time_beside_a_flood() {
+    // Every fifteenth request has an objective; the others are a flood of another flow, with a higher priority.
+    let mut trace = questions(2_000, 110, 31);
+    let is_promised = |at: usize| at.is_multiple_of(15);
+    for (at, work) in trace.iter_mut().enumerate() {
+        work.terms = if is_promised(at) {
+            ServiceTerms { flow: "own".into(), ttft_ns: Some(10_000_000_000), ..ServiceTerms::default() }
+        } else {
+            ServiceTerms { flow: "flood".into(), priority: 4, ..ServiceTerms::default() }
+        };
+    }
+    let outcome = run(&trace, &SimConfig { prefill: 4, ..SimConfig::default() }, Box::new(LateBinding::default()));
+    let of = |promised| {
+        let those = outcome.requests.iter().enumerate().filter(move |(at, _)| is_promised(*at) == promised);
+        those.map(|(_, served)| (served.status, served.ttft_ns))
+    };
+    assert!(of(true).all(|(status, ns)| status == RequestStatus::Served && ns <= 10_000_000_000));
+    assert!(of(false).any(|(_, ns)| ns > 100_000_000_000), "the flood waits");
 }
 
 /// Returns requests for long documents: each is read once, and then used repeatedly, one much more than the others.
@@ -187,5 +240,69 @@ fn replicas_do_no_harm_without_contention() {
         let ours = || Box::new(LateBinding::default());
         let (without, with) = (run(&trace, &config, ours()), run(&trace, &copying(&config), ours()));
         assert!(with.mean_ttft_s() <= without.mean_ttft_s() * 1.01, "{} s", with.mean_ttft_s());
+    }
+}
+
+/// Returns requests with prompts of 8,192 tokens and outputs of 50 to 800, three a second.
+fn long_outputs(count: u64, seed: u64) -> Vec<Work> {
+    let mut rng = Rng::new(seed, "outputs");
+    let blocks = |at: u64| (at * 16..at * 16 + 16).collect::<Vec<u64>>();
+    let request = |at| Work { output_tokens: 50 + rng.below(750) as u32, ..work(at * 333, 8192, &blocks(at)) };
+    (0..count).map(request).collect()
+}
+
+#[test]
+fn learned_decodes_keep_an_objective_that_constants_miss() {
+    let slo = Slo { ttft_ns: 30_000_000_000, tbt_ns: 100_000_000, probability: Probability::DEFAULT };
+    for seed in [3, 4] {
+        let trace = long_outputs(1_500, seed);
+        // Steps take twice as long as the constants say.
+        let config = |learns| SimConfig {
+            prefill: 6,
+            decode: 1,
+            load: 1.6,
+            slo,
+            decode_model: DecodeModel { base_ns: 52.4e6, token_ns: 72.0, request_ns: 0.0 },
+            learns,
+            ..SimConfig::default()
+        };
+        let admitting = || Box::new(LateBinding { refuses: true, ..LateBinding::default() });
+        let [constants, learned] = [false, true].map(|learns| run(&trace, &config(learns), admitting()));
+        let missed = [&constants, &learned].map(|outcome| outcome.tbt_missed(slo.tbt_ns));
+        let goodput = [&constants, &learned].map(|outcome| outcome.goodput(slo.ttft_ns, slo.tbt_ns));
+        assert!(missed[1] * 4 < missed[0] && goodput[1] > goodput[0], "missed {missed:?}, goodput {goodput:?}");
+        assert!(learned.decode_error() < 0.1, "{}", learned.decode_error());
+        let errors = learned.output_errors();
+        assert!((0.8..=1.0).contains(&errors.within_high), "{errors:?}");
+    }
+}
+
+#[test]
+fn handovers_occupy_nics_and_lose_no_request() {
+    let trace = long_outputs(300, 7);
+    let config = |hands_over| SimConfig {
+        prefill: 4,
+        decode: 2,
+        hands_over,
+        nic_bytes_s: 2_000_000_000,
+        ..SimConfig::default()
+    };
+    let [at_once, sent] = [false, true].map(|over| run(&trace, &config(over), Box::new(LateBinding::default())));
+    for outcome in [&at_once, &sent] {
+        assert_eq!(outcome.count(RequestStatus::Served), trace.len());
+    }
+    assert!(sent.egress_imbalance > 0.0 && sent.mean_ttft_s() >= at_once.mean_ttft_s());
+}
+
+#[test]
+fn expected_sessions_lose_nothing() {
+    for seed in [5, 6] {
+        let plain = sessions(400, seed);
+        let mut named = plain.clone();
+        assert!(name_sessions(&mut named) > 100);
+        let config = SimConfig { prefill: 4, cache_tokens: 200_000, ..SimConfig::default() };
+        let [without, with] = [&plain, &named].map(|trace| run(trace, &config, Box::new(LateBinding::default())));
+        assert_eq!(with.count(RequestStatus::Served), plain.len());
+        assert!(with.hit() > without.hit() - 0.01, "hit rate {} without sessions, {} with", without.hit(), with.hit());
     }
 }

@@ -4,12 +4,13 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use kvplane_conductor::copies::CopyConfig;
-use kvplane_conductor::policy::Slo;
-use kvplane_sim::{Faults, SimConfig, side_by_side};
+use kvplane_conductor::cost::DecodeModel;
+use kvplane_conductor::policy::{Probability, Slo};
+use kvplane_sim::{Faults, SimConfig, SimGroups, name_sessions, side_by_side};
 use kvplane_tools::sim::tokens;
 use kvplane_tools::trace::{self, Request, Shape};
 
-use crate::comparison::{PolicyOutcome, Verdict, compare, refusing, works};
+use crate::comparison::{OBJECTIVE, PolicyOutcome, Verdict, compare, refusing, works};
 use crate::figures::{self, Traces, report};
 
 /// Error of a command, as a sentence for the operator.
@@ -60,12 +61,41 @@ pub(crate) struct Policies {
     /// Treat the blocks of a prompt as cached at an instance from its placement on, before they are computed.
     #[arg(long)]
     at_once: bool,
+    /// Actual duration of decode steps: milliseconds, nanoseconds for each resident token, microseconds for each
+    /// request of the batch. The scheduler starts from the default.
+    #[arg(long, value_name = "BASE_MS[,TOKEN_NS[,REQUEST_US]]", default_value = "26.2,36")]
+    decode_truth: DecodeModel,
+    /// Let the scheduler keep to its constants: it learns neither from reports nor from finished requests.
+    #[arg(long)]
+    constants: bool,
+    /// Send the KV cache of a prompt from its prefill to its decode instance; else it is there at once.
+    #[arg(long)]
+    handover: bool,
+    /// Name the session of each request: that of an earlier one whose prompt it continues.
+    #[arg(long)]
+    sessions: bool,
+    /// Policies to simulate, by the beginning of their names, such as kvplane. Default: all, and the bounds.
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
     /// Bandwidth of an instance's NICs, in bytes per second. Default: 87 GB/s.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1_000_000..))]
     nic: Option<u64>,
+    /// Let pipeline groups of so many consecutive instances prefill long prompts. Default: none.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(2..=16))]
+    groups: Option<u64>,
+    /// Maximum length of a chunk that a stage of a group computes at a time, in tokens.
+    #[arg(long, default_value_t = 4_096, requires = "groups")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1_024..=1_048_576))]
+    chunk: u32,
+    /// Overlap prefills with the fetch of their prefix, layer by layer.
+    #[arg(long)]
+    layer_wise: bool,
     /// Simulate admission too, with objectives of 30 s for the first token and 0.1 s for each further token.
     #[arg(long)]
     admission: bool,
+    /// Probability with which an admitted request is to have its first token in time, in percent from 50 to 99.9.
+    #[arg(long, default_value_t = Probability::DEFAULT, requires = "admission")]
+    promise_percent: Probability,
     /// File to write the results to as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
@@ -100,7 +130,11 @@ impl Policies {
         };
         let mut all = Vec::new();
         for (name, requests) in self.traces()? {
-            let works = works(&requests);
+            let mut works = works(&requests);
+            if self.sessions {
+                let continued = name_sessions(&mut works);
+                println!("{continued} of {} requests continue a session", works.len());
+            }
             println!("{name}\n{}", PolicyOutcome::HEAD.join("\t"));
             let mut show = |outcome: &PolicyOutcome| {
                 println!("{}", outcome.cells().join("\t"));
@@ -121,18 +155,25 @@ impl Policies {
                     }),
                     pass_through: self.pass_through,
                     at_once: self.at_once,
+                    decode_model: self.decode_truth,
+                    learns: !self.constants,
+                    hands_over: self.handover,
+                    groups: self.groups.map(|stages| SimGroups { stages: stages as usize, chunk_tokens: self.chunk }),
+                    layer_wise: self.layer_wise,
                     nic_bytes_s: self.nic.unwrap_or(SimConfig::default().nic_bytes_s),
                     ..SimConfig::default()
                 };
                 let mut outcomes = Vec::new();
-                compare(&works, &config, side_by_side(), |outcome| {
+                let is_meant = |name: &str| self.only.is_empty() || self.only.iter().any(|only| name.starts_with(only));
+                compare(&works, &config, side_by_side(), is_meant, |outcome| {
                     show(&outcome);
                     outcomes.push(outcome);
                 });
                 verdicts.extend(Verdict::of(&outcomes));
                 if self.admission {
-                    let slo = Slo { ttft_ns: 30_000_000_000, tbt_ns: 100_000_000 };
-                    compare(&works, &SimConfig { slo, ..config }, refusing(), |outcome| show(&outcome));
+                    let slo =
+                        Slo { ttft_ns: OBJECTIVE.ttft_ns, tbt_ns: OBJECTIVE.tbt_ns, probability: self.promise_percent };
+                    compare(&works, &SimConfig { slo, ..config }, refusing(), is_meant, |outcome| show(&outcome));
                 }
             }
             println!("kvplane beside the best other policy\n{}", Verdict::HEAD.join("\t"));
@@ -194,6 +235,6 @@ impl Figures {
     }
 }
 
-fn write(path: &Path, text: &str) -> Result<(), Failure> {
+pub(crate) fn write(path: &Path, text: &str) -> Result<(), Failure> {
     Ok(std::fs::write(path, text).map_err(|error| format!("{}: {error}", path.display()))?)
 }

@@ -8,6 +8,7 @@ mod command;
 mod comparison;
 mod fairness;
 mod figures;
+mod long_prompts;
 
 use std::process::ExitCode;
 
@@ -28,6 +29,8 @@ enum Command {
     Policies(command::Policies),
     /// Simulate tenants of one model, of which one sends many times its share.
     Fairness(fairness::Fairness),
+    /// Simulate pipeline groups that prefill long prompts, alone and among the requests of a trace.
+    LongPrompts(long_prompts::LongPrompts),
     /// Reproduce figures of Mooncake's papers with the simulator.
     Figures(command::Figures),
 }
@@ -36,6 +39,7 @@ fn main() -> ExitCode {
     let done = match Arguments::parse().command {
         Command::Policies(policies) => policies.run(),
         Command::Fairness(fairness) => fairness.run(),
+        Command::LongPrompts(long_prompts) => long_prompts.run(),
         Command::Figures(figures) => figures.run(),
     };
     match done {

@@ -11,7 +11,7 @@
 mod pins;
 
 use kvplane_client::Request;
-use kvplane_proto::message::{KeyItem, KeyPage, KeyView, PageQuery, Part};
+use kvplane_proto::message::{KeyItem, KeyPage, KeyView, ObjectPriority, PageQuery, Part};
 use kvplane_proto::{Digest, Epoch, Limits, Status, Version};
 use regex::bytes::{Regex, RegexBuilder};
 
@@ -48,6 +48,8 @@ pub struct KeyInfo {
     pub hard_pin: bool,
     /// True if a retention keeps it.
     pub retained: bool,
+    /// Rank among the tenant's objects when memory is needed.
+    pub priority: ObjectPriority,
     /// True if the object is in memory.
     pub in_memory: bool,
     /// True if the object is on an SSD.
@@ -69,6 +71,7 @@ impl KeyInfo {
             soft_pin_ms: item.soft_pin_ms,
             hard_pin: item.flags & KeyItem::HARD_PIN != 0,
             retained: item.flags & KeyItem::RETAINED != 0,
+            priority: item.priority(),
             in_memory: item.flags & KeyItem::IN_MEMORY != 0,
             on_ssd: item.flags & KeyItem::ON_SSD != 0,
             part: match item.flags & (KeyItem::HEAD | KeyItem::STRIPE) {

@@ -6,6 +6,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use kvplane_rpc::conductor::RequestOutput;
+
 /// Time for which a reservation waits for a request to be sent with.
 const LINGER: Duration = Duration::from_millis(20);
 /// Most reservations that are kept; the lease ends the oldest ones beyond it.
@@ -15,9 +17,17 @@ const BACKOFF: Duration = Duration::from_millis(500);
 /// Time after which a thread without work ends.
 const IDLE: Duration = Duration::from_secs(10);
 
+/// Reservation that has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct EndedReservation {
+    pub(super) reservation: u64,
+    /// Output of its request, if that is known.
+    pub(super) output: Option<RequestOutput>,
+}
+
 #[derive(Default)]
 struct Inner {
-    ended: VecDeque<u64>,
+    ended: VecDeque<EndedReservation>,
     /// Time at which the thread releases them.
     due: Option<Instant>,
     /// Time until which the thread sleeps, if it does.
@@ -41,7 +51,7 @@ impl EndedReservations {
     }
 
     /// Adds a reservation. Returns true if the caller is to start the thread ([`Self::run`]).
-    pub(super) fn add(&self, reservation: u64) -> bool {
+    pub(super) fn add(&self, reservation: EndedReservation) -> bool {
         let mut inner = self.inner();
         if inner.ended.len() >= MOST {
             inner.ended.pop_front();
@@ -65,7 +75,7 @@ impl EndedReservations {
     }
 
     /// Takes up to `most` reservations, the oldest first.
-    pub(super) fn take(&self, most: usize) -> Vec<u64> {
+    pub(super) fn take(&self, most: usize) -> Vec<EndedReservation> {
         let mut inner = self.inner();
         let count = inner.ended.len().min(most);
         let taken = inner.ended.drain(..count).collect();
@@ -77,7 +87,7 @@ impl EndedReservations {
 
     /// Puts back what [`Self::take`] returned and the Conductor may not have received: it ignores those that have ended
     /// already. Returns true if the caller is to start the thread.
-    pub(super) fn put_back(&self, reservations: Vec<u64>) -> bool {
+    pub(super) fn put_back(&self, reservations: Vec<EndedReservation>) -> bool {
         if reservations.is_empty() {
             return false;
         }
@@ -107,7 +117,7 @@ impl EndedReservations {
 
     /// Releases reservations that have waited for [`LINGER`] by `release`, which returns false when the Conductor is
     /// unreachable. Ends after [`IDLE`] without any, or when the queue is closed.
-    fn run(&self, release: impl Fn(u64) -> bool) {
+    fn run(&self, release: impl Fn(EndedReservation) -> bool) {
         let mut idle_until = Instant::now() + IDLE;
         loop {
             let mut inner = self.inner();
@@ -131,8 +141,8 @@ impl EndedReservations {
 
     /// Releases all reservations; those of a Conductor that is unreachable are released later, unless the queue is
     /// closed.
-    fn release_all(&self, release: &impl Fn(u64) -> bool) {
-        let mut ended: VecDeque<u64> = self.take(usize::MAX).into();
+    fn release_all(&self, release: &impl Fn(EndedReservation) -> bool) {
+        let mut ended: VecDeque<EndedReservation> = self.take(usize::MAX).into();
         while let Some(reservation) = ended.pop_front() {
             if release(reservation) {
                 continue;
@@ -149,7 +159,7 @@ impl EndedReservations {
     }
 
     /// Starts a thread that runs [`Self::run`].
-    pub(super) fn start(self: &Arc<Self>, release: impl Fn(u64) -> bool + Send + 'static) {
+    pub(super) fn start(self: &Arc<Self>, release: impl Fn(EndedReservation) -> bool + Send + 'static) {
         let ended = Arc::clone(self);
         let thread = thread::Builder::new().name("kvplane-release".to_owned());
         if thread.spawn(move || ended.run(release)).is_err() {
@@ -163,13 +173,17 @@ impl EndedReservations {
 mod tests {
     use super::*;
 
+    fn ended_one(reservation: u64) -> EndedReservation {
+        EndedReservation { reservation, output: None }
+    }
+
     #[test]
     fn taken_reservations_are_the_oldest_and_can_be_put_back() {
         let ended = EndedReservations::default();
-        assert!(ended.add(1) && !ended.add(2) && !ended.add(3), "one thread");
-        assert_eq!(ended.take(2), [1, 2]);
-        assert!(!ended.put_back(vec![1, 2]), "it has a thread");
-        assert_eq!(ended.take(usize::MAX), [1, 2, 3]);
+        assert!(ended.add(ended_one(1)) && !ended.add(ended_one(2)) && !ended.add(ended_one(3)), "one thread");
+        assert_eq!(ended.take(2), [1, 2].map(ended_one));
+        assert!(!ended.put_back(vec![ended_one(1), ended_one(2)]), "it has a thread");
+        assert_eq!(ended.take(usize::MAX), [1, 2, 3].map(ended_one));
         assert!(ended.take(1).is_empty() && ended.inner().due.is_none());
     }
 
@@ -177,19 +191,20 @@ mod tests {
     fn their_number_is_limited() {
         let ended = EndedReservations::default();
         for reservation in 0..MOST as u64 + 2 {
-            ended.add(reservation);
+            ended.add(ended_one(reservation));
         }
         assert_eq!(ended.inner().ended.len(), MOST);
-        assert_eq!(ended.take(1), [2], "the oldest were dropped");
+        assert_eq!(ended.take(1), [ended_one(2)], "the oldest were dropped");
     }
 
     #[test]
     fn those_that_are_put_back_have_a_thread() {
         let ended = Arc::new(EndedReservations::default());
-        assert!(ended.put_back(vec![7]), "none has run, or it has ended");
+        let finished = EndedReservation { output: Some(RequestOutput { tokens: 3, decode_ns: 4 }), ..ended_one(7) };
+        assert!(ended.put_back(vec![finished]), "none has run, or it has ended");
         let (tell, told) = std::sync::mpsc::channel();
-        ended.start(move |reservation| tell.send(reservation).is_ok());
-        assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok(7));
+        ended.start(move |one| tell.send((one.reservation, one.output.map(|output| output.tokens))).is_ok());
+        assert_eq!(told.recv_timeout(Duration::from_secs(60)), Ok((7, Some(3))));
         assert!(!ended.put_back(Vec::new()));
     }
 
@@ -197,10 +212,10 @@ mod tests {
     fn those_without_a_request_are_released_by_the_thread() {
         let ended = Arc::new(EndedReservations::default());
         let (tell, told) = std::sync::mpsc::channel();
-        ended.add(7);
+        ended.add(ended_one(7));
         // The Conductor cannot be reached at first.
         let tries = std::sync::atomic::AtomicU32::new(0);
-        ended.start(move |reservation| {
+        ended.start(move |EndedReservation { reservation, .. }| {
             let is_first = tries.fetch_add(1, std::sync::atomic::Ordering::Relaxed) == 0;
             tell.send((reservation, is_first)).expect("the test waits");
             !is_first
@@ -208,7 +223,7 @@ mod tests {
         let limit = Duration::from_secs(60);
         assert_eq!(told.recv_timeout(limit), Ok((7, true)));
         assert_eq!(told.recv_timeout(limit), Ok((7, false)));
-        ended.add(8);
+        ended.add(ended_one(8));
         ended.close(limit);
         assert_eq!(told.recv_timeout(limit), Ok((8, false)), "the rest is released at once");
         assert!(told.recv_timeout(limit).is_err(), "the thread has ended");

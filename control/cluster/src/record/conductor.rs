@@ -8,8 +8,10 @@
 //! ```text
 //! instance:  16 u8 | incarnation u64 | block_tokens u32 | token_bytes u64 | pool_token_bytes u64 | part u8 |
 //!            capacity_tokens u64 | report_ns u64 | flags u8 | name, tenant, model, address: long texts |
-//!            with events: publisher, replay, topic: long texts
-//!            flags: 1 held, 2 reports its cache, 4 has events, 8 events are vLLM's
+//!            with events: publisher, replay, topic: long texts |
+//!            with capabilities: layers u32 | layer-wise u8 | 1 u8, stage u32, stages u32, chunk_tokens u32,
+//!            activation_bytes u32, group: long text; or 0 u8
+//!            flags: 1 held, 2 reports its cache, 4 has events, 8 events are vLLM's, 16 has capabilities
 //! master:    17 u8 | block_tokens u32 | name, tenant, model, publisher: long texts
 //! placement: 18 u8 | ttft_ns u64 | tbt_ns u64 | policy text
 //! seed:      19 u8 | block_tokens u32 | tenant, model, seed: long texts
@@ -100,6 +102,32 @@ pub struct InstanceRecord {
     pub reports_cache: bool,
     /// Sockets of its events, if it publishes any.
     pub events: Option<EventsRecord>,
+    /// Capabilities beside prefills and decodes of its own, if it has any.
+    pub capabilities: Option<Box<CapabilitiesRecord>>,
+}
+
+/// Capabilities of an instance, beside prefills and decodes of its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CapabilitiesRecord {
+    /// True if a prefill overlaps with the fetch of its prefix, layer by layer.
+    pub layer_wise: bool,
+    /// Number of its model's layers as registered; 0 for the default.
+    pub layers: u32,
+    /// Its stage in a pipeline group, if it is in one.
+    pub stage: Option<StageRecord>,
+}
+
+/// Stage of an instance in a pipeline group.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub struct StageRecord {
+    /// Name of the group.
+    pub group: String,
+    pub stage: u32,
+    pub stages: u32,
+    pub chunk_tokens: u32,
+    /// Bytes of activations for a token as registered; 0 for the default.
+    pub activation_bytes: u32,
 }
 
 /// Sockets on which an instance publishes changes of its cache.
@@ -285,6 +313,7 @@ const HELD: u8 = 1;
 const REPORTS_CACHE: u8 = 2;
 const HAS_EVENTS: u8 = 4;
 const HAS_VLLM_HASHES: u8 = 8;
+const HAS_CAPABILITIES: u8 = 16;
 
 fn put_instance(out: &mut Vec<u8>, instance: &InstanceRecord) {
     out.push(16);
@@ -305,12 +334,39 @@ fn put_instance(out: &mut Vec<u8>, instance: &InstanceRecord) {
         flag(instance.held, HELD)
             | flag(instance.reports_cache, REPORTS_CACHE)
             | flag(events.is_some(), HAS_EVENTS)
-            | flag(events.is_some_and(|events| events.has_vllm_hashes), HAS_VLLM_HASHES),
+            | flag(events.is_some_and(|events| events.has_vllm_hashes), HAS_VLLM_HASHES)
+            | flag(instance.capabilities.is_some(), HAS_CAPABILITIES),
     );
     put_all(out, &[&instance.name, &instance.tenant, &instance.model, &instance.address]);
     if let Some(events) = events {
         put_all(out, &[&events.publisher, &events.replay, &events.topic]);
     }
+    if let Some(capabilities) = &instance.capabilities {
+        out.extend_from_slice(&capabilities.layers.to_le_bytes());
+        out.extend_from_slice(&[u8::from(capabilities.layer_wise), u8::from(capabilities.stage.is_some())]);
+        if let Some(of) = &capabilities.stage {
+            for number in [of.stage, of.stages, of.chunk_tokens, of.activation_bytes] {
+                out.extend_from_slice(&number.to_le_bytes());
+            }
+            put_all(out, &[&of.group]);
+        }
+    }
+}
+
+fn capabilities(reader: &mut Reader<'_>) -> Result<CapabilitiesRecord, DecodeError> {
+    let layers = reader.u32()?;
+    let mut bit = || match reader.u8()? {
+        found @ 0..=1 => Ok(found == 1),
+        found => Err(DecodeError::Field { what: "flag of an instance's capabilities", found: found.into() }),
+    };
+    let (layer_wise, has_stage) = (bit()?, bit()?);
+    let mut stage = None;
+    if has_stage {
+        let (at, stages) = (reader.u32()?, reader.u32()?);
+        let (chunk_tokens, activation_bytes) = (reader.u32()?, reader.u32()?);
+        stage = Some(StageRecord { group: text(reader)?, stage: at, stages, chunk_tokens, activation_bytes });
+    }
+    Ok(CapabilitiesRecord { layer_wise, layers, stage })
 }
 
 fn instance(reader: &mut Reader<'_>) -> Result<InstanceRecord, DecodeError> {
@@ -325,7 +381,7 @@ fn instance(reader: &mut Reader<'_>) -> Result<InstanceRecord, DecodeError> {
     let (capacity_tokens, report_ns) = (reader.u64()?, reader.u64()?);
     let flags = reader.u8()?;
     let is = |bit: u8| flags & bit != 0;
-    if flags > 15 || (is(HAS_VLLM_HASHES) && !is(HAS_EVENTS)) {
+    if flags > 31 || (is(HAS_VLLM_HASHES) && !is(HAS_EVENTS)) {
         return Err(DecodeError::Field { what: "flags of an instance", found: flags.into() });
     }
     let (name, tenant, model, address) = (text(reader)?, text(reader)?, text(reader)?, text(reader)?);
@@ -335,6 +391,7 @@ fn instance(reader: &mut Reader<'_>) -> Result<InstanceRecord, DecodeError> {
     } else {
         None
     };
+    let capabilities = if is(HAS_CAPABILITIES) { Some(Box::new(capabilities(reader)?)) } else { None };
     Ok(InstanceRecord {
         name,
         incarnation,
@@ -350,6 +407,7 @@ fn instance(reader: &mut Reader<'_>) -> Result<InstanceRecord, DecodeError> {
         held: is(HELD),
         reports_cache: is(REPORTS_CACHE),
         events,
+        capabilities,
     })
 }
 

@@ -3,9 +3,9 @@
 use crate::support;
 
 use kvplane_cluster::{
-    ClassRecord, ClientId, ConductorKey, ConductorRecord, Devices, EventsRecord, Header, InstanceDuty, InstanceRecord,
-    MasterRecord, MemberRecord, MemberState, PlacementRecord, Record, RecordKey, SeedRecord, SegmentKind, SegmentOwner,
-    Tenant, WeightRecord,
+    CapabilitiesRecord, ClassRecord, ClientId, ConductorKey, ConductorRecord, Devices, EventsRecord, Header,
+    InstanceDuty, InstanceRecord, MasterRecord, MemberRecord, MemberState, PlacementRecord, Record, RecordKey,
+    SeedRecord, SegmentKind, SegmentOwner, StageRecord, Tenant, WeightRecord,
 };
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_proto::map::codec::{begin, seal};
@@ -84,6 +84,7 @@ fn engine(publishes: bool) -> InstanceRecord {
         held: !publishes,
         reports_cache: publishes,
         events: publishes.then_some(events),
+        capabilities: None,
     }
 }
 
@@ -150,6 +151,23 @@ const GOLDEN: [&str; 13] = [
     "4b564352010014fe0700000000000000040063686174a36811ec6d622be3",
     "4b5643520100152c010000040061636d650300626f74bc9ab732a9f3f62b",
 ];
+
+#[test]
+fn capabilities_of_an_instance_have_golden_bytes_too() {
+    let stage = StageRecord { group: "g".to_owned(), stage: 1, stages: 2, chunk_tokens: 1_024, activation_bytes: 0 };
+    let capabilities = CapabilitiesRecord { layer_wise: true, layers: 40, stage: Some(stage) };
+    let capabilities = Some(Box::new(capabilities));
+    let record = Record::Conductor(ConductorRecord::Instance(InstanceRecord { capabilities, ..engine(false) }));
+    let bytes = bytes_of(&record);
+    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let golden = concat!(
+        "4b564352010010030000000000000010000000000000000000000000000500000000000209000000000000000500000000000000",
+        "110300654030000005006c6c616d610400683a383028000000010101000000020000000004000000000000010067dfd3a2e0d258",
+        "734a"
+    );
+    assert_eq!(hex, golden);
+    assert_eq!(Record::decode(&bytes), Ok(record));
+}
 
 #[test]
 fn keys_sort_like_their_bytes() {

@@ -77,6 +77,16 @@ pub enum BlockChange {
     Cleared,
     /// Blocks were stored whose tokens are known.
     StoredTokens(StoredTokens),
+    /// Blocks moved from one tier to another. One that the index does not know in the former tier of this instance
+    /// stays unknown: its hash alone does not tell how many tokens it covers.
+    Moved {
+        /// Tier that they were in.
+        from: BlockTier,
+        /// Tier that they are in now.
+        to: BlockTier,
+        /// Engine hashes of the blocks.
+        hashes: Vec<u64>,
+    },
 }
 
 /// Blocks that were stored, with their contents: they are found by tokens, whatever the engine's hash scheme. Their

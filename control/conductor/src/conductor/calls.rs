@@ -11,6 +11,7 @@ use super::limits::Limit;
 use super::requests::service::RequestTerms;
 use crate::index::PromptContext;
 use crate::policy::Refusal;
+use crate::scheduler::RequestOutput;
 
 /// Booking mode of a request. Tags are append-only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
@@ -57,8 +58,19 @@ pub struct ScheduleOnTerms {
     pub schedule: Schedule,
     /// Service that it gets.
     pub terms: RequestTerms,
-    /// Reservations that have ended, at most [`MOST_ENDED`]; those that are gone already are ignored.
+    /// Reservations that have ended, at most [`MOST_ENDED`] with those in `finished`; those that are gone already are
+    /// ignored.
     pub ended: Vec<u64>,
+    /// Reservations that have ended after they had generated their output.
+    pub finished: Vec<(u64, RequestOutput)>,
+}
+
+/// Requests a placement as [`ScheduleOnTerms`] does, for a scheduler that can drive a pipeline group: the answer may be
+/// [`ScheduleReply::AssignedGroup`].
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct ScheduleWithGroups {
+    /// The request.
+    pub on_terms: ScheduleOnTerms,
 }
 
 impl Schedule {
@@ -109,6 +121,47 @@ pub enum ScheduleReply {
         /// Delay before a retry is worthwhile, in nanoseconds.
         retry_after_ns: u64,
     },
+    /// The request is placed on a pipeline group. Only [`ScheduleWithGroups`] is answered so, and what follows it for
+    /// the same request.
+    AssignedGroup(GroupAssignment),
+}
+
+/// Placement of a request on a pipeline group.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct GroupAssignment {
+    /// The placement; it prefills at the group's last stage, which has the KV cache of the whole prompt at the end.
+    pub assignment: Assignment,
+    /// The group.
+    pub group: AssignedGroup,
+}
+
+/// Pipeline group that prefills a prompt: each stage computes its layers for one chunk after the other, and passes each
+/// chunk on to the next stage, with the KV cache of all layers so far.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct AssignedGroup {
+    /// Name of the group.
+    pub name: Arc<str>,
+    /// Maximum length of a chunk, in tokens; the first chunk begins after the reused tokens.
+    pub chunk_tokens: u32,
+    /// Stages in order.
+    pub stages: Vec<AssignedStage>,
+}
+
+/// Stage of a pipeline group, for one prompt.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct AssignedStage {
+    /// Instance.
+    pub instance: Arc<str>,
+    /// First layer that it computes, from 0.
+    pub first_layer: u32,
+    /// Number of layers that it computes.
+    pub layers: u32,
+    /// Reused tokens that it has to fetch: the KV cache of its layers; of all layers at the last stage.
+    pub load_tokens: u32,
+    /// Predicted time until the instance is free, in nanoseconds.
+    pub wait_ns: u64,
+    /// Predicted time from then until its last chunk is computed, in nanoseconds.
+    pub busy_ns: u64,
 }
 
 /// Placement of a request.
@@ -160,6 +213,16 @@ pub enum ScheduleRefusal {
     Lost,
 }
 
+impl ScheduleReply {
+    /// Returns the answer to a request that is placed.
+    pub(super) fn placed(assignment: Assignment, group: Option<AssignedGroup>) -> Self {
+        match group {
+            Some(group) => Self::AssignedGroup(GroupAssignment { assignment, group }),
+            None => Self::Assigned(assignment),
+        }
+    }
+}
+
 impl ScheduleRefusal {
     pub(super) const fn of(refusal: Refusal) -> Self {
         match refusal {
@@ -189,6 +252,8 @@ pub enum RequestStep {
     Alive,
     /// The request ended, with or without success.
     Ended,
+    /// The request ended after it had generated its output, which tells what to expect of others.
+    Finished(RequestOutput),
 }
 
 /// Placement or rejection of a request that waited.

@@ -12,6 +12,7 @@ use std::sync::Arc;
 use super::instance_spec::RegisterInstance;
 use super::requests::service::ClassTerms;
 use crate::policy::{PlacementPolicy, Slo};
+use crate::scheduler::InstanceCapabilities;
 
 /// Change of the durable state.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,6 +43,8 @@ pub struct DurableInstance {
     pub spec: RegisterInstance,
     /// True if its hashes are vLLM's `sha256_cbor`, which can be computed from tokens.
     pub has_vllm_hashes: bool,
+    /// Capabilities beside prefills and decodes of its own.
+    pub capabilities: InstanceCapabilities,
     /// Bytes of KV cache per token of its model; the instance may have registered with the default, 0.
     pub pool_token_bytes: u64,
     /// True while an operator holds the instance: it gets no new requests.

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::limits::Limit;
-use crate::scheduler::SchedulerError;
+use crate::scheduler::{CapabilityError, SchedulerError};
 
 /// Reason for rejecting a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,6 +47,8 @@ pub enum ConductorError {
         /// Its present incarnation.
         incarnation: u64,
     },
+    /// Capabilities of an instance are out of their limits, or contradict those of its pipeline group.
+    Capability(CapabilityError),
     /// Error of a scheduler.
     Scheduler(SchedulerError),
 }
@@ -81,12 +83,19 @@ impl fmt::Display for ConductorError {
                     "instance {name:?} has registered again with incarnation {incarnation}; the earlier one is fenced"
                 )
             }
+            Self::Capability(error) => error.fmt(f),
             Self::Scheduler(error) => error.fmt(f),
         }
     }
 }
 
 impl std::error::Error for ConductorError {}
+
+impl From<CapabilityError> for ConductorError {
+    fn from(error: CapabilityError) -> Self {
+        Self::Capability(error)
+    }
+}
 
 impl From<SchedulerError> for ConductorError {
     fn from(error: SchedulerError) -> Self {

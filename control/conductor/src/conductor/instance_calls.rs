@@ -4,7 +4,8 @@ use super::Conductor;
 use super::cache_feed::{BatchOutcome, CacheBatch, CacheTaken};
 use super::durable::{Durable, DurableInstance};
 use super::error::ConductorError;
-use super::instance_spec::{InstanceLoad, InstanceSpec, Registration};
+use super::instance_spec::{InstanceLoad, InstancePart, InstanceSpec, Registration};
+use super::instances::check_group;
 use crate::scheduler::Request;
 
 impl Conductor {
@@ -14,25 +15,29 @@ impl Conductor {
     /// When it is malformed, contradicts its registration in the same incarnation, belongs to an earlier incarnation,
     /// or a limit is reached.
     pub fn register(&mut self, spec: impl Into<InstanceSpec>, now_ns: u64) -> Result<Registration, ConductorError> {
-        let InstanceSpec { call: spec, has_vllm_hashes } = spec.into();
+        let InstanceSpec { call: spec, has_vllm_hashes, capabilities } = spec.into();
         spec.check()?;
+        capabilities.check(spec.block_tokens, spec.part != InstancePart::Decode)?;
         let has_vllm_hashes = has_vllm_hashes && spec.events.is_some();
-        if let Some(again) = self.instances.register_again(&spec, has_vllm_hashes, now_ns, &mut self.pools)? {
+        let spec = InstanceSpec { call: spec, has_vllm_hashes, capabilities };
+        if let Some(again) = self.instances.register_again(&spec, now_ns, &mut self.pools)? {
             return Ok(again);
         }
-        if let Some(known) = self.pools.find(&spec.pool()).and_then(|number| self.pools.get(number)) {
+        check_group(&spec, &self.instances)?;
+        let InstanceSpec { call, .. } = &spec;
+        if let Some(known) = self.pools.find(&call.pool()).and_then(|number| self.pools.get(number)) {
             let bytes = known.token_bytes;
-            if spec.token_bytes != 0 && spec.token_bytes != bytes {
+            if call.token_bytes != 0 && call.token_bytes != bytes {
                 let what = format!(
                     "{} bytes of KV cache per token; other instances of this model have {bytes}",
-                    spec.token_bytes
+                    call.token_bytes
                 );
                 return Err(ConductorError::Conflict { what });
             }
         }
-        self.remove(&spec.instance);
-        let number = self.pools.get_or_make(spec.pool(), spec.token_bytes, &self.config)?;
-        let entered = self.instances.enter(spec, has_vllm_hashes, number, now_ns, &mut self.pools);
+        self.remove(&call.instance);
+        let number = self.pools.get_or_make(call.pool(), call.token_bytes, &self.config)?;
+        let entered = self.instances.enter(spec, number, now_ns, &mut self.pools);
         if entered.is_err() {
             self.pools.drop_unused(number);
         } else {
@@ -89,7 +94,7 @@ impl Conductor {
         let known = known.ok_or_else(|| ConductorError::UnknownInstance { name: name.to_owned() })?;
         let Some(pool) = self.pools.get(known.pool) else { return Ok(0) };
         let prefills = known.numbers.prefill.map_or(0, |at| pool.scheduler.prefill_booked(at, now_ns).0);
-        let decodes = known.numbers.decode.map_or(0, |at| pool.scheduler.decode_booked(at, now_ns).1);
+        let decodes = known.numbers.decode.map_or(0, |at| pool.scheduler.decode_booked(at, now_ns).requests);
         Ok(prefills + decodes)
     }
 

@@ -5,7 +5,9 @@ use bincode::{Decode, Encode};
 use super::config::MAX_ID_BYTES;
 use super::error::{ConductorError, bad};
 use super::pools::PoolKey;
+use crate::cost::DecodeSteps;
 use crate::index::MAX_NAME_BYTES;
+use crate::scheduler::InstanceCapabilities;
 
 /// Minimum and maximum interval between load reports, in nanoseconds.
 const REPORTS_NS: (u64, u64) = (10_000_000, 60_000_000_000);
@@ -62,6 +64,15 @@ pub struct RegisterInstance {
     pub events: Option<EventSource>,
 }
 
+/// Registers an instance that has capabilities. Idempotent.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct RegisterCapabilities {
+    /// Registration of the instance.
+    pub register: RegisterInstance,
+    /// Capabilities beside prefills and decodes of its own.
+    pub capabilities: InstanceCapabilities,
+}
+
 /// Sockets on which an instance publishes changes of its cache.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct EventSource {
@@ -80,11 +91,19 @@ pub struct InstanceSpec {
     pub call: RegisterInstance,
     /// True if its hashes are vLLM's `sha256_cbor`, which can be computed from tokens.
     pub has_vllm_hashes: bool,
+    /// Capabilities beside prefills and decodes of its own.
+    pub capabilities: InstanceCapabilities,
 }
 
 impl From<RegisterInstance> for InstanceSpec {
     fn from(call: RegisterInstance) -> Self {
-        Self { call, has_vllm_hashes: false }
+        Self { call, has_vllm_hashes: false, capabilities: InstanceCapabilities::default() }
+    }
+}
+
+impl From<RegisterCapabilities> for InstanceSpec {
+    fn from(call: RegisterCapabilities) -> Self {
+        Self { call: call.register, has_vllm_hashes: false, capabilities: call.capabilities }
     }
 }
 
@@ -117,6 +136,8 @@ pub struct InstanceLoad {
     pub decode_tokens: u64,
     /// Number of these requests.
     pub decodes: u32,
+    /// Decode steps since the last report; none if they are not known.
+    pub steps: DecodeSteps,
 }
 
 impl RegisterInstance {

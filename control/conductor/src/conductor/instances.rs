@@ -7,21 +7,29 @@ use super::cache_feed::{AWAY_FORGOTTEN_NS, AWAY_SUSPECT_NS, BatchOutcome, CacheB
 use super::calls::Assignment;
 use super::durable::DurableInstance;
 use super::error::{ConductorError, bad};
-use super::instance_spec::{InstanceLoad, InstancePart, InstanceRegistered, RegisterInstance, Registration};
+use super::instance_spec::{
+    InstanceLoad, InstancePart, InstanceRegistered, InstanceSpec, RegisterInstance, Registration,
+};
 use super::limits::Limit;
 use super::pools::Pools;
-use crate::scheduler::{ExcludedInstances, Foreign, InstanceNumbers, Request};
+use crate::scheduler::{CapabilityError, ExcludedInstances, Foreign, InstanceCapabilities, InstanceNumbers, Request};
+
+/// Reports in a row after which an instance that missed reports is trusted again.
+pub const TRUSTED_AFTER: u32 = 3;
 
 /// State of an instance.
 pub(super) struct Instance {
     pub(super) spec: RegisterInstance,
     has_vllm_hashes: bool,
+    capabilities: InstanceCapabilities,
     pub(super) pool: u32,
     pub(super) numbers: InstanceNumbers,
     /// Time of its last message.
     pub(super) heard_ns: u64,
-    /// True if it missed reports.
+    /// True if it missed reports, and has not sent enough again.
     pub(super) suspect: bool,
+    /// Reports in a row since it is suspect.
+    returned: ReportStreak,
     /// True while an operator holds it: it gets no new requests, in this incarnation.
     pub(super) held: bool,
     /// Number of its latest load report.
@@ -34,6 +42,29 @@ impl Instance {
     pub(super) fn feed(&self) -> Option<(FeedProgress, bool)> {
         let progress = self.numbers.prefill.and_then(|_| self.cache.progress())?;
         Some((progress, self.cache.is_incomplete()))
+    }
+}
+
+/// Reports of a suspect instance in a row: [`TRUSTED_AFTER`] of them and it is trusted again.
+#[derive(Clone, Copy, Default)]
+struct ReportStreak {
+    count: u32,
+    /// Time of the last report that counted.
+    last_ns: u64,
+}
+
+impl ReportStreak {
+    /// Counts a report of an instance that promised one every `report_ns`, and is suspect after `suspect_after_ns`
+    /// without one; returns true if it is trusted again. Reports that arrive together, as delayed ones do, count as
+    /// one; after a silence for which an instance would be suspect the streak begins anew.
+    fn note(&mut self, report_ns: u64, suspect_after_ns: u64, now_ns: u64) -> bool {
+        let since_ns = now_ns.saturating_sub(self.last_ns);
+        if self.count == 0 || since_ns > suspect_after_ns {
+            *self = Self { count: 1, last_ns: now_ns };
+        } else if since_ns >= report_ns / 2 {
+            *self = Self { count: self.count + 1, last_ns: now_ns };
+        }
+        self.count >= TRUSTED_AFTER
     }
 }
 
@@ -153,11 +184,11 @@ impl InstanceRegistry {
     /// entered.
     pub(super) fn register_again(
         &mut self,
-        spec: &RegisterInstance,
-        has_vllm_hashes: bool,
+        registered: &InstanceSpec,
         now_ns: u64,
         pools: &mut Pools,
     ) -> Result<Option<Registration>, ConductorError> {
+        let InstanceSpec { call: spec, has_vllm_hashes, capabilities } = registered;
         let Some(known) = self.by_name.get_mut(spec.instance.as_str()) else {
             self.refuse_over_limit()?;
             return Ok(None);
@@ -169,18 +200,18 @@ impl InstanceRegistry {
         if spec.incarnation > known.spec.incarnation {
             return Ok(None);
         }
-        if known.spec != *spec {
+        if known.spec != *spec || known.capabilities != *capabilities {
             let what =
                 format!("instance {:?} has registered with another description in this incarnation", spec.instance);
             return Err(ConductorError::Conflict { what });
         }
         known.heard_ns = now_ns;
-        if std::mem::replace(&mut known.has_vllm_hashes, has_vllm_hashes) != has_vllm_hashes {
+        if std::mem::replace(&mut known.has_vllm_hashes, *has_vllm_hashes) != *has_vllm_hashes {
             self.changed.insert(spec.instance.as_str().into());
         }
         let fresh = known.cache.is_fresh();
-        self.set_suspect(&spec.instance, false, pools)?;
-        let answer = InstanceRegistered { fresh, suspect_after_ns: self.suspect_after_ns(spec) };
+        self.note_report(&spec.instance, now_ns, pools)?;
+        let answer = InstanceRegistered { fresh, suspect_after_ns: suspect_after_ns(spec, self.missed) };
         Ok(Some(Registration { answer, again: true }))
     }
 
@@ -191,22 +222,18 @@ impl InstanceRegistry {
         Ok(())
     }
 
-    const fn suspect_after_ns(&self, spec: &RegisterInstance) -> u64 {
-        spec.report_ns.saturating_mul(self.missed.0 as u64)
-    }
-
     /// Enters an instance in a pool that was not known in this incarnation.
     pub(super) fn enter(
         &mut self,
-        spec: RegisterInstance,
-        has_vllm_hashes: bool,
+        registered: InstanceSpec,
         pool: u32,
         now_ns: u64,
         pools: &mut Pools,
     ) -> Result<Registration, ConductorError> {
-        let suspect_after_ns = self.suspect_after_ns(&spec);
+        let spec = &registered.call;
+        let suspect_after_ns = suspect_after_ns(spec, self.missed);
         let cache = CacheFeed::new(spec.events.is_some(), spec.part != InstancePart::Decode);
-        let name = self.insert(spec, has_vllm_hashes, cache, pool, now_ns, pools)?;
+        let name = self.insert(registered, cache, pool, now_ns, pools)?;
         self.changed.insert(name);
         self.version += 1;
         Ok(Registration { answer: InstanceRegistered { fresh: true, suspect_after_ns }, again: false })
@@ -220,9 +247,10 @@ impl InstanceRegistry {
         graced_ns: u64,
         pools: &mut Pools,
     ) -> Result<(), ConductorError> {
-        let DurableInstance { spec, has_vllm_hashes, held, reports_cache, .. } = kept;
-        let cache = CacheFeed::restored(reports_cache, spec.events.is_some(), spec.part != InstancePart::Decode);
-        let name = self.insert(spec, has_vllm_hashes, cache, pool, graced_ns, pools)?;
+        let DurableInstance { spec: call, has_vllm_hashes, capabilities, held, reports_cache, .. } = kept;
+        let cache = CacheFeed::restored(reports_cache, call.events.is_some(), call.part != InstancePart::Decode);
+        let registered = InstanceSpec { call, has_vllm_hashes, capabilities };
+        let name = self.insert(registered, cache, pool, graced_ns, pools)?;
         if let Some(known) = self.by_name.get_mut(&name) {
             known.held = held;
         }
@@ -233,35 +261,51 @@ impl InstanceRegistry {
     /// Rejects a restored instance that is invalid or exceeds the limit.
     pub(super) fn check_restored(&self, kept: &DurableInstance) -> Result<(), ConductorError> {
         kept.spec.check()?;
+        kept.capabilities.check(kept.spec.block_tokens, kept.spec.part != InstancePart::Decode)?;
+        let (call, capabilities) = (kept.spec.clone(), kept.capabilities.clone());
+        check_group(&InstanceSpec { call, has_vllm_hashes: kept.has_vllm_hashes, capabilities }, self)?;
         self.refuse_over_limit()
     }
 
     fn insert(
         &mut self,
-        spec: RegisterInstance,
-        has_vllm_hashes: bool,
+        registered: InstanceSpec,
         cache: CacheFeed,
         number: u32,
         heard_ns: u64,
         pools: &mut Pools,
     ) -> Result<Arc<str>, ConductorError> {
+        let InstanceSpec { call: spec, has_vllm_hashes, capabilities } = registered;
         let pool = pools.get_mut(number).ok_or_else(|| bad("the pool was removed"))?;
         let name: Arc<str> = spec.instance.as_str().into();
         let mut numbers = InstanceNumbers::default();
         if matches!(spec.part, InstancePart::Prefill | InstancePart::Mixed) {
             let at = pool.scheduler.add_prefill()?;
             pool.name_prefill(at, &name);
+            capabilities.install(&mut pool.scheduler, at)?;
             numbers.prefill = Some(at);
         }
         if matches!(spec.part, InstancePart::Decode | InstancePart::Mixed) {
-            let at = pool.scheduler.add_decode(spec.capacity_tokens);
+            let at = pool.scheduler.add_decode(spec.capacity_tokens, numbers.prefill);
             pool.name_decode(at, &name);
             numbers.decode = Some(at);
         }
         pool.instances += 1;
         let (suspect, held) = (false, false);
-        let instance =
-            Instance { spec, has_vllm_hashes, pool: number, numbers, heard_ns, suspect, held, seq: 0, cache };
+        let (pool, seq, returned) = (number, 0, ReportStreak::default());
+        let instance = Instance {
+            spec,
+            has_vllm_hashes,
+            capabilities,
+            pool,
+            numbers,
+            heard_ns,
+            suspect,
+            returned,
+            held,
+            seq,
+            cache,
+        };
         self.by_name.insert(Arc::clone(&name), instance);
         Ok(name)
     }
@@ -306,16 +350,30 @@ impl InstanceRegistry {
         let (number, numbers) = (known.pool, known.numbers);
         if load.seq <= known.seq && known.seq != 0 {
             self.counts.stale_reports += 1;
-            self.set_suspect(name, false, pools)?;
+            self.note_report(name, now_ns, pools)?;
             return Ok(None);
         }
         known.seq = load.seq;
-        let InstanceLoad { queued_tokens, decode_tokens, decodes, .. } = load;
+        let InstanceLoad { queued_tokens, decode_tokens, decodes, steps, .. } = load;
         if let Some(pool) = pools.get_mut(number) {
-            pool.scheduler.report_load(numbers, Foreign { queued_tokens, decode_tokens, decodes })?;
+            pool.scheduler.report_load(numbers, Foreign { queued_tokens, decode_tokens, decodes, steps })?;
         }
-        self.set_suspect(name, false, pools)?;
+        self.note_report(name, now_ns, pools)?;
         Ok(Some(number))
+    }
+
+    /// Trusts a suspect instance again after enough reports in a row. One that promised none is trusted at once, and so
+    /// is one whose whole pool is suspect: then it was rather the control plane that stood still.
+    fn note_report(&mut self, name: &str, now_ns: u64, pools: &mut Pools) -> Result<(), ConductorError> {
+        let missed = self.missed;
+        let Some(known) = self.by_name.get_mut(name).filter(|known| known.suspect) else { return Ok(()) };
+        let (report_ns, pool) = (known.spec.report_ns, known.pool);
+        let has_returned = known.returned.note(report_ns, suspect_after_ns(&known.spec, missed), now_ns);
+        let is_trusted = |other: &Instance| other.pool == pool && !other.suspect;
+        if report_ns == 0 || has_returned || !self.by_name.values().any(is_trusted) {
+            return self.set_suspect(name, false, pools);
+        }
+        Ok(())
     }
 
     /// Holds an instance, or lets it accept requests again.
@@ -335,6 +393,7 @@ impl InstanceRegistry {
         if std::mem::replace(&mut instance.suspect, suspect) == suspect {
             return Ok(());
         }
+        instance.returned = ReportStreak::default();
         self.version += 1;
         self.let_take(name, pools)
     }
@@ -507,6 +566,12 @@ impl InstanceRegistry {
         }
     }
 
+    /// Returns the instances of a pool that prefill, each with true if its cache is not completely known.
+    pub(super) fn prefilling_in(&self, pool: u32) -> impl Iterator<Item = (&Arc<str>, bool)> {
+        let known = self.by_name.iter().filter(move |(_, known)| known.pool == pool && known.numbers.prefill.is_some());
+        known.map(|(name, known)| (name, known.cache.is_incomplete()))
+    }
+
     /// Returns the instances of a pool whose caches are not completely known.
     pub(super) fn unknown_in(&self, pool: u32) -> impl Iterator<Item = &Arc<str>> {
         let unknown = move |known: &Instance| {
@@ -560,7 +625,32 @@ impl InstanceRegistry {
         let known = self.by_name.get(name)?;
         let pool_token_bytes = pools.get(known.pool)?.token_bytes;
         let (spec, has_vllm_hashes) = (known.spec.clone(), known.has_vllm_hashes);
+        let capabilities = known.capabilities.clone();
         let (held, reports_cache) = (known.held, known.cache.is_reported());
-        Some(DurableInstance { spec, has_vllm_hashes, pool_token_bytes, held, reports_cache })
+        Some(DurableInstance { spec, has_vllm_hashes, capabilities, pool_token_bytes, held, reports_cache })
     }
+}
+
+/// Returns the silence after which an instance is suspect; `missed` are the reports that a suspect one and a lost one
+/// missed.
+const fn suspect_after_ns(spec: &RegisterInstance, missed: (u32, u32)) -> u64 {
+    spec.report_ns.saturating_mul(missed.0 as u64)
+}
+
+/// Rejects an instance whose pipeline group contradicts what the other members have registered.
+pub(super) fn check_group(registered: &InstanceSpec, known: &InstanceRegistry) -> Result<(), ConductorError> {
+    let InstanceSpec { call: spec, capabilities, .. } = registered;
+    let Some(stage) = &capabilities.stage else { return Ok(()) };
+    let others = known.by_name.iter().filter(|(name, known)| {
+        let is_in_group = known.capabilities.stage.as_ref().is_some_and(|other| other.group == stage.group);
+        is_in_group && known.spec.tenant == spec.tenant && ***name != *spec.instance
+    });
+    for (name, other) in others {
+        if other.spec.pool() != spec.pool() {
+            let (group, other) = (stage.group.clone(), Arc::clone(name));
+            return Err(CapabilityError::Differs { group, what: "model or block size", other }.into());
+        }
+        capabilities.check_beside(name, &other.capabilities)?;
+    }
+    Ok(())
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use kvplane_proto::Digest;
 use kvplane_proto::rng::mix64;
 
-use super::calls::{Assignment, FetchSource};
+use super::calls::{AssignedGroup, AssignedStage, Assignment, FetchSource};
 use super::config::ConductorConfig;
 use super::error::ConductorError;
 use super::limits::Limit;
@@ -21,8 +21,8 @@ pub(super) use prefixes::PrefixLookup;
 
 use crate::hot::{HotRow, HotTable};
 use crate::index::{ContextId, HolderId, IndexError, PrefixIndex, PrefixMatches, PromptContext, Tiers};
-use crate::policy::{Fetch, Placement};
-use crate::scheduler::{Request, RestoredIndex, Scheduler, SchedulerError, Scratch};
+use crate::policy::{Fetch, Placement, StagePlan};
+use crate::scheduler::{Request, Scheduler, SchedulerError, Scratch, adopt_index};
 
 /// Maximum number of sources in an answer.
 const SOURCES: usize = 4;
@@ -135,10 +135,10 @@ impl Pool {
     pub(super) fn adopt_index(
         &mut self,
         index: PrefixIndex,
-        kept: Vec<(usize, HolderId)>,
+        kept: &[(usize, HolderId)],
         aliases: Aliases,
     ) -> Result<(), ConductorError> {
-        RestoredIndex::new(index, kept).install(&mut self.scheduler)?;
+        adopt_index(&mut self.scheduler, index, kept)?;
         self.overflow = self.scheduler.context(&everything())?;
         self.names.plain = self.scheduler.context(&event_context(&self.key))?;
         self.names.aliases = aliases;
@@ -178,14 +178,21 @@ impl Pool {
         self.decode.get(at).cloned()
     }
 
-    /// Sets the name of the instance of this number among those that prefill.
+    /// Sets the name of the instance of this number among those that prefill, which another had before.
     pub(super) fn name_prefill(&mut self, at: usize, name: &Arc<str>) {
+        self.names.page_hashed.remove(&at);
+        self.names.with_tokens.remove(&at);
         note_name(&mut self.prefill, at, name);
     }
 
     /// Sets the name of the instance of this number among those that decode.
     pub(super) fn name_decode(&mut self, at: usize, name: &Arc<str>) {
         note_name(&mut self.decode, at, name);
+    }
+
+    /// Returns true if the shared store has, or had lately, blocks of the model.
+    pub(super) fn has_store(&self) -> bool {
+        !self.store.is_empty()
     }
 
     /// Returns true if a holder is a part of the shared store.
@@ -251,6 +258,18 @@ impl Pool {
             }
         }
         answer
+    }
+
+    /// Returns the pipeline group of a placement, with names.
+    pub(super) fn assigned_group(&self, placement: &Placement) -> Option<AssignedGroup> {
+        let plan = placement.group.as_ref()?;
+        let stage = |stage: &StagePlan| {
+            let StagePlan { instance, first_layer, layers, load_tokens, wait_ns, busy_ns, .. } = *stage;
+            let instance = self.prefill_name(instance);
+            AssignedStage { instance, first_layer, layers, load_tokens, wait_ns, busy_ns }
+        };
+        let (name, chunk_tokens) = (Arc::clone(&plan.name), plan.chunk_tokens);
+        Some(AssignedGroup { name, chunk_tokens, stages: plan.stages.iter().map(stage).collect() })
     }
 
     /// Counts the reused blocks of a placed request.

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use bincode::{Decode, Encode};
 
+use super::Conductor;
 use super::config::MAX_PROMPT_BLOCKS;
 use super::error::{ConductorError, bad};
 use super::instances::InstanceRegistry;
-use super::pools::{Pool, Pools, PrefixLookup};
+use super::pools::{Pool, PoolKey, Pools, PrefixLookup};
 use crate::engine::tokens::TokenPrompt;
 use crate::index::{PromptContext, Tier, Tiers};
 use crate::scheduler::SchedulerError;
@@ -24,6 +25,15 @@ pub struct PrefixHolders {
     pub holders: Vec<PrefixHolder>,
     /// Tokens that the shared store and all instances can provide together.
     pub pooled_tokens: u32,
+}
+
+/// Holders of a prompt's prefixes, where what the shared store has counts as memory of every instance that prefills.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HoldersWithStore {
+    /// Instances, in the order of [`PrefixHolders::holders`]; then those that have no more than the store.
+    pub holders: Vec<PrefixHolder>,
+    /// Length of the prefix that the store has alone, in tokens.
+    pub stored_tokens: u32,
 }
 
 /// Prefix of a prompt that an instance holds, in tokens without a gap; each count includes the tiers before it.
@@ -52,6 +62,15 @@ pub enum QueryPrompt<'a> {
 }
 
 impl QueryPrompt<'_> {
+    /// Returns true if a query by tokens needs the engine hashes of the tokens too: instances of this model, or the
+    /// shared store, may have blocks that are found by engine hash only.
+    #[must_use]
+    pub fn needs_engine_hashes(conductor: &Conductor, key: &PoolKey) -> bool {
+        let Some(number) = conductor.pools.find(key) else { return false };
+        let has_store = conductor.pools.get(number).is_some_and(Pool::has_store);
+        has_store || conductor.instances.has_unfindable_blocks(number, true)
+    }
+
     fn check(&self) -> Result<(), ConductorError> {
         let blocks = match self {
             Self::Hashes(hashes) => hashes.len(),
@@ -94,7 +113,14 @@ pub(super) fn query(
     if let QueryPrompt::Tokens(prompt, _) = prompt {
         lookup.by_tokens(prompt)?;
     }
-    lookup.by_hashes(context, &hashes)?;
+    // The hashes of a prompt that was looked up by tokens find the same blocks, as far as they are aliases of these.
+    let is_answered = match prompt {
+        QueryPrompt::Tokens(prompt, _) => lookup.is_same(context, &hashes, prompt),
+        QueryPrompt::Hashes(_) => false,
+    };
+    if !is_answered {
+        lookup.by_hashes(context, &hashes)?;
+    }
     let (held, pooled_tokens) = lookup.finish();
     let mut holders = Vec::with_capacity(held.len());
     for held in held {
@@ -117,14 +143,41 @@ pub(super) fn query(
     Ok(PrefixHolders { holders, pooled_tokens })
 }
 
-/// Answers [`super::Conductor::in_store`].
-pub(super) fn in_store(
+/// Answers [`super::Conductor::query_with_store`].
+pub(super) fn query_with_store(
     pools: &mut Pools,
+    instances: &InstanceRegistry,
     context: &PromptContext,
     prompt: QueryPrompt<'_>,
-) -> Result<u32, ConductorError> {
+    most: usize,
+    tiers: Tiers,
+) -> Result<HoldersWithStore, ConductorError> {
+    let PrefixHolders { mut holders, .. } = query(pools, instances, context, prompt, most, tiers)?;
     let number = pools.of_context(context)?;
-    let Some(pool) = pools.get_mut(number) else { return Err(bad("the pool was removed")) };
+    let stored_tokens = match pools.get_mut(number) {
+        Some(pool) if pool.has_store() => tokens_in_store(pool, context, prompt)?,
+        _ => 0,
+    };
+    if stored_tokens == 0 {
+        return Ok(HoldersWithStore { holders, stored_tokens });
+    }
+    let listed: BTreeSet<Arc<str>> = holders.iter().map(|holder| Arc::clone(&holder.instance)).collect();
+    let others = instances.prefilling_in(number).filter(|(name, _)| !listed.contains(*name));
+    let (gpu_tokens, dram_tokens, ssd_tokens) = (0, 0, 0);
+    let others = others.map(|(instance, degraded)| {
+        let instance = Arc::clone(instance);
+        PrefixHolder { instance, gpu_tokens, dram_tokens, ssd_tokens, degraded }
+    });
+    holders.extend(others.take(most.min(MOST_HOLDERS) - holders.len()));
+    for holder in &mut holders {
+        holder.dram_tokens = holder.dram_tokens.max(stored_tokens);
+        holder.ssd_tokens = holder.ssd_tokens.max(holder.dram_tokens);
+    }
+    Ok(HoldersWithStore { holders, stored_tokens })
+}
+
+/// Returns the length of the prompt's prefix that the shared store has alone, in tokens.
+fn tokens_in_store(pool: &mut Pool, context: &PromptContext, prompt: QueryPrompt<'_>) -> Result<u32, ConductorError> {
     let mut most = 0;
     for hashes in prompt.lists() {
         most = most.max(blocks_in_store(pool, context, hashes)?);

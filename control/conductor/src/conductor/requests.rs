@@ -11,14 +11,15 @@ use due::Due;
 use kvplane_proto::rng::mix64;
 
 use super::calls::{
-    Assignment, ClientNotice, MOST_BARRED, RequestStep, Schedule, ScheduleMode, ScheduleRefusal, ScheduleReply,
+    AssignedGroup, Assignment, ClientNotice, MOST_BARRED, RequestStep, Schedule, ScheduleMode, ScheduleRefusal,
+    ScheduleReply,
 };
 use super::config::ConductorConfig;
 use super::error::{ConductorError, bad};
 use super::pools::Pools;
 use crate::index::ContextId;
 use crate::policy::{Choice, Placement};
-use crate::scheduler::{ExcludedInstances, Next, Progress, Request, SchedulerError, ServiceTerms};
+use crate::scheduler::{ExcludedInstances, Next, Progress, Request, RequestOutput, SchedulerError, ServiceTerms};
 
 /// Delay before a retry after a table was full.
 const AGAIN_NS: u64 = 1_000_000_000;
@@ -30,7 +31,7 @@ const LONGEST_NS: u64 = 3_600_000_000_000;
 /// State of a request.
 pub(super) enum RequestState {
     Waiting,
-    Placed(Assignment),
+    Placed(Assignment, Option<AssignedGroup>),
     /// The instance of the request was lost.
     Orphan(Request),
 }
@@ -180,7 +181,8 @@ impl RequestLedger {
             None => hashes,
         };
         let RequestService { excluded: barred, terms } = service;
-        let request = Request { id, arrival_ns: now_ns, tokens: asked.tokens, context, hashes, barred, terms };
+        let (arrival_ns, tokens) = (now_ns, asked.tokens);
+        let request = Request { id, arrival_ns, tokens, context, hashes, barred, terms, admitted: false };
         if asked.mode == ScheduleMode::Advise {
             return Ok(self.advise(pool, &request, now_ns, pools));
         }
@@ -221,7 +223,7 @@ impl RequestLedger {
 
     fn answer_of(&self, id: u64, now_ns: u64, pools: &Pools) -> ScheduleReply {
         match self.requests.get(&id).map(|kept| (&kept.state, kept.pool)) {
-            Some((RequestState::Placed(assigned), _)) => ScheduleReply::Assigned(assigned.clone()),
+            Some((RequestState::Placed(assigned, group), _)) => ScheduleReply::placed(assigned.clone(), group.clone()),
             Some((RequestState::Waiting, number)) => {
                 let ahead = pools.get(number).and_then(|pool| {
                     let request = pool.scheduler.request(id)?;
@@ -243,12 +245,13 @@ impl RequestLedger {
         };
         match pool.scheduler.schedule_now(request, now_ns, scratch) {
             Choice::Place(placement) => {
-                ScheduleReply::Assigned(pool.assigned(0, request, &placement, self.limits.lease_ns, scratch))
+                let assigned = pool.assigned(0, request, &placement, self.limits.lease_ns, scratch);
+                ScheduleReply::placed(assigned, pool.assigned_group(&placement))
             }
             Choice::Refuse { why, retry_after_ns } => {
                 ScheduleReply::Refused { why: ScheduleRefusal::of(why), retry_after_ns }
             }
-            Choice::Wait => {
+            Choice::Wait | Choice::AwaitPrefix { .. } => {
                 let (position, eta_ns) = pool.scheduler.ahead(request, now_ns);
                 ScheduleReply::Queued { reservation: 0, position: position as u32, eta_ns }
             }
@@ -272,11 +275,12 @@ impl RequestLedger {
             _ => pool.scheduler.schedule(request, now_ns, scratch),
         };
         let refused = |why, retry_after_ns| Ok(ScheduleReply::Refused { why, retry_after_ns });
+        let booked = pool.scheduler.commit(request.clone(), &choice, now_ns);
         if let Choice::Refuse { why, retry_after_ns } = choice {
             self.counts.refused += 1;
             return refused(ScheduleRefusal::of(why), retry_after_ns);
         }
-        match pool.scheduler.commit(request.clone(), &choice, now_ns) {
+        match booked {
             Ok(()) => {}
             Err(error @ (SchedulerError::QueueFull { .. } | SchedulerError::TooManyReservations { .. })) => {
                 self.counts.refused += 1;
@@ -304,7 +308,7 @@ impl RequestLedger {
             }
         }
         match self.requests.get(&id).map(|kept| &kept.state) {
-            Some(RequestState::Placed(_)) => self.counts.placed += 1,
+            Some(RequestState::Placed(..)) => self.counts.placed += 1,
             _ => self.counts.queued += 1,
         }
         Ok(self.answer_of(id, now_ns, pools))
@@ -315,11 +319,13 @@ impl RequestLedger {
         let Some((pool, scratch)) = pools.with_scratch(pool) else { return };
         let Some(request) = pool.scheduler.request(id).cloned() else { return };
         let assigned = pool.assigned(id, &request, placement, self.limits.lease_ns, scratch);
+        let group = pool.assigned_group(placement);
         pool.note_placement(&request, &assigned, placement.fetch, now_ns);
         let Some(kept) = self.requests.get_mut(&id) else { return };
-        kept.state = RequestState::Placed(assigned.clone());
+        kept.state = RequestState::Placed(assigned.clone(), group.clone());
         kept.late = later;
-        let notice = ClientNotice::new(kept.client, Arc::clone(&kept.name), ScheduleReply::Assigned(assigned));
+        let answer = ScheduleReply::placed(assigned, group);
+        let notice = ClientNotice::new(kept.client, Arc::clone(&kept.name), answer);
         let lasts_ns = if later { self.limits.claim_ns } else { self.limits.lease_ns };
         self.due.set(id, now_ns.saturating_add(lasts_ns));
         if later {
@@ -350,7 +356,7 @@ impl RequestLedger {
             };
             self.counts.refused += 1;
             let refused = ScheduleReply::Refused { why: ScheduleRefusal::of(why), retry_after_ns };
-            let Some(kept) = self.end(id, pools) else { continue };
+            let Some(kept) = self.end(id, None, now_ns, pools) else { continue };
             if asking == Some(id) {
                 answer = Some(refused);
             } else {
@@ -359,9 +365,16 @@ impl RequestLedger {
         }
     }
 
-    /// Ends a request; returns its pool.
-    pub(super) fn release(&mut self, reservation: u64, pools: &mut Pools) -> Result<u32, ConductorError> {
-        let kept = self.end(reservation, pools).ok_or(ConductorError::UnknownReservation { reservation })?;
+    /// Ends a request, of whose output its pool learns, if there is one; returns the pool.
+    pub(super) fn release(
+        &mut self,
+        reservation: u64,
+        output: Option<RequestOutput>,
+        now_ns: u64,
+        pools: &mut Pools,
+    ) -> Result<u32, ConductorError> {
+        let kept =
+            self.end(reservation, output, now_ns, pools).ok_or(ConductorError::UnknownReservation { reservation })?;
         Ok(kept.pool)
     }
 
@@ -376,7 +389,7 @@ impl RequestLedger {
     ) -> Result<Option<PrefillReport>, ConductorError> {
         let unknown = ConductorError::UnknownReservation { reservation };
         let Some(kept) = self.requests.get_mut(&reservation) else { return Err(unknown) };
-        let RequestState::Placed(assigned) = &kept.state else {
+        let RequestState::Placed(assigned, group) = &kept.state else {
             let what = format!("reservation {reservation} waits, or its instance was lost: it can be rescheduled");
             return Err(ConductorError::Conflict { what });
         };
@@ -389,13 +402,17 @@ impl RequestLedger {
                 Some(Progress::PrefillDone { reused, took_ns: took_ns.min(LONGEST_NS) })
             }
             RequestStep::Decoding => Some(Progress::Decoding),
-            RequestStep::Alive | RequestStep::Ended => None,
+            RequestStep::Alive | RequestStep::Ended | RequestStep::Finished(_) => None,
         };
         if let Some(progress) = progress {
             pool.scheduler.update(reservation, progress, now_ns)?;
         }
         kept.late = false;
         let Some(Progress::PrefillDone { reused, .. }) = progress else { return Ok(None) };
+        // The stages of a group have parts of blocks that are reported of none of them.
+        if group.is_some() {
+            return Ok(None);
+        }
         Ok(Some(PrefillReport { pool: kept.pool, assigned: assigned.clone(), reused_tokens: reused }))
     }
 
@@ -445,8 +462,8 @@ impl RequestLedger {
     pub(super) fn unclaimed(&self, client: u64) -> Vec<ClientNotice> {
         let mine = self.requests.values().filter(|kept| kept.client == client && kept.late);
         let notices = mine.filter_map(|kept| match &kept.state {
-            RequestState::Placed(assigned) => {
-                let answer = ScheduleReply::Assigned(assigned.clone());
+            RequestState::Placed(assigned, group) => {
+                let answer = ScheduleReply::placed(assigned.clone(), group.clone());
                 Some(ClientNotice::new(client, Arc::clone(&kept.name), answer))
             }
             RequestState::Waiting | RequestState::Orphan(_) => None,
@@ -478,12 +495,18 @@ impl RequestLedger {
         }
     }
 
-    fn end(&mut self, id: u64, pools: &mut Pools) -> Option<TrackedRequest> {
+    fn end(
+        &mut self,
+        id: u64,
+        output: Option<RequestOutput>,
+        now_ns: u64,
+        pools: &mut Pools,
+    ) -> Option<TrackedRequest> {
         let kept = self.requests.remove(&id)?;
         self.forget(id, &kept, pools);
         if let Some(pool) = pools.get_mut(kept.pool) {
             // The scheduler does not have a request whose instance was lost.
-            let _ = pool.scheduler.release(id);
+            let _ = pool.scheduler.release(id, output, now_ns);
         }
         pools.drop_unused(kept.pool);
         Some(kept)
@@ -500,13 +523,13 @@ impl RequestLedger {
     /// Ends the requests whose deadline has passed.
     pub(super) fn expire(&mut self, now_ns: u64, pools: &mut Pools) {
         while let Some(id) = self.due.next(now_ns) {
-            let Some(kept) = self.end(id, pools) else { continue };
+            let Some(kept) = self.end(id, None, now_ns, pools) else { continue };
             match kept.state {
                 RequestState::Waiting => {
                     let answer = ScheduleReply::Refused { why: ScheduleRefusal::Waited, retry_after_ns: AGAIN_NS };
                     self.notices.push_back(ClientNotice::new(kept.client, kept.name, answer));
                 }
-                RequestState::Placed(_) | RequestState::Orphan(_) => self.counts.expired += 1,
+                RequestState::Placed(..) | RequestState::Orphan(_) => self.counts.expired += 1,
             }
         }
     }

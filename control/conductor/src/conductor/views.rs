@@ -6,15 +6,16 @@ use bincode::{Decode, Encode};
 
 use super::Conductor;
 use super::cache_feed::FeedProgress;
-use super::calls::{Assignment, ScheduleRefusal, ScheduleReply};
+use super::calls::{AssignedGroup, Assignment, ScheduleRefusal, ScheduleReply};
 use super::error::{ConductorError, bad};
 use super::instance_spec::InstancePart;
 use super::pools::{Pool, PoolKey};
-use super::prefixes::{self, PrefixHolders, QueryPrompt};
+use super::prefixes::{self, HoldersWithStore, PrefixHolders, QueryPrompt};
 use super::requests::RequestState;
 use crate::copies::{CopyConfig, CopyCounts, CopyOrder, PrefixFetch, Sources};
 use crate::index::{ContextId, PromptContext, Tiers};
-use crate::policy::Choice;
+use crate::policy::{Choice, DecodeView};
+use crate::scheduler::Scheduler;
 
 /// Maximum number of candidates in an explanation.
 const CANDIDATES: usize = 64;
@@ -64,6 +65,8 @@ pub struct InstanceStatus {
     pub decodes: u32,
     /// Time since its last message, in nanoseconds.
     pub silent_ns: u64,
+    /// Duration of its decode steps relative to the model's, in thousandths.
+    pub decode_factor_permille: u32,
 }
 
 /// State of a model.
@@ -92,6 +95,57 @@ pub struct ModelStatus {
     pub error_permille: u32,
     /// True if the hashes of requests and of events seem to be of different kinds.
     pub mismatch: bool,
+    /// Learned duration of decode steps, and lengths of outputs.
+    pub decode: DecodeStatus,
+    /// Number of sessions whose next turn is expected.
+    pub sessions: u64,
+}
+
+/// State of a model's decode model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct DecodeStatus {
+    /// Duration of a step, in nanoseconds.
+    pub base_ns: u64,
+    /// Addition for each resident token of KV cache, in picoseconds.
+    pub token_ps: u64,
+    /// Addition for each request of the batch, in nanoseconds.
+    pub request_ns: u64,
+    /// Number of reports from which these were fitted; 0 if they are the initial constants.
+    pub reports: u64,
+    /// Recent mean relative error of predicted steps, in thousandths.
+    pub error_permille: u32,
+    /// Median of the last outputs, in tokens; 0 while too few requests have finished.
+    pub output_p50: u32,
+    /// Their 90th percentile.
+    pub output_p90: u32,
+    /// Recent mean error of expected outputs relative to the generated ones, in thousandths.
+    pub output_error_permille: u32,
+    /// Part of the recent outputs that were no longer than the 90th percentile expected of them, in thousandths.
+    pub output_within_permille: u32,
+}
+
+impl DecodeStatus {
+    fn of(scheduler: &Scheduler) -> Self {
+        let (decodes, learned) = (scheduler.decodes(), scheduler.decodes().learned());
+        let (output_p50, output_p90) = decodes.output_quantiles().unwrap_or_default();
+        let errors = decodes.output_errors().unwrap_or_default();
+        Self {
+            base_ns: learned.model().base_ns as u64,
+            token_ps: (learned.model().token_ns * 1e3) as u64,
+            request_ns: learned.model().request_ns as u64,
+            reports: learned.reports(),
+            error_permille: permille(learned.error()),
+            output_p50,
+            output_p90,
+            output_error_permille: permille(errors.relative),
+            output_within_permille: permille(errors.within_high),
+        }
+    }
+}
+
+/// Returns a ratio in thousandths.
+fn permille(ratio: f64) -> u32 {
+    (ratio * 1000.0).round().min(1e6) as u32
 }
 
 /// State of an instance, for operators.
@@ -173,6 +227,17 @@ pub struct RequestExplained {
     pub pooled_tokens: u32,
 }
 
+/// Explanation of a placement, with the pipeline groups that prefill.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct PlacementExplained {
+    /// The explanation; of a group, its placements have the last stage.
+    pub explained: RequestExplained,
+    /// Group that prefills the request, if one does.
+    pub group: Option<AssignedGroup>,
+    /// Group that would prefill it, if it had to be placed now.
+    pub group_now: Option<AssignedGroup>,
+}
+
 /// Prefix that is reused often.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HotPrefix {
@@ -221,45 +286,24 @@ pub struct CopyState {
     pub counts: CopyCounts,
 }
 
-impl Conductor {
-    /// Returns the holders of a prompt's prefixes: at most `most`, those with the most tokens first. Only `tiers`
-    /// count. No holder has more tokens than the prompt.
-    ///
-    /// # Errors
-    /// When no instance serves the model, or the prompt has too many blocks.
-    pub fn query(
-        &mut self,
-        context: &PromptContext,
-        prompt: QueryPrompt<'_>,
-        most: usize,
-        tiers: Tiers,
-    ) -> Result<PrefixHolders, ConductorError> {
-        prefixes::query(&mut self.pools, &self.instances, context, prompt, most, tiers)
-    }
-
-    /// Returns the length of the prompt's prefix that the shared store has alone, in tokens.
-    ///
-    /// # Errors
-    /// When no instance serves the model, or there are too many contexts.
-    pub fn in_store(&mut self, context: &PromptContext, prompt: QueryPrompt<'_>) -> Result<u32, ConductorError> {
-        prefixes::in_store(&mut self.pools, context, prompt)
-    }
-
-    /// Explains the placement of a request. Ids are per tenant: if several tenants use this one, it is the request of
-    /// the first tenant by name, so the default tenant's before all others.
+impl PlacementExplained {
+    /// Explains the placement of a request as [`Conductor::explain`] does, with the pipeline groups.
     ///
     /// # Errors
     /// When the request is not known, or no longer.
-    pub fn explain(&mut self, name: &str, now_ns: u64) -> Result<RequestExplained, ConductorError> {
-        let Some((id, kept)) = self.requests.named(name) else {
+    pub fn of(conductor: &mut Conductor, name: &str, now_ns: u64) -> Result<Self, ConductorError> {
+        let Some((id, kept)) = conductor.requests.named(name) else {
             return Err(ConductorError::UnknownRequest { name: name.to_owned() });
         };
+        let group = if let RequestState::Placed(_, group) = &kept.state { group.clone() } else { None };
         let answer = match &kept.state {
-            RequestState::Placed(assigned) => ScheduleReply::Assigned(assigned.clone()),
+            RequestState::Placed(assigned, _) => ScheduleReply::Assigned(assigned.clone()),
             RequestState::Waiting => ScheduleReply::Queued { reservation: id, position: 0, eta_ns: 0 },
             RequestState::Orphan(_) => ScheduleReply::Refused { why: ScheduleRefusal::Lost, retry_after_ns: 0 },
         };
-        let Some((pool, scratch)) = self.pools.with_scratch(kept.pool) else { return Err(bad("the pool was removed")) };
+        let Some((pool, scratch)) = conductor.pools.with_scratch(kept.pool) else {
+            return Err(bad("the pool was removed"));
+        };
         let orphan = if let RequestState::Orphan(request) = &kept.state { Some(request) } else { None };
         let Some(request) = pool.scheduler.request(id).or(orphan).cloned() else {
             return Err(bad("the scheduler has no such request"));
@@ -278,14 +322,59 @@ impl Conductor {
             .collect();
         candidates.sort_by_key(|candidate| (!candidate.takes, candidate.wait_ns));
         candidates.truncate(CANDIDATES);
-        let lease_ns = self.requests.lease_ns();
-        let now = match choice {
-            Choice::Place(placement) => Some(pool.assigned(id, &request, &placement, lease_ns, scratch)),
-            _ => None,
+        let lease_ns = conductor.requests.lease_ns();
+        let (now, group_now) = match choice {
+            Choice::Place(placement) => {
+                let assigned = pool.assigned(id, &request, &placement, lease_ns, scratch);
+                (Some(assigned), pool.assigned_group(&placement))
+            }
+            _ => (None, None),
         };
         let pooled = pool.index().held_by_anybody(request.context, &request.hashes, Tiers::SHARED);
         let pooled_tokens = pooled.unwrap_or(0).saturating_mul(pool.key.block_tokens);
-        Ok(RequestExplained { answer, now, candidates, pooled_tokens })
+        let explained = RequestExplained { answer, now, candidates, pooled_tokens };
+        Ok(Self { explained, group, group_now })
+    }
+}
+
+impl Conductor {
+    /// Returns the holders of a prompt's prefixes: at most `most`, those with the most tokens first. Only `tiers`
+    /// count. No holder has more tokens than the prompt.
+    ///
+    /// # Errors
+    /// When no instance serves the model, or the prompt has too many blocks.
+    pub fn query(
+        &mut self,
+        context: &PromptContext,
+        prompt: QueryPrompt<'_>,
+        most: usize,
+        tiers: Tiers,
+    ) -> Result<PrefixHolders, ConductorError> {
+        prefixes::query(&mut self.pools, &self.instances, context, prompt, most, tiers)
+    }
+
+    /// Returns the holders of a prompt's prefixes as [`Self::query`] does, where the blocks that the shared store has
+    /// from the beginning of the prompt on count as memory of every instance that prefills.
+    ///
+    /// # Errors
+    /// Errors of [`Self::query`], and when there are too many contexts.
+    pub fn query_with_store(
+        &mut self,
+        context: &PromptContext,
+        prompt: QueryPrompt<'_>,
+        most: usize,
+        tiers: Tiers,
+    ) -> Result<HoldersWithStore, ConductorError> {
+        prefixes::query_with_store(&mut self.pools, &self.instances, context, prompt, most, tiers)
+    }
+
+    /// Explains the placement of a request. Ids are per tenant: if several tenants use this one, it is the request of
+    /// the first tenant by name, so the default tenant's before all others.
+    ///
+    /// # Errors
+    /// When the request is not known, or no longer.
+    pub fn explain(&mut self, name: &str, now_ns: u64) -> Result<RequestExplained, ConductorError> {
+        PlacementExplained::of(self, name, now_ns).map(|explained| explained.explained)
     }
 
     /// Returns the present state of instances and pools, for operators.
@@ -296,8 +385,9 @@ impl Conductor {
             let scheduler = self.pools.get(known.pool).map(|pool| &pool.scheduler);
             let prefill = scheduler.zip(known.numbers.prefill).map(|(of, at)| of.prefill_booked(at, now_ns));
             let decode = scheduler.zip(known.numbers.decode).map(|(of, at)| of.decode_booked(at, now_ns));
-            let ((prefills, wait_ns), (decode_tokens, decodes)) =
-                (prefill.unwrap_or_default(), decode.unwrap_or_default());
+            let (prefills, wait_ns) = prefill.unwrap_or_default();
+            let factor = decode.map_or(1.0, |view| view.factor);
+            let DecodeView { tokens: decode_tokens, requests: decodes, .. } = decode.unwrap_or_default();
             let PoolKey { tenant, model, block_tokens } = known.spec.pool();
             let status = InstanceStatus {
                 instance: Arc::clone(name),
@@ -314,6 +404,7 @@ impl Conductor {
                 decode_tokens,
                 decodes,
                 silent_ns: now_ns.saturating_sub(known.heard_ns),
+                decode_factor_permille: permille(factor),
             };
             let progress = known.feed().map(|(progress, _)| progress);
             instances.push(InstanceRow { status, suspect: known.suspect, held: known.held, progress });
@@ -333,8 +424,10 @@ impl Conductor {
                 forgotten_blocks: stats.forgotten_blocks as u64,
                 tokens: pool.hits.tokens,
                 reused_tokens: pool.hits.reused,
-                error_permille: (pool.scheduler.model().error() * 1000.0).min(1e6) as u32,
+                error_permille: permille(pool.scheduler.model().error()),
                 mismatch: pool.is_mismatched(),
+                decode: DecodeStatus::of(&pool.scheduler),
+                sessions: pool.scheduler.sessions() as u64,
             };
             let mut row = PoolRow {
                 status,
@@ -362,7 +455,7 @@ impl Conductor {
     /// Returns true if queries by tokens may not find blocks that instances of this model hold: their events name
     /// blocks by hashes only, which cannot be computed, or which seem to be computed from another seed.
     #[must_use]
-    pub fn mismatched(&self, key: &PoolKey) -> bool {
+    pub fn has_unfindable_blocks(&self, key: &PoolKey) -> bool {
         let Some(number) = self.pools.find(key) else { return false };
         self.instances.has_unfindable_blocks(number, self.pools.get(number).is_some_and(Pool::is_mismatched))
     }

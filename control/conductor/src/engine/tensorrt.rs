@@ -3,7 +3,7 @@
 
 use super::msgpack::Value;
 use super::tokens::BlockInputs;
-use super::{DecodedEvent, hash, hashes, removed, stored_by_hash};
+use super::{DecodedEvent, hash, hashes, removed};
 use crate::conductor::{BlockChange, StoredTokens};
 use crate::index::BlockTier;
 
@@ -22,8 +22,7 @@ pub(super) fn read_event(data: &Value<'_>, block_tokens: u32) -> Option<DecodedE
             let moved = hash(field(data, "block_hash")?)?;
             let Some(level) = field(data, "cache_level") else { return Some(DecodedEvent::Changes(Vec::new())) };
             let (from, to) = (tier(field(level, "old_value")?)?, tier(field(level, "new_value")?)?);
-            let left = removed(Some(from), vec![moved]);
-            Some(DecodedEvent::Changes(vec![left, stored_by_hash(to, None, vec![moved])]))
+            Some(DecodedEvent::change(BlockChange::Moved { from, to, hashes: vec![moved] }))
         }
         // The sizes of the caches.
         "created" => Some(DecodedEvent::Changes(Vec::new())),

@@ -1,16 +1,17 @@
 //! Blocks in their runs: lookup of a block, comparison of a prompt with a run, creation and eviction of runs.
 //!
-//! The cost of a change is proportional to the number of its blocks. A run grows in place while its holders fit into
-//! its header. The holders of stretches of a run are in `blocks/coverage.rs`.
+//! The cost of a change is proportional to the number of its blocks. A run grows in place while its holders are few.
+//! The holders of stretches of a run are in `blocks/coverage.rs`.
 
 mod coverage;
 mod snapshot;
 
 use super::arena::{Arena, UNIT};
 use super::contexts::Salt;
-use super::run::{Dense, FREE, Record, RunHeader, Runs};
+use super::recent::RecentRuns;
+use super::run::{Dense, FREE, NO_RUN, Record, RunHeader, Runs};
 use super::table::Table;
-use super::{ContextId, FIRST, IndexStats};
+use super::{FIRST, IndexStats};
 
 pub(super) use coverage::stretch;
 
@@ -22,7 +23,10 @@ const GROWTH: usize = 64;
 /// Blocks, and the runs that they are in.
 pub(super) struct Blocks {
     max_blocks: usize,
+    /// Seed of the salts of contexts.
+    seed: u64,
     table: Table,
+    recent: RecentRuns,
     arena: Arena,
     runs: Runs,
     /// Run at which the search for a cold run continues (CLOCK hand).
@@ -32,12 +36,15 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// Creates an empty set with capacity for `max_blocks` blocks of `max_holders` holders.
-    pub(super) fn new(max_blocks: usize, max_holders: usize) -> Self {
+    /// Creates an empty set with capacity for `max_blocks` blocks of `max_holders` holders; the salts of contexts
+    /// follow from `seed`.
+    pub(super) fn new(max_blocks: usize, max_holders: usize, seed: u64) -> Self {
         let arena_blocks = max_blocks.next_multiple_of(UNIT);
         Self {
             max_blocks,
+            seed,
             table: Table::new(arena_blocks),
+            recent: RecentRuns::new(arena_blocks),
             arena: Arena::new(arena_blocks),
             runs: Runs::new(max_holders),
             hand: 0,
@@ -47,7 +54,7 @@ impl Blocks {
     }
 
     pub(super) fn stats(&self) -> IndexStats {
-        let (table, arena, runs) = (self.table.bytes(), self.arena.bytes(), self.runs.bytes());
+        let (table, arena, runs) = (self.table.bytes(), self.arena.bytes(), self.runs.bytes() + self.recent.bytes());
         let share = |bytes: usize, of: usize, all: usize| (bytes as u128 * of as u128 / all.max(1) as u128) as usize;
         let all = self.max_blocks;
         let headers = self.runs.used() * size_of::<RunHeader>();
@@ -90,51 +97,83 @@ impl Blocks {
         self.runs.dense(run)
     }
 
-    /// Returns the run and the offset of the block with `key`.
-    pub(super) fn locate(&self, context: ContextId, key: u64) -> Option<(u32, u16)> {
-        let place = self.table.find(key, |place| {
-            if place & FIRST == 0 {
-                self.arena.key(place as usize) == key
+    /// Returns the run and the offset of a block in the context of `salt`.
+    pub(super) fn locate(&self, salt: Salt, hash: u64) -> Option<(u32, u16)> {
+        let mut found = None;
+        self.table.find(salt.key(hash), |place| {
+            found = if place & FIRST == 0 {
+                (self.arena.hash(place as usize) == hash).then(|| self.inside(salt, place)).flatten()
             } else {
-                self.runs.get(place & !FIRST).first == key
-            }
-        })?;
-        let (run, offset) = if place & FIRST == 0 {
-            let run = self.arena.run_of(place);
-            (run, (place - self.runs.get(run).start) as u16)
-        } else {
-            (place & !FIRST, 0)
-        };
-        (self.runs.get(run).context == context.0).then_some((run, offset))
+                self.begins(place & !FIRST, salt, hash).then_some((place & !FIRST, 0))
+            };
+            found.is_some()
+        });
+        found
     }
 
-    /// Returns the number of `hashes` that match `run` consecutively, the first of them at `offset`. With rolling
-    /// hashes, a matching block proves those before it.
-    pub(super) fn matching(&self, run: u32, offset: u16, salt: Salt, hashes: &[u64]) -> u16 {
+    /// Returns the run and the offset of a block where a prompt begins, or goes on after another run. It is mostly the
+    /// first of its run.
+    #[inline]
+    pub(super) fn enter(&self, salt: Salt, hash: u64) -> Option<(u32, u16)> {
+        let guess = self.recent.guess(salt.key(hash));
+        if self.follows(guess, salt, hash) { Some((guess, 0)) } else { self.locate(salt, hash) }
+    }
+
+    /// Returns true if `run` begins with a block in the context of `salt`.
+    fn begins(&self, run: u32, salt: Salt, hash: u64) -> bool {
+        let header = self.runs.get(run);
+        header.first == hash && header.context == salt.context()
+    }
+
+    /// Returns the run and the offset of a block inside a run, if the run is in the context of `salt`.
+    fn inside(&self, salt: Salt, block: u32) -> Option<(u32, u16)> {
+        let start = self.arena.start_of(block);
+        let is_run = |place: u32| {
+            let run = place & !FIRST;
+            place & FIRST != 0 && (self.runs.get(run).start, self.runs.get(run).context) == (start, salt.context())
+        };
+        let first = self.table.find(salt.key(self.arena.hash(start as usize)), is_run)?;
+        Some((first & !FIRST, (block - start) as u16))
+    }
+
+    /// Returns the number of `hashes` that match `run` consecutively, the first of them at `offset`, and the run that
+    /// begins with the hash after them, if that is known without a lookup. With rolling hashes, a matching block proves
+    /// those before it.
+    ///
+    /// The guesses of the header are read together, before any of them decides: one after the other, each would be
+    /// waited for.
+    #[inline]
+    pub(super) fn follow(&self, run: u32, offset: u16, salt: Salt, hashes: &[u64]) -> (u16, Option<u32>) {
         let header = self.runs.get(run);
         let rest = usize::from(header.len - offset);
-        if rest <= hashes.len() && salt.key(hashes[rest - 1]) == header.last {
-            return rest as u16;
+        let own = self.arena.hashes(header.start + u32::from(offset), rest.min(hashes.len()));
+        let agrees = |at: usize| own[at] == hashes[at];
+        let end = own.len();
+        if rest == hashes.len() && agrees(end - 1) {
+            // Mostly the end of a prompt that was stored.
+            return (end as u16, None);
         }
-        let keys = self.arena.keys(header.start + u32::from(offset), rest.min(hashes.len()));
-        let agrees = |at: usize| keys[at] == salt.key(hashes[at]);
-        // Last block that is known to match, and first one that may not.
-        let (mut same, mut other) = (0, keys.len());
-        if rest > other && agrees(other - 1) {
-            return other as u16;
-        }
-        // Most prompts diverge from a run where the previous one did.
+        // Most prompts leave the run where the previous one did, or have all of it.
         let branch = usize::from(header.branch).wrapping_sub(usize::from(offset));
-        if (1..keys.len()).contains(&branch) {
-            if agrees(branch - 1) {
-                same = branch - 1;
-                if !agrees(branch) {
-                    return branch as u16;
-                }
-                same = same.max(branch);
-            } else {
-                other = branch - 1;
+        let is_branch = (1..=end).contains(&branch);
+        let (to_end, to_branch) = (agrees(end - 1), is_branch && agrees(branch - 1));
+        let goes_on = hashes.get(branch).is_some_and(|hash| self.follows(header.next, salt, *hash));
+        if to_branch && goes_on {
+            return (branch as u16, Some(header.next));
+        }
+        if to_end {
+            return (end as u16, None);
+        }
+        // Last block that is known to match, and first one that does not.
+        let (mut same, mut other) = (0, end - 1);
+        if to_branch {
+            // The last block does not match, so the branch is before it.
+            if !agrees(branch) {
+                return (branch as u16, None);
             }
+            same = branch;
+        } else if is_branch {
+            other = branch - 1;
         }
         while other - same > 1 {
             let middle = usize::midpoint(same, other);
@@ -144,42 +183,51 @@ impl Blocks {
                 other = middle;
             }
         }
-        same as u16 + 1
+        (same as u16 + 1, None)
+    }
+
+    /// Returns true if the run `next`, if there is one, begins with a block in the context of `salt`.
+    fn follows(&self, next: u32, salt: Salt, hash: u64) -> bool {
+        next != NO_RUN && self.begins(next, salt, hash)
+    }
+
+    /// Notes that a prompt was stored of which a block is the first of `run`.
+    pub(super) fn note_first(&mut self, run: u32, salt: Salt) {
+        self.recent.set(salt.key(self.runs.get(run).first), run, self.runs.used());
+    }
+
+    /// Notes that a prompt left the run of `before` after that block, and went on at the beginning of `next`.
+    pub(super) fn note_branch(&mut self, before: (u32, u16), next: u32) {
+        let header = self.runs.get_mut(before.0);
+        (header.branch, header.next) = (before.1 + 1, next);
     }
 
     /// Returns the stretch of `run` around `offset` that `hashes` name consecutively, in ascending or descending order,
     /// and the number of these hashes.
-    pub(super) fn neighbours(&self, run: u32, offset: u16, salt: Salt, hashes: &[u64]) -> (u16, u16, usize) {
+    pub(super) fn neighbours(&self, run: u32, offset: u16, hashes: &[u64]) -> (u16, u16, usize) {
         let header = self.runs.get(run);
-        let key = |at: u16| self.arena.key(header.start as usize + usize::from(at));
-        let up = hashes[1..].iter().zip(offset + 1..header.len).take_while(|(hash, at)| key(*at) == salt.key(**hash));
-        let up = up.count();
-        if up > 0 {
-            return (offset, offset + up as u16 + 1, up + 1);
+        let own = self.arena.hashes(header.start, usize::from(header.len));
+        let (down, up) = own.split_at(usize::from(offset));
+        let count = up[1..].iter().zip(&hashes[1..]).take_while(|(own, hash)| own == hash).count();
+        if count > 0 {
+            return (offset, offset + count as u16 + 1, count + 1);
         }
-        let down = hashes[1..].iter().zip((0..offset).rev()).take_while(|(hash, at)| key(*at) == salt.key(**hash));
-        let down = down.count();
-        (offset - down as u16, offset + 1, down + 1)
+        let count = down.iter().rev().zip(&hashes[1..]).take_while(|(own, hash)| own == hash).count();
+        (offset - count as u16, offset + 1, count + 1)
     }
 
     /// Creates blocks for the first of `hashes`, which are not in the index; they extend the run of `before` if that is
     /// its end. Returns the run and the stretch of it; `None` if there is no room at all.
-    pub(super) fn extend(
-        &mut self,
-        context: ContextId,
-        before: Option<(u32, u16)>,
-        salt: Salt,
-        hashes: &[u64],
-    ) -> Option<(u32, u16, u16)> {
+    pub(super) fn extend(&mut self, salt: Salt, before: Option<(u32, u16)>, hashes: &[u64]) -> Option<(u32, u16, u16)> {
         let end = before.filter(|(run, offset)| *offset + 1 == self.runs.get(*run).len);
         let grown = end.map(|(run, _)| (run, *self.runs.get(run)));
         let (run, start) = match grown {
-            Some((run, header)) if usize::from(header.len) < header.cap() && self.runs.is_inline(run) => {
+            Some((run, header)) if usize::from(header.len) < header.cap() && self.runs.is_short(run) => {
                 (run, header.len)
             }
             _ => {
                 let spare = grown.map_or(0, |(_, header)| usize::from(header.len).min(GROWTH));
-                (self.new_run(context, hashes.len().max(spare))?, 0)
+                (self.new_run(salt, hashes.len().max(spare))?, 0)
             }
         };
         let mut header = *self.runs.get(run);
@@ -187,27 +235,24 @@ impl Blocks {
         'blocks: for hashes in hashes.chunks(AHEAD) {
             let mut keys = [0; AHEAD];
             keys.iter_mut().zip(hashes).for_each(|(key, hash)| *key = salt.key(*hash));
-            let keys = &keys[..hashes.len()];
-            self.table.look_ahead(keys);
-            for key in keys.iter().copied() {
+            self.table.look_ahead(&keys[..hashes.len()]);
+            for (key, hash) in keys.into_iter().zip(hashes.iter().copied()) {
                 let full = usize::from(header.len) == cap;
-                if full || (header.len > start && self.locate(context, key).is_some()) {
+                if full || (header.len > start && self.locate(salt, hash).is_some()) {
                     break 'blocks;
                 }
                 let block = header.start + u32::from(header.len);
-                self.arena.set(block as usize, key);
+                self.arena.set(block as usize, hash);
                 if header.len == 0 {
-                    header.first = key;
-                    // A later lookup of this key compares with it.
-                    self.runs.get_mut(run).first = key;
+                    // A later lookup of this block compares with it.
+                    self.runs.get_mut(run).first = hash;
                 }
                 self.table.insert(key, if header.len == 0 { FIRST | run } else { block });
                 header.len += 1;
-                header.last = key;
             }
         }
         let kept = self.runs.get_mut(run);
-        (kept.first, kept.last, kept.len) = (header.first, header.last, header.len);
+        kept.len = header.len;
         kept.touch();
         self.count += usize::from(header.len - start);
         if start == 0 && cap > usize::from(header.len).max(GROWTH) {
@@ -216,11 +261,10 @@ impl Blocks {
         Some((run, start, header.len))
     }
 
-    fn new_run(&mut self, context: ContextId, blocks: usize) -> Option<u32> {
+    fn new_run(&mut self, salt: Salt, blocks: usize) -> Option<u32> {
         loop {
-            let id = self.runs.next_id();
-            if let Some((start, cap)) = self.arena.allocate(blocks, id) {
-                return Some(self.runs.add(context.0, start, cap));
+            if let Some((start, cap)) = self.arena.allocate(blocks) {
+                return Some(self.runs.add(salt.context(), start, cap));
             }
             if !self.forget_coldest() {
                 return None;
@@ -237,16 +281,19 @@ impl Blocks {
         self.arena.free(start, spare);
     }
 
-    /// Removes blocks of the run whose keys begin at `start` from the table. `whole` is the run if its first block is
-    /// among them.
-    fn unlist(&mut self, start: u32, blocks: std::ops::Range<u16>, whole: Option<u32>) {
-        let places: std::ops::Range<u32> = start + u32::from(blocks.start)..start + u32::from(blocks.end);
+    /// Removes blocks of a run from the table.
+    fn unlist(&mut self, run: u32, blocks: std::ops::Range<u16>) {
+        let header = *self.runs.get(run);
+        let salt = Salt::of(self.seed, header.context);
+        let places = header.start + u32::from(blocks.start)..header.start + u32::from(blocks.end);
         for from in places.clone().step_by(AHEAD) {
-            let to = places.end.min(from + AHEAD as u32);
-            self.table.look_ahead(self.arena.keys(from, (to - from) as usize));
-            for place in from..to {
-                let old = whole.filter(|_| place == start).map_or(place, |run| FIRST | run);
-                self.table.remove(self.arena.key(place as usize), old);
+            let hashes = self.arena.hashes(from, AHEAD.min((places.end - from) as usize));
+            let mut keys = [0; AHEAD];
+            keys.iter_mut().zip(hashes).for_each(|(key, hash)| *key = salt.key(*hash));
+            let keys = &keys[..hashes.len()];
+            self.table.look_ahead(keys);
+            for (place, key) in (from..).zip(keys) {
+                self.table.remove(*key, if place == header.start { FIRST | run } else { place });
             }
         }
     }
@@ -254,7 +301,7 @@ impl Blocks {
     /// Removes a run with all its blocks.
     fn release(&mut self, run: u32) {
         let header = *self.runs.get(run);
-        self.unlist(header.start, 0..header.len, Some(run));
+        self.unlist(run, 0..header.len);
         self.count -= usize::from(header.len);
         self.arena.free(header.start, header.cap());
         self.runs.remove(run);

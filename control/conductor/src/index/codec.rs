@@ -5,7 +5,7 @@ use std::fmt;
 use super::{IndexError, PromptContext};
 
 /// First bytes of a snapshot: "KVPX" and the format's version.
-pub(super) const MAGIC: u64 = 0x0000_0001_5850_564b;
+pub(super) const MAGIC: u64 = 0x0000_0002_5850_564b;
 /// Error of decoding a snapshot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]

@@ -6,13 +6,25 @@ use kvplane_proto::rng::mix64;
 
 use super::{ContextId, IndexError, MAX_NAME_BYTES, PromptContext};
 
-/// Salt of a context: maps a hash to a key that differs in every context.
+/// Salt of a context: maps the hash of a block to its key in the table, which differs in every context.
 #[derive(Clone, Copy)]
-pub(super) struct Salt(u64);
+pub(super) struct Salt {
+    context: u16,
+    word: u64,
+}
 
 impl Salt {
+    /// Returns the salt of a context, by its number, in an index with this seed.
+    pub(super) fn of(seed: u64, context: u16) -> Self {
+        Self { context, word: mix64(seed ^ mix64(u64::from(context) + 1)) }
+    }
+
+    pub(super) const fn context(self) -> u16 {
+        self.context
+    }
+
     pub(super) fn key(self, hash: u64) -> u64 {
-        mix64(hash ^ self.0)
+        mix64(hash ^ self.word)
     }
 }
 
@@ -50,7 +62,7 @@ impl Contexts {
     /// Adds a new context, within the limit.
     pub(super) fn add(&mut self, key: PromptContext) -> ContextId {
         let id = ContextId(self.salts.len() as u16);
-        self.salts.push(Salt(mix64(self.seed ^ mix64(u64::from(id.0) + 1))));
+        self.salts.push(Salt::of(self.seed, id.0));
         self.ids.insert(key, id);
         id
     }

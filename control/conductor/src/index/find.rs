@@ -22,15 +22,19 @@ pub struct Match {
 pub struct PrefixMatches {
     matches: Vec<Match>,
     path: Vec<Step>,
-    /// Holders of the whole prefix so far, while they are many: a bitset.
+    /// Holders of the whole prefix so far, while they are many: a bitset. Once they are few: those of the many that
+    /// dropped out at the beginning of that step, which have [`Self::shared`] blocks.
     many: Vec<u64>,
+    /// Number of blocks of the holders that are left in `many`.
+    shared: u32,
     /// Scratch bitset of the same size.
     both: Vec<u64>,
-    /// Those of them that have a part of a run by records, and the end of that part.
+    /// Holders of a part of a run by records, and the end of that part.
     parts: Vec<(u16, u16)>,
     /// Holders of the whole prefix so far, once they are few.
     few: Vec<u16>,
-    /// Holders that dropped out, with their number of blocks; later ones have more.
+    /// Holders that dropped out within or after the step at which the many became few, with their number of blocks;
+    /// those of a later step have more.
     out: Vec<(u16, u32)>,
 }
 
@@ -98,14 +102,18 @@ impl PrefixIndex {
         found.clear();
         let mut walk = Walk { blocks: &self.blocks, holders: &self.holders, most, tiers, alive: Alive::All, found };
         let mut at = 0;
-        while let Some(hash) = hashes.get(at) {
-            let Some((run, start)) = self.blocks.locate(context, salt.key(*hash)) else { break };
-            let end = start + self.blocks.matching(run, start, salt, &hashes[at..]);
-            walk.pass(Step { run, start, end, at: at as u32 });
+        let mut place = hashes.first().and_then(|hash| self.blocks.enter(salt, *hash));
+        while let Some((run, start)) = place {
+            let (blocks, next) = self.blocks.follow(run, start, salt, &hashes[at..]);
+            walk.pass(Step { run, start, end: start + blocks, at: at as u32 });
             if walk.is_over() {
                 break;
             }
-            at += usize::from(end - start);
+            at += usize::from(blocks);
+            place = match next {
+                Some(next) => Some((next, 0)),
+                None => hashes.get(at).and_then(|hash| self.blocks.enter(salt, *hash)),
+            };
         }
         walk.answer(at as u32);
         Ok(())
@@ -134,8 +142,8 @@ impl PrefixIndex {
         let salt = self.contexts.salt(context)?;
         let mut at = 0;
         while let Some(hash) = hashes.get(at) {
-            let Some((run, start)) = self.blocks.locate(context, salt.key(*hash)) else { break };
-            let end = start + self.blocks.matching(run, start, salt, &hashes[at..]);
+            let Some((run, start)) = self.blocks.enter(salt, *hash) else { break };
+            let end = start + self.blocks.follow(run, start, salt, &hashes[at..]).0;
             let reach = self.blocks.reach_together(run, tiers, start, &self.holders);
             at += usize::from(reach.min(end) - start);
             if reach < end {
@@ -161,9 +169,11 @@ impl Walk<'_> {
     /// Visits `step`, and keeps alive the holders that have it too.
     fn pass(&mut self, step: Step) {
         let (blocks, tiers) = (self.blocks, self.tiers);
-        match (self.alive, blocks.dense(step.run)) {
-            (Alive::Few, None) if blocks.records(step.run).len() <= SHORT => self.narrow_few(step),
-            (Alive::Few, _) => {
+        let (records, dense) = (blocks.records(step.run), blocks.dense(step.run));
+        match (self.alive, records, dense) {
+            (_, [only], None) => self.narrow_to_one(step, only),
+            (Alive::Few, _, None) if records.len() <= SHORT => self.narrow_few(step, records),
+            (Alive::Few, ..) => {
                 let PrefixMatches { few, out, .. } = &mut *self.found;
                 few.retain(|slot| {
                     let reach = blocks.reach(step.run, *slot, tiers, step.start);
@@ -173,12 +183,8 @@ impl Walk<'_> {
                     reach >= step.end
                 });
             }
-            (_, Some(dense)) => self.narrow_dense(step, dense),
-            (_, None) => {
-                self.narrow_list(step);
-                self.fill(step);
-                self.alive = Alive::Few;
-            }
+            (_, _, Some(dense)) => self.narrow_dense(step, records, dense),
+            (_, _, None) => self.narrow_list(step, records),
         }
         self.found.path.push(step);
     }
@@ -188,26 +194,34 @@ impl Walk<'_> {
         self.alive == Alive::Few && self.found.few.is_empty()
     }
 
-    /// Narrows few holders by a run with few records: the records are read once for all holders.
-    fn narrow_few(&mut self, step: Step) {
-        let (blocks, tiers) = (self.blocks, self.tiers);
-        let PrefixMatches { few, parts, out, .. } = &mut *self.found;
-        if let [only] = blocks.records(step.run) {
-            // Mostly the end of a prompt, which has one holder.
-            let reach = stretch(std::slice::from_ref(only), tiers, step.start);
-            let is_among = few.contains(&only.slot);
-            out.extend(few.iter().filter(|slot| **slot != only.slot).map(|slot| (*slot, step.at)));
-            few.clear();
-            if is_among && reach >= step.end {
-                few.push(only.slot);
-            } else if is_among {
-                out.push((only.slot, step.at + u32::from(reach - step.start)));
+    /// Narrows the holders by a run with one record, which is mostly the end of a prompt.
+    fn narrow_to_one(&mut self, step: Step, only: &Record) {
+        let reach = stretch(std::slice::from_ref(only), self.tiers, step.start);
+        let PrefixMatches { many, few, out, .. } = &mut *self.found;
+        let is_among = match self.alive {
+            Alive::All => self.holders.is_live(only.slot),
+            Alive::Many => bit(many, only.slot),
+            Alive::Few => {
+                let is_among = few.contains(&only.slot);
+                out.extend(few.iter().filter(|slot| **slot != only.slot).map(|slot| (*slot, step.at)));
+                few.clear();
+                is_among
             }
-            return;
+        };
+        let was = std::mem::replace(&mut self.alive, Alive::Few);
+        if was == Alive::Many {
+            self.found.shared = step.at;
         }
+        if is_among {
+            self.part(was, step, only.slot, reach);
+        }
+    }
+
+    /// Narrows few holders by a run with few records: the records are read once for all holders.
+    fn narrow_few(&mut self, step: Step, records: &[Record]) {
+        let PrefixMatches { few, parts, out, .. } = &mut *self.found;
         parts.clear();
-        let reaches = |own: &[Record]| (own[0].slot, stretch(own, tiers, step.start));
-        parts.extend(by_holder(blocks.records(step.run)).map(reaches));
+        parts.extend(by_holder(records).map(|own| (own[0].slot, stretch(own, self.tiers, step.start))));
         few.retain(|slot| {
             let reach = parts.iter().find(|(other, _)| other == slot).map_or(step.start, |(_, reach)| *reach);
             if reach < step.end {
@@ -217,106 +231,108 @@ impl Walk<'_> {
         });
     }
 
-    /// Narrows the holders by a run whose holders are a list.
-    fn narrow_list(&mut self, step: Step) {
-        for own in by_holder(self.blocks.records(step.run)) {
+    /// Narrows all or many holders by a run whose holders are a list.
+    fn narrow_list(&mut self, step: Step, records: &[Record]) {
+        let was = std::mem::replace(&mut self.alive, Alive::Few);
+        if was == Alive::Many {
+            self.found.shared = step.at;
+        }
+        for own in by_holder(records) {
             let slot = own[0].slot;
-            let counts = match self.alive {
-                Alive::All => self.holders.is_live(slot),
-                _ => bit(&self.found.many, slot),
-            };
-            if !counts {
-                continue;
-            }
-            let reach = stretch(own, self.tiers, step.start);
-            if reach >= step.end {
-                self.found.few.push(slot);
-            } else if reach > step.start {
-                self.found.out.push((slot, step.at + u32::from(reach - step.start)));
+            let counts = if was == Alive::All { self.holders.is_live(slot) } else { bit(&self.found.many, slot) };
+            if counts {
+                self.part(was, step, slot, stretch(own, self.tiers, step.start));
             }
         }
     }
 
-    /// Adds dropped-out holders after the many became few: as many as the result still needs, all of which have the
-    /// prefix up to this step.
-    fn fill(&mut self, step: Step) {
-        if self.alive != Alive::Many {
+    /// Notes that a holder of the prefix before `step`, which was one of `was`, has the step's run up to `reach`.
+    fn part(&mut self, was: Alive, step: Step, slot: u16, reach: u16) {
+        let PrefixMatches { many, few, out, .. } = &mut *self.found;
+        if reach >= step.end {
+            few.push(slot);
+        } else if reach > step.start || was == Alive::Few {
+            out.push((slot, step.at + u32::from(reach - step.start)));
+        } else {
             return;
         }
-        let have = self.found.few.len() + self.found.out.len();
-        if have >= self.most {
-            return;
+        if was == Alive::Many {
+            many[usize::from(slot) / 64] &= !(1 << (slot % 64));
         }
-        let (few, out) = (&self.found.few, &self.found.out);
-        let known = |slot: &u16| few.contains(slot) || out.iter().any(|(other, _)| other == slot);
-        let others: Vec<u16> = slots(&self.found.many).filter(|slot| !known(slot)).take(self.most - have).collect();
-        self.found.out.extend(others.into_iter().map(|slot| (slot, step.at)));
     }
 
-    /// Narrows the holders by a run with a bitset of holders.
-    fn narrow_dense(&mut self, step: Step, dense: &Dense) {
-        if self.alive == Alive::All {
-            self.found.many.extend_from_slice(self.holders.live());
-        }
-        self.parts(step);
-        let (tiers, found) = (self.tiers, &mut *self.found);
-        let mut both: Vec<u64> = std::mem::take(&mut found.both);
+    /// Narrows all or many holders by a run with a bitset of holders.
+    fn narrow_dense(&mut self, step: Step, records: &[Record], dense: &Dense) {
+        let (was, tiers) = (self.alive, self.tiers);
+        let PrefixMatches { many, both, parts, few, out, shared, .. } = &mut *self.found;
+        let before: &[u64] = if was == Alive::All { self.holders.live() } else { many };
         both.clear();
-        both.resize(found.many.len(), 0);
         for (_, full) in dense.full.iter().enumerate().filter(|(tier, _)| tiers.has(*tier as u16)) {
-            both.iter_mut().zip(full).for_each(|(word, full)| *word |= full);
+            if both.is_empty() {
+                both.extend(full.iter().zip(before).map(|(full, before)| full & before));
+            } else {
+                both.iter_mut().zip(full.iter().zip(before)).for_each(|(word, (full, before))| *word |= full & before);
+            }
         }
-        both.iter_mut().zip(&found.many).for_each(|(word, many)| *word &= many);
-        for &(slot, reach) in &found.parts {
-            if reach >= step.end {
-                both[usize::from(slot) / 64] |= 1 << (slot % 64);
-            } else if !bit(&both, slot) {
-                found.out.push((slot, step.at + u32::from(reach - step.start)));
+        // No bit in any of the tiers.
+        both.resize(before.len(), 0);
+        parts.clear();
+        for own in by_holder(records) {
+            let (slot, reach) = (own[0].slot, stretch(own, tiers, step.start));
+            if reach > step.start && bit(before, slot) && !bit(both, slot) {
+                if reach >= step.end {
+                    both[usize::from(slot) / 64] |= 1 << (slot % 64);
+                } else {
+                    parts.push((slot, reach));
+                }
             }
         }
         if both.iter().map(|word| word.count_ones() as usize).sum::<usize>() >= self.most {
             // Holders that dropped out have fewer blocks than these, which suffice for the result.
-            found.out.clear();
-            found.both = std::mem::replace(&mut found.many, both);
+            std::mem::swap(many, both);
             self.alive = Alive::Many;
             return;
         }
-        found.few.extend(slots(&both));
-        found.both = both;
-        self.fill(step);
-        self.alive = Alive::Few;
-    }
-
-    /// Collects the holders among the many that have a part of a step by records, with the end of that part.
-    fn parts(&mut self, step: Step) {
-        self.found.parts.clear();
-        for own in by_holder(self.blocks.records(step.run)) {
-            let (slot, reach) = (own[0].slot, stretch(own, self.tiers, step.start));
-            if reach > step.start && bit(&self.found.many, slot) {
-                self.found.parts.push((slot, reach));
-            }
+        if was == Alive::Many {
+            many.iter_mut().zip(&*both).for_each(|(word, both)| *word &= !both);
+            parts.iter().for_each(|(slot, _)| many[usize::from(*slot) / 64] &= !(1 << (slot % 64)));
+            *shared = step.at;
         }
+        out.extend(parts.iter().map(|(slot, reach)| (*slot, step.at + u32::from(reach - step.start))));
+        few.extend(slots(both));
+        self.alive = Alive::Few;
     }
 
     /// Assembles the result for a prompt of which `walked` blocks were visited: the holders still alive, then those
     /// that dropped out, the last ones first.
     fn answer(self, walked: u32) {
         let (holders, most) = (self.holders, self.most);
-        let PrefixMatches { matches, many, few, out, .. } = self.found;
-        let whole = |slot| Match { holder: holders.holder(slot), blocks: walked };
+        let PrefixMatches { matches, many, few, out, shared, .. } = self.found;
+        let found = |slot, blocks| Match { holder: holders.holder(slot), blocks };
+        // Taken bit by bit: an iterator over members costs as much as the rest of a short lookup.
+        let members = |matches: &mut Vec<Match>, set: &[u64], blocks| {
+            for (at, word) in set.iter().enumerate() {
+                let mut rest = *word;
+                while rest != 0 && matches.len() < most {
+                    matches.push(found((at * 64) as u16 + rest.trailing_zeros() as u16, blocks));
+                    rest &= rest - 1;
+                }
+            }
+        };
+        debug_assert!(out.iter().all(|(_, blocks)| *blocks > 0), "holders without blocks are not recorded");
         match self.alive {
             Alive::All => {}
-            Alive::Many => matches.extend(slots(many).take(most).map(whole)),
-            Alive::Few => matches.extend(few.iter().take(most).map(|slot| whole(*slot))),
+            Alive::Many => members(matches, many, walked),
+            Alive::Few => {
+                matches.extend(few.iter().take(most).map(|slot| found(*slot, walked)));
+                if !out.is_sorted_by_key(|(_, blocks)| *blocks) {
+                    out.sort_unstable_by_key(|(_, blocks)| *blocks);
+                }
+                let rest = most - matches.len();
+                matches.extend(out.iter().rev().take(rest).map(|(slot, blocks)| found(*slot, *blocks)));
+                members(matches, many, *shared);
+            }
         }
-        debug_assert!(out.iter().all(|(_, blocks)| *blocks > 0), "holders without blocks are not recorded");
-        if out.len() > 1 {
-            out.sort_by_key(|(_, blocks)| std::cmp::Reverse(*blocks));
-        }
-        let rest = most - matches.len();
-        matches.extend(
-            out.iter().take(rest).map(|(slot, blocks)| Match { holder: holders.holder(*slot), blocks: *blocks }),
-        );
     }
 }
 

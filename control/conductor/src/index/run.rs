@@ -1,19 +1,22 @@
 //! Runs: sequences of blocks that were stored in one go, with the holders of their stretches.
 //!
-//! The header of a run takes one cache line with its first and last key and up to four records of holders, so most
-//! lookups touch nothing else. A record states that a holder has blocks `start..end` of the run in a tier. Further
-//! records spill into a list; if many holders have the whole run, they are a bitset per tier.
+//! The header of a run takes half a cache line, with its first hash and the record of its holder if there is one. A
+//! record states that a holder has blocks `start..end` of the run in a tier. A few records are a list in
+//! [`Lists`]; more spill into a vector; if many holders have the whole run, they are a bitset per tier.
 
 use super::arena::{MOST_UNITS, UNIT};
+use super::lists::{Lists, MOST};
 
 /// Number of tiers.
 pub(super) const TIERS: usize = 5;
-/// Number of records in the header.
-const INLINE: usize = 4;
-/// Number of records in a list from which holders of the whole run become bits.
-pub(super) const DENSE_AT: usize = 16;
-/// Value of `more` without a spill.
-const NONE: u32 = u32::MAX;
+/// Number of records in a spill from which holders of the whole run become bits.
+pub(super) const DENSE_AT: usize = 8;
+/// Value of a header's count if its records are a spill.
+const SPILLED: usize = MOST + 1;
+/// Value of [`RunHeader::next`] without a run.
+pub(super) const NO_RUN: u32 = u32::MAX;
+/// Headers or spills that are reserved together, at least; then a sixteenth of those that there are.
+const GROWTH: usize = 16;
 
 /// Stretch `start..end` of a run that a holder has in a tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,27 +35,28 @@ impl Record {
 
 /// Header of a run.
 #[derive(Clone, Copy, Debug)]
-#[repr(align(64))]
+#[repr(align(32))]
 pub(super) struct RunHeader {
-    /// Key of the first block.
+    /// Hash of the first block.
     pub first: u64,
-    /// Key of the last block.
-    pub last: u64,
+    /// Run in which the last stored prompt went on after it left this one: a guess of where others go on. The run may
+    /// have been replaced since. [`NO_RUN`] for none.
+    pub next: u32,
     /// Index of its first block in the arena.
     pub start: u32,
     /// Number of its blocks.
     pub len: u16,
-    /// Offset at which the last stored prompt diverged from the run: a guess of where others diverge.
+    /// Offset at which the last stored prompt left the run: a guess of where others leave it. It may be beyond the end.
     pub branch: u16,
     /// Context of its blocks; [`FREE`] if the header is unused.
     pub context: u16,
-    /// Capacity in units, number of records in the header, and the flag of the CLOCK hand.
+    /// Capacity in units, number of records, and the flag of the CLOCK hand.
     packed: u16,
-    more: u32,
-    records: [Record; INLINE],
+    /// The record, if there is one; if there are more, `start` and `end` are the number of their list or spill.
+    record: Record,
 }
 
-const _: () = assert!(size_of::<RunHeader>() == 64);
+const _: () = assert!(size_of::<RunHeader>() == 32);
 
 /// Layout of [`RunHeader`]'s packed word: the bit that is set when the run is stored, the position of the record count,
 /// and the position of the units.
@@ -61,7 +65,7 @@ const COUNT_AT: u16 = 1;
 const COUNT_MASK: u16 = 7;
 const UNITS_AT: u16 = 4;
 
-const _: () = assert!(INLINE <= COUNT_MASK as usize && MOST_UNITS < 1 << (16 - UNITS_AT));
+const _: () = assert!(SPILLED <= COUNT_MASK as usize && MOST_UNITS < 1 << (16 - UNITS_AT));
 
 impl RunHeader {
     /// Returns the capacity in blocks.
@@ -85,13 +89,29 @@ impl RunHeader {
         touched
     }
 
-    /// Returns the number of records in the header.
+    /// Returns the number of records in the header or in a list, or [`SPILLED`].
     fn count(&self) -> usize {
         usize::from(self.packed >> COUNT_AT & COUNT_MASK)
     }
 
     fn set_count(&mut self, count: usize) {
         self.packed = self.packed & !(COUNT_MASK << COUNT_AT) | (count as u16) << COUNT_AT;
+    }
+
+    /// Returns the number of the list or spill with the records.
+    fn more(&self) -> u32 {
+        u32::from(self.record.start) << 16 | u32::from(self.record.end)
+    }
+
+    /// Notes that `count` records, or those of a spill, have moved to the list or spill `more`.
+    fn set_more(&mut self, count: usize, more: u32) {
+        self.set_count(count);
+        (self.record.start, self.record.end) = ((more >> 16) as u16, more as u16);
+    }
+
+    /// Returns the number of the spill, if there is one.
+    fn spill(&self) -> Option<usize> {
+        (self.count() == SPILLED).then(|| self.more() as usize)
     }
 }
 
@@ -115,6 +135,7 @@ struct Spill {
 pub(super) struct Runs {
     runs: Vec<RunHeader>,
     free: Vec<u32>,
+    lists: Lists,
     spills: Vec<Spill>,
     free_spills: Vec<u32>,
     /// Words of a bitset of slots.
@@ -126,7 +147,15 @@ pub(super) struct Runs {
 impl Runs {
     pub(super) fn new(slots: usize) -> Self {
         let words = slots.div_ceil(64);
-        Self { runs: Vec::new(), free: Vec::new(), spills: Vec::new(), free_spills: Vec::new(), words, held: 0 }
+        Self {
+            runs: Vec::new(),
+            free: Vec::new(),
+            lists: Lists::default(),
+            spills: Vec::new(),
+            free_spills: Vec::new(),
+            words,
+            held: 0,
+        }
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -137,6 +166,7 @@ impl Runs {
             spill.list.capacity() * size_of::<Record>() + bits
         };
         self.runs.capacity() * size_of::<RunHeader>()
+            + self.lists.bytes()
             + self.spills.capacity() * size_of::<Spill>()
             + (self.free.capacity() + self.free_spills.capacity()) * size_of::<u32>()
             + self.spills.iter().map(spill).sum::<usize>()
@@ -156,6 +186,7 @@ impl Runs {
         self.held
     }
 
+    #[inline]
     pub(super) fn get(&self, id: u32) -> &RunHeader {
         &self.runs[id as usize]
     }
@@ -168,28 +199,23 @@ impl Runs {
         (0..self.runs.len() as u32).filter(|id| self.get(*id).context != FREE)
     }
 
-    /// Returns the id that the next run will have.
-    pub(super) fn next_id(&self) -> u32 {
-        self.free.last().copied().unwrap_or(self.runs.len() as u32)
-    }
-
     pub(super) fn add(&mut self, context: u16, start: u32, cap: usize) -> u32 {
         let mut run = RunHeader {
             first: 0,
-            last: 0,
+            next: NO_RUN,
             start,
             len: 0,
             branch: 0,
             context,
             packed: TOUCHED,
-            more: NONE,
-            records: [Record::default(); INLINE],
+            record: Record::default(),
         };
         run.set_cap(cap);
         if let Some(id) = self.free.pop() {
             self.runs[id as usize] = run;
             return id;
         }
+        reserve_one(&mut self.runs);
         self.runs.push(run);
         (self.runs.len() - 1) as u32
     }
@@ -199,28 +225,50 @@ impl Runs {
         self.held -= self.records(id).len() + self.dense(id).map_or(0, |_| self.words);
         let run = &mut self.runs[id as usize];
         run.context = FREE;
+        let (count, more) = (run.count(), run.more());
         run.set_count(0);
-        let more = std::mem::replace(&mut run.more, NONE);
-        if more != NONE {
-            self.spills[more as usize] = Spill::default();
-            self.free_spills.push(more);
+        match count {
+            0 | 1 => {}
+            SPILLED => self.drop_spill(more),
+            count => self.lists.remove(more, count),
         }
         self.free.push(id);
     }
 
-    /// Returns true if its holders are in its header.
-    pub(super) fn is_inline(&self, id: u32) -> bool {
-        self.get(id).more == NONE
+    fn drop_spill(&mut self, spill: u32) {
+        self.spills[spill as usize] = Spill::default();
+        self.free_spills.push(spill);
     }
 
+    /// Returns true if its holders are not a spill.
+    pub(super) fn is_short(&self, id: u32) -> bool {
+        self.get(id).count() < SPILLED
+    }
+
+    #[inline]
     pub(super) fn records(&self, id: u32) -> &[Record] {
         let run = self.get(id);
-        if run.more == NONE { &run.records[..run.count()] } else { &self.spills[run.more as usize].list }
+        match run.count() {
+            0 => &[],
+            1 => std::slice::from_ref(&run.record),
+            SPILLED => &self.spills[run.more() as usize].list,
+            count => self.lists.get(run.more(), count),
+        }
     }
 
+    fn records_mut(&mut self, id: u32) -> &mut [Record] {
+        let run = &mut self.runs[id as usize];
+        match run.count() {
+            0 => &mut [],
+            1 => std::slice::from_mut(&mut run.record),
+            SPILLED => &mut self.spills[run.more() as usize].list,
+            count => self.lists.get_mut(run.more(), count),
+        }
+    }
+
+    #[inline]
     pub(super) fn dense(&self, id: u32) -> Option<&Dense> {
-        let run = self.get(id);
-        if run.more == NONE { None } else { self.spills[run.more as usize].dense.as_deref() }
+        self.spills[self.get(id).spill()?].dense.as_deref()
     }
 
     /// Returns the index of a holder's first record in a tier, or the index at which it would be inserted.
@@ -233,36 +281,40 @@ impl Runs {
     }
 
     pub(super) fn set(&mut self, id: u32, at: usize, record: Record) {
-        let run = &mut self.runs[id as usize];
-        if run.more == NONE {
-            run.records[at] = record;
-        } else {
-            self.spills[run.more as usize].list[at] = record;
-        }
+        self.records_mut(id)[at] = record;
     }
 
     pub(super) fn insert(&mut self, id: u32, at: usize, record: Record) {
         self.held += 1;
         let run = &mut self.runs[id as usize];
-        let count = run.count();
-        if run.more != NONE {
-            self.spills[run.more as usize].list.insert(at, record);
-        } else if count < INLINE {
-            run.records.copy_within(at..count, at + 1);
-            run.records[at] = record;
-            run.set_count(count + 1);
-        } else {
-            let mut list = Vec::with_capacity(2 * INLINE);
-            list.extend_from_slice(&run.records);
-            list.insert(at, record);
-            run.set_count(0);
-            let spill = Spill { list, dense: None };
-            run.more = self.free_spills.pop().unwrap_or(self.spills.len() as u32);
-            let more = run.more as usize;
-            if more == self.spills.len() {
-                self.spills.push(spill);
-            } else {
-                self.spills[more] = spill;
+        match run.count() {
+            0 => {
+                run.record = record;
+                run.set_count(1);
+            }
+            SPILLED => self.spills[run.more() as usize].list.insert(at, record),
+            MOST => {
+                let more = run.more();
+                let mut list = Vec::with_capacity(DENSE_AT);
+                list.extend_from_slice(self.lists.get(more, MOST));
+                list.insert(at, record);
+                self.lists.remove(more, MOST);
+                let spill = Spill { list, dense: None };
+                let number = self.free_spills.pop().unwrap_or(self.spills.len() as u32);
+                if number as usize == self.spills.len() {
+                    reserve_one(&mut self.spills);
+                    self.spills.push(spill);
+                } else {
+                    self.spills[number as usize] = spill;
+                }
+                self.runs[id as usize].set_more(SPILLED, number);
+            }
+            count => {
+                let mut records = [record; MOST];
+                let before = self.records(id);
+                records[..at].copy_from_slice(&before[..at]);
+                records[at + 1..=count].copy_from_slice(&before[at..]);
+                self.replace_short(id, count, &records[..=count]);
             }
         }
     }
@@ -270,20 +322,42 @@ impl Runs {
     pub(super) fn take(&mut self, id: u32, at: usize) {
         self.held -= 1;
         let run = &mut self.runs[id as usize];
-        let count = run.count();
-        if run.more == NONE {
-            run.records.copy_within(at + 1..count, at);
-            run.set_count(count - 1);
-            return;
+        match run.count() {
+            0 | 1 => run.set_count(0),
+            SPILLED => {
+                let number = run.more();
+                let spill = &mut self.spills[number as usize];
+                spill.list.remove(at);
+                if spill.dense.is_none() && spill.list.len() <= MOST / 2 {
+                    let list = std::mem::take(&mut spill.list);
+                    self.drop_spill(number);
+                    self.runs[id as usize].set_count(0);
+                    self.replace_short(id, 0, &list);
+                }
+            }
+            count => {
+                let mut records = [Record::default(); MOST];
+                let before = self.records(id);
+                records[..at].copy_from_slice(&before[..at]);
+                records[at..count - 1].copy_from_slice(&before[at + 1..]);
+                self.replace_short(id, count, &records[..count - 1]);
+            }
         }
-        let spill = &mut self.spills[run.more as usize];
-        spill.list.remove(at);
-        if spill.dense.is_none() && spill.list.len() <= INLINE / 2 {
-            run.set_count(spill.list.len());
-            run.records[..spill.list.len()].copy_from_slice(&spill.list);
-            self.free_spills.push(run.more);
-            *spill = Spill::default();
-            run.more = NONE;
+    }
+
+    /// Replaces the `before` records of a run, which are no spill, by `records`, which are at most [`MOST`].
+    fn replace_short(&mut self, id: u32, before: usize, records: &[Record]) {
+        let run = &mut self.runs[id as usize];
+        if before > 1 {
+            self.lists.remove(run.more(), before);
+        }
+        match records {
+            [] => run.set_count(0),
+            [only] => {
+                run.record = *only;
+                run.set_count(1);
+            }
+            _ => run.set_more(records.len(), self.lists.add(records)),
         }
     }
 
@@ -291,7 +365,8 @@ impl Runs {
     pub(super) fn make_dense(&mut self, id: u32) {
         let run = self.runs[id as usize];
         let words = self.words;
-        let spill = &mut self.spills[run.more as usize];
+        let Some(spill) = run.spill() else { return };
+        let spill = &mut self.spills[spill];
         let before = spill.list.len();
         if !spill.list.iter().any(|record| record.start == 0 && record.end == run.len) {
             return;
@@ -317,11 +392,9 @@ impl Runs {
 
     /// Sets the bit of a holder of the whole run; returns false if the run has no bitset.
     pub(super) fn set_bit(&mut self, id: u32, slot: u16, tier: u16) -> bool {
-        let (more, words) = (self.get(id).more, self.words);
-        if more == NONE {
-            return false;
-        }
-        match &mut self.spills[more as usize].dense {
+        let words = self.words;
+        let Some(spill) = self.get(id).spill() else { return false };
+        match &mut self.spills[spill].dense {
             Some(dense) => {
                 set_bit(dense, words, slot, tier);
                 true
@@ -332,11 +405,8 @@ impl Runs {
 
     /// Clears the bit of a holder of the whole run; returns true if it was set.
     pub(super) fn clear_bit(&mut self, id: u32, slot: u16, tier: u16) -> bool {
-        let more = self.get(id).more;
-        if more == NONE {
-            return false;
-        }
-        let spill = &mut self.spills[more as usize];
+        let Some(spill) = self.get(id).spill() else { return false };
+        let spill = &mut self.spills[spill];
         let Some(dense) = &mut spill.dense else { return false };
         let words = &mut dense.full[usize::from(tier)];
         if !bit(words, slot) {
@@ -359,6 +429,13 @@ impl Runs {
     /// Returns the holders of the whole run in a tier that are bits.
     pub(super) fn slots_of(&self, id: u32, tier: usize) -> Vec<u16> {
         self.dense(id).map_or_else(Vec::new, |dense| slots(&dense.full[tier]).collect())
+    }
+}
+
+/// Reserves memory for another item. Twice as much, as a vector does, would be a large part of a short run's memory.
+fn reserve_one<T>(items: &mut Vec<T>) {
+    if items.len() == items.capacity() {
+        items.reserve_exact((items.len() / 16).max(GROWTH));
     }
 }
 

@@ -27,9 +27,9 @@ pub(super) struct Table {
 type Spot = (usize, usize);
 
 impl Table {
-    /// Creates a table for `most` entries, which fill at most 85 % of it.
+    /// Creates a table for `most` entries, which fill at most 90 % of it.
     pub(super) fn new(most: usize) -> Self {
-        let buckets = (most * 100 / 85).div_ceil(ENTRIES) + 2;
+        let buckets = (most * 100 / 90).div_ceil(ENTRIES) + 2;
         let words = vec![0; (buckets + 1) * WORDS];
         let skip = words.as_ptr().align_offset(64).min(WORDS);
         Self { words, skip, buckets }

@@ -1,29 +1,43 @@
-//! Bookings of each instance: prefills, transfers, and decode capacity.
+//! Bookings of all instances: prefills and transfers here, decodes in their own books.
 //!
 //! Numbers of instances are reused once their instance is gone, so the tables are as long as the maximum number of
 //! instances at one time.
 
 use std::collections::VecDeque;
 
+use super::decode::DecodeBook;
 use super::error::SchedulerError;
+use super::queue::plan::PlannedInstance;
 use crate::cost::Factor;
-use crate::policy::{DecodeView, Fetch, Policy, PrefillView};
+use crate::policy::{Fetch, Placement, Policy, PrefillView};
 
-/// Assumed duration of every decode, for predicting the resident tokens of a later time: the predictor of the arXiv
-/// paper assumes such a constant, whose value is not published.
-const DECODE_NS: u64 = 12_000_000_000;
+/// Booked prefill, or stage of one.
+pub(super) struct PrefillJob {
+    id: u64,
+    predicted_ns: u64,
+    /// Tokens to compute; of a stage, in proportion to its layers.
+    uncached: u32,
+    /// Duration of a transfer to the next stage, with which its NIC may be busy.
+    sends_ns: u64,
+    /// Time at which it began.
+    begun_ns: Option<u64>,
+}
 
 /// Bookings of a prefill instance.
 pub(super) struct PrefillBook {
     pub alive: bool,
     /// True if it accepts new requests.
     pub takes: bool,
-    /// Requests in the order of booking: number, predicted duration, tokens to compute.
-    pub jobs: VecDeque<(u64, u64, u32)>,
-    /// Request in progress, with its start time.
-    running: Option<(u64, u64)>,
+    /// Requests in the order of booking.
+    pub jobs: VecDeque<PrefillJob>,
+    /// Time until which its NIC sends what is booked on it; and until which it would send the fetches alone.
     pub egress_until_ns: u64,
+    pub fetches_until_ns: u64,
+    /// Number of its model's layers if it begins a prefill when the first layer of the prefix has arrived.
+    pub layer_wise: Option<u32>,
     pub factor: Factor,
+    /// Its number among the decode instances, if it decodes too.
+    pub decode: Option<usize>,
     /// Sum of all predicted durations: wider than these, so that no sum overflows.
     sum_ns: u128,
     pub uncached: u64,
@@ -37,93 +51,54 @@ impl PrefillBook {
             alive: true,
             takes: true,
             jobs: VecDeque::new(),
-            running: None,
             egress_until_ns: 0,
+            fetches_until_ns: 0,
+            layer_wise: None,
             factor: Factor::default(),
+            decode: None,
             sum_ns: 0,
             uncached: 0,
             foreign_ns: 0,
         }
     }
 
-    pub(super) fn add(&mut self, id: u64, predicted_ns: u64, uncached: u32) {
-        self.jobs.push_back((id, predicted_ns, uncached));
+    pub(super) fn add(&mut self, id: u64, predicted_ns: u64, uncached: u32, sends_ns: u64) {
+        self.jobs.push_back(PrefillJob { id, predicted_ns, uncached, sends_ns, begun_ns: None });
         self.sum_ns += u128::from(predicted_ns);
         self.uncached += u64::from(uncached);
     }
 
     pub(super) fn started(&mut self, id: u64, now_ns: u64) {
-        self.running = Some((id, now_ns));
+        if let Some(job) = self.jobs.iter_mut().find(|job| job.id == id) {
+            job.begun_ns = Some(now_ns);
+        }
     }
 
     pub(super) fn done(&mut self, id: u64) {
-        if let Some(at) = self.jobs.iter().position(|job| job.0 == id)
-            && let Some((_, predicted_ns, uncached)) = self.jobs.remove(at)
+        if let Some(at) = self.jobs.iter().position(|job| job.id == id)
+            && let Some(job) = self.jobs.remove(at)
         {
-            self.sum_ns -= u128::from(predicted_ns);
-            self.uncached -= u64::from(uncached);
+            self.sum_ns -= u128::from(job.predicted_ns);
+            self.uncached -= u64::from(job.uncached);
         }
-        self.running.take_if(|(running, _)| *running == id);
     }
 
-    /// Returns the time until all bookings are done.
+    /// Returns the time until all bookings are done. An instance works on one request at a time, the first that began.
     pub(super) fn wait_ns(&self, now_ns: u64) -> u64 {
-        let worked = self.running.and_then(|(id, since)| {
-            let job = self.jobs.iter().find(|job| job.0 == id)?;
-            Some(now_ns.saturating_sub(since).min(job.1))
+        let worked = self.jobs.iter().find_map(|job| {
+            let since_ns = job.begun_ns?;
+            Some(now_ns.saturating_sub(since_ns).min(job.predicted_ns))
         });
         let left_ns = self.sum_ns - u128::from(worked.unwrap_or(0));
         u64::try_from(left_ns).unwrap_or(u64::MAX).saturating_add(self.foreign_ns)
     }
 }
 
-/// Bookings of a decode instance.
-pub(super) struct DecodeBook {
-    pub alive: bool,
-    /// True if it accepts new requests.
-    pub takes: bool,
-    capacity: u64,
-    /// Reported tokens and requests beyond the bookings.
-    pub foreign: (u64, u32),
-    /// Expected requests: number, tokens, expected time of arrival.
-    coming: Vec<(u64, u64, u64)>,
-    /// Requests in the batch: number, tokens, start time.
-    running: Vec<(u64, u64, u64)>,
-}
-
-impl DecodeBook {
-    pub(super) const fn new(capacity: u64) -> Self {
-        Self { alive: true, takes: true, capacity, foreign: (0, 0), coming: Vec::new(), running: Vec::new() }
-    }
-
-    /// Books a request that is expected at `expected_ns`.
-    pub(super) fn expect(&mut self, id: u64, tokens: u64, expected_ns: u64) {
-        self.coming.push((id, tokens, expected_ns));
-    }
-
-    pub(super) fn begin(&mut self, id: u64, tokens: u64, now_ns: u64) {
-        self.coming.retain(|entry| entry.0 != id);
-        self.running.push((id, tokens, now_ns));
-    }
-
-    /// Returns the booked tokens and requests in the batch.
-    pub(super) fn booked(&self) -> (u64, u32) {
-        self.running.iter().fold((0, 0), |(tokens, count), entry| (tokens + entry.1, count + 1))
-    }
-
-    pub(super) fn forget(&mut self, id: u64) {
-        self.coming.retain(|entry| entry.0 != id);
-        self.running.retain(|entry| entry.0 != id);
-    }
-
-    /// Returns the present state, and the one at `then_ns` if each decode takes [`DECODE_NS`].
-    pub(super) fn view(&self, then_ns: u64) -> DecodeView {
-        let sum = |(tokens, count): (u64, u32), entry: &(u64, u64, u64)| (tokens + entry.1, count + 1);
-        let running = self.running.iter().fold(self.foreign, sum);
-        let (tokens, requests) = self.coming.iter().fold(running, sum);
-        let stays = |entry: &&(u64, u64, u64)| entry.2 <= then_ns && then_ns < entry.2.saturating_add(DECODE_NS);
-        let later = self.running.iter().chain(&self.coming).filter(stays).fold((0, 0), sum);
-        DecodeView { alive: self.alive && self.takes, tokens, requests, capacity: self.capacity, running, later }
+impl PrefillBook {
+    /// Returns the time until its NIC is free: its booked transfers have been sent, and a chunk that a stage passes on.
+    pub(super) fn egress_wait_ns(&self, now_ns: u64) -> u64 {
+        let chunks_ns = self.jobs.iter().fold(0, |sum_ns: u64, job| sum_ns.saturating_add(job.sends_ns));
+        self.egress_until_ns.saturating_sub(now_ns).saturating_add(chunks_ns)
     }
 }
 
@@ -151,10 +126,11 @@ impl Bookings {
         }
     }
 
-    /// Adds a decode instance; returns its number.
-    pub(super) fn add_decode(&mut self, capacity: u64) -> usize {
-        let book = DecodeBook::new(capacity);
-        match self.decode.iter().position(|book| !book.alive) {
+    /// Adds a decode instance, which has this number among the prefill instances if it prefills too; returns its
+    /// number.
+    pub(super) fn add_decode(&mut self, capacity: u64, prefill: Option<usize>) -> usize {
+        let book = DecodeBook::new(capacity, prefill);
+        let at = match self.decode.iter().position(|book| !book.alive) {
             Some(at) => {
                 self.decode[at] = book;
                 at
@@ -163,7 +139,11 @@ impl Bookings {
                 self.decode.push(book);
                 self.decode.len() - 1
             }
+        };
+        if let Some(book) = prefill.and_then(|at| self.prefill.get_mut(at)) {
+            book.decode = Some(at);
         }
+        at
     }
 
     /// Returns the bookings of prefill instances by number, including those that are gone.
@@ -188,6 +168,13 @@ impl Bookings {
         book.ok_or(SchedulerError::UnknownInstance { instance })
     }
 
+    /// Returns the median of the factors by which the steps of decode instances differ from the model's; 1 without any.
+    pub(super) fn usual_decode_factor(&self) -> f64 {
+        let mut factors: Vec<f64> = self.decode.iter().filter(|book| book.alive).map(|book| book.factor.0).collect();
+        factors.sort_by(f64::total_cmp);
+        factors.get(factors.len().saturating_sub(1) / 2).copied().unwrap_or(1.0)
+    }
+
     /// Returns the bookings under the number of a prefill instance, which may be gone.
     pub(super) fn prefill_at(&mut self, instance: usize) -> &mut PrefillBook {
         &mut self.prefill[instance]
@@ -198,10 +185,46 @@ impl Bookings {
         &mut self.decode[instance]
     }
 
+    /// Books the prefill of a request with so many tokens to compute, at each stage if a group does it.
+    pub(super) fn book_prefill(&mut self, id: u64, placement: &Placement, uncached: u32) -> Result<(), SchedulerError> {
+        let Some(plan) = &placement.group else {
+            self.prefill(placement.prefill)?.add(id, placement.prefill_ns, uncached, 0);
+            return Ok(());
+        };
+        if let Some(gone) = plan.stages.iter().find(|stage| self.prefill(stage.instance).is_err()) {
+            return Err(SchedulerError::UnknownInstance { instance: gone.instance });
+        }
+        let layers: u32 = plan.stages.iter().map(|stage| stage.layers).sum();
+        for stage in &plan.stages {
+            let part = u64::from(uncached) * u64::from(stage.layers) / u64::from(layers.max(1));
+            self.prefill[stage.instance].add(id, stage.busy_ns, part as u32, stage.sends_ns);
+        }
+        Ok(())
+    }
+
+    /// Calls `change` with the bookings of each instance that prefills a request.
+    pub(super) fn each_prefill(&mut self, placement: &Placement, mut change: impl FnMut(&mut PrefillBook)) {
+        match &placement.group {
+            None => change(&mut self.prefill[placement.prefill]),
+            Some(plan) => plan.stages.iter().for_each(|stage| change(&mut self.prefill[stage.instance])),
+        }
+    }
+
     /// Returns the number of instances that accept requests, without those that a request excludes; at least 1.
     pub(super) fn serving(&self, barred: &[u32]) -> u64 {
         let serves = |(at, book): &(usize, &PrefillBook)| book.alive && book.takes && !barred.contains(&(*at as u32));
         self.prefill.iter().enumerate().filter(serves).count().max(1) as u64
+    }
+
+    /// Returns the prefill instances that accept requests, with the times at which their bookings are done.
+    pub(super) fn planned(&self, now_ns: u64) -> Vec<PlannedInstance> {
+        let taking = self.prefill.iter().enumerate().filter(|(_, book)| book.alive && book.takes);
+        let planned = taking.map(|(at, book)| PlannedInstance {
+            number: at as u32,
+            free_ns: now_ns.saturating_add(book.wait_ns(now_ns)),
+            factor: book.factor.0,
+        });
+        planned.collect()
     }
 
     /// Returns the prefill instances that accept a queued request.
@@ -219,10 +242,20 @@ impl Bookings {
         all.filter(|(_, book)| takes(book)).map(|(at, _)| at as u32).collect()
     }
 
+    /// Books the transfer of a prompt's KV cache to a decode instance on the NIC of the prefill instance, unless that
+    /// decodes itself. What the decode instance holds already is not known any more, so the whole prompt counts.
+    pub(super) fn book_handover(&mut self, prefill: usize, decode: usize, took_ns: u64, now_ns: u64) {
+        let book = &mut self.prefill[prefill];
+        if book.decode != Some(decode) {
+            book.egress_until_ns = book.egress_until_ns.max(now_ns).saturating_add(took_ns);
+        }
+    }
+
     /// Books a transfer on the NIC of its source, or evenly on all NICs if it comes from the pool.
     pub(super) fn book_transfer(&mut self, fetch: Fetch, took_ns: u64, now_ns: u64) {
         let busy = |book: &mut PrefillBook, took_ns: u64| {
             book.egress_until_ns = book.egress_until_ns.max(now_ns).saturating_add(took_ns);
+            book.fetches_until_ns = book.fetches_until_ns.max(now_ns).saturating_add(took_ns);
         };
         match fetch {
             Fetch::Nothing => {}
@@ -244,13 +277,14 @@ mod tests {
         let mut bookings = Bookings::default();
         let at = bookings.add_prefill();
         let book = bookings.prefill(at).expect("an instance");
-        book.add(1, 100, 10);
-        book.add(2, 50, 5);
+        book.add(1, 100, 10, 0);
+        book.add(2, 50, 5, 4);
         book.started(1, 1_000);
         book.foreign_ns = 7;
         // A prefill that takes longer than predicted counts as no more than the predicted work.
         assert_eq!((book.wait_ns(1_000), book.wait_ns(1_040), book.wait_ns(2_000)), (157, 117, 57));
         book.done(1);
+        assert_eq!(book.egress_wait_ns(2_000), 4);
         assert_eq!((book.wait_ns(2_000), book.uncached), (57, 5));
     }
 

@@ -60,6 +60,11 @@ impl Caches {
         &mut self.index
     }
 
+    /// Returns the number of blocks that any holder has.
+    pub(super) fn blocks(&self) -> usize {
+        self.index.stats().blocks
+    }
+
     /// Returns a context of both indexes.
     pub(super) fn context(&mut self, key: &PromptContext) -> Result<ContextId, IndexError> {
         self.routed.context(key)?;

@@ -29,10 +29,13 @@ pub struct SchedulerConfig {
     pub promise_ns: u64,
     /// Initial cost model.
     pub model: PrefillModel,
-    /// Model of decode steps.
+    /// Initial model of decode steps.
     pub decode_model: DecodeModel,
-    /// True if reports refit the cost model and the factors of instances.
+    /// True if reports refit the cost models and the factors of instances, and finished requests tell the lengths of
+    /// outputs.
     pub learns: bool,
+    /// True if the KV cache of a prompt is sent from the prefill instance to the decode instance.
+    pub hands_over: bool,
     /// True if fetched blocks count as held for later requests, as with engines that keep fetched blocks in their
     /// cache.
     pub keeps_fetched: bool,
@@ -55,6 +58,7 @@ impl Default for SchedulerConfig {
             model: PrefillModel::default(),
             decode_model: DecodeModel::default(),
             learns: true,
+            hands_over: true,
             keeps_fetched: true,
         }
     }

@@ -3,6 +3,7 @@
 use super::error::SchedulerError;
 use super::reservations::Reservation;
 use super::{Request, Scheduler};
+use crate::cost::DecodeSteps;
 use crate::index::{ContextId, HolderId, Tier};
 
 /// Numbers of an instance: one for each phase that it serves.
@@ -23,6 +24,8 @@ pub struct Foreign {
     pub decode_tokens: u64,
     /// Number of these requests.
     pub decodes: u32,
+    /// Decode steps since its last report.
+    pub steps: DecodeSteps,
 }
 
 /// Maximum plausible work in a load report.
@@ -40,9 +43,10 @@ impl Scheduler {
         Ok(at)
     }
 
-    /// Adds a decode instance with a capacity of `capacity` tokens of KV cache; returns its number.
-    pub fn add_decode(&mut self, capacity: u64) -> usize {
-        self.bookings.add_decode(capacity)
+    /// Adds a decode instance with a capacity of `capacity` tokens of KV cache; returns its number. `prefill` is its
+    /// number among the prefill instances, if it prefills too: a request that it does both for is not handed over.
+    pub fn add_decode(&mut self, capacity: u64, prefill: Option<usize>) -> usize {
+        self.bookings.add_decode(capacity, prefill)
     }
 
     /// Returns the holder of a prefill instance in the index.
@@ -132,19 +136,23 @@ impl Scheduler {
             let most = u64::from(u32::MAX);
             let others = load.decode_tokens.saturating_sub(tokens).min(most);
             book.foreign = (others, load.decodes.saturating_sub(requests).min(1 << 20));
+            let usual = self.bookings.usual_decode_factor();
+            self.decodes.learn_steps(self.bookings.decode(at)?, usual, &load.steps, true);
         }
         Ok(())
     }
 
-    /// Removes a lost prefill instance with its blocks, and returns its requests that were not prefilled. The caller
-    /// schedules them again, with their old arrival times.
+    /// Removes a lost prefill instance with its blocks, and returns its requests that were not prefilled, with those of
+    /// its pipeline group. The caller schedules them again, with their old arrival times.
     ///
     /// # Errors
     /// When the instance is unknown.
     pub fn lose_prefill(&mut self, instance: usize) -> Result<Vec<Request>, SchedulerError> {
         self.bookings.prefill(instance)?.alive = false;
         self.caches.lose(instance)?;
-        Ok(self.take_back(|kept| kept.placement.prefill == instance && !kept.prefilled))
+        self.sessions.lose(instance);
+        self.groups.leave(instance);
+        Ok(self.take_back(|kept| kept.placement.involves(instance) && !kept.prefilled))
     }
 
     /// Removes a lost decode instance, and returns its requests, prefilled or not.

@@ -3,21 +3,44 @@
 //! The order is the policy's [`QueueRules`]. First comes fairness: only flows whose turn it is ([`Flows`]) are served.
 //! Among their requests those of the highest priority go first. Of these the shortest prefill goes first as long as all
 //! requests with earlier deadlines can still meet theirs, behind each other and behind it; if not, the one with the
-//! earliest deadline goes. Requests that are deferred, or late for their objective, go when there are no others.
+//! earliest deadline goes. Requests that are deferred go when there are no others.
+//!
+//! An admitted request has a target ([`Promise`]), and the queue admits a request with an objective only if with it all
+//! targets can be met in the order of their deadlines ([`CentralQueue::admission`], earliest deadline first on the
+//! instances as they get free). Before that, the order above, priorities and fairness give way: a request goes only if
+//! behind it all targets can still be met in the order of their deadlines; if not, the one with the earliest deadline
+//! goes. A request that is late for its objective, because a prediction was wrong, goes as soon as no other
+//! misses its deadline behind it, and admission counts it before new requests: so those that are admitted after it was
+//! late do not hold it up.
 //!
 //! Every service of another request of its flow earns the oldest one of the flow credit, a share of the served work; it
 //! goes when it has earned its own. So a request waits at most until its flow has had the work that was there at the
 //! request's arrival, its own included, divided by that share. Neither later arrivals nor other flows' requests change
-//! that bound, and a flow with requests always gets its weight's part of all work, but for a constant.
+//! that bound, and a flow with requests always gets its weight's part of all work, but for a constant. The oldest one
+//! gives way to targets as well, and admission counts it once it has earned its work: so targets defer it by the
+//! longest objective at most.
+
+pub(super) mod flows;
+pub(super) mod plan;
+pub(super) mod promise;
+
+use flows::{FlowNumber, Flows};
+use plan::{Plan, PlannedInstance, PlannedPrefill};
+use promise::{Margins, Promise};
 
 use super::bookings::PrefillBook;
-use super::flows::{FlowNumber, Flows};
 use super::request::Request;
 use super::sizes::SizeWindow;
-use crate::policy::{Placement, QueueRules, Refusal, Slo};
+use crate::policy::{Admission, Placement, QueueRules, Refusal, Slo};
+
+/// Delay before a retry of a request whose own prefill leaves no room for its objective: nothing but other contents of
+/// the caches could help it.
+const HOPELESS_NS: u64 = 3_600_000_000_000;
+/// Precision of the delay before a retry.
+const RETRY_STEP_NS: u64 = 1_000_000;
 
 /// Outcome for a queued request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum Next {
     /// The request starts, and is booked.
@@ -33,15 +56,17 @@ pub enum Next {
 
 /// Conditions under which queued requests are ordered, at one moment.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct QueueOrder {
+pub(super) struct QueueOrder<'a> {
     pub(super) rules: QueueRules,
     pub(super) slo: Slo,
     pub(super) now_ns: u64,
     /// Number of instances that serve the queue; at least 1.
     pub(super) servers: u64,
+    /// Instances that take requests.
+    pub(super) instances: &'a [PlannedInstance],
 }
 
-impl QueueOrder {
+impl QueueOrder<'_> {
     /// Returns the time in which all servers do so much work.
     fn share_ns(&self, work_ns: u64) -> u64 {
         work_ns / self.servers
@@ -59,8 +84,8 @@ impl QueueOrder {
 struct QueueRank {
     /// Time by which its prefill should be done.
     deadline_ns: u64,
-    /// True if the deadline is an objective.
-    is_objective: bool,
+    /// Promise of a request with an objective, which is its deadline.
+    promise: Option<Promise>,
     /// True if it goes after the requests that are not deferred.
     deferred: bool,
 }
@@ -72,19 +97,36 @@ struct WaitingRequest {
     best_ns: u64,
     rank: QueueRank,
     flow: FlowNumber,
+    /// Time before which it is not served: an instance computes a prefix of its prompt until then.
+    after_ns: u64,
 }
 
 impl WaitingRequest {
-    /// Returns true if it goes before deferred requests, and those that are late for their objective.
-    const fn is_timely(&self, order: &QueueOrder) -> bool {
+    /// Returns true if it can no longer meet its objective.
+    const fn is_late(&self, order: &QueueOrder<'_>) -> bool {
         let done_ns = order.now_ns.saturating_add(self.best_ns);
-        let is_late = self.rank.is_objective && done_ns > self.rank.deadline_ns;
-        !self.rank.deferred && !is_late
+        self.rank.promise.is_some() && done_ns > self.rank.deadline_ns
     }
 
-    /// Returns true if one of these instances serves it, or if any instance does.
-    fn is_taken_by(&self, takers: Option<&[u32]>) -> bool {
-        takers.is_none_or(|takers| takers.iter().any(|at| !self.request.barred.prefill.contains(at)))
+    /// Returns true if it goes before deferred requests, and those that are late for their objective.
+    const fn is_timely(&self, order: &QueueOrder<'_>) -> bool {
+        !self.rank.deferred && !self.is_late(order)
+    }
+
+    /// Returns the time by which it should be done, if it was admitted for an objective that it can still meet.
+    fn target_ns(&self, order: &QueueOrder<'_>) -> Option<u64> {
+        self.rank.promise.filter(|_| !self.is_late(order)).map(|promise| promise.target_ns)
+    }
+
+    /// Adds it to a plan.
+    fn plan(&self, plan: &mut Plan<'_>, order: &QueueOrder<'_>) -> Option<PlannedPrefill> {
+        plan.add(self.best_ns, order.now_ns, &self.request.barred.prefill)
+    }
+
+    /// Returns true if one of these instances serves it now, or if any instance does.
+    fn is_taken_by(&self, takers: Option<&[u32]>, now_ns: u64) -> bool {
+        self.after_ns <= now_ns
+            && takers.is_none_or(|takers| takers.iter().any(|at| !self.request.barred.prefill.contains(at)))
     }
 
     const fn age_key(&self) -> (u64, u64) {
@@ -103,17 +145,54 @@ pub(super) struct CentralQueue {
     /// Sizes of the last requests.
     sizes: SizeWindow,
     flows: Flows,
+    margins: Margins,
+}
+
+/// Request that is tested for admission.
+struct Newcomer<'a> {
+    request: &'a Request,
+    best_ns: u64,
+    /// Its objective, and the time up to its target.
+    window_ns: Option<(u64, u64)>,
+    /// True if it is booked at once, before all queued requests.
+    at_once: bool,
+}
+
+impl Newcomer<'_> {
+    /// Returns true if it goes before a queued request, when it arrives at `then_ns`.
+    fn goes_before(&self, other: &WaitingRequest, then_ns: u64, order: &QueueOrder<'_>) -> bool {
+        let is_due = |(objective_ns, _): (u64, u64)| then_ns.saturating_add(objective_ns) < other.rank.deadline_ns;
+        self.at_once || other.target_ns(order).is_some() && self.window_ns.is_some_and(is_due)
+    }
+
+    /// Adds it to a plan, arriving at `then_ns`; returns true if it is done by its target.
+    fn plan(&self, plan: &mut Plan<'_>, then_ns: u64) -> bool {
+        let planned = plan.add(self.best_ns, then_ns, &self.request.barred.prefill);
+        let target_ns = self.window_ns.map(|(_, until_target_ns)| then_ns.saturating_add(until_target_ns));
+        planned.zip(target_ns).is_none_or(|(planned, target_ns)| planned.done_ns <= target_ns)
+    }
 }
 
 impl CentralQueue {
     /// Creates an empty queue of at most `most` requests, and of `most_flows` flows with a share of their own.
     pub(super) const fn new(most: usize, most_flows: usize) -> Self {
-        Self { waiting: Vec::new(), most, sizes: SizeWindow::new(), flows: Flows::new(most_flows) }
+        Self {
+            waiting: Vec::new(),
+            most,
+            sizes: SizeWindow::new(),
+            flows: Flows::new(most_flows),
+            margins: Margins::new(),
+        }
     }
 
     /// Returns the flows, to charge them for work that was never queued.
     pub(super) const fn flows(&mut self) -> &mut Flows {
         &mut self.flows
+    }
+
+    /// Returns the margins, to report how late admitted requests were.
+    pub(super) const fn margins(&mut self) -> &mut Margins {
+        &mut self.margins
     }
 
     pub(super) const fn len(&self) -> usize {
@@ -126,6 +205,11 @@ impl CentralQueue {
 
     pub(super) const fn is_full(&self) -> bool {
         self.waiting.len() >= self.most
+    }
+
+    /// Returns the tokens of all queued prompts.
+    pub(super) fn tokens(&self) -> u64 {
+        self.waiting.iter().map(|waiting| u64::from(waiting.request.tokens)).sum()
     }
 
     fn position(&self, id: u64) -> Option<usize> {
@@ -143,27 +227,45 @@ impl CentralQueue {
     }
 
     /// Enqueues a request whose prefill takes `best_ns` with the best cache of any instance.
-    pub(super) fn push(&mut self, request: Request, best_ns: u64, order: &QueueOrder) {
+    pub(super) fn push(&mut self, request: Request, best_ns: u64, order: &QueueOrder<'_>) {
         let rank = self.rank(&request, best_ns, order);
         self.sizes.add(best_ns);
         let flow = self.flows.enter(&request.terms, best_ns, rank.deferred, order.now_ns);
-        let waiting = WaitingRequest { request, best_ns, rank, flow };
+        let waiting = WaitingRequest { request, best_ns, rank, flow, after_ns: 0 };
         let behind = self.waiting.partition_point(|other| other.rank.deadline_ns <= rank.deadline_ns);
         self.waiting.insert(behind, waiting);
     }
 
+    /// Returns the promise that a request with an objective gets if it is admitted now.
+    pub(super) fn promise(&self, request: &Request, order: &QueueOrder<'_>) -> Option<Promise> {
+        let objective_ns = order.objective_ns(request)?;
+        let margin_ns = self.margins.margin_ns(objective_ns, order.slo.probability);
+        let target_ns = request.arrival_ns.saturating_add(objective_ns - margin_ns);
+        Some(Promise { objective_ns, target_ns })
+    }
+
+    /// Returns the promise of a queued request.
+    pub(super) fn promise_at(&self, at: usize) -> Option<Promise> {
+        self.waiting[at].rank.promise
+    }
+
     /// Ranks a request that arrives now.
-    fn rank(&self, request: &Request, best_ns: u64, order: &QueueOrder) -> QueueRank {
-        if let Some(objective_ns) = order.objective_ns(request) {
-            let deadline_ns = request.arrival_ns.saturating_add(objective_ns);
-            return QueueRank { deadline_ns, is_objective: true, deferred: false };
+    fn rank(&self, request: &Request, best_ns: u64, order: &QueueOrder<'_>) -> QueueRank {
+        if let Some(promise) = self.promise(request, order) {
+            let deadline_ns = request.arrival_ns.saturating_add(promise.objective_ns);
+            return QueueRank { deadline_ns, promise: Some(promise), deferred: false };
         }
         let QueueRules { grace_ns, stretch, deferred, .. } = order.rules;
         let timely_ns = self.flows.timely_before_ns(&request.terms);
         let wait_ns = (order.share_ns(timely_ns) as f64 * stretch) as u64;
         let deadline_ns = request.arrival_ns.saturating_add(best_ns).saturating_add(grace_ns).saturating_add(wait_ns);
         let deferred = self.sizes.is_among_longest(best_ns, deferred);
-        QueueRank { deadline_ns, is_objective: false, deferred }
+        QueueRank { deadline_ns, promise: None, deferred }
+    }
+
+    /// Lets others go before a request until `after_ns`, when a prefix of its prompt is computed.
+    pub(super) fn await_prefix(&mut self, at: usize, after_ns: u64) {
+        self.waiting[at].after_ns = after_ns;
     }
 
     /// Removes the request of this number from the queue.
@@ -172,27 +274,43 @@ impl CentralQueue {
     }
 
     pub(super) fn remove_at(&mut self, at: usize) -> Request {
-        let WaitingRequest { request, best_ns, rank, flow } = self.waiting.remove(at);
+        let WaitingRequest { request, best_ns, rank, flow, .. } = self.waiting.remove(at);
         self.flows.leave(flow, best_ns, rank.deferred);
         request
     }
 
     /// Removes a request that starts, with a prefill of `work_ns`, on an instance of `takers`.
-    pub(super) fn serve_at(&mut self, at: usize, takers: Option<&[u32]>, work_ns: u64, rules: &QueueRules) -> Request {
+    pub(super) fn serve_at(
+        &mut self,
+        at: usize,
+        takers: Option<&[u32]>,
+        work_ns: u64,
+        rules: &QueueRules,
+        now_ns: u64,
+    ) -> Request {
         let flow = self.waiting[at].flow;
-        let of_flow = self.waiting.iter().filter(|waiting| waiting.flow == flow && waiting.is_taken_by(takers));
+        let of_flow = self.waiting.iter().filter(|waiting| waiting.flow == flow && waiting.is_taken_by(takers, now_ns));
         let is_oldest = of_flow.map(WaitingRequest::age_key).min() == Some(self.waiting[at].age_key());
+        let is_promised = self.waiting[at].rank.promise.is_some();
         self.flows.serve(flow, work_ns, is_oldest, rules);
-        self.remove_at(at)
+        let request = self.remove_at(at);
+        if is_promised && !self.is_empty() {
+            let mut without_promise = vec![false; self.flows.count()];
+            let others = self.waiting.iter().filter(|waiting| waiting.rank.promise.is_none());
+            others.for_each(|waiting| without_promise[waiting.flow] = true);
+            self.flows.give_way(flow, work_ns, &without_promise);
+        }
+        request
     }
 
     /// Returns the position of the first request in order that an instance accepts: any of `takers`, or any instance at
     /// all.
-    pub(super) fn first(&self, order: &QueueOrder, takers: Option<&[u32]>) -> Option<usize> {
+    pub(super) fn first(&self, order: &QueueOrder<'_>, takers: Option<&[u32]>) -> Option<usize> {
         if takers.is_some_and(<[u32]>::is_empty) {
             return None;
         }
-        let takeable = || self.waiting.iter().enumerate().filter(|(_, waiting)| waiting.is_taken_by(takers));
+        let takeable =
+            || self.waiting.iter().enumerate().filter(|(_, waiting)| waiting.is_taken_by(takers, order.now_ns));
         let mut oldest: Vec<Option<usize>> = vec![None; self.flows.count()];
         for (at, waiting) in takeable() {
             let of_flow = &mut oldest[waiting.flow];
@@ -204,28 +322,146 @@ impl CentralQueue {
         let candidates: Vec<bool> = oldest.iter().map(Option::is_some).collect();
         let turns = self.flows.turns(&candidates, &order.rules, order.now_ns);
         let has_turn = |flow: FlowNumber| turns[flow];
+        let late = takeable().filter(|(_, waiting)| waiting.is_late(order)).map(|(at, _)| at).next();
         let earned =
             of_flows().filter(|(flow, at)| has_turn(*flow) && self.waiting[*at].best_ns <= self.flows.credit_ns(*flow));
-        if let Some((_, at)) = earned.min_by_key(|(_, at)| self.waiting[*at].age_key()) {
+        let earned = earned.min_by_key(|(_, at)| self.waiting[*at].age_key()).map(|(_, at)| at);
+        let due = takeable().find(|(_, waiting)| waiting.target_ns(order).is_some()).map(|(at, _)| at);
+        let goes_before = |at: usize, limit: fn(&QueueRank, Promise) -> u64| {
+            due.is_none_or(|due| due == at) || self.keeps(at, limit, order)
+        };
+        let may_go = |at: &usize| goes_before(*at, |_, promise| promise.target_ns);
+        // A late request may use the margins of the others, which are there for wrong predictions.
+        let late = late.filter(|at| goes_before(*at, |rank, _| rank.deadline_ns));
+        if let Some(at) = late.or_else(|| earned.filter(may_go)) {
             return Some(at);
         }
-        let of_turn = || takeable().filter(|(_, waiting)| has_turn(waiting.flow));
-        let priority = of_turn().map(|(_, waiting)| waiting.request.terms.priority).max()?;
-        let candidates = || of_turn().filter(|(_, waiting)| waiting.request.terms.priority == priority);
+        let of_turn = takeable().filter(|(_, waiting)| has_turn(waiting.flow));
+        let chosen = Self::shortest_within_deadlines(&of_turn.collect::<Vec<_>>(), order);
+        chosen.filter(may_go).or(due).or(chosen)
+    }
+
+    /// Returns the position, among these in the order of their deadlines, of the shortest request of the highest
+    /// priority; or of the one with the earliest deadline, if one that was not promised would be missed.
+    fn shortest_within_deadlines(requests: &[(usize, &WaitingRequest)], order: &QueueOrder<'_>) -> Option<usize> {
+        let priority = requests.iter().map(|(_, waiting)| waiting.request.terms.priority).max()?;
+        let candidates = || requests.iter().filter(|(_, waiting)| waiting.request.terms.priority == priority);
         let timely = || candidates().filter(|(_, waiting)| waiting.is_timely(order));
         let Some((shortest, short)) = timely().min_by_key(|(_, waiting)| waiting.size_key()) else {
-            return candidates().min_by_key(|(_, waiting)| waiting.size_key()).map(|(at, _)| at);
+            return candidates().min_by_key(|(_, waiting)| waiting.size_key()).map(|(at, _)| *at);
         };
         // Work of those with earlier deadlines, if the shortest goes before them.
         let mut work_ns = short.best_ns;
-        for (_, waiting) in timely().take_while(|(at, _)| *at < shortest) {
+        for (_, waiting) in timely().take_while(|(at, _)| at < shortest) {
             let done_ns = order.now_ns.saturating_add(order.share_ns(work_ns)).saturating_add(waiting.best_ns);
-            if done_ns > waiting.rank.deadline_ns {
-                return timely().next().map(|(at, _)| at);
+            if waiting.rank.promise.is_none() && done_ns > waiting.rank.deadline_ns {
+                return timely().next().map(|(at, _)| *at);
             }
             work_ns = work_ns.saturating_add(waiting.best_ns);
         }
-        Some(shortest)
+        Some(*shortest)
+    }
+
+    /// Returns true if all promised requests are done by a limit, their targets or their deadlines, in the order of
+    /// their deadlines, behind the request at a position.
+    fn keeps(&self, first: usize, limit_ns: fn(&QueueRank, Promise) -> u64, order: &QueueOrder<'_>) -> bool {
+        let mut plan = Plan::new(order.instances);
+        self.waiting[first].plan(&mut plan, order);
+        let others = self.waiting.iter().enumerate().filter(|(at, _)| *at != first);
+        let in_time = others.filter(|(_, waiting)| !waiting.is_late(order));
+        let mut promised = in_time.filter_map(|(_, waiting)| Some((waiting, waiting.rank.promise?)));
+        promised.all(|(waiting, promise)| {
+            let planned = waiting.plan(&mut plan, order);
+            planned.is_none_or(|planned| planned.done_ns <= limit_ns(&waiting.rank, promise))
+        })
+    }
+
+    /// Returns the queued requests that admission counts before a new one, in the order in which they go: late ones,
+    /// the oldest of flows that have earned their work, and those with a target, by deadline.
+    fn promised(&self, order: &QueueOrder<'_>) -> Vec<&WaitingRequest> {
+        let late = self.waiting.iter().filter(|waiting| waiting.is_late(order));
+        let mut oldest: Vec<Option<&WaitingRequest>> = vec![None; self.flows.count()];
+        for waiting in &self.waiting {
+            let of_flow = &mut oldest[waiting.flow];
+            if of_flow.is_none_or(|other| waiting.age_key() < other.age_key()) {
+                *of_flow = Some(waiting);
+            }
+        }
+        let has_earned = |waiting: &&WaitingRequest| {
+            waiting.rank.promise.is_none() && waiting.best_ns <= self.flows.credit_ns(waiting.flow)
+        };
+        let earned = oldest.into_iter().flatten().filter(has_earned);
+        let targeted = self.waiting.iter().filter(|waiting| waiting.target_ns(order).is_some());
+        late.chain(earned).chain(targeted).collect()
+    }
+
+    /// Tests whether a request whose prefill takes `best_ns` can be admitted: queued, or booked at once, behind which
+    /// queued requests wait. It can if it meets its own target, and no queued request misses its target because of it,
+    /// where those with targets go in the order of their deadlines. A request without an objective is admitted if it is
+    /// queued, since it goes only when no target is missed.
+    pub(super) fn admission(
+        &self,
+        request: &Request,
+        best_ns: u64,
+        at_once: bool,
+        order: &QueueOrder<'_>,
+    ) -> Admission {
+        let promise = self.promise(request, order);
+        let margin_ns = promise.map_or(0, |promise| {
+            request.arrival_ns.saturating_add(promise.objective_ns).saturating_sub(promise.target_ns)
+        });
+        if order.instances.is_empty() || promise.is_none() && !at_once {
+            return Admission { margin_ns, after_ns: 0 };
+        }
+        let window_ns = promise.map(|promise| (promise.objective_ns, promise.objective_ns - margin_ns));
+        let newcomer = Newcomer { request, best_ns, window_ns, at_once };
+        let mut plan = Plan::new(order.instances);
+        let queued: Vec<_> =
+            self.promised(order).into_iter().map(|waiting| (waiting, waiting.plan(&mut plan, order))).collect();
+        let fits_after = |after_ns: u64| Self::fits(&newcomer, &queued, order.now_ns.saturating_add(after_ns), order);
+        if fits_after(0) {
+            return Admission { margin_ns, after_ns: 0 };
+        }
+        let booked = order.instances.iter().map(|instance| instance.free_ns);
+        let planned = queued.iter().filter_map(|(_, planned)| Some(planned.as_ref()?.done_ns));
+        let drained_ns = booked.chain(planned).max().unwrap_or(0).saturating_sub(order.now_ns);
+        if !fits_after(drained_ns) {
+            return Admission { margin_ns, after_ns: HOPELESS_NS };
+        }
+        let (mut too_early_ns, mut enough_ns) = (0, drained_ns);
+        while enough_ns - too_early_ns > RETRY_STEP_NS {
+            let middle_ns = too_early_ns + (enough_ns - too_early_ns) / 2;
+            *(if fits_after(middle_ns) { &mut enough_ns } else { &mut too_early_ns }) = middle_ns;
+        }
+        Admission { margin_ns, after_ns: enough_ns }
+    }
+
+    /// Returns true if a request can be admitted at `then_ns`, when the queued ones that were planned to begin before
+    /// have begun, and no other has arrived.
+    fn fits(
+        newcomer: &Newcomer<'_>,
+        queued: &[(&WaitingRequest, Option<PlannedPrefill>)],
+        then_ns: u64,
+        order: &QueueOrder<'_>,
+    ) -> bool {
+        let mut plan = Plan::new(order.instances);
+        let mut is_planned = false;
+        for (waiting, alone) in queued {
+            let has_begun = alone.is_some_and(|alone| alone.begins_ns < then_ns);
+            if !is_planned && !has_begun && newcomer.goes_before(waiting, then_ns, order) {
+                is_planned = true;
+                if !newcomer.plan(&mut plan, then_ns) {
+                    return false;
+                }
+            }
+            let is_met = |planned: Option<PlannedPrefill>| {
+                planned.zip(waiting.target_ns(order)).is_none_or(|(planned, target_ns)| planned.done_ns <= target_ns)
+            };
+            if !is_met(waiting.plan(&mut plan, order)) && is_met(*alone) {
+                return false;
+            }
+        }
+        is_planned || newcomer.plan(&mut plan, then_ns)
     }
 
     /// Returns the position of a request that excludes every existing instance. A request that excludes none waits for
@@ -238,19 +474,20 @@ impl CentralQueue {
         })
     }
 
-    /// Returns the queued requests that are served before a request whose prefill takes `best_ns`, not counting itself:
-    /// their number, and the work of all. Of its own flow these are the requests of a higher priority, and those of the
-    /// same one that are shorter; with an objective, those with earlier deadlines count as well, since they may have to
-    /// go first. Of other flows it is the work that they are given until this flow has had as much.
-    pub(super) fn before(&self, request: &Request, best_ns: u64, order: &QueueOrder) -> (usize, u64) {
+    /// Returns the queued requests that are served before a request whose prefill takes `best_ns`, not counting
+    /// itself: their number, and the work of all. Of its own flow these are requests of a higher priority, those of
+    /// the same one that are shorter, and late ones; with an objective, those with earlier deadlines count as well,
+    /// since they may have to go first. Of other flows it is the work that they are given until this flow has had as
+    /// much.
+    pub(super) fn before(&self, request: &Request, best_ns: u64, order: &QueueOrder<'_>) -> (usize, u64) {
         let rank = self.rank(request, best_ns, order);
         let terms = &request.terms;
         let is_before = |other: &&WaitingRequest| {
             let theirs = &other.request.terms;
             let (is_timely, is_shorter) = (other.is_timely(order), other.best_ns <= best_ns);
-            let is_due = rank.is_objective && other.rank.deadline_ns <= rank.deadline_ns;
+            let is_due = rank.promise.is_some() && other.rank.deadline_ns <= rank.deadline_ns;
             let is_first = if rank.deferred { is_timely || is_shorter } else { is_timely && (is_shorter || is_due) };
-            theirs.priority > terms.priority || (theirs.priority == terms.priority && is_first)
+            other.is_late(order) || theirs.priority > terms.priority || (theirs.priority == terms.priority && is_first)
         };
         let number = self.flows.number_of(terms);
         let own = self.waiting.iter().filter(|other| Some(other.flow) == number);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::flows::DEFAULT_FLOW_WEIGHT;
+use super::queue::flows::DEFAULT_FLOW_WEIGHT;
 use crate::index::ContextId;
 use crate::policy::Ask;
 
@@ -23,16 +23,14 @@ pub struct Request {
     pub barred: ExcludedInstances,
     /// Service that it gets.
     pub terms: ServiceTerms,
+    /// True if it was admitted before, and is scheduled again: no objective is a reason to reject it.
+    pub admitted: bool,
 }
 
 impl Request {
     pub(super) const fn ask(&self) -> Ask {
-        Ask { id: self.id, arrival_ns: self.arrival_ns, tokens: self.tokens, ttft_ns: self.terms.ttft_ns }
-    }
-
-    /// Returns the tokens that its KV cache has when its decode ends, as far as that is known.
-    pub(super) fn decode_tokens(&self) -> u64 {
-        u64::from(self.tokens) + u64::from(self.terms.output_tokens)
+        let Self { id, arrival_ns, tokens, admitted, .. } = *self;
+        Ask { id, arrival_ns, tokens, ttft_ns: self.terms.ttft_ns, admitted, groups: self.terms.groups }
     }
 }
 
@@ -49,13 +47,21 @@ pub struct ServiceTerms {
     pub priority: i8,
     /// Objective for its first token, counted from its arrival; none for that of its model.
     pub ttft_ns: Option<u64>,
-    /// Expected number of tokens that it decodes; 0 if unknown.
+    /// Class, whose finished requests tell the expected output; empty for none.
+    pub class: Arc<str>,
+    /// Expected number of tokens that it decodes; 0 if unknown: then finished requests of its flow and class tell.
     pub output_tokens: u32,
+    /// Session whose next turn it is; names are those of its context.
+    pub session: Option<Arc<str>>,
+    /// True if a pipeline group may prefill it, because its scheduler can drive one.
+    pub groups: bool,
 }
 
 impl Default for ServiceTerms {
     fn default() -> Self {
-        Self { flow: Arc::from(""), weight: DEFAULT_FLOW_WEIGHT, priority: 0, ttft_ns: None, output_tokens: 0 }
+        let (flow, class, weight) = (Arc::from(""), Arc::from(""), DEFAULT_FLOW_WEIGHT);
+        let (ttft_ns, session) = (None, None);
+        Self { flow, weight, priority: 0, ttft_ns, class, output_tokens: 0, session, groups: false }
     }
 }
 
@@ -73,6 +79,15 @@ pub enum Progress {
     },
     /// Decoding began.
     Decoding,
+}
+
+/// Output of a request that ended, as far as it is reported.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct RequestOutput {
+    /// Number of generated tokens; 0 if unknown.
+    pub tokens: u32,
+    /// Time from the first to the last of them, in nanoseconds; 0 if unknown.
+    pub decode_ns: u64,
 }
 
 /// Instances that a request must not be placed on.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::queue::promise::Promise;
 use super::request::Request;
 use crate::policy::Placement;
 
@@ -9,8 +10,13 @@ use crate::policy::Placement;
 pub(super) struct Reservation {
     pub(super) request: Request,
     pub(super) placement: Placement,
+    /// Promise of its first token, if it has an objective.
+    pub(super) promise: Option<Promise>,
     pub(super) prefilled: bool,
-    pub(super) decoding: bool,
+    /// Tokens and requests that were resident when its decode began; `None` before.
+    pub(super) batch: Option<(u64, u32)>,
+    /// True if its duration is that of a transfer or a pipeline, of which the cost model learns nothing.
+    pub(super) stalls: bool,
     /// Time of the booking, or of the last update.
     pub(super) touched_ns: u64,
 }

@@ -32,11 +32,12 @@ fn request(id: u64, context: ContextId, blocks: u64) -> Request {
         hashes,
         barred: ExcludedInstances::default(),
         terms: ServiceTerms::default(),
+        admitted: false,
     }
 }
 
 fn placed(prefill: usize, reuse: u32, fetch: Fetch) -> Choice {
-    Choice::Place(Placement { prefill, decode: None, reuse, fetch, wait_ns: 0, prefill_ns: 1 })
+    Choice::Place(Placement { prefill, decode: None, reuse, fetch, wait_ns: 0, prefill_ns: 1, group: None })
 }
 
 /// Returns the promised tokens of such a prompt on the second instance, and the tokens routed there.

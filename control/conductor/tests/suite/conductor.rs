@@ -8,6 +8,7 @@ use kvplane_conductor::conductor::{
     LimitUse, MAX_PROMPT_BLOCKS, QueryPrompt, RegisterInstance, RequestStep, Schedule, ScheduleMode, ScheduleRefusal,
     ScheduleReply,
 };
+use kvplane_conductor::cost::DecodeSteps;
 use kvplane_conductor::index::{BlockTier, PromptContext, Tiers};
 use kvplane_conductor::policy::{PlacementPolicy, Slo};
 use proptest::prelude::*;
@@ -113,6 +114,49 @@ fn silent_instance_is_excluded_then_lost_and_its_requests_can_be_rescheduled() {
 }
 
 #[test]
+fn an_instance_is_trusted_at_its_first_report_if_its_whole_pool_is_suspect() {
+    let mut conductor = conductor(2);
+    conductor.tick(4 * SECOND);
+    assert!(conductor.table(4 * SECOND).instances.iter().all(|row| row.suspect));
+    conductor.report("p1", 1, InstanceLoad { seq: 1, ..InstanceLoad::default() }, 4 * SECOND).expect("known");
+    let rows = conductor.table(4 * SECOND).instances;
+    assert!(rows.iter().all(|row| row.suspect == (*row.status.instance != *"p1")));
+}
+
+#[test]
+fn suspect_instance_is_trusted_again_after_reports_in_a_row() {
+    let mut conductor = conductor(1);
+    let steady = RegisterInstance { report_ns: 0, ..spec("steady", InstancePart::Prefill) };
+    conductor.register(steady, 0).expect("room");
+    let mut seq = 0;
+    let mut suspect_after = |conductor: &mut Conductor, reports_ns: &[u64]| {
+        for at_ns in reports_ns {
+            seq += 1;
+            conductor.tick(*at_ns);
+            let load = InstanceLoad { seq, ..InstanceLoad::default() };
+            conductor.report("p0", 1, load, *at_ns).expect("known");
+        }
+        let rows = conductor.table(*reports_ns.last().unwrap_or(&0)).instances;
+        rows.iter().any(|row| *row.status.instance == *"p0" && row.suspect)
+    };
+    let second = |at: &[u64]| at.iter().map(|at| at * SECOND / 10).collect::<Vec<u64>>();
+    assert!(!suspect_after(&mut conductor, &second(&[10, 20])));
+    // Three are missed. Two in a row are too few, and so is a burst of delayed ones.
+    assert!(suspect_after(&mut conductor, &second(&[55, 65])));
+    assert!(suspect_after(&mut conductor, &second(&[66, 67, 68])));
+    // Three are missed again: they count anew.
+    assert!(suspect_after(&mut conductor, &second(&[100, 110])));
+    assert!(!suspect_after(&mut conductor, &second(&[120])));
+    // An instance whose every third report is lost is never suspect, and one that reports in turns of four seconds
+    // stays suspect.
+    assert!(!suspect_after(&mut conductor, &second(&[130, 150, 160, 180, 190])));
+    assert!(suspect_after(&mut conductor, &second(&[230, 270, 310, 350])));
+    let changes = conductor.instances().version();
+    assert!(suspect_after(&mut conductor, &second(&[390, 430])));
+    assert_eq!(conductor.instances().version(), changes, "it does not flap");
+}
+
+#[test]
 fn held_instance_gets_no_requests_until_released_or_restarted() {
     let mut conductor = conductor(2);
     let takes = |conductor: &mut Conductor, at: u64| {
@@ -169,7 +213,7 @@ fn new_policy_applies_at_once_and_to_waiting_requests() {
     assert!(told.contains(&"c".to_owned()), "{told:?}");
     let fourth = conductor.schedule(&asked("d", prompt(4, 60_000)), 0).expect("good");
     assert!(matches!(fourth, ScheduleReply::Assigned(_)), "{fourth:?}");
-    let slo = Slo { ttft_ns: 1, tbt_ns: u64::MAX };
+    let slo = Slo { ttft_ns: 1, ..Slo::NONE };
     conductor.set_placement(PlacementPolicy::Kvplane, true, slo, 0);
     assert_eq!(conductor.placement(), (PlacementPolicy::Kvplane, true, slo));
     let refused = conductor.schedule(&asked("e", prompt(5, 60_000)), 0).expect("good");
@@ -285,7 +329,9 @@ fn reported_idleness_gains_nothing_and_reported_load_is_respected() {
     conductor.report(&busy, 1, InstanceLoad { seq: 1, ..InstanceLoad::default() }, 0).expect("known");
     assert_eq!(wait(&mut conductor, &busy), booked_ns);
     let other = if busy == "p0" { "p1" } else { "p0" };
-    let much = InstanceLoad { seq: 1, queued_tokens: u64::MAX, decode_tokens: u64::MAX, decodes: u32::MAX };
+    let steps = DecodeSteps { steps: u32::MAX, took_ns: u64::MAX, tokens: u64::MAX, requests: u32::MAX };
+    let (queued_tokens, decode_tokens, decodes) = (u64::MAX, u64::MAX, u32::MAX);
+    let much = InstanceLoad { seq: 1, queued_tokens, decode_tokens, decodes, steps };
     conductor.report(other, 1, much, 0).expect("known");
     conductor.report("d0", 1, much, 0).expect("known");
     assert!(wait(&mut conductor, other) <= 3_600 * SECOND);
@@ -455,7 +501,9 @@ proptest! {
                 }
                 Act::Deregister(name) => drop(conductor.deregister(&format!("i{name}"), 9, now_ns)),
                 Act::Report(name, load) => {
-                    let load = InstanceLoad { seq: load % 7, queued_tokens: load, decode_tokens: load / 3, decodes: 3 };
+                    let seq = load % 7;
+                    let steps = DecodeSteps { steps: load as u32, took_ns: load, tokens: load, requests: 3 };
+                    let load = InstanceLoad { seq, queued_tokens: load, decode_tokens: load / 3, decodes: 3, steps };
                     let _ = conductor.report(&format!("i{name}"), 1, load, now_ns);
                 }
                 Act::Cache(name, seq, seed) => {

@@ -57,7 +57,7 @@ impl DurableDesk {
     fn restart(&mut self, now_ns: u64) {
         let mut config = config();
         if let Some((policy, slo)) = self.placement {
-            (config.policy, config.refuses, config.scheduler.slo) = (policy, slo != Slo::NONE, slo);
+            (config.policy, config.refuses, config.scheduler.slo) = (policy, slo.is_some(), slo);
         }
         self.conductor = Conductor::new(config, 1 << 40);
         for (name, terms) in &self.classes {
@@ -109,7 +109,7 @@ fn registrations_holds_and_placement_survive_a_restart() {
     let mut kept = DurableDesk::new();
     kept.conductor.register(spec("quic", InstancePart::Prefill), 0).expect("room");
     let followed = RegisterInstance { events: Some(publisher()), report_ns: 0, ..spec("http", InstancePart::Mixed) };
-    kept.conductor.register(InstanceSpec { call: followed.clone(), has_vllm_hashes: true }, 0).expect("room");
+    kept.conductor.register(InstanceSpec { has_vllm_hashes: true, ..followed.clone().into() }, 0).expect("room");
     kept.conductor.register(spec("gone", InstancePart::Decode), 0).expect("room");
     kept.conductor.deregister("gone", 1, 0).expect("known");
     kept.conductor.hold("quic", true, 0).expect("known");
@@ -119,7 +119,7 @@ fn registrations_holds_and_placement_survive_a_restart() {
     let reservation = assigned(&booked).reservation;
     // Neither a request nor a repeated registration changes the durable state.
     kept.conductor
-        .register(InstanceSpec { call: followed.clone(), has_vllm_hashes: true }, 0)
+        .register(InstanceSpec { has_vllm_hashes: true, ..followed.clone().into() }, 0)
         .expect("a repeated registration");
     kept.conductor.hold("quic", true, 0).expect("known");
     kept.conductor.report("quic", 1, InstanceLoad { seq: 1, ..InstanceLoad::default() }, 0).expect("known");
@@ -139,7 +139,7 @@ fn registrations_holds_and_placement_survive_a_restart() {
     let elsewhere = EventSource { replay: String::new(), ..publisher() };
     let other = RegisterInstance { events: Some(elsewhere), ..followed };
     assert!(matches!(
-        kept.conductor.register(InstanceSpec { call: other, has_vllm_hashes: true }, SECOND),
+        kept.conductor.register(InstanceSpec { has_vllm_hashes: true, ..other.into() }, SECOND),
         Err(ConductorError::Conflict { .. })
     ));
     // Its next incarnation is not held, which is durable too.

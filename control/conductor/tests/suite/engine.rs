@@ -247,8 +247,7 @@ fn tensorrt_llm_events_are_decoded() {
     let expected = vec![
         known(BlockTier::Gpu, None, &[7], &[content(0..4)], 0),
         known(BlockTier::Dram, Some(7), &[8, 9], &[content(4..8), content(8..10)], 2),
-        removed(Some(BlockTier::Gpu), &[7]),
-        stored(BlockTier::Dram, None, &[7]),
+        BlockChange::Moved { from: BlockTier::Gpu, to: BlockTier::Dram, hashes: vec![7] },
         removed(None, &[8]),
     ];
     assert_eq!((batch.events, batch.foreign, batch.unread), (expected, 2, 1));

@@ -55,6 +55,8 @@ struct World {
     contexts: Vec<ContextId>,
     holders: Vec<HolderId>,
     found: PrefixMatches,
+    /// True if an index that this one was restored from had evicted blocks.
+    has_forgotten: bool,
 }
 
 fn key(tenant: usize) -> PromptContext {
@@ -67,7 +69,8 @@ impl World {
         let contexts = (0..2).map(|tenant| index.context(&key(tenant)).unwrap()).collect();
         let holders = (0..holders).map(|_| index.register().unwrap()).collect();
         let rng = Rng::new(seed, "index");
-        Self { index, naive: Naive::default(), rng, contexts, holders, found: PrefixMatches::default() }
+        let (naive, found) = (Naive::default(), PrefixMatches::default());
+        Self { index, naive, rng, contexts, holders, found, has_forgotten: false }
     }
 
     /// Returns a prompt: one of few first blocks, then stretches that sometimes diverge.
@@ -112,7 +115,7 @@ impl World {
                 }
                 let outcome = self.index.removed(context, holder, tier, &gone).unwrap();
                 let held = self.naive.removed(context, holder, tier, &gone);
-                let forgetful = self.index.stats().forgotten_blocks > 0;
+                let forgetful = self.index.stats().forgotten_blocks > 0 || self.has_forgotten;
                 assert!(outcome.removed_blocks == held || forgetful && outcome.removed_blocks < held);
             }
             _ if self.rng.chance(0.1) => {
@@ -227,11 +230,39 @@ fn exceeded_limits_are_errors_with_numbers() {
     assert_eq!(index.register(), Err(IndexError::TooManyHolders { most: 1 }));
     index.stored(context, holder, Tier::Gpu, None, &[1, 2, 3, 4, 5]).unwrap();
     assert!(matches!(PrefixIndex::restore(small(4), &index.snapshot()), Err(SnapshotError::TooLarge { .. })));
+    let mut later = index.snapshot();
+    later[4] += 1;
+    assert!(matches!(PrefixIndex::restore(small(64), &later), Err(SnapshotError::Format { .. })), "another version");
     index.retire(holder).unwrap();
     let again = index.register().unwrap();
     assert_ne!(again, holder);
     assert_eq!(index.stored(context, holder, Tier::Gpu, None, &[1]), Err(IndexError::UnknownHolder));
     assert_eq!(index.stats().blocks, 0, "its slot was freed by a sweep");
+}
+
+/// A run in the place of another, whose first block happens to be in the prompt where the other one began.
+#[test]
+fn run_that_replaced_another_is_no_continuation_of_a_prompt() {
+    let mut index = PrefixIndex::new(small(64)).unwrap();
+    let context = index.context(&key(0)).unwrap();
+    let [one, other] = [(); 2].map(|()| index.register().unwrap());
+    index.stored(context, one, Tier::Gpu, None, &[1, 2, 3, 4, 5, 6]).unwrap();
+    index.stored(context, other, Tier::Gpu, None, &[1, 2, 3, 4, 17, 18]).unwrap();
+    index.removed(context, other, Tier::Gpu, &[17, 18]).unwrap();
+    index.stored(context, one, Tier::Gpu, None, &[38, 39]).unwrap();
+    let mut found = PrefixMatches::default();
+    index.find(context, &[1, 2, 27, 28, 38, 39], 1, Tiers::OWN, &mut found).unwrap();
+    assert_eq!(found.best_blocks(), 2);
+    index.find(context, &[1, 2, 3, 4, 17, 18], 2, Tiers::OWN, &mut found).unwrap();
+    assert_eq!(found.matches().iter().map(|found| found.blocks).collect::<Vec<_>>(), [4, 4]);
+}
+
+#[test]
+fn snapshot_of_an_earlier_version_is_refused() {
+    let mut snapshot = PrefixIndex::new(small(64)).unwrap().snapshot();
+    assert_eq!(snapshot[..8], *b"KVPX\x02\0\0\0");
+    snapshot[4] = 1;
+    assert!(matches!(PrefixIndex::restore(small(64), &snapshot), Err(SnapshotError::Format { .. })));
 }
 
 /// A million tokens in blocks of sixteen, and a head that every instance has.
@@ -252,4 +283,73 @@ fn long_prompts_and_universal_heads() {
     assert_eq!(depths, [62_500, 102, 102, 102]);
     assert_eq!(found.matches()[0].holder, holders[500]);
     assert!(index.stats().records < 200, "a set, not a list: {:?}", index.stats());
+}
+
+/// Guesses of runs that were evicted, cut and replaced, with wrong parents, and with snapshots in between.
+#[test]
+fn full_index_that_is_restored_again_and_again_never_invents_holders() {
+    for seed in 0..12_u64 {
+        let (blocks, records) = ([40, 200, 700, 3000][seed as usize % 4], [30, 300, 5000][seed as usize % 3]);
+        let config = IndexConfig { max_records: records, ..small(blocks) };
+        let mut world = World::new(seed, [3, 20, 100][(seed / 4) as usize % 3], config);
+        for round in 0..600 {
+            (0..=round % 5).for_each(|_| world.step());
+            if world.rng.chance(0.2) {
+                let context = world.contexts[world.rng.below(2) as usize];
+                let (one, other, holder) = (world.prompt(), world.prompt(), world.holder());
+                let from = world.rng.below(other.len() as u64) as usize;
+                let parent = one[world.rng.below(one.len() as u64) as usize];
+                world.index.stored(context, holder, Tier::Gpu, Some(parent), &other[from..]).unwrap();
+                world.naive.stored(context, holder, Tier::Gpu, &other[from..]);
+            }
+            for context in world.contexts.clone() {
+                let prompt = world.prompt();
+                let most = [1, 3, 8, 1000][world.rng.below(4) as usize];
+                world.index.find(context, &prompt, most, Tiers::ALL, &mut world.found).unwrap();
+                for found in world.found.matches() {
+                    assert!(found.blocks <= world.naive.depth(context, &prompt, Some(found.holder), &TIERS), "{seed}");
+                    for tier in TIERS {
+                        let within = world.index.blocks_within(&world.found, found.holder, Tiers::only(tier));
+                        assert!(within <= world.naive.depth(context, &prompt, Some(found.holder), &[tier]), "{seed}");
+                    }
+                }
+                let anybody = world.index.held_by_anybody(context, &prompt, Tiers::ALL).unwrap();
+                assert!(anybody <= world.naive.depth(context, &prompt, None, &TIERS), "{seed}");
+            }
+            if round % 97 == 5 {
+                world.has_forgotten |= world.index.stats().forgotten_blocks > 0;
+                world.index = PrefixIndex::restore(config, &world.index.snapshot()).unwrap();
+            }
+        }
+        let stats = world.index.stats();
+        assert!(stats.blocks <= blocks && stats.records <= records + 64, "{seed}: {stats:?}");
+        for holder in std::mem::take(&mut world.holders) {
+            world.index.retire(holder).unwrap();
+        }
+        for _ in 0..160 {
+            world.index.register().unwrap();
+        }
+        assert_eq!((world.index.stats().blocks, world.index.stats().records), (0, 0), "{seed}");
+    }
+}
+
+/// As after a restart without a snapshot: the lists of all runs grow together, and leave their former places behind.
+#[test]
+fn holders_that_report_one_after_the_other_take_little_more_memory() {
+    const PROMPTS: u64 = 20_000;
+    let config = IndexConfig { max_blocks: 1 << 20, ..IndexConfig::default() };
+    let mut index = PrefixIndex::new(config).unwrap();
+    let context = index.context(&key(0)).unwrap();
+    let mut used = Vec::new();
+    for _ in 0..6 {
+        let holder = index.register().unwrap();
+        for prompt in 0..PROMPTS {
+            let hashes: Vec<u64> = (0..24).map(|at| mix64(prompt << 8 | at)).collect();
+            index.stored(context, holder, Tier::Gpu, None, &hashes).unwrap();
+        }
+        used.push(index.stats().used_bytes);
+    }
+    let records = 6 * PROMPTS as usize;
+    assert_eq!(index.stats().records, records);
+    assert!(used[5] - used[0] <= 20 * records, "{used:?}");
 }

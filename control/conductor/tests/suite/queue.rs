@@ -3,8 +3,8 @@
 use crate::support;
 
 use kvplane_conductor::conductor::{
-    Conductor, ConductorError, InstancePart, PlacementNotice, RegisterInstance, RequestStep, Schedule, ScheduleMode,
-    ScheduleRefusal, ScheduleReply,
+    Conductor, ConductorError, InstancePart, PlacementNotice, RegisterInstance, RequestStep, RequestTerms, Schedule,
+    ScheduleMode, ScheduleRefusal, ScheduleReply,
 };
 use kvplane_conductor::policy::{PlacementPolicy, Slo};
 use support::{SECOND, asked, assigned, conductor, config, prompt, spec};
@@ -123,6 +123,119 @@ fn tbt_objective_applies_only_with_decode_instances() {
     assert!(retry_after_ns >= SECOND, "not worth trying again at once");
 }
 
+/// One instance that prefills the requests of a Conductor one after the other, for as long as predicted.
+#[derive(Default)]
+struct Engine {
+    /// Booked requests in order: reservation, duration.
+    booked: std::collections::VecDeque<(u64, u64)>,
+    /// End of the prefill in progress.
+    until_ns: Option<u64>,
+}
+
+impl Engine {
+    fn book(&mut self, answer: &ScheduleReply) {
+        if let ScheduleReply::Assigned(assigned) = answer {
+            self.booked.push_back((assigned.reservation, assigned.prefill_ns));
+        }
+    }
+
+    /// Serves up to a time.
+    fn run_until(&mut self, conductor: &mut Conductor, end_ns: u64, mut now_ns: u64) {
+        loop {
+            told(conductor).iter().for_each(|told| self.book(&told.answer));
+            if let (None, Some((reservation, took_ns))) = (self.until_ns, self.booked.front()) {
+                conductor.update(*reservation, RequestStep::PrefillStarted, now_ns).expect("booked");
+                self.until_ns = Some(now_ns + took_ns);
+            }
+            let Some(done_ns) = self.until_ns.filter(|ns| *ns <= end_ns) else { break };
+            now_ns = done_ns;
+            self.until_ns = None;
+            let (reservation, took_ns) = self.booked.pop_front().expect("it was in progress");
+            let step = RequestStep::PrefillDone { reused_tokens: 0, took_ns };
+            conductor.update(reservation, step, now_ns).expect("booked");
+            conductor.update(reservation, RequestStep::Ended, now_ns).expect("booked");
+            conductor.tick(now_ns);
+        }
+        conductor.tick(end_ns);
+        told(conductor).iter().for_each(|told| self.book(&told.answer));
+    }
+}
+
+#[test]
+fn a_rejected_request_is_admitted_after_the_time_that_it_was_told() {
+    let answer = |tenths: u64| {
+        let mut config = config();
+        (config.refuses, config.scheduler.slo.ttft_ns) = (true, 30 * SECOND);
+        config.max_requests = 1_000;
+        let mut conductor = Conductor::new(config, 0);
+        conductor.register(RegisterInstance { report_ns: 0, ..spec("p0", InstancePart::Mixed) }, 0).expect("room");
+        let mut engine = Engine::default();
+        for at in 0.. {
+            let blocks = 500 + 300 * (at % 5) as usize;
+            match conductor.schedule(&asked(&format!("r{at}"), prompt(at, blocks)), 0).expect("good") {
+                ScheduleReply::Refused { why: ScheduleRefusal::Ttft, retry_after_ns } => {
+                    assert!((10_000_000..20 * SECOND).contains(&retry_after_ns), "{retry_after_ns}");
+                    let now_ns = retry_after_ns * tenths / 10;
+                    engine.run_until(&mut conductor, now_ns, 0);
+                    return conductor.schedule(&asked("again", prompt(at, blocks)), now_ns).expect("good");
+                }
+                answer => engine.book(&answer),
+            }
+        }
+        unreachable!("the queue takes no more at some time");
+    };
+    assert!(matches!(answer(10), ScheduleReply::Queued { .. }), "{:?}", answer(10));
+    let early = answer(8);
+    assert!(matches!(early, ScheduleReply::Refused { why: ScheduleRefusal::Ttft, .. }), "{early:?}");
+}
+
+#[test]
+fn a_slow_instance_does_not_hide_a_fast_one() {
+    let mut conductor = conductor(2);
+    // The first one takes four times as long as predicted.
+    for at in 0..40u64 {
+        let barred = vec!["p1".to_owned()];
+        let answer = conductor.schedule(&Schedule { barred, ..asked(&format!("w{at}"), prompt(at, 500)) }, 0);
+        let one = assigned(&answer.expect("good")).clone();
+        let step = RequestStep::PrefillDone { reused_tokens: 0, took_ns: 4 * SECOND };
+        conductor.update(one.reservation, step, 0).expect("booked");
+        conductor.update(one.reservation, RequestStep::Ended, 0).expect("booked");
+    }
+    for at in 0..40u64 {
+        let barred = vec!["p0".to_owned()];
+        let answer = conductor.schedule(&Schedule { barred, ..asked(&format!("v{at}"), prompt(100 + at, 500)) }, 0);
+        let one = assigned(&answer.expect("good")).clone();
+        let step = RequestStep::PrefillDone { reused_tokens: 0, took_ns: SECOND };
+        conductor.update(one.reservation, step, 0).expect("booked");
+        conductor.update(one.reservation, RequestStep::Ended, 0).expect("booked");
+    }
+    let terms = RequestTerms { ttft_ns: Some(2 * SECOND), ..RequestTerms::default() };
+    let answer = conductor.schedule_on_terms(&asked("r", prompt(999, 500)), &terms, false, 0).expect("good");
+    assert_eq!(&*assigned(&answer).prefill, "p1");
+}
+
+#[test]
+fn an_admitted_request_whose_instance_is_lost_is_not_rejected() {
+    let mut config = config();
+    (config.refuses, config.scheduler.slo.ttft_ns) = (true, 30 * SECOND);
+    let mut conductor = Conductor::new(config, 0);
+    for name in ["p0", "p1"] {
+        conductor.register(spec(name, InstancePart::Mixed), 0).expect("room");
+    }
+    let mut reservations = Vec::new();
+    for at in 0.. {
+        match conductor.schedule(&asked(&format!("r{at}"), prompt(at, 1_000)), 0).expect("good") {
+            ScheduleReply::Assigned(assigned) => reservations.push((assigned.reservation, assigned.prefill)),
+            ScheduleReply::Queued { .. } => {}
+            _ => break,
+        }
+    }
+    let (lost, _) = *reservations.iter().find(|(_, prefill)| &**prefill == "p0").expect("both are used");
+    conductor.deregister("p0", 1, SECOND).expect("its own incarnation");
+    let answer = conductor.reschedule(lost, &[], SECOND).expect("it was booked");
+    assert!(matches!(answer, ScheduleReply::Queued { .. }), "{answer:?}");
+}
+
 /// Returns the number of requests that are admitted before the first rejection.
 fn let_in(conductor: &mut Conductor) -> usize {
     let answers = (0..1_000u64).map(|at| conductor.schedule(&asked(&format!("r{at}"), prompt(at, 1_000)), 0));
@@ -175,4 +288,50 @@ fn longest_prompts_do_not_overflow_the_wait() {
         conductor.tick(SECOND);
         assert!(!conductor.table(SECOND).instances.is_empty());
     }
+}
+
+/// Returns a Conductor whose two instances prefill, `p0` the prompt 1 and `p1` another one that is as long, with
+/// requests for these prompts in the queue; and the reservation on `p1`.
+fn computing(queued: &[(&str, u64)]) -> (Conductor, u64) {
+    let mut conductor = conductor(2);
+    let first = conductor.schedule(&Schedule { barred: vec!["p1".to_owned()], ..asked("x", prompt(1, 2_000)) }, 0);
+    let second = conductor.schedule(&Schedule { barred: vec!["p0".to_owned()], ..asked("y", prompt(2, 2_000)) }, 0);
+    for (name, seed) in queued {
+        let answer = conductor.schedule(&asked(name, prompt(*seed, 2_000)), 0).expect("good");
+        assert!(matches!(answer, ScheduleReply::Queued { .. }), "{answer:?}");
+    }
+    assigned(&first.expect("good"));
+    (conductor, assigned(&second.expect("good")).reservation)
+}
+
+#[test]
+fn request_whose_prefix_is_being_computed_lets_others_go_before_it() {
+    // `b` has the prompt that `p0` is computing: on `p1` it would be computed twice.
+    let (mut conductor, on_p1) = computing(&[("b", 1), ("c", 3), ("d", 4)]);
+    conductor.update(on_p1, RequestStep::Ended, SECOND / 10).expect("booked");
+    let told = told(&mut conductor);
+    let [PlacementNotice { request, answer, .. }] = &told[..] else { panic!("one goes: {told:?}") };
+    assert_eq!((&**request, &*assigned(answer).prefill), ("c", "p1"));
+}
+
+#[test]
+fn request_alone_in_the_queue_is_computed_twice_rather_than_late() {
+    // Nobody else would use the time that waiting for `p0` saves.
+    let (mut conductor, on_p1) = computing(&[("b", 1)]);
+    conductor.update(on_p1, RequestStep::Ended, 0).expect("booked");
+    let told = told(&mut conductor);
+    let [PlacementNotice { request, answer, .. }] = &told[..] else { panic!("it goes: {told:?}") };
+    assert_eq!((&**request, &*assigned(answer).prefill), ("b", "p1"));
+}
+
+#[test]
+fn request_that_awaited_a_prefix_goes_after_the_computing_instance_is_lost() {
+    let (mut conductor, on_p1) = computing(&[("b", 1), ("c", 3), ("d", 4)]);
+    conductor.update(on_p1, RequestStep::Ended, SECOND / 10).expect("booked");
+    let on_p1 = assigned(&told(&mut conductor)[0].answer).reservation;
+    conductor.deregister("p0", 1, SECOND).expect("known");
+    // At the latest when the lost prefill would have been done.
+    conductor.update(on_p1, RequestStep::Ended, 20 * SECOND).expect("booked");
+    conductor.tick(20 * SECOND);
+    assert!(told(&mut conductor).iter().any(|told| &*told.request == "b"), "it is not forgotten");
 }

@@ -10,11 +10,12 @@ use kvplane_conductor::policy::{PlacementPolicy, Slo};
 use support::{SECOND, asked, assigned, conductor, prompt, spec};
 
 fn on(schedule: Schedule, terms: RequestTerms) -> ScheduleOnTerms {
-    ScheduleOnTerms { schedule, terms, ended: Vec::new() }
+    ScheduleOnTerms { schedule, terms, ended: Vec::new(), finished: Vec::new() }
 }
 
 fn send(conductor: &mut Conductor, call: &ScheduleOnTerms) -> Result<ScheduleReply, ConductorError> {
-    conductor.schedule_on_terms(&call.schedule, &call.terms, &call.ended, 0)
+    conductor.end_all(&call.ended, &call.finished, 0)?;
+    conductor.schedule_on_terms(&call.schedule, &call.terms, false, 0)
 }
 
 fn of_flow(request: &str, seed: u64, flow: &str) -> ScheduleOnTerms {

@@ -24,6 +24,8 @@ enum Scheme {
     Vllm(&'static str),
     /// A rolling hash with a seed, which nobody else can compute.
     Opaque(u64),
+    /// The tokens of each page alone, as SGLang before rolling hashes.
+    Pages,
 }
 
 impl Scheme {
@@ -45,6 +47,10 @@ impl Scheme {
                     hash
                 };
                 tokens.chunks(SIZE as usize).map(roll).collect()
+            }
+            Self::Pages => {
+                let page = |block: &[u32]| block.iter().fold(7, |hash, token| mix64(hash ^ u64::from(*token)));
+                tokens.chunks(SIZE as usize).map(page).collect()
             }
         }
     }
@@ -80,7 +86,7 @@ impl Engines {
             let (publisher, replay, topic) = ("tcp://h:1".to_owned(), String::new(), String::new());
             let events = Some(EventSource { publisher, replay, topic });
             let call = RegisterInstance { block_tokens: SIZE, report_ns: 0, events, ..spec(name, InstancePart::Mixed) };
-            conductor.register(InstanceSpec { call, has_vllm_hashes: *name == "vllm" }, 0).expect("room");
+            conductor.register(InstanceSpec { has_vllm_hashes: *name == "vllm", ..call.into() }, 0).expect("room");
             conductor.reached(name, 1, 0).expect("registered");
         }
         Self { conductor, seqs: BTreeMap::new() }
@@ -112,7 +118,7 @@ impl Engines {
 
     fn mismatched(&self) -> bool {
         let key = RegisterInstance { block_tokens: SIZE, ..spec("", InstancePart::Mixed) }.pool();
-        self.conductor.mismatched(&key)
+        self.conductor.has_unfindable_blocks(&key)
     }
 }
 
@@ -348,8 +354,17 @@ fn blocks_of_the_store_are_found_by_tokens() {
     let in_store = |engines: &mut Engines| {
         let prompt = TokenPrompt::new(&tokens, SIZE as usize, "", "");
         let context = Engines::context();
-        let by_tokens = engines.conductor.in_store(&context, QueryPrompt::Tokens(&prompt, &[])).expect("served");
-        (by_tokens, engines.conductor.in_store(&context, QueryPrompt::Hashes(&hashes)).expect("served"))
+        let mut stored = |prompt| {
+            let found = engines.conductor.query_with_store(&context, prompt, 64, Tiers::SAID).expect("served");
+            assert!(found.holders.iter().all(|holder| holder.dram_tokens >= found.stored_tokens), "{found:?}");
+            assert_eq!(
+                found.holders.len(),
+                if found.stored_tokens > 0 { 2 } else { found.holders.len() },
+                "both prefill"
+            );
+            found.stored_tokens
+        };
+        (stored(QueryPrompt::Tokens(&prompt, &[])), stored(QueryPrompt::Hashes(&hashes)))
     };
     // Blocks that the store reports before the engine does, and after.
     put(&mut engines, 0, true);
@@ -423,6 +438,37 @@ fn malformed_contents_change_nothing() {
     }
     engines.tell("a", vec![BlockChange::StoredTokens(good)]);
     assert_eq!(engines.by_tokens(&tokens), held(&[("a", 8)]));
+}
+
+/// Contexts come with their first event. Those beyond the most, two here, share one, with hashes of their own.
+#[test]
+fn events_of_contexts_that_nobody_named_before_concern_no_other() {
+    let mut engines = Engines::new(&["a"], 1 << 10);
+    let change = |lora: &str, there: bool| {
+        let (lora, salt, hashes) = (lora.to_owned(), String::new(), vec![1, 2]);
+        match there {
+            true => BlockChange::Stored { lora, salt, tier: BlockTier::Gpu, parent: None, hashes },
+            false => BlockChange::Removed { lora, salt, tier: None, hashes },
+        }
+    };
+    let names = ["one", "two", "three", "four"];
+    for name in names {
+        engines.tell("a", vec![change(name, true)]);
+    }
+    engines.tell("a", vec![change("five", false)]);
+    let held_in = |engines: &mut Engines| {
+        [names[0], names[1], names[2], names[3], "five", ""].map(|name| {
+            let context = PromptContext { lora: name.to_owned(), ..Engines::context() };
+            let found = engines.conductor.query(&context, QueryPrompt::Hashes(&[1, 2]), 4, Tiers::SAID);
+            found.expect("served").holders.iter().map(|holder| holder.gpu_tokens).sum::<u32>()
+        })
+    };
+    assert_eq!(held_in(&mut engines), [8, 8, 8, 8, 0, 0]);
+    engines.tell("a", vec![change("three", false)]);
+    assert_eq!(held_in(&mut engines), [8, 8, 0, 8, 0, 0]);
+    let refused = engines.conductor.cache("nobody", 1, batch(0, vec![change("one", false)]), 0);
+    assert!(matches!(refused, Err(ConductorError::UnknownInstance { .. })), "{refused:?}");
+    assert_eq!(held_in(&mut engines), [8, 8, 0, 8, 0, 0]);
 }
 
 /// Step of an engine.
@@ -540,6 +586,101 @@ proptest! {
                 for (name, tokens) in engines.by_hashes(&asked) {
                     let at = NAMES.iter().position(|known| *known == name).expect("known");
                     prop_assert!(tokens <= references[at].tokens(&prompt));
+                }
+            }
+        }
+    }
+}
+
+/// Returns the event of blocks that moved to another tier.
+fn moved(hashes: &[u64], from: BlockTier, to: BlockTier) -> BlockChange {
+    BlockChange::Moved { from, to, hashes: hashes.to_vec() }
+}
+
+/// TensorRT-LLM tells of a block that moved only its hash: not how many tokens it covers.
+#[test]
+fn a_block_that_moved_counts_as_before_or_not_at_all() {
+    let mut engines = Engines::new(&["a", "b"], 1 << 10);
+    let tokens: Vec<u32> = (0..10).collect();
+    let hashes = A.hashes(&tokens);
+    engines.tell("a", vec![told(A, &tokens, 0, BlockTier::Gpu)]);
+    engines.tell("a", vec![moved(&hashes, BlockTier::Gpu, BlockTier::Dram)]);
+    let rows = |engines: &mut Engines| {
+        let found = engines.conductor.query(&Engines::context(), QueryPrompt::Hashes(&hashes), 4, Tiers::SAID);
+        let held = found.expect("served").holders;
+        held.iter().map(|held| (held.gpu_tokens, held.dram_tokens)).collect::<Vec<_>>()
+    };
+    assert_eq!(rows(&mut engines), [(0, 10)]);
+    // From a tier that it is not in, and of an engine that has not reported it.
+    engines.tell("a", vec![moved(&hashes, BlockTier::Ssd, BlockTier::Gpu)]);
+    engines.tell("b", vec![moved(&hashes, BlockTier::Gpu, BlockTier::Dram)]);
+    assert_eq!(rows(&mut engines), [(0, 10)]);
+    // Between two levels that both count as memory.
+    engines.tell("a", vec![moved(&hashes, BlockTier::Dram, BlockTier::Dram)]);
+    assert_eq!(rows(&mut engines), [(0, 10)]);
+    engines.tell("a", vec![gone(&hashes)]);
+    // Nobody has it any more, so its alias may be gone: it is no full block.
+    engines.tell("a", vec![moved(&hashes[2..], BlockTier::Gpu, BlockTier::Dram)]);
+    assert_eq!((engines.by_hashes(&hashes), engines.by_hashes(&hashes[2..])), (held(&[]), held(&[])));
+    // The table of aliases is full: the partial block of the third engine has none.
+    let mut engines = Engines::new(&["a", "b"], 6);
+    engines.tell("a", vec![told(A, &tokens, 0, BlockTier::Gpu)]);
+    engines.tell("b", vec![told(B, &tokens, 0, BlockTier::Gpu)]);
+    let c = Scheme::Opaque(3).hashes(&tokens);
+    engines.tell("b", vec![told(Scheme::Opaque(3), &tokens, 0, BlockTier::Gpu)]);
+    engines.tell("b", vec![moved(&c[2..], BlockTier::Gpu, BlockTier::Dram)]);
+    assert_eq!(engines.by_hashes(&c[2..]), held(&[]));
+}
+
+const PAGED: [&str; 3] = ["vllm", "old", "older"];
+
+proptest! {
+    /// Engines whose hashes cover the tokens of a page alone, beside one with rolling hashes: what is answered of them,
+    /// they hold.
+    #[test]
+    fn hashes_of_pages_never_claim_what_an_engine_does_not_hold(
+        steps in steps(),
+        prompts in prop::collection::vec(prop::collection::vec(0u32..2, 0..24), 4),
+        most in prop_oneof![Just(1usize << 10), 4..12usize],
+    ) {
+        let mut engines = Engines::new(&PAGED, most);
+        let schemes = [Scheme::Vllm("0"), Scheme::Pages, Scheme::Pages];
+        let mut references = schemes.map(|scheme| Reference { scheme, partial: false, cache: BTreeMap::new() });
+        for step in steps {
+            match step {
+                Step::Compute(at, tokens) => {
+                    let at = at % PAGED.len();
+                    // A page of one token is as good as one of four, and repeats more often.
+                    let tokens: Vec<u32> = tokens.iter().take(6).flat_map(|token| [*token; SIZE as usize]).collect();
+                    if let Some(change) = references[at].compute(&tokens, BlockTier::Gpu) {
+                        engines.tell(PAGED[at], vec![change]);
+                    }
+                }
+                Step::Evict(at, which) => {
+                    let (at, cache) = (at % PAGED.len(), &mut references[at % PAGED.len()].cache);
+                    if cache.is_empty() {
+                        continue;
+                    }
+                    let prefix = cache.keys().nth(which.index(cache.len())).expect("within").clone();
+                    let named = cache.remove(&prefix).expect("held");
+                    engines.tell(PAGED[at], vec![gone(&named.into_iter().collect::<Vec<_>>())]);
+                }
+                Step::Clear(at) => {
+                    references[at % PAGED.len()].cache.clear();
+                    engines.tell(PAGED[at % PAGED.len()], vec![BlockChange::Cleared]);
+                }
+                Step::Rehash(_) => {}
+            }
+        }
+        for prompt in prompts {
+            let prompt: Vec<u32> = prompt.iter().take(6).flat_map(|token| [*token; SIZE as usize]).collect();
+            let by_tokens = engines.by_tokens(&prompt);
+            // A prompt that is asked by hashes of pages does not tell what is before its pages.
+            for found in [&by_tokens, &engines.by_hashes(&references[0].scheme.hashes(&prompt))] {
+                for (name, tokens) in found {
+                    let at = PAGED.iter().position(|known| known == name).expect("known");
+                    let holds = references[at].tokens(&prompt);
+                    prop_assert!(*tokens <= holds, "{} {} of {}: {:?}", name, tokens, holds, prompt);
                 }
             }
         }

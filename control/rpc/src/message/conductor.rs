@@ -5,12 +5,16 @@
 
 use bincode::{Decode, Encode};
 pub use kvplane_conductor::conductor::{
-    Assignment, BlockChange, CacheBatch, CacheReport, CacheTaken, CacheWanted, CandidateStatus, EventSource,
-    FetchSource, InstanceLoad, InstancePart, InstanceRegistered, InstanceStatus, InstanceTable, ModelStatus,
-    PlacementNotice, PrefixHolder, PrefixHolders, RegisterInstance, RequestExplained, RequestStep, RequestTerms,
-    Schedule, ScheduleMode, ScheduleOnTerms, ScheduleRefusal, ScheduleReply, StoredTokens,
+    AssignedGroup, AssignedStage, Assignment, BlockChange, CacheBatch, CacheReport, CacheTaken, CacheWanted,
+    CandidateStatus, DecodeStatus, EventSource, FetchSource, GroupAssignment, InstanceCapabilities, InstanceLoad,
+    InstancePart, InstanceRegistered, InstanceStatus, InstanceTable, ModelStatus, PipelineMembership,
+    PlacementExplained, PlacementNotice, PrefixHolder, PrefixHolders, RegisterCapabilities, RegisterInstance,
+    RequestExplained, RequestStep, RequestTerms, Schedule, ScheduleMode, ScheduleOnTerms, ScheduleRefusal,
+    ScheduleReply, ScheduleWithGroups, StoredTokens,
 };
+pub use kvplane_conductor::cost::DecodeSteps;
 pub use kvplane_conductor::index::{BlockTier, PromptContext};
+pub use kvplane_conductor::scheduler::RequestOutput;
 
 /// Deregisters an instance. Idempotent.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
@@ -82,6 +86,13 @@ pub struct WatchAssignments {
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ExplainRequest {
+    pub request: String,
+}
+
+/// Requests the reasons for a request's placement, with the pipeline groups that prefill.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub struct ExplainPlacement {
     pub request: String,
 }
 

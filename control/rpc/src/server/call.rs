@@ -15,8 +15,9 @@ use crate::error::{CloseCode, Refusal, RefusalCode};
 use crate::identity::role::Role;
 use crate::limits::{LARGE_REQUEST_BYTES, SMALL_BODY_BYTES};
 use crate::message::conductor::{
-    DeregisterInstance, ExplainRequest, QueryPrefix, RegisterInstance, ReportCache, ReportLoad, Reschedule, Schedule,
-    ScheduleOnTerms, UpdateRequest, WatchAssignments, WatchInstances,
+    DeregisterInstance, ExplainPlacement, ExplainRequest, QueryPrefix, RegisterCapabilities, RegisterInstance,
+    ReportCache, ReportLoad, Reschedule, Schedule, ScheduleOnTerms, ScheduleWithGroups, UpdateRequest,
+    WatchAssignments, WatchInstances,
 };
 use crate::message::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, PublishObject,
@@ -244,6 +245,7 @@ impl Call {
             GetTicketKeys::KIND => self.answer(frame, |c| service.get_ticket_keys(caller, c)),
             RotateTickets::KIND => self.answer(frame, |_: RotateTickets| service.rotate_tickets(caller)),
             RegisterInstance::KIND => self.answer(frame, |c| service.register_instance(caller, c)),
+            RegisterCapabilities::KIND => self.answer(frame, |c| service.register_capabilities(caller, c)),
             DeregisterInstance::KIND => self.answer(frame, |c| service.deregister_instance(caller, c)),
             ReportLoad::KIND => self.answer(frame, |c| service.report_load(caller, c)),
             ReportCache::KIND => self.answer(frame, |c| service.report_cache(caller, c)),
@@ -256,6 +258,8 @@ impl Call {
             SetPlacement::KIND => self.answer(frame, |c| service.set_placement(caller, c)),
             ShowCopies::KIND => self.answer(frame, |_: ShowCopies| service.show_copies(caller)),
             ScheduleOnTerms::KIND => self.answer(frame, |c| service.schedule_on_terms(caller, c)),
+            ScheduleWithGroups::KIND => self.answer(frame, |c| service.schedule_with_groups(caller, c)),
+            ExplainPlacement::KIND => self.answer(frame, |c| service.explain_placement(caller, c)),
             SetClass::KIND => self.answer(frame, |c| service.set_class(caller, c)),
             SetWeight::KIND => self.answer(frame, |c| service.set_weight(caller, c)),
             ShowService::KIND => self.answer(frame, |_: ShowService| service.show_service(caller)),

@@ -2,7 +2,7 @@
 
 use kvplane_cluster as core;
 use kvplane_conductor::conductor::ConductorError;
-use kvplane_conductor::scheduler::SchedulerError;
+use kvplane_conductor::scheduler::{CapabilityError, SchedulerError};
 
 use crate::error::{Refusal, RefusalCode};
 
@@ -38,7 +38,10 @@ impl From<core::Rejection> for Refusal {
 impl From<ConductorError> for Refusal {
     fn from(error: ConductorError) -> Self {
         let code = match &error {
-            ConductorError::Bad { .. } => RefusalCode::BadRequest,
+            ConductorError::Capability(CapabilityError::Differs { .. } | CapabilityError::StageTaken { .. }) => {
+                RefusalCode::AlreadyExists
+            }
+            ConductorError::Bad { .. } | ConductorError::Capability(_) => RefusalCode::BadRequest,
             ConductorError::UnknownInstance { .. }
             | ConductorError::UnknownRequest { .. }
             | ConductorError::UnknownReservation { .. }

@@ -10,12 +10,12 @@ use std::fmt;
 use std::time::Duration;
 
 use kvplane_cluster::{
-    Change, ClassRecord, ConductorKey, ConductorRecord, EventsRecord, InstanceDuty, InstanceRecord, MasterRecord,
-    PlacementRecord, Record, RecordKey, SeedRecord, WeightRecord,
+    CapabilitiesRecord, Change, ClassRecord, ConductorKey, ConductorRecord, EventsRecord, InstanceDuty, InstanceRecord,
+    MasterRecord, PlacementRecord, Record, RecordKey, SeedRecord, StageRecord, WeightRecord,
 };
 use kvplane_conductor::conductor::{
-    ClassTerms, Conductor, ConductorConfig, ConductorError, Durable, DurableInstance, EventSource, InstancePart,
-    PoolKey, RegisterInstance,
+    ClassTerms, Conductor, ConductorConfig, ConductorError, Durable, DurableInstance, EventSource,
+    InstanceCapabilities, InstancePart, PipelineMembership, PoolKey, RegisterInstance,
 };
 use kvplane_conductor::policy::{PlacementPolicy, Slo};
 
@@ -30,6 +30,7 @@ pub(crate) struct DecodedRecords {
     instances: Vec<DurableInstance>,
     masters: Vec<MasterSpec>,
     seeds: Vec<(PoolKey, String)>,
+    /// Policy and objectives; the probability of promises is a flag, and not stored.
     placement: Option<(PlacementPolicy, Slo)>,
     classes: Vec<ClassRecord>,
     weights: Vec<WeightRecord>,
@@ -102,7 +103,7 @@ impl DecodedRecords {
                     let Some(policy) = PlacementPolicy::labelled(&policy) else {
                         return Err(ConductorRestoreError::Policy { policy });
                     };
-                    let slo = Slo { ttft_ns: promise_in(ttft_ns), tbt_ns: promise_in(tbt_ns) };
+                    let slo = Slo { ttft_ns: promise_in(ttft_ns), tbt_ns: promise_in(tbt_ns), ..Slo::NONE };
                     restored.placement = Some((policy, slo));
                 }
             }
@@ -123,13 +124,14 @@ impl DecodedRecords {
     ) -> Result<RestoredConductor, ConductorRestoreError> {
         let graced_ns = u64::try_from(grace.as_nanos()).unwrap_or(u64::MAX);
         if let Some((policy, slo)) = self.placement {
+            let slo = Slo { probability: config.scheduler.slo.probability, ..slo };
             if (policy, slo) != (config.policy, config.scheduler.slo) {
                 tracing::info!(
                     policy = policy.label(),
                     "the policy that an operator set last overrides the configuration"
                 );
             }
-            (config.policy, config.refuses, config.scheduler.slo) = (policy, slo != Slo::NONE, slo);
+            (config.policy, config.refuses, config.scheduler.slo) = (policy, slo.is_some(), slo);
         }
         let mut conductor = Conductor::new(config, first);
         for ClassRecord { name, priority, ttft_ns } in self.classes {
@@ -196,7 +198,7 @@ pub(super) fn change_out(durable: Durable) -> Change {
 }
 
 fn instance_out(instance: DurableInstance) -> InstanceRecord {
-    let DurableInstance { spec, has_vllm_hashes, pool_token_bytes, held, reports_cache } = instance;
+    let DurableInstance { spec, has_vllm_hashes, capabilities, pool_token_bytes, held, reports_cache } = instance;
     let events = |EventSource { publisher, replay, topic }| EventsRecord { publisher, replay, topic, has_vllm_hashes };
     InstanceRecord {
         name: spec.instance,
@@ -217,11 +219,40 @@ fn instance_out(instance: DurableInstance) -> InstanceRecord {
         held,
         reports_cache,
         events: spec.events.map(events),
+        capabilities: capabilities_out(capabilities),
     }
+}
+
+fn capabilities_out(capabilities: InstanceCapabilities) -> Option<Box<CapabilitiesRecord>> {
+    if capabilities == InstanceCapabilities::default() {
+        return None;
+    }
+    let InstanceCapabilities { layer_wise, layers, stage } = capabilities;
+    let stage = stage.map(|PipelineMembership { group, stage, stages, chunk_tokens, activation_bytes }| StageRecord {
+        group,
+        stage,
+        stages,
+        chunk_tokens,
+        activation_bytes,
+    });
+    Some(Box::new(CapabilitiesRecord { layer_wise, layers, stage }))
+}
+
+fn capabilities_in(record: Option<CapabilitiesRecord>) -> InstanceCapabilities {
+    let Some(CapabilitiesRecord { layer_wise, layers, stage }) = record else { return InstanceCapabilities::default() };
+    let stage = stage.map(|StageRecord { group, stage, stages, chunk_tokens, activation_bytes }| PipelineMembership {
+        group,
+        stage,
+        stages,
+        chunk_tokens,
+        activation_bytes,
+    });
+    InstanceCapabilities { layer_wise, layers, stage }
 }
 
 fn instance_in(record: InstanceRecord) -> DurableInstance {
     let has_vllm_hashes = record.events.as_ref().is_some_and(|events| events.has_vllm_hashes);
+    let capabilities = capabilities_in(record.capabilities.map(|capabilities| *capabilities));
     let events = |EventsRecord { publisher, replay, topic, .. }| EventSource { publisher, replay, topic };
     let spec = RegisterInstance {
         instance: record.name,
@@ -241,7 +272,7 @@ fn instance_in(record: InstanceRecord) -> DurableInstance {
         events: record.events.map(events),
     };
     let (pool_token_bytes, held, reports_cache) = (record.pool_token_bytes, record.held, record.reports_cache);
-    DurableInstance { spec, has_vllm_hashes, pool_token_bytes, held, reports_cache }
+    DurableInstance { spec, has_vllm_hashes, capabilities, pool_token_bytes, held, reports_cache }
 }
 
 #[cfg(test)]
@@ -272,11 +303,21 @@ mod tests {
         ] {
             let has_vllm_hashes = events.is_some();
             let spec = RegisterInstance { part, ..spec(events) };
-            let instance = DurableInstance { spec, has_vllm_hashes, pool_token_bytes: 9, held, reports_cache: !held };
-            assert_eq!(instance_in(instance_out(instance.clone())), instance);
+            let group = "g".to_owned();
+            let stage = PipelineMembership { group, stage: 1, stages: 2, chunk_tokens: 1_024, activation_bytes: 3 };
+            for capabilities in [
+                InstanceCapabilities::default(),
+                InstanceCapabilities { layer_wise: true, layers: 9, stage: None },
+                InstanceCapabilities { layer_wise: false, layers: 0, stage: Some(stage) },
+            ] {
+                let (spec, pool_token_bytes, reports_cache) = (spec.clone(), 9, !held);
+                let instance =
+                    DurableInstance { spec, has_vllm_hashes, capabilities, pool_token_bytes, held, reports_cache };
+                assert_eq!(instance_in(instance_out(instance.clone())), instance);
+            }
         }
         for policy in PlacementPolicy::ALL {
-            let slo = Slo { ttft_ns: 3, tbt_ns: u64::MAX };
+            let slo = Slo { ttft_ns: 3, ..Slo::NONE };
             let Change::Put(record) = change_out(Durable::Placement(policy, slo)) else { panic!("a record") };
             assert_eq!(DecodedRecords::of(&[record]).expect("known").placement, Some((policy, slo)));
         }

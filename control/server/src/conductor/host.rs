@@ -9,9 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use kvplane_cluster::Change;
-use kvplane_conductor::conductor::{
-    Conductor, ConductorError, InstanceSpec, InstanceTable, PoolKey, RegisterInstance, Registration,
-};
+use kvplane_conductor::conductor::{Conductor, ConductorError, InstanceSpec, InstanceTable, PoolKey, Registration};
 use kvplane_conductor::engine::keys::BlockKey;
 use kvplane_rpc::{ItemFrame, Refusal};
 use tokio::sync::{Notify, mpsc, watch};
@@ -140,16 +138,11 @@ impl ConductorHost {
     }
 
     /// Registers an instance; `seed` becomes the hash seed of its model.
-    pub(super) fn register(
-        &self,
-        spec: RegisterInstance,
-        has_vllm_hashes: bool,
-        seed: Option<String>,
-    ) -> Result<Registration, Refusal> {
+    pub(super) fn register(&self, spec: InstanceSpec, seed: Option<String>) -> Result<Registration, Refusal> {
         self.check_durable()?;
         let (is_new_model, registered) = self.call(Keep::Now, |core, now_ns| {
-            let (pool, models) = (spec.pool(), core.conductor.pools().models());
-            let registered = core.conductor.register(InstanceSpec { call: spec, has_vllm_hashes }, now_ns)?;
+            let (pool, models) = (spec.call.pool(), core.conductor.pools().models());
+            let registered = core.conductor.register(spec, now_ns)?;
             if let Some(seed) = seed {
                 core.seeds.set(pool, seed);
             }

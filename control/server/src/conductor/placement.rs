@@ -35,15 +35,17 @@ pub(super) fn service(conductor: &mut Conductor) -> ServiceShown {
     ServiceShown { classes, weights: weights.collect() }
 }
 
-/// Sets a policy with its objective: requests that would miss it are refused.
+/// Sets a policy with its objective: requests that would miss it are refused. The probability of promises stays.
 pub(super) fn set(conductor: &mut Conductor, policy: PlacementPolicy, slo: Slo, now_ns: u64) {
-    conductor.set_placement(policy, slo != Slo::NONE, slo, now_ns);
+    let (_, _, former) = conductor.placement();
+    let slo = Slo { probability: former.probability, ..slo };
+    conductor.set_placement(policy, slo.is_some(), slo, now_ns);
 }
 
-/// Returns the objective of a call; refuses one that its policy would not keep.
+/// Returns the objective of a call, with the default probability; refuses one that its policy would not keep.
 pub(super) fn slo_in(call: &SetPlacement) -> Result<Slo, Refusal> {
-    let slo = Slo { ttft_ns: promise_in(call.ttft_ns), tbt_ns: promise_in(call.tbt_ns) };
-    if slo != Slo::NONE && !call.policy.heeds_promises() {
+    let slo = Slo { ttft_ns: promise_in(call.ttft_ns), tbt_ns: promise_in(call.tbt_ns), ..Slo::NONE };
+    if slo.is_some() && !call.policy.heeds_promises() {
         let policy = call.policy.label();
         let reason = format!("policy {policy} rejects no request, so it keeps no objective; only kvplane keeps them");
         return Err(Refusal::new(RefusalCode::BadRequest, reason));

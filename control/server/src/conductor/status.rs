@@ -1,6 +1,6 @@
 //! The Conductor's part of the status page: instances, models with their queues, hot prefixes, counters.
 
-use kvplane_conductor::conductor::{Conductor, CopyState, FeedProgress, PoolRow};
+use kvplane_conductor::conductor::{Conductor, CopyState, DecodeStatus, FeedProgress, PoolRow};
 use serde_json::{Value, json};
 
 /// Most hot prefixes shown.
@@ -15,6 +15,21 @@ fn copies_as_json(copies: &CopyState) -> Value {
         "coming": copies.coming,
         "made": copies.counts.made,
         "failed": copies.counts.failed,
+    })
+}
+
+/// Returns what is learned of decodes.
+fn decode_as_json(decode: &DecodeStatus) -> Value {
+    json!({
+        "base_ns": decode.base_ns,
+        "token_ps": decode.token_ps,
+        "request_ns": decode.request_ns,
+        "reports": decode.reports,
+        "error_permille": decode.error_permille,
+        "output_p50": decode.output_p50,
+        "output_p90": decode.output_p90,
+        "output_error_permille": decode.output_error_permille,
+        "output_within_permille": decode.output_within_permille,
     })
 }
 
@@ -52,6 +67,7 @@ pub(super) fn as_json(conductor: &mut Conductor, now_ns: u64) -> Value {
             "wait_ns": row.status.wait_ns,
             "decode_tokens": row.status.decode_tokens,
             "decodes": row.status.decodes,
+            "decode_factor_permille": row.status.decode_factor_permille,
             "silent_ns": row.status.silent_ns,
         })
     });
@@ -69,6 +85,8 @@ pub(super) fn as_json(conductor: &mut Conductor, now_ns: u64) -> Value {
             "reused_tokens": row.status.reused_tokens,
             "error_permille": row.status.error_permille,
             "mismatch": row.status.mismatch,
+            "decode": decode_as_json(&row.status.decode),
+            "sessions": row.status.sessions,
             "degraded": row.incomplete,
             "progress": pool_progress_as_json(row),
         })

@@ -33,6 +33,10 @@ use crate::events::zmtp_client::{Kind, Peer, PeerInput, hello, subscription};
 const DEADLINE: Duration = Duration::from_secs(5);
 /// Backoff after a broken connection.
 const AGAIN: Duration = Duration::from_millis(500);
+/// Time within which attempts to confirm the blocks of a snapshot by a replay begin, before the blocks are dropped: no
+/// other events of the engine are read meanwhile. And the backoff after the first attempt, which doubles.
+const CONFIRM_WITHIN: Duration = Duration::from_secs(15);
+const CONFIRM_AGAIN: Duration = Duration::from_millis(500);
 /// Most batches of one replay: ten times what engines keep.
 const REPLAYED: usize = 100_000;
 /// Idle time after which TCP keepalives probe a publisher's host.
@@ -250,7 +254,7 @@ impl EventSubscriber {
         timeout(DEADLINE, line.stream.write_all(&words)).await.map_err(io::Error::from)??;
         // Batches published before this connection. Smaller numbers belong to an earlier incarnation.
         let mut before = self.unconfirmed.map(|position| position.next).or(self.next);
-        let mut end = match self.unconfirmed.take() {
+        let mut end = match self.unconfirmed {
             Some(position) => self.settle(position).await?,
             None => self.catch_up().await?,
         };
@@ -334,11 +338,31 @@ impl EventSubscriber {
     }
 
     /// Continues at the position of a snapshot, if the publisher is the one that the snapshot is of, and still has what
-    /// followed: it replays the last batch that was applied, unchanged, and then the following ones. Otherwise the
-    /// blocks of the snapshot are dropped, and its events begin anew.
-    async fn settle(&mut self, position: FeedPosition) -> Result<ReplayEnd, FollowEnd> {
-        self.next = Some(position.next);
-        let end = self.replay(position.next.saturating_sub(1), position.mark).await?;
+    /// followed: it replays the last batch that was applied, unchanged, and then the following ones. A replay that
+    /// fails proves nothing, and is requested again from where it ended, a few times. Otherwise the blocks of the
+    /// snapshot are dropped, and its events begin anew.
+    async fn settle(&mut self, mut position: FeedPosition) -> Result<ReplayEnd, FollowEnd> {
+        let (until, mut backoff) = (Instant::now() + CONFIRM_WITHIN, CONFIRM_AGAIN);
+        let end = loop {
+            (self.next, self.mark) = (Some(position.next), position.mark);
+            let end = self.replay(position.next.saturating_sub(1), position.mark).await?;
+            if end != ReplayEnd::Cut || Instant::now() + backoff >= until {
+                break end;
+            }
+            let Feed::Engine { instance, incarnation, .. } = &self.followed.feed else { return Ok(end) };
+            let feed = FollowedFeed::of(instance, *incarnation);
+            // The batches before the end of the replay were applied. If one of them dropped the blocks, the next batch
+            // tells what is missing, as after any replay that fails.
+            let Some(reached) = self.host.look(|conductor, _| feed.unconfirmed(conductor)) else {
+                self.unconfirmed = None;
+                return Ok(end);
+            };
+            (position, self.unconfirmed) = (reached, Some(reached));
+            tracing::warn!(instance, position = position.next, "a replay failed that confirms its blocks");
+            sleep(backoff).await;
+            backoff *= 2;
+        };
+        self.unconfirmed = None;
         let continues = end == ReplayEnd::Whole { proven: true };
         let Feed::Engine { instance, incarnation, .. } = &self.followed.feed else { return Ok(end) };
         let feed = FollowedFeed::of(instance, *incarnation);
@@ -350,7 +374,9 @@ impl EventSubscriber {
             tracing::warn!(
                 instance,
                 position = position.next,
-                "its publisher has restarted, or no longer has the batches since: its former blocks are dropped"
+                is_unanswered = end == ReplayEnd::Cut,
+                "its publisher has restarted, no longer has the batches since, or does not replay them: its former \
+                 blocks are dropped"
             );
             let _ = self.host.with(|conductor, _| feed.drop_unconfirmed(conductor));
             (self.next, self.mark) = (None, None);

@@ -3,9 +3,9 @@
 use kvplane_cluster::{ClientId, Input, Offer, Reply, SegmentOwner};
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_rpc::conductor::{
-    CacheTaken, DeregisterInstance, ExplainRequest, InstanceRegistered, PrefixHolders, QueryPrefix, RegisterInstance,
-    ReportCache, ReportLoad, RequestExplained, Reschedule, Schedule, ScheduleOnTerms, ScheduleReply, UpdateRequest,
-    WatchAssignments,
+    CacheTaken, DeregisterInstance, ExplainPlacement, ExplainRequest, InstanceRegistered, PlacementExplained,
+    PrefixHolders, QueryPrefix, RegisterCapabilities, RegisterInstance, ReportCache, ReportLoad, RequestExplained,
+    Reschedule, Schedule, ScheduleOnTerms, ScheduleReply, ScheduleWithGroups, UpdateRequest, WatchAssignments,
 };
 use kvplane_rpc::limits::PAGE_SEGMENTS;
 use kvplane_rpc::message::{
@@ -379,6 +379,10 @@ impl Service for Control {
         self.conductor()?.register(call)
     }
 
+    fn register_capabilities(&self, _: Caller, call: RegisterCapabilities) -> Result<InstanceRegistered, Refusal> {
+        self.conductor()?.register(call)
+    }
+
     fn deregister_instance(&self, _: Caller, call: DeregisterInstance) -> Result<EmptyReply, Refusal> {
         self.conductor()?.deregister(&call)
     }
@@ -403,6 +407,10 @@ impl Service for Control {
         self.conductor()?.schedule_on_terms(&call)
     }
 
+    fn schedule_with_groups(&self, _: Caller, call: ScheduleWithGroups) -> Result<ScheduleReply, Refusal> {
+        self.conductor()?.schedule_with_groups(&call)
+    }
+
     fn update_request(&self, _: Caller, call: UpdateRequest) -> Result<EmptyReply, Refusal> {
         self.conductor()?.update(call)
     }
@@ -413,6 +421,10 @@ impl Service for Control {
 
     fn explain_request(&self, _: Caller, call: ExplainRequest) -> Result<RequestExplained, Refusal> {
         self.conductor()?.explain(&call)
+    }
+
+    fn explain_placement(&self, _: Caller, call: ExplainPlacement) -> Result<PlacementExplained, Refusal> {
+        self.conductor()?.explain_placement(&call.request)
     }
 
     fn hold_instance(&self, _: Caller, call: HoldInstance) -> Result<InstanceHeld, Refusal> {

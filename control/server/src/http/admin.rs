@@ -10,7 +10,7 @@
 //! | `/kv_events/status` | counts of published events |
 //! | `/get_all_keys` | keys of a tenant, one per line |
 //! | `POST /api/v1/remove_all` | removes a tenant's objects |
-//! | `POST /api/v1/soft_pin`, `soft_unpin`, `retain`, `release` | pins of objects, see [`pins`] |
+//! | `POST /api/v1/soft_pin`, `soft_unpin`, `retain`, `release`, `priority` | pins and priorities, see [`pins`] |
 //! | `/api/v1/tenant_quotas` | tenants and their quotas, see [`tenants`] |
 //! | `/api/v1/drain_jobs`, `/query`, `/cancel` | nodes that are drained, see [`drains`] |
 //!
@@ -25,7 +25,7 @@ mod segments;
 mod shards;
 mod tenants;
 
-use http_body_util::{BodyExt, Limited};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
 use kvplane_http::TEXT;
@@ -54,7 +54,7 @@ const JOB_NOT_FOUND: i32 = -1402;
 const BODY_BYTES: usize = 64 << 10;
 
 /// Served paths with other methods than GET.
-const WRITTEN: [&str; 9] = [
+const WRITTEN: [&str; 10] = [
     TENANT_QUOTAS,
     REMOVE_ALL,
     DRAIN_JOBS,
@@ -64,6 +64,7 @@ const WRITTEN: [&str; 9] = [
     pins::SOFT_UNPIN,
     pins::RETAIN,
     pins::RELEASE,
+    pins::PRIORITY,
 ];
 const TENANT_QUOTAS: &str = "/api/v1/tenant_quotas";
 const REMOVE_ALL: &str = "/api/v1/remove_all";
@@ -124,7 +125,13 @@ pub(crate) fn parameter(request: &Request<Incoming>, name: &str) -> Option<Strin
 async fn json_body(request: Request<Incoming>) -> Result<Value, Answer> {
     let bad = |reason: &str| failure(StatusCode::BAD_REQUEST, INVALID_PARAMS, reason);
     let body = Limited::new(request.into_body(), BODY_BYTES).collect().await;
-    let body = body.map_err(|_| bad("the body is too long, or did not arrive"))?;
+    let body = body.map_err(|error| match error.downcast_ref::<LengthLimitError>() {
+        Some(_) => {
+            let why = format!("the body has more than {BODY_BYTES} bytes: name the keys in several requests");
+            failure(StatusCode::PAYLOAD_TOO_LARGE, INVALID_PARAMS, &why)
+        }
+        None => bad("the body did not arrive"),
+    })?;
     serde_json::from_slice(&body.to_bytes()).map_err(|_| bad("the body is not JSON"))
 }
 

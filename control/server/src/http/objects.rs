@@ -6,6 +6,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvplane_proto::message::ObjectPriority;
+
 /// Reason why objects cannot be accessed.
 #[derive(Debug)]
 pub enum ObjectsError {
@@ -34,7 +36,7 @@ impl Error for ObjectsError {
     }
 }
 
-/// Pin of a tenant's objects, or the end of one.
+/// Pin of a tenant's objects, the end of one, or their priority.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum Pin {
@@ -48,6 +50,8 @@ pub enum Pin {
     Renew { retention: u64, ttl: Duration },
     /// A retention ends.
     Release { retention: u64 },
+    /// Priority of objects from now on.
+    Priority { keys: Vec<String>, priority: ObjectPriority },
 }
 
 /// Outcome of a pin for one object.

@@ -13,15 +13,15 @@
 //! the tenant's name with `GPU`, `CPU`, `DISK` and `DP`. A model that no instance serves has no holders. Blocks in the
 //! shared store count as memory (`cpu`) of every instance that prefills. A query by tokens finds the blocks whose
 //! events contain tokens, and by the hashes of vLLM's `sha256_cbor` with the registered seed all others;
-//! `hash_mismatch` means that engines of the model hold blocks that neither finds. `degraded` means that the index
-//! lacks contents of the model's engines or of stores, as after a restart of the control plane; `progress` then says
-//! how far it is.
+//! `unfindable_blocks` (and `hash_mismatch`, its name in earlier versions) means that engines of the model hold blocks
+//! that neither finds; `hash_mismatch` in `/global_view` means that schedulers hash otherwise than engines. `degraded`
+//! means that the index lacks contents of the model's engines or of stores, as after a restart of the control plane;
+//! `progress` then says how far it is.
 //!
 //! A body of type `application/msgpack` is MessagePack, and so is its answer; with `GET`, `Accept` decides. In
 //! MessagePack, `token_ids` may be bytes: numbers of 32 bits, little-endian.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Incoming;
@@ -33,7 +33,7 @@ use kvplane_conductor::engine::msgpack;
 use kvplane_conductor::engine::tokens::TokenPrompt;
 use kvplane_rpc::RefusalCode;
 use kvplane_rpc::conductor::{
-    BlockTier, DeregisterInstance, EventSource, InstancePart, PrefixHolder, PromptContext, RegisterInstance,
+    DeregisterInstance, EventSource, InstancePart, PrefixHolder, PromptContext, RegisterInstance,
 };
 use serde_json::{Map, Value, json};
 
@@ -48,7 +48,7 @@ const BODY_BYTES: usize = 24 << 20;
 /// Most bytes of a body in MessagePack: a value of one byte takes fifty once it is decoded.
 const PACKED_BYTES: usize = 9 << 20;
 /// Most holders in an answer.
-const HOLDERS: u32 = 1_024;
+const HOLDERS: usize = 1_024;
 /// Greatest rank.
 const RANKS: u64 = 65_535;
 /// Most bytes of a master's name, tenant and model.
@@ -199,7 +199,13 @@ async fn serve(
             let seed = conductor.host.seed(&pool_of(&context));
             let salt = fields.text("cache_salt")?.unwrap_or_default();
             let lora = fields.text("lora_name")?.unwrap_or_default();
-            let hashes = vllm(&tokens, context.block_tokens as usize, &seed, &lora, &salt);
+            // SHA-256 of all tokens costs more than the lookup.
+            let needs_hashes =
+                conductor.host.look(|conductor, _| QueryPrompt::needs_engine_hashes(conductor, &pool_of(&context)));
+            let hashes = match needs_hashes {
+                true => vllm(&tokens, context.block_tokens as usize, &seed, &lora, &salt),
+                false => Vec::new(),
+            };
             let prompt = TokenPrompt::new(&tokens, context.block_tokens as usize, &lora, &salt);
             query(conductor, &fields, &context, QueryPrompt::Tokens(&prompt, &hashes))
         }
@@ -376,39 +382,6 @@ fn unregister(conductor: &ConductorService, fields: &Fields<'_>) -> Result<Value
     Ok(json!({ "status": "unregistered successfully", "instance_id": instance }))
 }
 
-/// Adds to the instances' holdings what each can fetch from the shared store, which counts as memory of instances that
-/// prefill.
-fn with_store(
-    conductor: &ConductorService,
-    mut holders: Vec<PrefixHolder>,
-    context: &PromptContext,
-    prompt: QueryPrompt<'_>,
-) -> Vec<PrefixHolder> {
-    let stored = conductor.in_store(context, prompt);
-    if stored == 0 {
-        return holders;
-    }
-    let PromptContext { tenant, model, block_tokens, .. } = context;
-    let rows = conductor.table().instances.into_iter().filter(|row| {
-        row.part != InstancePart::Decode
-            && (&row.tenant, &row.model, row.block_tokens) == (tenant, model, *block_tokens)
-    });
-    let known: BTreeSet<Arc<str>> = holders.iter().map(|holder| Arc::clone(&holder.instance)).collect();
-    let others = rows.filter(|row| !known.contains(&row.instance)).map(|row| PrefixHolder {
-        instance: row.instance,
-        gpu_tokens: 0,
-        dram_tokens: 0,
-        ssd_tokens: 0,
-        degraded: row.degraded,
-    });
-    holders.extend(others.take((HOLDERS as usize).saturating_sub(known.len())));
-    for holder in &mut holders {
-        holder.dram_tokens = holder.dram_tokens.max(stored);
-        holder.ssd_tokens = holder.ssd_tokens.max(holder.dram_tokens);
-    }
-    holders
-}
-
 fn query(
     conductor: &ConductorService,
     fields: &Fields<'_>,
@@ -420,10 +393,10 @@ fn query(
     let pool = pool_of(context);
     // Hashes that a caller has are those of its engines.
     let by_tokens = matches!(prompt, QueryPrompt::Tokens(..));
-    let mismatch = by_tokens && conductor.host.look(|conductor, _| conductor.mismatched(&pool));
+    let has_unfindable = by_tokens && conductor.host.look(|conductor, _| conductor.has_unfindable_blocks(&pool));
     let incomplete = conductor.is_incomplete(&pool);
-    let holders = match conductor.query_prompt(context, prompt, HOLDERS, BlockTier::Ssd) {
-        Ok(found) => with_store(conductor, found.holders, context, prompt),
+    let holders = match conductor.query_with_store(context, prompt, HOLDERS) {
+        Ok(holders) => holders,
         Err(refusal) if refusal.known_code() == Some(RefusalCode::NotFound) => Vec::new(),
         Err(refusal) => return Err(refusal.into()),
     };
@@ -461,7 +434,9 @@ fn query(
     let mut answer = Map::new();
     answer.insert(tenant, Value::Object(named));
     answer.insert("instances".to_owned(), Value::Object(instances));
-    if mismatch {
+    if has_unfindable {
+        answer.insert("unfindable_blocks".to_owned(), true.into());
+        // The name that it had here before; in `/global_view` that means something else.
         answer.insert("hash_mismatch".to_owned(), true.into());
     }
     if incomplete {
@@ -488,6 +463,7 @@ fn global_view(conductor: &ConductorService) -> Value {
             "instances": model.instances,
             "waiting": model.waiting,
             "hash_mismatch": model.mismatch,
+            "unfindable_blocks": conductor.host.look(|conductor, _| conductor.has_unfindable_blocks(&pool)),
             "degraded": conductor.is_incomplete(&pool),
             "progress": progress,
         })

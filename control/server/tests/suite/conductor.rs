@@ -63,12 +63,7 @@ fn cache(instance: &str, seq: u64, hashes: Vec<u64>) -> ReportCache {
 
 fn load(instance: &str, seq: u64) -> ReportLoad {
     let (tenant, instance) = (String::new(), instance.to_owned());
-    ReportLoad {
-        tenant,
-        instance,
-        incarnation: 1,
-        load: InstanceLoad { seq, queued_tokens: 0, decode_tokens: 0, decodes: 0 },
-    }
+    ReportLoad { tenant, instance, incarnation: 1, load: InstanceLoad { seq, ..InstanceLoad::default() } }
 }
 
 fn assigned(answer: ScheduleReply) -> Assignment {
@@ -168,7 +163,7 @@ fn assignment_of_a_queued_request_reaches_a_stream_that_opens_late() {
             reservations.push(match answer {
                 ScheduleReply::Assigned(assignment) => assignment.reservation,
                 ScheduleReply::Queued { reservation, .. } => reservation,
-                ScheduleReply::Refused { .. } => panic!("there is room"),
+                other => panic!("there is room, not {other:?}"),
             });
         }
         let end = |reservation| UpdateRequest { reservation, step: RequestStep::Ended };

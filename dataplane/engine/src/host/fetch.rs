@@ -176,9 +176,10 @@ impl Fetcher {
                 // A stripe head is fetched too.
                 vec![Request::GetHead(*digest, local)]
             }
-            Want::Copy { digest, extent, tail_at, is_head, .. } => {
+            Want::Copy { digest, extent, tail_at, is_head, priority, .. } => {
                 let local = Local { buffer: self.buffer, offset: extent.offset, bytes: extent.bytes };
-                let (item, tenant, key) = copy_of(*digest, extent.bytes, *is_head, *tail_at, &PoolView(pool));
+                let pool = PoolView(pool);
+                let (item, tenant, key) = copy_of(*digest, extent.bytes, *is_head, *tail_at, *priority, &pool);
                 let number = book.push(item, &ObjectName { tenant: &tenant, key: &key });
                 vec![Request::PutCopy(*digest, local, number)]
             }

@@ -1,5 +1,6 @@
 //! Fixed-size records that bodies consist of.
 
+use super::priority::ObjectPriority;
 use super::put_flags::{PutFlags, Zeros};
 use crate::digest::Digest;
 use crate::flags::ItemFlags;
@@ -99,6 +100,7 @@ fields! {
     Status: 8, |value| value as u64, |raw: u64| Self::from_code(u16::try_from(raw).ok()?);
     ItemFlags: 8, |value| value.bits(), |raw: u64| Self::from_bits(raw);
     PutFlags: 1, |value| value.0, |raw: u8| Self::from_bits(raw);
+    ObjectPriority: 1, |value| value.bits(), |raw: u8| Self::from_bits(raw);
 }
 
 impl Field for Zeros {
@@ -290,6 +292,8 @@ records! {
         flags: PutFlags,
         /// Number of replicas, the owner's included; 0 means 1.
         replicas: u8,
+        /// Priority of the object among its tenant's when memory is needed.
+        priority: ObjectPriority,
         /// Reserved for later versions.
         zeros: Zeros,
     }

@@ -4,6 +4,7 @@
 //! tenant's name followed by the key.
 
 use super::items::{Item, KeyItem, ListItem, ListReply};
+use super::priority::ObjectPriority;
 use super::put::{ObjectName, PutOptions};
 use super::put_flags::Part;
 use crate::digest::Digest;
@@ -78,6 +79,20 @@ impl KeyItem {
     pub const REPLICAS: u32 = 32;
     /// A retention keeps the object from being evicted.
     pub const RETAINED: u32 = 64;
+    /// Lowest of the four bits with the object's priority, in two's complement.
+    const PRIORITY_AT: u32 = 8;
+
+    /// Returns the bits of [`KeyItem::flags`] for an object of this priority.
+    #[must_use]
+    pub const fn priority_flags(priority: ObjectPriority) -> u32 {
+        (priority.nibble() as u32) << Self::PRIORITY_AT
+    }
+
+    /// Returns the priority of the object.
+    #[must_use]
+    pub const fn priority(&self) -> ObjectPriority {
+        ObjectPriority::from_nibble((self.flags >> Self::PRIORITY_AT & 0xf) as u8)
+    }
 
     /// Returns the put options that the object was stored with.
     #[must_use]
@@ -93,6 +108,7 @@ impl KeyItem {
             group,
             soft_pin_ms,
             hard_pin: flags & Self::HARD_PIN != 0,
+            priority: self.priority(),
             data_type,
             replace: false,
             part,

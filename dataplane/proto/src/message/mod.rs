@@ -6,6 +6,7 @@
 mod hello;
 mod items;
 mod keys;
+mod priority;
 mod put;
 mod put_flags;
 mod retain;
@@ -19,6 +20,7 @@ pub use items::{
     WriteItem, decode_items, encode_items,
 };
 pub use keys::{KEY_PAGE_BYTES, KeyPage, KeyView, PageQuery};
+pub use priority::{ObjectPriority, PriorityOutOfRange};
 pub use put::{ObjectName, PutOptions, Puts, decode_puts};
 pub use put_flags::{Part, PutAck, PutFlags, Zeros};
 pub use retain::Retaining;

@@ -5,6 +5,7 @@
 //! object.
 
 use super::items::{Item, Items, PutItem, decode_items};
+use super::priority::ObjectPriority;
 use super::put_flags::{Part, PutAck, PutFlags, Zeros};
 use crate::digest::Digest;
 use crate::limits::Limits;
@@ -22,6 +23,8 @@ pub struct PutOptions {
     pub soft_pin_ms: u32,
     /// True if the object is never evicted.
     pub hard_pin: bool,
+    /// Rank among the objects of its tenant when memory is needed: a lower one is evicted before.
+    pub priority: ObjectPriority,
     /// Data type, a number chosen by the caller.
     pub data_type: u8,
     /// True if an existing object is replaced. Otherwise it is left as it is.
@@ -59,6 +62,7 @@ impl PutItem {
             data_type: 0,
             flags: PutFlags(0),
             replicas: 0,
+            priority: ObjectPriority::NORMAL,
             zeros: Zeros,
         }
     }
@@ -78,14 +82,14 @@ impl PutItem {
     #[must_use]
     pub const fn with_options(self, options: &PutOptions) -> Self {
         let PutOptions { tenant, group, soft_pin_ms, hard_pin, data_type, replace, part, .. } = *options;
-        let PutOptions { replicas, wait_replicas, ack, .. } = *options;
+        let PutOptions { replicas, wait_replicas, ack, priority, .. } = *options;
         let flags = PutFlags(0).with(PutFlags::REPLACE, replace).with(PutFlags::HARD_PIN, hard_pin);
         let flags = flags.with(PutFlags::HEAD, matches!(part, Part::Head));
         let flags = flags.with(PutFlags::STRIPE, matches!(part, Part::Stripe)).with_ack(ack);
         let most = Limits::REPLICAS;
         let flags = flags.with(PutFlags::WAIT_REPLICAS, wait_replicas);
         let replicas = if replicas > most { most } else { replicas };
-        Self { tenant, group, soft_pin_ms, data_type, flags, replicas, ..self }
+        Self { tenant, group, soft_pin_ms, data_type, flags, replicas, priority, ..self }
     }
 
     /// Returns the options of the put.
@@ -96,6 +100,7 @@ impl PutItem {
             group: self.group,
             soft_pin_ms: self.soft_pin_ms,
             hard_pin: self.flags.has(PutFlags::HARD_PIN),
+            priority: self.priority,
             data_type: self.data_type,
             replace: self.flags.has(PutFlags::REPLACE),
             part: self.flags.part(),

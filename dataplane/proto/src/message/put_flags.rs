@@ -80,7 +80,7 @@ pub struct Zeros;
 
 impl Zeros {
     /// Number of reserved bytes in a [`PutItem`](super::PutItem).
-    pub const BYTES: usize = 18;
+    pub const BYTES: usize = 17;
 }
 
 /// Acknowledgement level: the state of an object in which its put is answered.

@@ -1,6 +1,7 @@
 //! Pins that a [`RetainItem`] sets or ends.
 
 use super::items::RetainItem;
+use super::priority::ObjectPriority;
 use crate::digest::Digest;
 use crate::limits::Limits;
 
@@ -15,6 +16,8 @@ pub enum Retaining {
     Group(u64),
     /// All objects of the retention of this number.
     All(u64),
+    /// Priority of an object, from now on.
+    Priority(ObjectPriority),
 }
 
 impl RetainItem {
@@ -26,6 +29,7 @@ impl RetainItem {
             Retaining::Object(number) => (2, number),
             Retaining::Group(number) => (3, number),
             Retaining::All(number) => (4, number),
+            Retaining::Priority(priority) => (5, priority.bits() as u64),
         };
         Self { digest, number, tenant, duration_ms, what }
     }
@@ -41,6 +45,10 @@ impl RetainItem {
             2 if !is_end => Some(Retaining::Object(number)),
             3 if !is_end => Some(Retaining::Group(number)),
             4 => Some(Retaining::All(number)),
+            5 if is_end && number <= u8::MAX as u64 => match ObjectPriority::from_bits(number.to_le_bytes()[0]) {
+                Some(priority) => Some(Retaining::Priority(priority)),
+                None => None,
+            },
             _ => None,
         }
     }
@@ -60,6 +68,12 @@ mod tests {
         assert_eq!(item(Retaining::Object(7), 0).retaining(), None);
         assert_eq!(item(Retaining::Group(7), 0).retaining(), None);
         assert_eq!(item(Retaining::All(7), 0).retaining(), Some(Retaining::All(7)));
-        assert_eq!(RetainItem { what: 5, ..item(Retaining::Soft, 1) }.retaining(), None);
+        let lowest = item(Retaining::Priority(ObjectPriority::LOWEST), 0);
+        assert_eq!(lowest.retaining(), Some(Retaining::Priority(ObjectPriority::LOWEST)));
+        assert_eq!(RetainItem { duration_ms: 1, ..lowest }.retaining(), None, "it has no end");
+        for number in [5, 0xfb, 0x1fc, u64::MAX] {
+            assert_eq!(RetainItem { number, ..lowest }.retaining(), None, "priority {number:#x}");
+        }
+        assert_eq!(RetainItem { what: 6, ..item(Retaining::Soft, 1) }.retaining(), None);
     }
 }

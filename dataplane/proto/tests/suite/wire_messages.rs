@@ -3,8 +3,8 @@
 use kvplane_proto::ids::{Incarnation, NodeId, PinId, ReservationId};
 use kvplane_proto::message::{
     Bitmap, CommitItem, CommitReply, DigestItem, GetItem, Hello, HelloError, IdItem, Item, LookupReply, ObjectName,
-    PutAck, PutItem, PutOptions, ReadItem, RegionDescriptor, ReserveReply, RunItem, SegmentDescriptor, SegmentError,
-    SizeReply, Welcome, WriteItem, decode_items, decode_puts, encode_items,
+    ObjectPriority, PutAck, PutItem, PutOptions, ReadItem, RegionDescriptor, ReserveReply, RunItem, SegmentDescriptor,
+    SegmentError, SizeReply, Welcome, WriteItem, decode_items, decode_puts, encode_items,
 };
 use kvplane_proto::{Digest, Epoch, ItemFlags, Limits, RequestId, SegmentId, ShardId, Status, Version};
 
@@ -56,13 +56,14 @@ fn requests_items_have_these_bytes() {
         data_type: 7,
         replace: true,
         ack: Some(PutAck::Durable),
+        priority: ObjectPriority::LOWEST,
         ..PutOptions::default()
     };
     let item = PutItem { key_bytes: 0x0a0b, tenant_bytes: 0x0c, ..PutItem::plain(DIGEST, first) };
-    let zeros = "00".repeat(19);
+    let (replicas, zeros) = ("00", "00".repeat(17));
     check(
         item.with_options(&options),
-        &[DIGEST_HEX, words[0], words[1], "04030201", "05040302", "0b0a", "0c", "07", "33", &zeros],
+        &[DIGEST_HEX, words[0], words[1], "04030201", "05040302", "0b0a", "0c", "07", "33", replicas, "fc", &zeros],
     );
     check(CommitItem { reservation: RESERVATION, checksum: first }, &["3d3c3b3a34333231", words[0]]);
     check(IdItem { id: PIN.to_bits() }, &["2d2c2b2a24232221"]);
@@ -300,5 +301,11 @@ fn puts_come_with_their_names() {
     let longest = PutItem { key_bytes: Limits::KEY_BYTES as u16, ..PutItem::plain(DIGEST, 1) };
     assert!(!bad(longest) && bad(PutItem { key_bytes: Limits::KEY_BYTES as u16 + 1, ..longest }));
     assert!(bad(PutItem { tenant_bytes: 3, ..PutItem::plain(DIGEST, 1) }), "a tenant without a key");
+    let mut body = Vec::new();
+    PutItem::plain(DIGEST, 1).encode(&mut body);
+    for (byte, is_good) in [(4, true), (0xfc, true), (5, false), (0xfb, false)] {
+        body[46] = byte;
+        assert_eq!(decode_puts(&body, 1).is_some(), is_good, "priority {byte:#x}");
+    }
     assert!(bad(PutItem { soft_pin_ms: Limits::SOFT_PIN_MS + 1, ..longest }));
 }

@@ -1,6 +1,7 @@
 //! Arena of entries, and the gauges that follow from them: granules by state, and bytes and replicas among the live.
 
 use kvplane_proto::ids::Version;
+use kvplane_proto::message::ObjectPriority;
 
 use super::marks::{Mark, Replica};
 use super::{
@@ -128,13 +129,14 @@ impl Entries {
             pins: u32::from(keep.account) << ACCOUNT_AT,
             bytes_high: (bytes >> 32) as u8,
             incarnation: step(State::Vacant, Event::Reserve) as u8,
-            place: EvictionList::Nowhere,
+            place: EvictionList::Nowhere as u8,
             space: self.unit_log2 | (wanted.extra_granules() as u8) << UNIT_BITS,
         };
         let mut entry = entry;
         entry.mark(Mark::Tail, has_tail);
         entry.mark(Mark::Replace, replace);
         entry.mark(Mark::Hard, keep.hard_pin);
+        entry.set_priority(keep.priority);
         entry.mark(Mark::Head, head);
         entry.mark(Mark::Wanted, replica.is_owed_a_copy());
         entry.mark(Mark::Awaited, replica == Replica::Awaited);
@@ -175,7 +177,7 @@ impl Entries {
     /// If it is pinned or still in the eviction order.
     pub fn release(&mut self, id: EntryId) {
         let entry = &self[id];
-        assert!(entry.pins() == 0 && entry.place == EvictionList::Nowhere, "releasing {entry:?}");
+        assert!(entry.pins() == 0 && entry.place() == EvictionList::Nowhere, "releasing {entry:?}");
         self.take_step(id, Event::Release);
         self[id].after = self.vacant;
         self.vacant = id.0;
@@ -235,6 +237,16 @@ impl Entries {
         assert!(usize::from(account) < ACCOUNTS, "account {account}");
         let entry = &mut self[id];
         entry.pins = entry.pins() | u32::from(account) << ACCOUNT_AT;
+    }
+
+    /// Sets the priority of an entry, which is not in the order of an eviction policy.
+    pub fn set_priority(&mut self, id: EntryId, priority: ObjectPriority) {
+        let entry = &mut self[id];
+        // The order of soft pins does not depend on it.
+        let is_ordered =
+            !matches!(entry.place(), EvictionList::Nowhere | EvictionList::SoftPinned | EvictionList::SoftPinnedParked);
+        assert!(!is_ordered, "another priority of {entry:?}, which is in its policy's order");
+        entry.set_priority(priority);
     }
 
     /// Returns every entry in use, in the arena's order.

@@ -42,9 +42,9 @@ impl List {
     /// Removes a member.
     pub(super) fn unlink(&mut self, entries: &mut Entries, id: EntryId) {
         let entry = &mut entries[id];
-        assert!(entry.place == self.place, "{entry:?} is not in the list of {:?}", self.place);
+        assert!(entry.place() == self.place, "{entry:?} is not in the list of {:?}", self.place);
         let (before, after) = (entry.before, entry.after);
-        entry.place = EvictionList::Nowhere;
+        entry.set_place(EvictionList::Nowhere);
         match before {
             NONE => self.first = after,
             before => entries[EntryId(before)].after = after,
@@ -61,7 +61,7 @@ impl List {
         let (mut before, mut cursor) = (NONE, self.first);
         while cursor != NONE {
             let entry = &entries[EntryId(cursor)];
-            assert!(entry.place == self.place && entry.before == before, "{entry:?}");
+            assert!(entry.place() == self.place && entry.before == before, "{entry:?}");
             let ordered = !sorted || before == NONE || entries[EntryId(before)].stamp < entry.stamp;
             assert!(ordered, "{entry:?} is out of order");
             members += 1;
@@ -74,8 +74,9 @@ impl List {
 
     fn insert_between(&mut self, entries: &mut Entries, before: u32, id: EntryId, after: u32) {
         let entry = &mut entries[id];
-        assert!(entry.place == EvictionList::Nowhere, "{entry:?} is in a list already");
-        (entry.before, entry.after, entry.place) = (before, after, self.place);
+        assert!(entry.place() == EvictionList::Nowhere, "{entry:?} is in a list already");
+        (entry.before, entry.after) = (before, after);
+        entry.set_place(self.place);
         match before {
             NONE => self.first = id.0,
             before => entries[EntryId(before)].after = id.0,

@@ -58,7 +58,7 @@ impl S3Fifo {
     }
 
     fn segment(&mut self, entries: &Entries, id: EntryId) -> &mut Segment {
-        match entries[id].place {
+        match entries[id].place() {
             EvictionList::Probation | EvictionList::ProbationParked => &mut self.small,
             EvictionList::Protected | EvictionList::ProtectedParked => &mut self.main,
             _ => panic!("{id:?} is not in this eviction order"),
@@ -126,7 +126,7 @@ impl EvictionPolicy for S3Fifo {
     }
 
     fn evict(&mut self, entries: &mut Entries, id: EntryId) {
-        if matches!(entries[id].place, EvictionList::Probation | EvictionList::ProbationParked) {
+        if matches!(entries[id].place(), EvictionList::Probation | EvictionList::ProbationParked) {
             self.ghosts.remember(entries[id].digest());
         }
         self.remove(entries, id);

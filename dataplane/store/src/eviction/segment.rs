@@ -47,14 +47,14 @@ impl Segment {
     pub(crate) fn unlink(&mut self, entries: &mut Entries, id: EntryId) {
         self.granules -= entries[id].granules();
         self.members -= 1;
-        let parked = entries[id].place == self.parked.place();
+        let parked = entries[id].place() == self.parked.place();
         let list = if parked { &mut self.parked } else { &mut self.listed };
         list.unlink(entries, id);
     }
 
     /// Handles the release of a member's last pin: it is a candidate again, at its position.
     pub(crate) fn unpark(&mut self, entries: &mut Entries, id: EntryId) {
-        if entries[id].place == self.parked.place() {
+        if entries[id].place() == self.parked.place() {
             self.parked.unlink(entries, id);
             self.listed.insert_by_stamp(entries, id);
         }

@@ -66,7 +66,7 @@ impl SegmentedLru {
     }
 
     fn segment(&mut self, entries: &Entries, id: EntryId) -> &mut Segment {
-        match entries[id].place {
+        match entries[id].place() {
             EvictionList::Probation | EvictionList::ProbationParked => &mut self.probation,
             EvictionList::Protected | EvictionList::ProtectedParked => &mut self.protected,
             _ => panic!("{id:?} is not in this eviction order"),

@@ -1,7 +1,9 @@
 //! Pins of live objects that are set and ended after their puts: soft pins, and retentions.
 
+use kvplane_proto::message::ObjectPriority;
+
 use super::Order;
-use super::retained::ReleasedObject;
+use super::retained::{ReleasedObject, RetentionId};
 use crate::entry::{Entries, EntryId, Mark};
 use crate::eviction::EvictionPolicy;
 
@@ -33,11 +35,31 @@ impl<P: EvictionPolicy> Order<P> {
         self.join_list(entries, id, until_ns);
     }
 
+    /// Sets the priority of a live object, as whose newest object it counts from now on.
+    pub(crate) fn set_priority(&mut self, entries: &mut Entries, id: EntryId, priority: ObjectPriority) {
+        let entry = &entries[id];
+        if entry.priority() == priority {
+            return;
+        }
+        if entry.is(Mark::Hard) || entry.is(Mark::Soft) {
+            return entries.set_priority(id, priority);
+        }
+        let was_protected = entry.is_protected();
+        self.tenants.policy_of(entry).remove(entries, id);
+        entries.set_priority(id, priority);
+        let policy = self.tenants.policy_of(&entries[id]);
+        policy.insert(entries, id);
+        if was_protected {
+            policy.access(entries, id);
+        }
+    }
+
     /// Adds a live object to a retention, which lasts for this duration from now at least. False if the object belongs
     /// to [`super::RETENTIONS_MOST`] others. An object with a hard pin of its put needs none.
     pub(crate) fn retain(&mut self, entries: &mut Entries, id: EntryId, number: u64, duration_ns: u64) -> bool {
         let account = entries[id].account() as u16;
         let until_ns = self.pins_and_groups.now_ns().saturating_add(duration_ns);
+        self.end_expired(entries, (account, number));
         if self.retained.is_full((account, number), id) {
             return false;
         }
@@ -52,21 +74,35 @@ impl<P: EvictionPolicy> Order<P> {
     }
 
     /// Makes a tenant's retention last for this duration from now at least; returns the number of its objects.
-    pub(crate) fn renew(&mut self, account: u16, number: u64, duration_ns: u64) -> usize {
+    pub(crate) fn renew(&mut self, entries: &mut Entries, account: u16, number: u64, duration_ns: u64) -> usize {
+        self.end_expired(entries, (account, number));
         let until_ns = self.pins_and_groups.now_ns().saturating_add(duration_ns);
         self.retained.extend((account, number), until_ns)
     }
 
     /// Ends a tenant's retention; returns the number of its objects.
     pub(crate) fn release(&mut self, entries: &mut Entries, account: u16, number: u64) -> usize {
+        self.end_expired(entries, (account, number));
         let (count, ended) = self.retained.release((account, number));
         self.end_all(entries, &ended);
         count
     }
 
-    /// Ends the retentions whose time is over.
-    pub(crate) fn expire_retentions(&mut self, entries: &mut Entries) {
-        while let Some(ended) = self.retained.next_expired(self.pins_and_groups.now_ns()) {
+    /// Ends retentions whose time is over, up to so many objects of them; returns the number that is left.
+    pub(crate) fn expire_retentions(&mut self, entries: &mut Entries, most: usize) -> usize {
+        for left in (0..most).rev() {
+            match self.retained.take_expired(self.pins_and_groups.now_ns()) {
+                None => return left + 1,
+                Some(ended) => self.end_all(entries, ended.as_slice()),
+            }
+        }
+        0
+    }
+
+    /// Ends a retention whose time is over, if objects of it are left.
+    fn end_expired(&mut self, entries: &mut Entries, id: RetentionId) {
+        if self.retained.is_over(id, self.pins_and_groups.now_ns()) {
+            let (_, ended) = self.retained.release(id);
             self.end_all(entries, &ended);
         }
     }

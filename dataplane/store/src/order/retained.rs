@@ -106,10 +106,28 @@ impl RetentionTable {
         (retention.objects.len(), ended)
     }
 
-    /// Ends the first retention whose time is over; returns the objects that no other retention keeps.
-    pub(super) fn next_expired(&mut self, now_ns: u64) -> Option<Vec<ReleasedObject>> {
-        let (until_ns, id) = *self.until.first()?;
-        (until_ns <= now_ns).then(|| self.release(id).1)
+    /// Returns true if the time of a retention is over that has not lost all of its objects yet.
+    pub(super) fn is_over(&self, id: RetentionId, now_ns: u64) -> bool {
+        self.retentions.get(&id).is_some_and(|retention| retention.until_ns <= now_ns)
+    }
+
+    /// Takes one object out of the first retention whose time is over; returns none if there is none. The object is
+    /// among the result if no other retention keeps it.
+    pub(super) fn take_expired(&mut self, now_ns: u64) -> Option<Option<ReleasedObject>> {
+        let (_, id) = *self.until.first().filter(|(until_ns, _)| *until_ns <= now_ns)?;
+        let retention = self.retentions.get_mut(&id)?;
+        let entry = retention.objects.pop_first()?;
+        if retention.objects.is_empty() {
+            self.release(id);
+        }
+        let object = self.objects.get_mut(&entry)?;
+        object.retentions.remove(&id);
+        let released = ReleasedObject { entry: EntryId(entry), soft_until_ns: object.soft_until_ns };
+        let is_released = object.retentions.is_empty();
+        if is_released {
+            self.objects.remove(&entry);
+        }
+        Some(is_released.then_some(released))
     }
 
     /// Forgets an object that is about to leave.
@@ -151,10 +169,14 @@ mod tests {
         retained.add(one, EntryId(7), 10, 0);
         retained.add(one, EntryId(8), 20, 5);
         retained.add(other, EntryId(7), 30, 0);
-        assert_eq!((retained.len(), retained.next_expired(19)), (2, None));
-        assert_eq!(retained.next_expired(20), Some(vec![ReleasedObject { entry: EntryId(8), soft_until_ns: 5 }]));
+        assert_eq!((retained.len(), retained.take_expired(9)), (2, None));
+        assert!(retained.is_over(one, 20) && !retained.is_over(other, 20));
+        // One object at a time: the first has another retention.
+        assert_eq!(retained.take_expired(20), Some(None));
+        let second = ReleasedObject { entry: EntryId(8), soft_until_ns: 5 };
+        assert_eq!((retained.take_expired(20), retained.is_over(one, 20)), (Some(Some(second)), false));
         assert_eq!((retained.has(EntryId(7)), retained.extend(other, 15)), (true, 1), "never shortened");
-        assert_eq!(retained.next_expired(29), None);
+        assert_eq!(retained.take_expired(29), None);
         assert_eq!(retained.release(other), (1, vec![ReleasedObject { entry: EntryId(7), soft_until_ns: 0 }]));
         assert_eq!((retained.release(other), retained.len()), ((0, Vec::new()), 0));
         retained.check(|_| panic!("nothing is retained"));
@@ -169,7 +191,7 @@ mod tests {
         assert!(retained.is_full((0, 99), EntryId(7)) && !retained.is_full((0, 0), EntryId(7)));
         retained.check(|entry| assert_eq!(entry, EntryId(7)));
         retained.forget(EntryId(7));
-        assert_eq!((retained.extend((0, 0), 20), retained.next_expired(100)), (0, None));
+        assert_eq!((retained.extend((0, 0), 20), retained.take_expired(100)), (0, None));
         retained.check(|_| panic!("nothing is retained"));
     }
 }

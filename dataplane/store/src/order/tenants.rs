@@ -7,7 +7,7 @@ use kvplane_proto::tenants::TenantLease;
 use super::Scarce;
 use crate::allocator::GRANULE_BYTES;
 use crate::entry::{ACCOUNTS, Entries, Entry, EntryId, EvictionList, Mark};
-use crate::eviction::{EvictionPolicy, Segment};
+use crate::eviction::{EvictionPolicy, PriorityLevels, Segment};
 
 /// Number of accounts up to which tenants that are not configured get accounts of their own.
 const UNCONFIGURED_MOST: usize = 256;
@@ -48,9 +48,9 @@ struct Account<P> {
     asked: u64,
     evicted_bytes: u64,
     refused: u64,
-    policy: P,
+    policy: PriorityLevels<P>,
     /// Policy of its objects in the device pool, if there is one.
-    device_policy: Option<P>,
+    device_policy: Option<PriorityLevels<P>>,
     soft: Segment,
 }
 
@@ -70,8 +70,8 @@ impl<P: EvictionPolicy> Account<P> {
             asked: 0,
             evicted_bytes: 0,
             refused: 0,
-            device_policy: has_device_pool.then(|| policy.anew()),
-            policy,
+            device_policy: has_device_pool.then(|| PriorityLevels::new(policy.anew())),
+            policy: PriorityLevels::new(policy),
             soft: Segment::new(EvictionList::SoftPinned, EvictionList::SoftPinnedParked),
         }
     }
@@ -142,7 +142,7 @@ impl<P: EvictionPolicy> Tenants<P> {
             None if self.accounts.len() < ACCOUNTS => self.accounts.len(),
             None => return None,
         };
-        let account = Account::new(number, self.accounts[0].policy.anew(), self.device_granules > 0);
+        let account = Account::new(number, self.accounts[0].policy.anew_policy(), self.device_granules > 0);
         if at == self.accounts.len() {
             self.accounts.push(account);
         } else {
@@ -243,18 +243,18 @@ impl<P: EvictionPolicy> Tenants<P> {
 
     /// Returns the eviction policy of an account, for its objects in the pool without a soft or hard pin.
     #[inline]
-    pub(super) fn policy(&mut self, account: usize) -> &mut P {
+    pub(super) fn policy(&mut self, account: usize) -> &mut PriorityLevels<P> {
         &mut self.accounts[account].policy
     }
 
     /// Returns the eviction policy of an account for its objects in the device pool, if there is one.
-    pub(super) fn device_policy(&mut self, account: usize) -> Option<&mut P> {
+    pub(super) fn device_policy(&mut self, account: usize) -> Option<&mut PriorityLevels<P>> {
         self.accounts[account].device_policy.as_mut()
     }
 
     /// Returns the eviction policy of an entry without a soft or hard pin.
     #[inline]
-    pub(super) fn policy_of(&mut self, entry: &Entry) -> &mut P {
+    pub(super) fn policy_of(&mut self, entry: &Entry) -> &mut PriorityLevels<P> {
         let Account { policy, device_policy, .. } = &mut self.accounts[entry.account()];
         match device_policy {
             Some(device_policy) if entry.is_on_device() => device_policy,

@@ -2,7 +2,7 @@
 
 use kvplane_proto::ids::Version;
 use kvplane_proto::map::ShardKey;
-use kvplane_proto::message::PageQuery;
+use kvplane_proto::message::{ObjectPriority, PageQuery};
 use kvplane_proto::{Digest, Status};
 
 use super::types::MemoryExtent;
@@ -61,6 +61,8 @@ pub enum Want {
         tail_at: Option<u64>,
         /// True if it is a stripe head.
         is_head: bool,
+        /// Its present priority.
+        priority: ObjectPriority,
         version: Version,
     },
     /// Drop of the replicas that the replica owner has of these. A digest whose bits below the slot are zero means all

@@ -108,6 +108,10 @@ impl ListEntry {
         (self.item.group, self.item.tenant) = (options.group, options.tenant);
         (self.item.soft_pin_ms, self.item.data_type) = (options.soft_pin_ms, options.data_type);
         self.item.flags |= if options.hard_pin { KeyItem::HARD_PIN } else { 0 };
+        // That of an object in memory is known already, and may have changed since its put.
+        if self.item.flags & KeyItem::IN_MEMORY == 0 {
+            self.item.flags |= KeyItem::priority_flags(options.priority);
+        }
         // The flag of stripe heads is known without the tail.
         self.item.flags |= if options.part == Part::Stripe { KeyItem::STRIPE } else { 0 };
         (self.item.key_bytes, self.item.tenant_bytes) = (head.key_bytes, head.tenant_bytes);
@@ -402,6 +406,7 @@ fn read_tail(at: u64, pool: &dyn PoolBytes) -> Vec<u8> {
 fn in_memory(view: &ObjectView) -> u32 {
     let flag = |set, flag| if set { flag } else { 0 };
     let kept = flag(view.replica.is_owed_a_copy(), KeyItem::REPLICAS) | flag(view.is_retained, KeyItem::RETAINED);
+    let kept = kept | KeyItem::priority_flags(view.priority);
     KeyItem::IN_MEMORY | kept | flag(view.is_head, KeyItem::HEAD)
 }
 

@@ -27,7 +27,7 @@ use crate::config::StoreConfig;
 use crate::entry::{Entries, Entry, EntryId, Keep, Mark, Replica, Reserve, State};
 use crate::errors::ReserveError;
 use crate::eviction::EvictionPolicy;
-use crate::order::{Order, Reach, Scarce, Tenants};
+use crate::order::{EXPIRED_AT_ONCE, Order, Reach, Scarce, Tenants};
 
 /// Amount evicted in the policy's order before neighbours are, in multiples of the request.
 const SCATTERED: u64 = 2;
@@ -149,13 +149,14 @@ impl<P: EvictionPolicy> Space<P> {
             replica: entry.replica(),
             copied: entry.is(Mark::Copied),
             is_retained: self.order.is_retained(id),
+            priority: entry.priority(),
         }
     }
 
     /// Advances the time, for soft pins and retentions. It never goes back.
     pub(super) fn tick(&mut self, now_ns: u64) {
         self.order.tick(now_ns);
-        self.order.expire_retentions(self.objects.entries_mut());
+        self.order.expire_retentions(self.objects.entries_mut(), EXPIRED_AT_ONCE);
     }
 
     /// Records an access of an object.
@@ -191,7 +192,9 @@ impl<P: EvictionPolicy> Space<P> {
     pub(super) fn reserve(&mut self, wanted: &Reserve) -> Result<EntryId, ReserveError> {
         let together = wanted.bytes + u64::from(wanted.tail_bytes);
         let mut keep = wanted.keep;
-        keep.hard_pin &= wanted.replica != Replica::Second || self.may_pin(together, keep.account);
+        if keep.hard_pin && wanted.replica == Replica::Second {
+            keep.hard_pin = self.may_pin(self.pool.granules_of(together), keep.account);
+        }
         if !wanted.moves {
             self.within_lease(together, &keep)?;
         }
@@ -254,7 +257,7 @@ impl<P: EvictionPolicy> Space<P> {
         if is_other && self.within_lease(granules * GRANULE_BYTES, &Keep { hard_pin: false, ..*keep }).is_err() {
             return false;
         }
-        let hard = keep.hard_pin && self.order.tenants().pin_limit(granules, keep.account).is_none();
+        let hard = keep.hard_pin && self.may_pin(granules, keep.account);
         let keep = Keep { hard_pin: hard, soft_pin_ns: 0, ..*keep };
         self.order.keep_as(self.objects.entries_mut(), id, &keep);
         true
@@ -267,12 +270,16 @@ impl<P: EvictionPolicy> Space<P> {
     fn within_lease(&mut self, bytes: u64, keep: &Keep) -> Result<(), ReserveError> {
         let granules = self.pool.granules_of(bytes);
         if keep.hard_pin
+            && !self.may_pin(granules, keep.account)
             && let Some((pinned_bytes, limit_bytes, of_tenant)) =
                 self.order.tenants_mut().refused_pin(granules, keep.account)
         {
             return Err(ReserveError::PinLimit { pinned_bytes, limit_bytes, of_tenant });
         }
-        self.order.expire(self.objects.entries_mut());
+        let is_stuck = |order: &Order<P>| {
+            order.tenants().over_lease(keep.account, granules).is_some_and(|(lease, stuck)| stuck + granules > lease)
+        };
+        while self.order.expire(self.objects.entries_mut()) && is_stuck(&self.order) {}
         while let Some((lease, stuck)) = self.order.tenants().over_lease(keep.account, granules) {
             let may_fit = stuck + granules <= lease;
             let victim = may_fit.then(|| self.order.victim_of(self.objects.entries_mut(), keep.account)).flatten();
@@ -286,9 +293,16 @@ impl<P: EvictionPolicy> Space<P> {
         Ok(())
     }
 
-    /// Returns true if a tenant may have this many more bytes hard pinned.
-    fn may_pin(&self, bytes: u64, account: u16) -> bool {
-        self.order.tenants().pin_limit(self.pool.granules_of(bytes), account).is_none()
+    /// Returns true if a tenant may have this many more granules hard pinned. Retentions that have ended do not count,
+    /// however many objects wait for their turn: as many of these end as it takes.
+    fn may_pin(&mut self, granules: u64, account: u16) -> bool {
+        let refuses = |order: &Order<P>| order.tenants().pin_limit(granules, account).is_some();
+        while refuses(&self.order) {
+            if self.order.expire_retentions(self.objects.entries_mut(), EXPIRED_AT_ONCE) > 0 {
+                return !refuses(&self.order);
+            }
+        }
+        true
     }
 
     /// Allocates memory for an object and its tail; if the tail takes a slot, one is free afterwards.
@@ -321,7 +335,10 @@ impl<P: EvictionPolicy> Space<P> {
     /// `NoSpace` or `TooManyObjects`: no eviction could provide both.
     fn room(&mut self, bytes: u64) -> Result<Block, ReserveError> {
         let granules = self.pool.granules_of(bytes);
-        self.order.expire(self.objects.entries_mut());
+        // Retentions that have ended hold no memory back, however many objects wait for their turn.
+        while self.order.expire(self.objects.entries_mut())
+            && self.pool.free_granules() + self.evictable_granules() < granules
+        {}
         if self.pool.free_granules() + self.evictable_granules() < granules {
             return Err(self.no_space(granules));
         }
@@ -510,7 +527,7 @@ fn again(entry: &Entry, tail_bytes: u32) -> Reserve {
         tail_bytes,
         has_tail: entry.is(Mark::Tail),
         replace: true,
-        keep: Keep { account: entry.account() as u16, ..Keep::default() },
+        keep: Keep { account: entry.account() as u16, priority: entry.priority(), ..Keep::default() },
         head: entry.is(Mark::Head),
         replica: entry.replica(),
         moves: true,

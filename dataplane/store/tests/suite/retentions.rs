@@ -47,6 +47,67 @@ fn there(store: &Store, keys: impl IntoIterator<Item = u8>) -> Vec<bool> {
     keys.into_iter().map(|key| store.exists(digest(key))).collect()
 }
 
+/// Nothing is retained any more, so nobody is refused because of what was.
+#[test]
+fn retentions_that_have_ended_do_not_count_for_the_limit_of_hard_pins() {
+    const OBJECTS: usize = 3_000;
+    let object = |key: usize| Digest(key as u128 + 1_000);
+    let hard = Keep { hard_pin: true, ..Keep::default() };
+    for hard_put in [false, true] {
+        let config = StoreConfig { hard_pin_percent: 75, max_objects: 4_096, ..StoreConfig::for_pool(4_000 * GRANULE) };
+        let mut store = Store::new(config, Version(1)).expect("it is valid");
+        for key in 0..OBJECTS + 500 {
+            let (reservation, _) = store.reserve_for(&Reserve::plain(object(key), GRANULE)).expect("there is room");
+            store.commit(reservation, 0).expect("nobody else puts it");
+        }
+        for key in 0..OBJECTS {
+            ObjectPins::from(&mut store).retain(object(key), 7, 100).expect("within the limit");
+        }
+        let refused = ObjectPins::from(&mut store).retain(object(OBJECTS), 8, 100);
+        assert!(matches!(refused, Err(PinError::PinLimit { of_tenant: false, .. })), "{refused:?}");
+        // One step ends those of 1,024 objects, and 1,524 others fit only once more have ended.
+        store.tick(100);
+        if hard_put {
+            let large = Reserve { keep: hard, ..Reserve::plain(object(OBJECTS + 500), 3_000 * GRANULE) };
+            store.reserve_for(&large).expect("nothing is retained any more");
+        } else {
+            for key in (0..1_024).chain(OBJECTS..OBJECTS + 500) {
+                ObjectPins::from(&mut store).retain(object(key), 8, 100).expect("within the limit");
+            }
+        }
+        store.check();
+    }
+}
+
+/// A put of that moment would otherwise pay for all of them.
+#[test]
+fn many_retentions_that_end_together_end_in_steps() {
+    const OBJECTS: usize = 3_000;
+    let config = StoreConfig { hard_pin_percent: 90, max_objects: 4_096, ..StoreConfig::for_pool(4_000 * GRANULE) };
+    let mut store = Store::new(config, Version(1)).expect("it is valid");
+    let object = |key: usize| Digest(key as u128 + 1_000);
+    let retained = |store: &Store| store.stats().kept.retained;
+    for key in 0..OBJECTS {
+        let (reservation, _) = store.reserve_for(&Reserve::plain(object(key), GRANULE)).expect("there is room");
+        store.commit(reservation, 0).expect("nobody else puts it");
+        ObjectPins::from(&mut store).retain(object(key), 7 + key as u64 % 2, 100).expect("within the limit");
+    }
+    store.tick(99);
+    assert_eq!(retained(&store), OBJECTS as u64);
+    store.tick(100);
+    assert_eq!(retained(&store), OBJECTS as u64 - 1_024);
+    // Those whose turn has not come hold no memory back from an object that needs it,
+    let large = Reserve::plain(object(OBJECTS), 3_500 * GRANULE);
+    let (reservation, _) = store.reserve_for(&large).expect("nothing is retained any more");
+    store.commit(reservation, 0).expect("nobody else puts it");
+    store.check();
+    // and their retention has ended.
+    assert_eq!(ObjectPins::from(&mut store).renew(0, 8, 500), 0);
+    assert_eq!(ObjectPins::from(&mut store).release(0, 7), 0);
+    assert_eq!(retained(&store), 0);
+    store.check();
+}
+
 #[test]
 fn retained_objects_outlast_a_flood_until_the_last_retention_ends() {
     let mut store = store(Eviction::Lru);

@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{PinId, Version};
+use kvplane_proto::message::ObjectPriority;
 use kvplane_proto::tenants::TenantLease;
 use kvplane_store::eviction::Eviction;
-use kvplane_store::{Keep, Replica, Reserve, ReserveError, Store, StoreConfig};
+use kvplane_store::{Keep, ObjectPins, Replica, Reserve, ReserveError, Store, StoreConfig};
 use proptest::prelude::*;
 
 const POOL: u64 = 20;
@@ -16,7 +17,8 @@ const GRANULE: u64 = 256;
 
 #[derive(Clone, Debug)]
 enum Op {
-    Put { key: u8, tenant: u16, group: u64, soft_ns: u64, hard: bool, replace: bool },
+    Put { key: u8, tenant: u16, group: u64, soft_ns: u64, hard: bool, replace: bool, priority: ObjectPriority },
+    Priority { key: u8, priority: ObjectPriority },
     Get { key: u8 },
     Unpin(usize),
     Remove { key: u8 },
@@ -24,18 +26,29 @@ enum Op {
     Leases(Vec<Option<u64>>, Vec<u32>),
 }
 
+fn priority() -> impl Strategy<Value = ObjectPriority> {
+    let of = |number| ObjectPriority::new(number).expect("it is in range");
+    prop_oneof![2 => Just(ObjectPriority::NORMAL), 1 => (-4..=4i64).prop_map(of)]
+}
+
 fn op() -> impl Strategy<Value = Op> {
-    let put = (0..40u8, 0..3u16, 0..4u64, 0..9u64, prop::bool::weighted(0.06), prop::bool::weighted(0.1));
+    let put = (0..40u8, 0..3u16, 0..4u64, 0..9u64, prop::bool::weighted(0.06), prop::bool::weighted(0.1), priority());
     let lease = || prop::option::weighted(0.4, 0..14u64);
     prop_oneof![
-        20 => put.prop_map(|(key, tenant, group, soft, hard, replace)| {
+        20 => put.prop_map(|(key, tenant, group, soft, hard, replace, priority)| {
             // Tenants have disjoint keys.
             let (key, soft_ns) = (key + 64 * tenant as u8, if soft > 6 { soft } else { 0 });
-            Op::Put { key, tenant, group, soft_ns, hard, replace }
+            // Members of a group have one priority: otherwise the order in which they are evicted together, which is
+            // that of their places in the arena, changes what others are charged.
+            let of_group = [priority.number().into(), -3, 0, 2][group as usize];
+            let priority = ObjectPriority::new(of_group).expect("it is in range");
+            Op::Put { key, tenant, group, soft_ns, hard, replace, priority }
         }),
         8 => (0..40u8, 0..3u8).prop_map(|(key, tenant)| Op::Get { key: key + 64 * tenant }),
         6 => any::<usize>().prop_map(Op::Unpin),
         2 => (0..40u8, 0..3u8).prop_map(|(key, tenant)| Op::Remove { key: key + 64 * tenant }),
+        2 => (0..40u8, 0..3u8, priority())
+            .prop_map(|(key, tenant, priority)| Op::Priority { key: key + 64 * tenant, priority }),
         4 => (0..6u64).prop_map(Op::Tick),
         1 => (prop::collection::vec(lease(), 3), prop::collection::vec(1..4u32, 3))
             .prop_map(|(leases, weights)| Op::Leases(leases, weights)),
@@ -52,6 +65,7 @@ struct Object {
     pins: usize,
     seen: u32,
     follows: bool,
+    priority: ObjectPriority,
 }
 
 /// Model: each tenant's plain and softly pinned objects, oldest first.
@@ -63,6 +77,8 @@ struct Model {
     /// Removed objects that are still pinned: the tenant, the pins, and whether it was hard pinned.
     doomed: Vec<(usize, usize, bool)>,
     touched: BTreeMap<(usize, u64), u32>,
+    /// Objects of lower priorities that were evicted, of which a priority has not borne its sixteenth.
+    charged: [BTreeMap<ObjectPriority, usize>; 3],
     leases: [Option<u64>; 3],
     weights: [u32; 3],
     now_ns: u64,
@@ -137,11 +153,56 @@ impl Model {
         self.touched.get(&(object.tenant, object.group)).copied().unwrap_or(0)
     }
 
+    /// Returns the priorities of a tenant's plain objects that hold more than their floors, lowest first.
+    fn above_floor(&self, tenant: usize) -> BTreeSet<ObjectPriority> {
+        let plain = &self.plain[tenant];
+        let held = |priority| plain.iter().filter(|key| self.objects[key].priority == priority).count();
+        let all = plain.iter().map(|key| self.objects[key].priority);
+        all.filter(|priority| held(*priority) * 16 > plain.len()).collect()
+    }
+
+    /// Returns the oldest plain object of a priority, or of any, that is not pinned.
+    fn oldest(&self, tenant: usize, priority: Option<ObjectPriority>) -> Option<u8> {
+        let is_of = |key: &&u8| priority.is_none_or(|priority| self.objects[key].priority == priority);
+        self.plain[tenant].iter().filter(is_of).find(|key| self.objects[key].pins == 0).copied()
+    }
+
+    /// Returns the plain object that priorities name next.
+    fn first_plain(&mut self, tenant: usize) -> Option<u8> {
+        let above_floor = self.above_floor(tenant);
+        for priority in &above_floor {
+            if self.charged[tenant].get(priority).copied().unwrap_or(0) >= 16 {
+                match self.oldest(tenant, Some(*priority)) {
+                    Some(key) => return Some(key),
+                    None => drop(self.charged[tenant].remove(priority)),
+                }
+            }
+        }
+        let lowest = above_floor.iter().find_map(|priority| self.oldest(tenant, Some(*priority)));
+        let all: BTreeSet<_> = self.plain[tenant].iter().map(|key| self.objects[key].priority).collect();
+        lowest.or_else(|| all.iter().find_map(|priority| self.oldest(tenant, Some(*priority))))
+    }
+
+    /// Charges the priorities above that of a plain object which is about to be evicted.
+    fn charge_others(&mut self, key: u8) {
+        let Object { tenant, priority, .. } = self.objects[&key];
+        if !self.plain[tenant].contains(&key) {
+            return;
+        }
+        for higher in self.above_floor(tenant).into_iter().filter(|higher| *higher > priority) {
+            *self.charged[tenant].entry(higher).or_default() += 1;
+        }
+        let own = self.charged[tenant].entry(priority).or_default();
+        *own = own.saturating_sub(16);
+    }
+
     /// Returns the first object of a list that is not pinned and whose group was not accessed meanwhile.
     fn first(&mut self, tenant: usize, soft: bool) -> Option<u8> {
         loop {
-            let list = if soft { &self.soft[tenant] } else { &self.plain[tenant] };
-            let key = *list.iter().find(|key| self.objects[key].pins == 0)?;
+            let key = match soft {
+                true => *self.soft[tenant].iter().find(|key| self.objects[key].pins == 0)?,
+                false => self.first_plain(tenant)?,
+            };
             let touched = self.group_touched(&self.objects[&key]);
             let object = self.objects.get_mut(&key).expect("it is listed");
             if object.group == 0 || object.seen == touched {
@@ -168,11 +229,32 @@ impl Model {
         let object = self.objects.remove(&key).expect("it is there");
         self.plain[object.tenant].retain(|other| *other != key);
         self.soft[object.tenant].retain(|other| *other != key);
+        self.forget_charges(object.tenant);
         let same = |other: &&Object| (other.tenant, other.group) == (object.tenant, object.group);
         if !self.objects.values().any(|other| same(&other)) {
             self.touched.remove(&(object.tenant, object.group));
         }
         object
+    }
+
+    /// A priority without plain objects owes nothing.
+    fn forget_charges(&mut self, tenant: usize) {
+        let (objects, plain) = (&self.objects, &self.plain[tenant]);
+        let held: BTreeSet<_> = plain.iter().map(|key| objects[key].priority).collect();
+        self.charged[tenant].retain(|priority, _| held.contains(priority));
+    }
+
+    fn set_priority(&mut self, key: u8, priority: ObjectPriority) {
+        let object = self.objects.get_mut(&key).expect("it is there");
+        if object.priority == priority {
+            return;
+        }
+        object.priority = priority;
+        let tenant = object.tenant;
+        if self.plain[tenant].contains(&key) {
+            self.recent(key);
+        }
+        self.forget_charges(tenant);
     }
 
     fn evict(&mut self, key: u8) {
@@ -192,9 +274,11 @@ impl Model {
                 }
             }
             for other in going {
+                self.charge_others(other);
                 let _ = self.drop_object(other);
             }
         }
+        self.charge_others(key);
         self.drop_object(key);
     }
 
@@ -266,9 +350,9 @@ impl Pair {
     }
 
     fn put(&mut self, op: &Op) {
-        let Op::Put { key, tenant, group, soft_ns, hard, replace } = *op else { return };
+        let Op::Put { key, tenant, group, soft_ns, hard, replace, priority } = *op else { return };
         let account = self.store.tenants().account_of(tenant.into()).expect("it was told");
-        let keep = Keep { account, group, soft_pin_ns: soft_ns, hard_pin: hard };
+        let keep = Keep { account, group, soft_pin_ns: soft_ns, hard_pin: hard, priority };
         let got = self.store.reserve_for(&Reserve { replace, keep, ..Reserve::plain(digest(key), GRANULE) });
         if !replace && self.model.objects.contains_key(&key) {
             assert_eq!(got, Err(ReserveError::Exists));
@@ -292,7 +376,9 @@ impl Pair {
         let until_ns = (soft_ns > 0 && !hard).then_some((self.model.now_ns + soft_ns, self.puts));
         let tenant = usize::from(tenant);
         let seen = self.model.touched.get(&(tenant, group)).copied().unwrap_or(0);
-        self.model.objects.insert(key, Object { tenant, group, until_ns, hard, pins: 0, seen, follows: false });
+        self.model
+            .objects
+            .insert(key, Object { tenant, group, until_ns, hard, pins: 0, seen, follows: false, priority });
         self.model.recent(key);
     }
 
@@ -324,6 +410,7 @@ impl Pair {
         if object.pins == 0 && object.group > 0 && !object.hard {
             let follows = std::mem::take(&mut object.follows) && object.seen == touched;
             if follows && object.until_ns.is_none() {
+                self.model.charge_others(key);
                 self.model.drop_object(key);
             }
         }
@@ -346,6 +433,14 @@ impl Pair {
                 assert_eq!(self.store.remove(digest(*key)), there);
                 if there {
                     self.remove_from_model(*key);
+                }
+            }
+            Op::Priority { key, .. } if self.model.objects.get(key).is_some_and(|object| object.group > 0) => {}
+            Op::Priority { key, priority } => {
+                let set = ObjectPins::from(&mut self.store).set_priority(digest(*key), *priority);
+                assert_eq!(set.is_ok(), self.model.objects.contains_key(key));
+                if set.is_ok() {
+                    self.model.set_priority(*key, *priority);
                 }
             }
             Op::Tick(ns) => {

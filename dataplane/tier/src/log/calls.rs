@@ -57,9 +57,9 @@ impl Log {
         if let Some(entry) = replaced {
             writer.append_tombstone(put.digest, entry.version(), None, device, contents, memory);
         }
-        let Put { digest, version, key, payload, pinned, .. } = *put;
+        let Put { digest, version, key, payload, pinned, hits, .. } = *put;
         let sums = self.sums.as_slice();
-        let record = Record { digest, version, key, payload, shape, checksum: computed, sums, pinned };
+        let record = Record { digest, version, key, payload, shape, checksum: computed, sums, pinned, hits };
         let lent = is_lent(shape, device);
         let waiter = Waiter::Put { token: put.token, ack: put.ack, lent };
         let sequence = writer.append(&record, waiter, device, contents, memory);

@@ -261,6 +261,31 @@ fn a_full_disk_and_a_lost_device_are_reported_and_calls_end() {
     }
 }
 
+/// A record may begin with hits: it is kept once, and then as any other that nobody read.
+#[test]
+fn a_record_that_begins_with_hits_survives_one_reclaim() {
+    let mut world = world(small(512));
+    for (key, hits) in [(0, 4), (1, 0)] {
+        let one = Put { hits, ..put(&mut world, key, Span::pool(0, 9000), Ack::Durable) };
+        take(&mut world, &one).expect("room");
+        settle(&mut world);
+    }
+    let mut gone_at = [0; 2];
+    for key in 100..600 {
+        let one = put(&mut world, key, Span::pool(0, 9000), Ack::Buffered);
+        take(&mut world, &one).expect("reclaim keeps up");
+        settle(&mut world);
+        for (early, at) in gone_at.iter_mut().enumerate() {
+            if *at == 0 && world.tier.locate(digest(early as u64)).is_none() {
+                *at = key;
+            }
+        }
+    }
+    let [hit, plain] = gone_at;
+    assert!(plain > 100 && hit > plain + (plain - 100) / 2, "reclaimed at {hit} and {plain}");
+    world.tier.check();
+}
+
 #[test]
 fn reclaim_keeps_what_is_pinned_or_hot_and_drops_the_rest() {
     let mut world = world(small(512));

@@ -109,6 +109,7 @@ impl Bed {
             payload: Span::pool(0, bytes),
             checksum: None,
             pinned: false,
+            hits: 0,
             names_parts: false,
             copied: false,
             ack,

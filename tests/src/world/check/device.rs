@@ -9,21 +9,26 @@ use crate::world::World;
 use crate::world::server::Pool;
 
 impl World {
-    /// Checks that the tail of an object, if it has one, has the name of its key.
+    /// Checks that an object, once it has a tail, has the name and the priority of its key.
     pub(crate) fn check_name(&mut self, incarnation: usize, digest: Digest) {
         let at = &self.incarnations[incarnation];
         let (Some(view), Some(key)) = (at.service.store().peek(digest), self.shadow.key(digest)) else { return };
         if !view.has_tail {
             return;
         }
-        let (_, _, name) = copy_of(digest, view.extent.bytes, view.is_head, Some(view.tail_at), &Pool(&at.pool));
+        let (tail_at, priority) = (Some(view.tail_at), view.priority);
+        let (_, _, name) = copy_of(digest, view.extent.bytes, view.is_head, tail_at, priority, &Pool(&at.pool));
         if name != Shadow::name(key).as_bytes() {
             let what = format!("incarnation {incarnation}: key {key} has lost its name, and has {name:?}: {view:?}");
             self.violate(broken(Rule::Bytes, what));
         }
+        if priority != Shadow::priority(key) {
+            let what = format!("incarnation {incarnation}: key {key} has another priority: {view:?}");
+            self.violate(broken(Rule::Bytes, what));
+        }
     }
 
-    /// Checks, at rest, the bytes and the name of every object of a shard with a device pool, and that no copy is in
+    /// Checks, at rest, the bytes of every object of a shard with a device pool, and that no copy is in
     /// flight.
     pub(crate) fn check_device(&mut self, incarnation: usize) {
         let at = &self.incarnations[incarnation];
@@ -44,7 +49,6 @@ impl World {
             let extent = MemoryExtent { memory, offset: view.extent.offset, bytes: view.extent.bytes };
             let checked = self.shadow.check_read(key, view.version.0, &at.written(extent));
             self.require(checked);
-            self.check_name(incarnation, self.shadow.digest(key));
         }
     }
 

@@ -12,6 +12,7 @@
 use std::collections::BTreeMap;
 
 use kvplane_proto::Digest;
+use kvplane_proto::message::ObjectPriority;
 
 use super::{CheckResult, Rule, broken};
 use crate::world::pattern;
@@ -255,6 +256,12 @@ impl Shadow {
         let Commit { key, incarnation, .. } = self.commits.get(&version).copied().filter(|commit| commit.replace)?;
         self.removed(key, incarnation, version, event);
         Some(key)
+    }
+
+    /// Returns the priority that every put of a key names: the normal one for two keys of three.
+    pub(crate) fn priority(key: usize) -> ObjectPriority {
+        let number = if key.is_multiple_of(3) { (key / 3 % ObjectPriority::COUNT) as i64 - 4 } else { 0 };
+        ObjectPriority::new(number).expect("it is in range")
     }
 
     /// Returns the name of a key.

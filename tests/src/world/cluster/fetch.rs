@@ -180,9 +180,15 @@ impl World {
                 return Some((vec![Request::Get(*digest, local)], book, Some(offset)));
             }
             Want::DropCopies(digests) => digests.iter().map(|digest| Request::DropCopy(*digest)).collect(),
-            Want::Copy { digest, extent, tail_at, is_head, version } => {
-                let (item, tenant, key) =
-                    copy_of(*digest, extent.bytes, *is_head, *tail_at, &Pool(&self.incarnations[incarnation].pool));
+            Want::Copy { digest, extent, tail_at, is_head, priority, version } => {
+                let (item, tenant, key) = copy_of(
+                    *digest,
+                    extent.bytes,
+                    *is_head,
+                    *tail_at,
+                    *priority,
+                    &Pool(&self.incarnations[incarnation].pool),
+                );
                 let number = book.push(item, &ObjectName { tenant: &tenant, key: &key });
                 let offset = self.lend_copy(index, incarnation, *digest, *extent)?;
                 if let Some(fetcher) = &mut self.clients[index].fetcher {

@@ -11,7 +11,7 @@ use clap::Args;
 use kvplane::rpc::RuntimeDirectory;
 use kvplane_conductor::cost::DecodeModel;
 use kvplane_conductor::index::MAX_BLOCKS;
-use kvplane_conductor::policy::PlacementPolicy;
+use kvplane_conductor::policy::{PlacementPolicy, Probability};
 use kvplane_server::{
     ConductorConfig, ControlConfig, ControlHandle, ControlServer, EtcdConfig, HttpToken, MetadataLimits, Objects,
     ObjectsAccess, SnapshotConfig, TicketConfig,
@@ -34,7 +34,7 @@ struct Conductor {
     /// Host the Conductor, which places the requests of inference schedulers on instances.
     #[arg(long = "conductor")]
     hosted: bool,
-    /// Capacity of the prefix index, in blocks for each model; a block takes 30 bytes, and 27 to 55
+    /// Capacity of the prefix index, in blocks for each model; a block takes 14 to 20 bytes, and 27 to 55
     /// more if its tokens are known.
     #[arg(long = "conductor-blocks", default_value_t = 4 << 20, value_name = "BLOCKS", requires = "hosted",
         value_parser = clap::value_parser!(u64).range(1..=MAX_BLOCKS as u64))]
@@ -67,8 +67,12 @@ struct Conductor {
     /// once. Default: none. See `--conductor-decode`.
     #[arg(long, value_name = "MS", requires = "hosted", value_parser = clap::value_parser!(u64).range(1..))]
     promise_tbt_ms: Option<u64>,
-    /// Duration of a decode step, for every model: milliseconds, nanoseconds for each resident token, microseconds for
-    /// each request of the batch. The default is the published one of LLaMA3-70B on A800.
+    /// Probability with which an admitted request is to have its first token within its objective, in percent from 50
+    /// to 99.9. The higher it is, the larger is the margin of predictions, and the more requests are rejected.
+    #[arg(long, value_name = "PERCENT", default_value_t = Probability::DEFAULT, requires = "hosted")]
+    promise_percent: Probability,
+    /// Duration of a decode step until reports tell it, for every model: milliseconds, nanoseconds for each resident
+    /// token, microseconds for each request of the batch. The default is the published one of LLaMA3-70B on A800.
     #[arg(
         long = "conductor-decode",
         value_name = "BASE_MS[,TOKEN_NS[,REQUEST_US]]",
@@ -102,6 +106,7 @@ impl Conductor {
         let ns = |ms: Option<u64>| ms.map_or(u64::MAX, |ms| ms.saturating_mul(1_000_000));
         (config.scheduler.slo.ttft_ns, config.scheduler.slo.tbt_ns) =
             (ns(self.promise_ttft_ms), ns(self.promise_tbt_ms));
+        config.scheduler.slo.probability = self.promise_percent;
         (config.copies.most_bytes, config.scheduler.nic_bytes_s) = (self.copies, self.nic);
         config.scheduler.decode_model = self.decode;
         config.policy = self.policy;
@@ -341,6 +346,7 @@ mod tests {
             nic: 1,
             promise_ttft_ms,
             promise_tbt_ms: None,
+            promise_percent: Probability::DEFAULT,
             decode: DecodeModel::default(),
             limits: ConductorLimits::default(),
         };

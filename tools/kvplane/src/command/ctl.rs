@@ -20,7 +20,7 @@ use kvplane::rpc::Role;
 use kvplane::rpc::message::{
     Drain, GetIncarnation, Leave, ListSegments, MemberStatus, RotateTickets, Segment, SegmentOwner, Status, Undrain,
 };
-use kvplane::{Client, ClientConfig, Control, ControlLink, DataTls, Put, PutOptions};
+use kvplane::{Client, ClientConfig, Control, ControlLink, DataTls, ObjectPriority, Put, PutOptions};
 use serde_json::{Value, json};
 
 use crate::command::Failure;
@@ -144,7 +144,7 @@ enum Action {
         #[arg(long, default_value_t = u64::MAX, hide_default_value = true)]
         limit: u64,
     },
-    /// Pin objects in memory for a time, or end that: soft pins, and retentions.
+    /// Pin objects in memory for a time, or end that: soft pins, and retentions; and set their priority.
     #[command(subcommand)]
     Pins(pins::Action),
     /// Remove all objects whose keys match a regular expression.
@@ -217,6 +217,9 @@ struct Keep {
     /// Number of the object's group; the objects of a group are evicted together. 0: no group.
     #[arg(long, default_value_t = 0)]
     group: u64,
+    /// Priority of the object, from -4 to 4: within a tenant, objects of a lower one are evicted before.
+    #[arg(long, default_value = "0", allow_negative_numbers = true, value_parser = pins::priority_of)]
+    priority: ObjectPriority,
     /// Type of the data, a number of the application's choice.
     #[arg(long, default_value_t = 0)]
     data_type: u8,
@@ -231,9 +234,19 @@ struct Keep {
 
 impl Keep {
     fn options(&self) -> PutOptions {
-        let Self { replace, hard_pin, soft_pin_ms, group, data_type, replicas, ack } = *self;
+        let Self { replace, hard_pin, soft_pin_ms, group, priority, data_type, replicas, ack } = *self;
         let ack = ack.map(Into::into);
-        PutOptions { replace, hard_pin, soft_pin_ms, group, data_type, replicas, ack, ..PutOptions::default() }
+        PutOptions {
+            replace,
+            hard_pin,
+            soft_pin_ms,
+            group,
+            priority,
+            data_type,
+            replicas,
+            ack,
+            ..PutOptions::default()
+        }
     }
 }
 

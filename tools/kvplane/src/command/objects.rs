@@ -138,6 +138,9 @@ impl Objects for ClusterArguments {
             Pin::Group { group, ttl } => pins.retain_group(*group, *ttl).map(PinOutcome::Count),
             Pin::Renew { retention, ttl } => pins.renew(*retention, *ttl).map(PinOutcome::Count),
             Pin::Release { retention } => pins.release(*retention).map(PinOutcome::Count),
+            Pin::Priority { keys, priority } => {
+                pins.set_priority(keys, *priority).map(|there| pinned_each(keys, there.into_iter().map(Ok)))
+            }
         })
     }
 }

@@ -34,7 +34,19 @@ from kvplane._store import Piece, Registration, Store
 
 if TYPE_CHECKING:
     from kvplane._async import AsyncStore
-    from kvplane._scheduler import Booked, Instance, Local, Prompt, Refused, Scheduler, Terms
+    from kvplane._scheduler import (
+        Booked,
+        DecodeSteps,
+        Group,
+        Instance,
+        Local,
+        Membership,
+        Prompt,
+        Refused,
+        Scheduler,
+        Stage,
+        Terms,
+    )
 
 __version__ = _native.__version__
 __all__ = [
@@ -45,9 +57,11 @@ __all__ = [
     "Conflict",
     "Corrupt",
     "Error",
+    "Group",
     "Instance",
     "InvalidArgument",
     "Local",
+    "Membership",
     "NoSpace",
     "NotFound",
     "Piece",
@@ -57,6 +71,7 @@ __all__ = [
     "Registration",
     "Replaced",
     "Scheduler",
+    "Stage",
     "Store",
     "Terms",
     "Timeout",
@@ -64,6 +79,9 @@ __all__ = [
     "Unauthorized",
     "Unreachable",
 ]
+
+# Names of the Conductor's clients, which are imported when they are used.
+_SCHEDULING = ("Booked", "DecodeSteps", "Group", "Instance", "Local", "Membership", "Prompt", "Refused", "Scheduler", "Stage", "Terms")
 
 # Threads must not return from a transfer into an interpreter that has exited.
 _atexit.register(_native.settle, 15.0)
@@ -76,7 +94,7 @@ def __getattr__(name: str) -> type:
 
         return AsyncStore
     # Programs that only store objects need nothing of the Conductor.
-    if name in ("Booked", "Instance", "Local", "Prompt", "Refused", "Scheduler", "Terms"):
+    if name in _SCHEDULING:
         from kvplane import _scheduler
 
         return getattr(_scheduler, name)

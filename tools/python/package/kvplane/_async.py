@@ -3,7 +3,7 @@
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Type
+from typing import Any, Callable, Dict, Iterable, List, Optional, Sequence, Tuple, Type, Union
 
 from kvplane._errors import Closed
 from kvplane._store import Key, Piece, Registration, Store
@@ -90,6 +90,34 @@ class AsyncStore:
     async def clear(self) -> int:
         """See `Store.clear`."""
         return await self._run(self._store.clear)
+
+    async def soft_pin(self, keys: Sequence[Key], seconds: float = 1800.0) -> List[bool]:
+        """See `Store.soft_pin`."""
+        return await self._run(self._store.soft_pin, keys, seconds)
+
+    async def soft_unpin(self, keys: Sequence[Key]) -> List[bool]:
+        """See `Store.soft_unpin`."""
+        return await self._run(self._store.soft_unpin, keys)
+
+    async def set_priority(self, keys: Sequence[Key], priority: int) -> List[bool]:
+        """See `Store.set_priority`."""
+        return await self._run(self._store.set_priority, keys, priority)
+
+    async def retain(self, retention: Union[str, int], keys: Sequence[Key], seconds: float) -> List[bool]:
+        """See `Store.retain`."""
+        return await self._run(self._store.retain, retention, keys, seconds)
+
+    async def retain_group(self, group: Union[str, int], seconds: float) -> int:
+        """See `Store.retain_group`."""
+        return await self._run(self._store.retain_group, group, seconds)
+
+    async def renew(self, retention: Union[str, int], seconds: float) -> int:
+        """See `Store.renew`."""
+        return await self._run(self._store.renew, retention, seconds)
+
+    async def release(self, retention: Union[str, int]) -> int:
+        """See `Store.release`."""
+        return await self._run(self._store.release, retention)
 
     def register(self, buffer: Any) -> Registration:
         """See `Store.register`; does not block."""

@@ -49,13 +49,25 @@ class Prompt(NamedTuple):
 class Terms(NamedTuple):
     """Service that a request gets. `flow`: name of the requests that share one fair share, such as those of one customer;
     `service_class`: class that an operator has set; `priority`: from -4 to 4, higher ones of a flow go first; `ttft`:
-    objective for the first token, in seconds after the arrival; `output_tokens`: expected length of the output."""
+    objective for the first token, in seconds after the arrival; `output_tokens`: expected length of the output;
+    `session`: name of the conversation whose next turn the request is."""
 
     flow: str = ""
     service_class: str = ""
     priority: Optional[int] = None
     ttft: Optional[float] = None
     output_tokens: int = 0
+    session: str = ""
+
+
+class DecodeSteps(NamedTuple):
+    """Decode steps of an instance since its last report: their number, and seconds of all of them; the means over them
+    of resident tokens of KV cache and of requests in the batch."""
+
+    steps: int = 0
+    took: float = 0.0
+    tokens: int = 0
+    requests: int = 0
 
 
 class Source(NamedTuple):
@@ -63,6 +75,38 @@ class Source(NamedTuple):
 
     instance: Optional[str]
     tokens: int
+
+
+class Stage(NamedTuple):
+    """Stage of a pipeline group, for one prompt: the layers that it computes for each chunk, the reused tokens that it
+    has to fetch (of its layers; the last stage of all), and its predicted wait and time, in seconds."""
+
+    instance: str
+    first_layer: int
+    layers: int
+    load_tokens: int
+    wait: float
+    busy: float
+
+
+class Group(NamedTuple):
+    """Pipeline group that prefills a prompt: its stages in order, and the maximum length of a chunk in tokens. Each
+    stage passes each chunk on with the KV cache of all layers so far; the last one is `Booked.prefill`."""
+
+    name: str
+    chunk_tokens: int
+    stages: List[Stage]
+
+
+class Membership(NamedTuple):
+    """Stage of an instance in a pipeline group, as it registers: `stage` counts from 0; `activation_bytes`: bytes that
+    it passes on for each token beside KV cache, 0 for the default."""
+
+    group: str
+    stage: int
+    stages: int
+    chunk_tokens: int
+    activation_bytes: int = 0
 
 
 class Booked(NamedTuple):
@@ -82,6 +126,8 @@ class Booked(NamedTuple):
     prefill_time: float
     lease: float
     """Seconds that the reservation lasts without an update."""
+    group: Optional[Group] = None
+    """Pipeline group that prefills, for requests with `groups=True` only."""
 
 
 class Local(NamedTuple):
@@ -153,10 +199,17 @@ class InstanceRow(NamedTuple):
     decode_tokens: int
     decodes: int
     silent: float
+    decode_factor: float
+    """Duration of its decode steps relative to the model's."""
 
 
 class ModelRow(NamedTuple):
-    """Model; `error` is the mean relative error of predicted prefill times."""
+    """Model; `error` is the mean relative error of predicted prefill times.
+
+    A decode step is learned to take `decode_base` seconds, `decode_token` for each resident token of KV cache and
+    `decode_request` for each request, with the mean relative error `decode_error`. Outputs have a median of `output_p50`
+    tokens and a 90th percentile of `output_p90`, which are 0 while too few requests have finished; `output_error` is the
+    mean error of expected ones. `sessions` are those whose next turn is expected."""
 
     tenant: str
     model: str
@@ -170,6 +223,14 @@ class ModelRow(NamedTuple):
     reused_tokens: int
     error: float
     mismatch: bool
+    decode_base: float
+    decode_token: float
+    decode_request: float
+    decode_error: float
+    output_p50: int
+    output_p90: int
+    output_error: float
+    sessions: int
 
 
 class Table(NamedTuple):
@@ -182,6 +243,10 @@ class Table(NamedTuple):
 
 def _booked(found: Dict[str, Any]) -> Booked:
     found["sources"] = [Source(*source) for source in found["sources"]]
+    if found["group"] is not None:
+        group = found["group"]
+        stages = [Stage(**stage) for stage in group["stages"]]
+        found["group"] = Group(group["name"], group["chunk_tokens"], stages)
     return Booked(**found)
 
 
@@ -224,14 +289,16 @@ class Instance:
         self.suspect_after = suspect_after
         """Seconds without a report after which it is not chosen any more; 0 for never."""
 
-    def report_load(self, queued_tokens: int, decode_tokens: int = 0, decodes: int = 0) -> None:
+    def report_load(
+        self, queued_tokens: int, decode_tokens: int = 0, decodes: int = 0, steps: DecodeSteps = DecodeSteps()
+    ) -> None:
         """Reports its load: tokens of prompts that are queued or computed, tokens of KV cache of decodes, number of
-        decodes."""
+        decodes; and its decode steps since the last report, by which their duration is learned."""
         with self._lock:
             self._loads += 1
             number = self._loads
         load = (queued_tokens, decode_tokens, decodes)
-        _check(self._scheduler._native().report_load((*self._of, number), load))
+        _check(self._scheduler._native().report_load((*self._of, number), load, steps))
 
     def report_cache(
         self,
@@ -333,26 +400,28 @@ class Scheduler:
         mode: str = "reserve",
         barred: Sequence[str] = (),
         terms: Terms = Terms(),
+        groups: bool = False,
     ) -> Decision:
         """Places a request and reserves its instances; waits for an instance up to `wait` seconds.
 
         `request` is an id of the caller: repeated with the same id, a request is reserved once. `mode`: "reserve",
         "now" to be reserved behind other requests instead of waiting, "advise" for a placement without a reservation.
-        `barred`: excluded instances. `terms`: the service that the request gets.
+        `barred`: excluded instances. `terms`: the service that the request gets. `groups`: True if the caller can drive
+        a pipeline group, which the answer may have (`Booked.group`).
         """
-        asked = (request, self._context(prompt), prompt.tokens, list(barred), terms)
+        asked = (request, self._context(prompt), prompt.tokens, list(barred), terms, groups)
         return self._decide(asked, prompt, mode, wait, None)
 
     def reschedule(
         self, booked: Booked, failed: Sequence[str], request: str, prompt: Prompt, *, wait: float = 60.0
     ) -> Decision:
         """Places a reserved request again whose instances `failed`. It keeps its position in the queue."""
-        asked = (request, self._context(prompt), prompt.tokens, [], Terms())
+        asked = (request, self._context(prompt), prompt.tokens, [], Terms(), False)
         return self._decide(asked, prompt, "reserve", wait, (booked.reservation, list(failed)))
 
     def _decide(
         self,
-        asked: Tuple[str, Tuple[str, str, str, int, str], int, List[str], Terms],
+        asked: Tuple[str, Tuple[str, str, str, int, str], int, List[str], Terms, bool],
         prompt: Prompt,
         mode: str,
         wait: float,
@@ -381,11 +450,15 @@ class Scheduler:
         """Renews the lease of the reservation."""
         self._update(booked, "alive")
 
-    def ended(self, decision: Decision) -> None:
+    def ended(self, decision: Decision, output_tokens: int = 0, decode_time: float = 0.0) -> None:
         """Reports the end of the request, whatever its outcome: its reservation is released, with the next request or
-        within some 20 ms. No effect for a rejected request."""
+        within some 20 ms. No effect for a rejected request.
+
+        Of a request that has generated its whole output: `output_tokens`, their number, and `decode_time`, the seconds
+        from the first to the last. The outputs and decode times of later requests are expected by it."""
         if isinstance(decision, Booked) and decision.reservation:
-            _check(self._native().release(decision.reservation))
+            output = (output_tokens, decode_time) if output_tokens else None
+            _check(self._native().release(decision.reservation, output))
         elif isinstance(decision, Local):
             _check(self._native().ended(decision.prefill))
 
@@ -457,16 +530,20 @@ class Scheduler:
         publisher: str = "",
         replay: str = "",
         topic: str = "",
+        layer_wise: bool = False,
+        layers: int = 0,
+        stage: Optional[Membership] = None,
     ) -> Instance:
         """Registers an instance. `part`: "prefill", "decode" or "mixed". `incarnation` grows with each start (by
         default, the time). `token_bytes`: KV cache of a token, in bytes. `capacity_tokens`: capacity for the KV cache
         of decodes. `report_every`: interval of its load reports, in seconds; 0 for never. `address`: address for
-        routers. `publisher`, `replay`, `topic`: endpoints of its KV events over ZeroMQ.
+        routers. `publisher`, `replay`, `topic`: endpoints of its KV events over ZeroMQ. `layer_wise`: True if it begins
+        a prefill when the first of the `layers` of a fetched prefix has arrived. `stage`: its stage in a pipeline group.
         """
         incarnation = time.time_ns() if incarnation is None else incarnation
         spec = (name, incarnation, tenant, model, block_tokens, token_bytes, part, capacity_tokens, report_every, address)
         events = (publisher, replay, topic) if publisher else None
-        code, fresh, suspect_after = self._native().register(spec, events)
+        code, fresh, suspect_after = self._native().register(spec, events, (layer_wise, layers, stage))
         _check(code)
         return Instance(self, tenant, name, incarnation, fresh, suspect_after)
 

@@ -1,5 +1,6 @@
 """Client of the store: `Store`, for any number of threads."""
 
+import math
 from types import TracebackType
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Type, Union
 
@@ -11,6 +12,7 @@ Key = Union[str, bytes]
 
 _NOT_FOUND = -704
 _LONGEST_PIN_S = 86_400
+_LOWEST, _HIGHEST = -4, 4
 
 
 class _Place(NamedTuple):
@@ -107,21 +109,42 @@ class Registration:
             self._store.unregister(self.address)
 
 
+def _number(name: Union[str, int]) -> int:
+    """Returns the number of a group or a retention: of a name, a digest that is the same in every process."""
+    if isinstance(name, int):
+        if not 0 < name < 1 << 64:
+            raise ValueError(f"a group or a retention has a name, or a number from 1 to 2**64 - 1, not {name}")
+        return name
+    import hashlib
+
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") or 1
+
+
+def _milliseconds(seconds: float) -> int:
+    if not 0 < seconds <= _LONGEST_PIN_S:
+        raise ValueError(f"a pin lasts more than 0 and at most {_LONGEST_PIN_S} s, not {seconds}")
+    return math.ceil(seconds * 1000)
+
+
 def _kept(
-    replace: bool, pin: bool, keep: float, group: Optional[str], kind: int, replicas: int
-) -> Optional[Tuple[int, int, bool, int, bool, int, List[str], bool]]:
+    replace: bool,
+    pin: bool,
+    keep: float,
+    group: Union[str, int, None],
+    kind: int,
+    replicas: int,
+    priority: int,
+) -> Optional[Tuple[int, int, bool, int, bool, int, List[str], bool, int]]:
     if not 1 <= replicas <= 2:
         raise ValueError(f"an object has 1 or 2 replicas, not {replicas}")
     if not 0 <= keep <= _LONGEST_PIN_S:
         raise ValueError(f"an object can be kept for 0 to {_LONGEST_PIN_S} s, not {keep}")
-    number = 0
-    if group is not None:
-        import hashlib
-
-        number = int.from_bytes(hashlib.blake2b(group.encode(), digest_size=8).digest(), "little") or 1
-    if not (replace or pin or keep or number or kind or replicas > 1):
+    if not _LOWEST <= priority <= _HIGHEST:
+        raise ValueError(f"the priority of an object is from {_LOWEST} to {_HIGHEST}, not {priority}")
+    number = 0 if group is None else _number(group)
+    if not (replace or pin or keep or number or kind or replicas > 1 or priority):
         return None
-    return (number, int(keep * 1000), pin, kind, replace, replicas, [], False)
+    return (number, int(keep * 1000), pin, kind, replace, replicas, [], False, priority)
 
 
 class Store:
@@ -189,18 +212,20 @@ class Store:
         replace: bool = False,
         pin: bool = False,
         keep: float = 0.0,
-        group: Optional[str] = None,
+        group: Union[str, int, None] = None,
         kind: int = 0,
         replicas: int = 1,
+        priority: int = 0,
     ) -> None:
         """Stores bytes under a key. An existing object is left unchanged or, with `replace`, replaced.
 
         `pin`: never evict it (hard pin). `keep`: prefer other objects for eviction for so many seconds (soft pin).
         `group`: objects of a group are evicted and prefetched together. `kind`: data type of the caller, from 0 to 255.
         `replicas`: 2 keeps a replica on another node, as far as slots have two owners (`kvplane control --replicas 2`)
-        and there is space; the call waits for it.
+        and there is space; the call waits for it. `priority`: from -4 to 4; within a tenant, objects of a lower one are
+        evicted before.
         """
-        kept = _kept(replace, pin, keep, group, kind, replicas)
+        kept = _kept(replace, pin, keep, group, kind, replicas, priority)
         memory = device_memory(value)
         if memory is None:
             self._check(self._native().put(key, exporter(value), kept))
@@ -215,9 +240,10 @@ class Store:
         pin: bool = False,
         keep: float = 0.0,
         replicas: int = 1,
+        priority: int = 0,
     ) -> None:
         """Stores many objects in one batch. All that can be stored are; the first error is raised afterwards."""
-        kept = _kept(replace, pin, keep, None, 0, replicas)
+        kept = _kept(replace, pin, keep, None, 0, replicas, priority)
         memories = {key: memory for key, memory in ((key, device_memory(items[key])) for key in items) if memory}
         here = {key: exporter(value) for key, value in items.items() if key not in memories}
         codes = self._native().put_many(list(here), list(here.values()), kept)
@@ -226,11 +252,17 @@ class Store:
         self._all(codes)
 
     def put_from(
-        self, items: Iterable[Tuple[Key, Piece]], *, replace: bool = False, pin: bool = False, replicas: int = 1
+        self,
+        items: Iterable[Tuple[Key, Piece]],
+        *,
+        replace: bool = False,
+        pin: bool = False,
+        replicas: int = 1,
+        priority: int = 0,
     ) -> None:
         """Stores parts of registered memory, without an additional copy."""
         keys, pieces = zip(*items) if items else ((), ())
-        kept = _kept(replace, pin, 0.0, None, 0, replicas)
+        kept = _kept(replace, pin, 0.0, None, 0, replicas, priority)
         places = _places(pieces)
         self._await(_streams_of(pieces))
         self._all(self._native().put_from(keys, *places, kept))
@@ -301,6 +333,40 @@ class Store:
         """Removes all objects of this tenant. Returns their number."""
         return self._check(self._native().remove_all())
 
+    def soft_pin(self, keys: Sequence[Key], seconds: float = 1800.0) -> List[bool]:
+        """Gives objects soft pins from now on, in place of those that they have: for so many seconds, other objects are
+        evicted first. Returns for each key whether the object is in memory."""
+        return self._each(self._native().soft_pin(keys, _milliseconds(seconds)))
+
+    def soft_unpin(self, keys: Sequence[Key]) -> List[bool]:
+        """Ends soft pins. Returns for each key whether the object is in memory."""
+        return self._each(self._native().soft_pin(keys, 0))
+
+    def set_priority(self, keys: Sequence[Key], priority: int) -> List[bool]:
+        """Sets the priority of objects, from -4 to 4. Returns for each key whether the object is in memory."""
+        return self._each(self._native().set_priority(keys, priority))
+
+    def retain(self, retention: Union[str, int], keys: Sequence[Key], seconds: float) -> List[bool]:
+        """Adds objects to a retention, which keeps them in memory for so many seconds from now at least. Returns for each
+        key whether the object is in memory, and so retained. All that can be are; the first error, `NoSpace` beyond the
+        limit of hard pins, is raised afterwards.
+
+        A retention has a name, or a number, within its tenant. An object stays until the last of its retentions ends.
+        """
+        return self._each(self._native().retain(_number(retention), keys, _milliseconds(seconds)))
+
+    def retain_group(self, group: Union[str, int], seconds: float) -> int:
+        """Adds the objects that a group has now to the retention of the group's name. Returns their number."""
+        return self._check(self._native().extend(_number(group), _milliseconds(seconds), True))
+
+    def renew(self, retention: Union[str, int], seconds: float) -> int:
+        """Makes a retention last for so many seconds from now at least. Returns the number of its objects."""
+        return self._check(self._native().extend(_number(retention), _milliseconds(seconds), False))
+
+    def release(self, retention: Union[str, int]) -> int:
+        """Ends a retention. Returns the number of its objects."""
+        return self._check(self._native().extend(_number(retention), 0, False))
+
     def register(self, buffer: Any) -> Registration:
         """Registers memory, for `put_from` and `get_many_into`."""
         return Registration(self._native(), buffer)
@@ -350,6 +416,11 @@ class Store:
         if code < 0:
             raise error(code)
         return code
+
+    @classmethod
+    def _each(cls, codes: Sequence[int]) -> List[bool]:
+        cls._all(codes)
+        return [code == 1 for code in codes]
 
     @staticmethod
     def _all(codes: Sequence[int]) -> None:

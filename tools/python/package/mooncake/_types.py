@@ -222,7 +222,7 @@ def refused(config, keys):
 def kept(config, replace, group=0):
     """Converts a `ReplicateConfig` for the native module."""
     if config is None:
-        return (group, 0, False, 0, replace, 1, [], False) if replace or group else None
+        return (group, 0, False, 0, replace, 1, [], False, 0) if replace or group else None
     if not isinstance(config, ReplicateConfig):
         raise TypeError(f"config is a ReplicateConfig, not {type(config).__name__}")
     pin = 0
@@ -237,7 +237,9 @@ def kept(config, replace, group=0):
     segments += [name for name in config.preferred_segments or () if name not in segments]
     segments = [_OWN.get(name, name) for name in segments]
     together = bool(config.prefer_alloc_in_same_node)
-    return (group, pin, bool(config.with_hard_pin), int(config.data_type), replace, replicas, segments, together)
+    kind = int(config.data_type)
+    # Mooncake has no priorities of objects.
+    return (group, pin, bool(config.with_hard_pin), kind, replace, replicas, segments, together, 0)
 
 
 class BufferHandle(mmap.mmap):

@@ -725,7 +725,7 @@ def _task_numbers(task_id):
 
 def _kept_one(config, replace):
     if config is None:
-        return (0, 0, False, 0, True, 1, [], False) if replace else None
+        return kept(None, replace)
     groups = getattr(config, "group_ids", None)
     return kept(config, replace, _group(groups[0]) if groups and len(groups) == 1 else 0)
 

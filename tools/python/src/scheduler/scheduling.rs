@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use kvplane::Decision;
 use kvplane::rpc::conductor::{
-    Assignment, BlockChange, BlockTier, CacheWanted, CandidateStatus, FetchSource, InstancePart, InstanceStatus,
-    InstanceTable, ModelStatus, PrefixHolders, PromptContext, RequestExplained, RequestStep, ScheduleRefusal,
-    ScheduleReply,
+    AssignedGroup, AssignedStage, Assignment, BlockChange, BlockTier, CacheWanted, CandidateStatus, FetchSource,
+    GroupAssignment, InstancePart, InstanceStatus, InstanceTable, ModelStatus, PlacementExplained, PrefixHolders,
+    PromptContext, RequestExplained, RequestStep, ScheduleRefusal, ScheduleReply,
 };
 use pyo3::prelude::*;
 
@@ -112,10 +112,45 @@ pub(crate) struct BookedPlacement {
     wait: f64,
     prefill_time: f64,
     lease: f64,
+    group: Option<GroupDict>,
+}
+
+/// Stage of a pipeline group.
+#[derive(IntoPyObject)]
+struct StageDict {
+    instance: String,
+    first_layer: u32,
+    layers: u32,
+    load_tokens: u32,
+    wait: f64,
+    busy: f64,
+}
+
+/// Pipeline group that prefills a request.
+#[derive(IntoPyObject)]
+struct GroupDict {
+    name: String,
+    chunk_tokens: u32,
+    stages: Vec<StageDict>,
+}
+
+impl GroupDict {
+    fn of(group: AssignedGroup) -> Self {
+        let stage = |stage: AssignedStage| StageDict {
+            instance: stage.instance.to_string(),
+            first_layer: stage.first_layer,
+            layers: stage.layers,
+            load_tokens: stage.load_tokens,
+            wait: seconds(stage.wait_ns),
+            busy: seconds(stage.busy_ns),
+        };
+        let (name, chunk_tokens) = (group.name.to_string(), group.chunk_tokens);
+        Self { name, chunk_tokens, stages: group.stages.into_iter().map(stage).collect() }
+    }
 }
 
 impl BookedPlacement {
-    fn of(assignment: Assignment) -> Self {
+    fn of(assignment: Assignment, group: Option<AssignedGroup>) -> Self {
         let source = |source: FetchSource| (source.instance.map(|name| name.to_string()), source.tokens);
         Self {
             reservation: assignment.reservation,
@@ -127,6 +162,7 @@ impl BookedPlacement {
             wait: seconds(assignment.wait_ns),
             prefill_time: seconds(assignment.prefill_ns),
             lease: seconds(assignment.lease_ns),
+            group: group.map(GroupDict::of),
         }
     }
 }
@@ -142,7 +178,8 @@ pub(crate) struct DecisionDict {
 impl DecisionDict {
     pub(crate) fn of(decision: Decision) -> Self {
         match decision {
-            Decision::Booked(assignment) => Self { booked: Some(BookedPlacement::of(assignment)), ..Self::default() },
+            Decision::Booked(assignment) => Self::booked(assignment, None),
+            Decision::BookedGroup(GroupAssignment { assignment, group }) => Self::booked(assignment, Some(group)),
             Decision::Local { prefill, decode } => Self { local: Some((prefill, decode)), ..Self::default() },
             Decision::Refused { why, retry_after } => {
                 Self { refused: Some((why_name(why), retry_after.as_secs_f64())), ..Self::default() }
@@ -150,10 +187,18 @@ impl DecisionDict {
         }
     }
 
-    /// Converts the answer to a request; empty for one that is queued.
-    fn answered(answer: ScheduleReply) -> Self {
+    fn booked(assignment: Assignment, group: Option<AssignedGroup>) -> Self {
+        Self { booked: Some(BookedPlacement::of(assignment, group)), ..Self::default() }
+    }
+
+    /// Converts the answer to a request, with the group that an explanation has beside it; empty for one that is
+    /// queued.
+    fn answered(answer: ScheduleReply, group: Option<AssignedGroup>) -> Self {
         match answer {
-            ScheduleReply::Assigned(assignment) => Self::of(Decision::Booked(assignment)),
+            ScheduleReply::Assigned(assignment) => Self::booked(assignment, group),
+            ScheduleReply::AssignedGroup(GroupAssignment { assignment, group }) => {
+                Self::booked(assignment, Some(group))
+            }
             ScheduleReply::Refused { why, retry_after_ns } => {
                 Self::of(Decision::Refused { why, retry_after: Duration::from_nanos(retry_after_ns) })
             }
@@ -200,7 +245,9 @@ pub(crate) struct ExplanationDict {
 }
 
 impl ExplanationDict {
-    pub(crate) fn of(found: RequestExplained) -> Self {
+    pub(crate) fn of(explained: PlacementExplained) -> Self {
+        let PlacementExplained { explained: found, group, group_now } = explained;
+        let RequestExplained { answer, now, candidates, pooled_tokens } = found;
         let candidate = |one: CandidateStatus| Candidate {
             instance: one.instance.to_string(),
             takes: one.takes,
@@ -210,10 +257,10 @@ impl ExplanationDict {
             factor: f64::from(one.factor_permille) / 1000.0,
         };
         Self {
-            answer: DecisionDict::answered(found.answer),
-            now: found.now.map(BookedPlacement::of),
-            candidates: found.candidates.into_iter().map(candidate).collect(),
-            pooled_tokens: found.pooled_tokens,
+            answer: DecisionDict::answered(answer, group),
+            now: now.map(|assignment| BookedPlacement::of(assignment, group_now)),
+            candidates: candidates.into_iter().map(candidate).collect(),
+            pooled_tokens,
         }
     }
 }
@@ -235,6 +282,7 @@ pub(crate) struct Row {
     decode_tokens: u64,
     decodes: u32,
     silent: f64,
+    decode_factor: f64,
 }
 
 impl Row {
@@ -254,6 +302,7 @@ impl Row {
             decode_tokens: row.decode_tokens,
             decodes: row.decodes,
             silent: seconds(row.silent_ns),
+            decode_factor: f64::from(row.decode_factor_permille) / 1000.0,
         }
     }
 }
@@ -273,6 +322,14 @@ pub(crate) struct Model {
     reused_tokens: u64,
     error: f64,
     mismatch: bool,
+    decode_base: f64,
+    decode_token: f64,
+    decode_request: f64,
+    decode_error: f64,
+    output_p50: u32,
+    output_p90: u32,
+    output_error: f64,
+    sessions: u64,
 }
 
 impl Model {
@@ -290,6 +347,14 @@ impl Model {
             reused_tokens: row.reused_tokens,
             error: f64::from(row.error_permille) / 1000.0,
             mismatch: row.mismatch,
+            decode_base: seconds(row.decode.base_ns),
+            decode_token: row.decode.token_ps as f64 / 1e12,
+            decode_request: seconds(row.decode.request_ns),
+            decode_error: f64::from(row.decode.error_permille) / 1000.0,
+            output_p50: row.decode.output_p50,
+            output_p90: row.decode.output_p90,
+            output_error: f64::from(row.decode.output_error_permille) / 1000.0,
+            sessions: row.sessions,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Conversion of the arguments of store calls.
 
-use kvplane::{Client, Near, PutOptions};
+use kvplane::{Client, Near, ObjectPriority, PutOptions};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -10,8 +10,8 @@ use crate::store::batches::Pieces;
 use crate::store::ranges::Part;
 
 /// Put options: group, soft pin in milliseconds, hard pin, data type, whether it replaces an existing object, number of
-/// replicas, preferred segments, and whether all objects of a batch are stored together.
-pub(crate) type KeepArguments = (u64, u32, bool, u8, bool, u8, Vec<String>, bool);
+/// replicas, preferred segments, whether all objects of a batch are stored together, and the priority.
+pub(crate) type KeepArguments = (u64, u32, bool, u8, bool, u8, Vec<String>, bool, i64);
 
 /// Put options, and the preferred segments.
 pub(crate) struct KeepOptions {
@@ -35,21 +35,35 @@ impl KeepOptions {
 }
 
 /// Converts the put options.
-pub(crate) fn options(kept: Option<KeepArguments>) -> KeepOptions {
-    let (group, soft_pin_ms, hard_pin, data_type, replace, replicas, segments, together) = kept.unwrap_or_default();
+///
+/// # Errors
+/// `ValueError` when the priority is out of range.
+pub(crate) fn options(kept: Option<KeepArguments>) -> PyResult<KeepOptions> {
+    let (group, soft_pin_ms, hard_pin, data_type, replace, replicas, segments, together, number) =
+        kept.unwrap_or_default();
+    let priority = priority(number)?;
     // As in Mooncake, a put completes when its replicas are written, or turn out not to be possible.
     let wait_replicas = replicas > 1;
     let options = PutOptions {
         group,
         soft_pin_ms,
         hard_pin,
+        priority,
         data_type,
         replace,
         replicas,
         wait_replicas,
         ..PutOptions::default()
     };
-    KeepOptions { options, segments, together }
+    Ok(KeepOptions { options, segments, together })
+}
+
+/// Converts the priority of an object.
+///
+/// # Errors
+/// `ValueError` when it is out of range.
+pub(crate) fn priority(number: i64) -> PyResult<ObjectPriority> {
+    ObjectPriority::new(number).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
 /// Combines lists into one piece of memory for each object; `None` when they differ in length.

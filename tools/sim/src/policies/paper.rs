@@ -64,7 +64,7 @@ impl Algorithm1 {
 
     /// Computes line 18: the objective that a request would miss.
     fn objection(&self, view: &View<'_>, ttft_ns: u64) -> Option<Refusal> {
-        let Slo { ttft_ns: ttft_slo, tbt_ns: tbt_slo } = view.slo;
+        let Slo { ttft_ns: ttft_slo, tbt_ns: tbt_slo, .. } = view.slo;
         if !self.refuses {
             return None;
         }

@@ -34,7 +34,7 @@ impl RejectingAlgorithm1 {
 
     /// Returns the objective that a request would miss.
     fn objection(&self, ask: &Ask, view: &View<'_>, ttft_ns: u64) -> Option<Refusal> {
-        let Slo { ttft_ns: ttft_slo, tbt_ns: tbt_slo } = view.slo;
+        let Slo { ttft_ns: ttft_slo, tbt_ns: tbt_slo, .. } = view.slo;
         if ttft_ns > ttft_slo {
             return Some(Refusal::Ttft);
         }

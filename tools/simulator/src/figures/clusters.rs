@@ -150,7 +150,7 @@ pub(super) fn figure_15(traces: Traces<'_>) -> Option<Figure> {
     let trace = works(traces.synthetic?);
     let (mut lines, mut good) = (Vec::new(), Vec::new());
     for (prefill, effective, ttft, tbt) in FIGURE_15 {
-        let slo = Slo { ttft_ns: 10_000_000_000, tbt_ns: 100_000_000 };
+        let slo = Slo { ttft_ns: 10_000_000_000, tbt_ns: 100_000_000, ..Slo::NONE };
         let outcome = run(&trace, &SimConfig { prefill, decode: 16 - prefill, ..SimConfig::default() }, global());
         let goodput = outcome.goodput(slo.ttft_ns, slo.tbt_ns);
         let decode = 16 - prefill;
@@ -176,7 +176,7 @@ pub(super) fn figure_15(traces: Traces<'_>) -> Option<Figure> {
 
 pub(super) fn early_rejection(traces: Traces<'_>) -> Option<Figure> {
     let trace: Vec<Work> = works(traces.conversation?);
-    let slo = Slo { ttft_ns: 30_000_000_000, tbt_ns: 100_000_000 };
+    let slo = Slo { ttft_ns: 30_000_000_000, tbt_ns: 100_000_000, ..Slo::NONE };
     let config = SimConfig { decode: 8, load: 2.0, slo, ..SimConfig::default() };
     let mut lines = Vec::new();
     let rejections = [

@@ -1,16 +1,16 @@
-//! Pins of objects that are in memory: soft pins, and retentions.
+//! Pins of objects that are in memory, soft pins and retentions, and their priorities.
 
 use std::time::Duration;
 
 use kvplane_client::Request;
-use kvplane_proto::message::{RetainItem, Retaining};
+use kvplane_proto::message::{ObjectPriority, RetainItem, Retaining};
 use kvplane_proto::{Digest, Limits, Status};
 
 use crate::client::namespace::Namespace;
 use crate::client::objects::Objects;
 use crate::error::{ArgumentError, Error};
 
-/// Pins of a client's objects that are set after their puts: [`Keys::pins`](super::Keys::pins).
+/// Pins and priorities of a client's objects that are set after their puts: [`Keys::pins`](super::Keys::pins).
 ///
 /// A *retention* keeps objects in memory until it ends. It has a number that the caller chooses, such as a digest of a
 /// session's name, and is of the client's tenant. Objects may belong to several, and stay until the last one ends.
@@ -45,6 +45,16 @@ impl Pins<'_> {
     /// When a key is empty or too long, or an owner does not answer.
     pub fn soft_unpin(&mut self, keys: &[impl AsRef<[u8]>]) -> Result<Vec<bool>, Error> {
         self.pin(Retaining::Soft, keys, 0)?.into_iter().collect()
+    }
+
+    /// Sets the priorities of the objects under these keys, as which they are evicted from now on; each counts as the
+    /// newest of its priority. Returns for each whether it is in memory. An object that leaves memory and is read back
+    /// from an SSD has the priority that it was written with there.
+    ///
+    /// # Errors
+    /// When a key is empty or too long, or an owner does not answer.
+    pub fn set_priority(&mut self, keys: &[impl AsRef<[u8]>], priority: ObjectPriority) -> Result<Vec<bool>, Error> {
+        self.pin(Retaining::Priority(priority), keys, 0)?.into_iter().collect()
     }
 
     /// Adds the objects under these keys to a retention, which lasts for this duration from now at least, on the shards

@@ -170,7 +170,7 @@ impl PoolSnapshot {
             holders.push((*at, holder));
         }
         let (value, most) = (pool.instances as u64, limits.max_holders as u64);
-        pool.adopt_index(index, holders, aliases).map_err(|_| SnapshotError::TooLarge {
+        pool.adopt_index(index, &holders, aliases).map_err(|_| SnapshotError::TooLarge {
             what: "holders",
             value,
             most,

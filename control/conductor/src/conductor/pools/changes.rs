@@ -51,6 +51,10 @@ impl Pool {
                 };
                 self.stored_by_hash(at, context, tier, parent, &hashes)
             }
+            BlockChange::Moved { from, to, hashes } => {
+                hashes.into_iter().try_for_each(|hash| self.moved(at, from.into(), to.into(), hash))?;
+                Ok(0)
+            }
             BlockChange::Removed { lora, salt, tier, hashes } => {
                 let key = PromptContext { lora, salt, ..event_context(&self.key) };
                 let (context, hashes) = self.context(&key, Arc::from(hashes))?;
@@ -69,6 +73,36 @@ impl Pool {
         }
     }
 
+    /// Notes that a block of an instance moved to another tier, if it is known in the former one.
+    fn moved(&mut self, at: usize, from: Tier, to: Tier, engine_hash: u64) -> Result<(), ConductorError> {
+        let holder = self.scheduler.holder(at)?;
+        let mut found = PrefixMatches::default();
+        // The block may have been stored before its token hash was known.
+        let key = self.names.key_of(self.names.plain, engine_hash);
+        for key in key.into_iter().chain([engine_hash].into_iter().filter(|hash| key != Some(*hash))) {
+            // In this order the block stays in its run: one without holders would leave it, and come back as a run of
+            // its own.
+            if from != to && self.reported(key, &mut found)?.contains(&(holder, from)) {
+                self.change(holder, to, key, true)?;
+                self.change(holder, from, key, false)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns true if an instance has a block, by its reports.
+    fn has_reported(&mut self, at: usize, key: u64) -> Result<bool, ConductorError> {
+        let holder = self.scheduler.holder(at)?;
+        let mut found = PrefixMatches::default();
+        Ok(self.reported(key, &mut found)?.iter().any(|(known, _)| *known == holder))
+    }
+
+    /// Notes that the hashes of an instance, and of these holders of a block, cover no more than a block's own tokens.
+    fn note_page_hashes(&mut self, at: usize, others: &[(HolderId, Tier)]) {
+        let others = others.iter().filter_map(|(holder, _)| self.scheduler.instance_of(*holder));
+        self.names.page_hashed.extend(others.chain([at]));
+    }
+
     /// Notes blocks that an event names by engine hash only.
     fn stored_by_hash(
         &mut self,
@@ -78,6 +112,10 @@ impl Pool {
         parent: Option<u64>,
         hashes: &[u64],
     ) -> Result<usize, ConductorError> {
+        // Hashes that do not cover what is before their block tell nothing without tokens.
+        if context == self.names.plain && self.names.page_hashed.contains(&at) {
+            return Ok(hashes.len());
+        }
         // A block whose hash names several is not known, nor are those behind it.
         let parent = match parent.map(|parent| self.names.key_of(context, parent)) {
             Some(None) => return Ok(hashes.len()),
@@ -93,13 +131,20 @@ impl Pool {
     fn stored_tokens(&mut self, at: usize, stored: StoredTokens) -> Result<usize, ConductorError> {
         let StoredTokens { tier, parent, hashes, contents, part_tokens } = stored;
         let plain = self.names.plain;
+        self.names.with_tokens.insert(at);
         if !self.names.aliases.has_room(hashes.len()) {
             self.sweep_aliases(hashes.len().saturating_mul(FULL_LOOKS));
         }
         let known = self.names.aliases.len();
-        let (before, mut is_ambiguous) = match parent.map(|parent| self.names.aliases.get(parent)) {
+        let parent_block = parent.map(|parent| self.names.aliases.get(parent));
+        let (before, mut is_ambiguous) = match parent_block {
             None => (Some(ROOT), false),
-            Some(Some(NamedBlock::Full(hash))) => (Some(hash), false),
+            // The hash of a page may be that of another one, behind which nobody has reported it.
+            Some(Some(NamedBlock::Full(hash)))
+                if !self.names.page_hashed.contains(&at) || self.has_reported(at, hash)? =>
+            {
+                (Some(hash), false)
+            }
             Some(known) => (None, known == Some(NamedBlock::Several)),
         };
         let (mut keys, mut promised) = (Vec::with_capacity(hashes.len()), Vec::new());
@@ -112,7 +157,7 @@ impl Pool {
                 } else {
                     NamedBlock::Full(hash)
                 };
-                match self.learn(*engine_hash, block)? {
+                match self.learn(at, *engine_hash, block)? {
                     IndexedBy::EngineHash => {
                         is_ambiguous = self.names.is_ambiguous(*engine_hash);
                         break;
@@ -138,13 +183,14 @@ impl Pool {
         }
         // One look for each new alias bounds the dead ones by the live ones.
         self.sweep_aliases(self.names.aliases.len() - known);
+        is_ambiguous |= self.names.page_hashed.contains(&at) && keys.len() < hashes.len();
         // A partial block without an alias would count as a full one.
         let full = hashes.len() - usize::from(part_tokens > 0);
         let rest = &hashes[keys.len().min(full)..full];
         if is_ambiguous {
             // Hashes that do not cover what is before their block name others elsewhere.
             for hash in &hashes[keys.len()..] {
-                self.learn(*hash, NamedBlock::Several)?;
+                self.learn(at, *hash, NamedBlock::Several)?;
             }
             return Ok(rest.len());
         }
@@ -166,18 +212,25 @@ impl Pool {
         });
     }
 
-    /// Notes that an engine hash names a block; returns the hashes by which the block is to be indexed.
-    fn learn(&mut self, engine_hash: u64, block: NamedBlock) -> Result<IndexedBy, ConductorError> {
+    /// Notes that an engine hash of an instance names a block; returns the hashes by which the block is to be indexed.
+    fn learn(&mut self, at: usize, engine_hash: u64, block: NamedBlock) -> Result<IndexedBy, ConductorError> {
         let learned = self.names.aliases.learn(engine_hash, block);
         let mut found = PrefixMatches::default();
         match (learned, block) {
             (AliasOutcome::Known, _) => Ok(IndexedBy::TokenHash),
-            (AliasOutcome::Refused, _) => Ok(IndexedBy::EngineHash),
+            (AliasOutcome::Refused, _) => {
+                if self.names.is_ambiguous(engine_hash) {
+                    self.note_page_hashes(at, &[]);
+                }
+                Ok(IndexedBy::EngineHash)
+            }
             (AliasOutcome::Contradicts(former), _) => {
                 // Removals do not tell which of the blocks they mean, so none of them counts.
-                for (holder, tier) in self.reported(former, &mut found)? {
-                    self.change(holder, tier, former, false)?;
+                let holders = self.reported(former, &mut found)?;
+                for (holder, tier) in &holders {
+                    self.change(*holder, *tier, former, false)?;
                 }
+                self.note_page_hashes(at, &holders);
                 self.names.store.remove(former);
                 Ok(IndexedBy::EngineHash)
             }
@@ -190,6 +243,12 @@ impl Pool {
                 let is_promised = self.index_has(engine_hash, promised);
                 // The store, and engines without tokens in their events, may have reported the block before.
                 for (holder, tier) in self.reported(engine_hash, &mut found)? {
+                    // Of an engine that reports tokens there was no room for the alias: its block may be another page
+                    // of the same tokens.
+                    let other = self.scheduler.instance_of(holder).filter(|other| *other != at);
+                    if other.is_some_and(|other| self.names.with_tokens.contains(&other)) {
+                        continue;
+                    }
                     self.change(holder, tier, hash, true)?;
                     if !is_promised {
                         self.change(holder, tier, engine_hash, false)?;

@@ -1,6 +1,6 @@
 //! Names of blocks: the hash by which the index knows a block, for the hash that an engine or the store gives it.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::aliases::{Aliases, KeyMixer, NamedBlock, PartialBlock};
@@ -13,12 +13,18 @@ pub(super) struct BlockNames {
     pub(super) plain: ContextId,
     pub(super) aliases: Aliases,
     pub(super) store: StoreNames,
+    /// Instances, by their numbers among those that prefill, whose engine hashes cover no more than the tokens of their
+    /// block, as those of SGLang before rolling hashes: one was found to name two blocks.
+    pub(super) page_hashed: BTreeSet<usize>,
+    /// Instances whose events contain tokens.
+    pub(super) with_tokens: BTreeSet<usize>,
 }
 
 impl BlockNames {
     pub(super) fn new(plain: ContextId, config: &IndexConfig) -> Self {
         let IndexConfig { max_blocks, seed, .. } = *config;
-        Self { plain, aliases: Aliases::new(max_blocks, seed), store: StoreNames::new(max_blocks, seed) }
+        let (aliases, store) = (Aliases::new(max_blocks, seed), StoreNames::new(max_blocks, seed));
+        Self { plain, aliases, store, page_hashed: BTreeSet::new(), with_tokens: BTreeSet::new() }
     }
 
     /// Returns the hash by which the index knows a block: its token hash, if known. Returns none if the hash names

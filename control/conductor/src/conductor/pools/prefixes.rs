@@ -81,6 +81,12 @@ impl<'a> PrefixLookup<'a> {
         }
     }
 
+    /// Returns true if hashes of engines name the first full blocks of a prompt, and no others.
+    pub(in crate::conductor) fn is_same(&self, context: ContextId, hashes: &[u64], prompt: &TokenPrompt<'_>) -> bool {
+        let (keys, part) = self.pool.names.resolve(context, hashes);
+        part.is_none() && context == self.pool.names.plain && prompt.hashes().starts_with(&keys)
+    }
+
     /// Looks for the holders of a prompt by its tokens.
     pub(in crate::conductor) fn by_tokens(&mut self, prompt: &TokenPrompt<'_>) -> Result<(), ConductorError> {
         let plain = self.pool.names.plain;

@@ -7,6 +7,7 @@ use bincode::{Decode, Encode};
 
 use crate::conductor::durable::Durable;
 use crate::conductor::error::{ConductorError, bad};
+use crate::index::MAX_NAME_BYTES;
 use crate::scheduler::{DEFAULT_FLOW_WEIGHT, MAX_FLOW_WEIGHT, ServiceTerms};
 
 /// Maximum length of the name of a flow and of a class, in bytes.
@@ -32,6 +33,9 @@ pub struct RequestTerms {
     pub ttft_ns: Option<u64>,
     /// Expected number of tokens that the request decodes; 0 if unknown.
     pub output_tokens: u32,
+    /// Session, such as a conversation, whose next turn the request is, at most [`MAX_NAME_BYTES`] long; empty for
+    /// none.
+    pub session: String,
 }
 
 /// Terms of a class.
@@ -60,8 +64,9 @@ pub struct ServiceLevels {
     /// Weights of flows, by tenant.
     weights: BTreeMap<String, BTreeMap<String, u32>>,
     changes: Vec<Durable>,
-    /// Name of the default flow, which most requests share.
+    /// Names of the default flow, and of no class, which most requests share.
     default_flow: Arc<str>,
+    no_class: Arc<str>,
 }
 
 impl ServiceLevels {
@@ -72,6 +77,9 @@ impl ServiceLevels {
         terms: &RequestTerms,
     ) -> Result<ServiceTerms, ConductorError> {
         check_name("flow", &terms.flow)?;
+        if terms.session.len() > MAX_NAME_BYTES {
+            return Err(bad(format!("a session of {} bytes; at most {MAX_NAME_BYTES}", terms.session.len())));
+        }
         let class = match terms.class.as_str() {
             "" => ClassTerms::default(),
             name => *self.classes.get(name).ok_or_else(|| ConductorError::UnknownClass { name: name.to_owned() })?,
@@ -85,7 +93,10 @@ impl ServiceLevels {
         };
         let ttft_ns = terms.ttft_ns.or(class.ttft_ns);
         let weight = weight.copied().unwrap_or(DEFAULT_FLOW_WEIGHT);
-        Ok(ServiceTerms { flow, weight, priority, ttft_ns, output_tokens: terms.output_tokens })
+        let class = if terms.class.is_empty() { Arc::clone(&self.no_class) } else { Arc::from(terms.class.as_str()) };
+        let session = (!terms.session.is_empty()).then(|| Arc::from(terms.session.as_str()));
+        let (output_tokens, groups) = (terms.output_tokens, false);
+        Ok(ServiceTerms { flow, weight, priority, ttft_ns, class, output_tokens, session, groups })
     }
 
     /// Sets the terms of a class of requests, or removes it. Requests that are queued or booked keep theirs.

@@ -4,6 +4,7 @@
 //! own. A run without holders is removed.
 
 use super::super::Tiers;
+use super::super::contexts::Salt;
 use super::super::holders::Holders;
 use super::super::run::{DENSE_AT, Dense, FREE, Record, TIERS, bit};
 use super::{Blocks, FIRST};
@@ -77,8 +78,7 @@ impl Blocks {
     fn cut(&mut self, run: u32, at: u16, holders: &Holders) {
         let header = *self.runs.get(run);
         let blocks = usize::from(header.len - at);
-        let tail = self.runs.next_id();
-        let Some((start, cap)) = self.arena.allocate(blocks, tail) else { return };
+        let Some((start, cap)) = self.arena.allocate(blocks) else { return };
         if cap < blocks {
             self.arena.free(start, cap);
             return;
@@ -86,17 +86,23 @@ impl Blocks {
         let tail = self.runs.add(header.context, start, cap);
         let from = header.start as usize + usize::from(at);
         self.arena.copy(from, start as usize, blocks);
-        for block in 0..blocks {
+        let salt = Salt::of(self.seed, header.context);
+        for (block, hash) in self.arena.hashes(start, blocks).iter().enumerate() {
             let new = if block == 0 { FIRST | tail } else { start + block as u32 };
-            self.table.replace(self.arena.key(start as usize + block), (from + block) as u32, new);
+            self.table.replace(salt.key(*hash), (from + block) as u32, new);
         }
         let moved = self.runs.get_mut(tail);
         moved.len = blocks as u16;
-        moved.last = header.last;
-        moved.first = self.arena.key(start as usize);
+        moved.first = self.arena.hash(start as usize);
+        let is_branch_moved = header.branch > at;
+        if is_branch_moved {
+            (moved.branch, moved.next) = (header.branch - at, header.next);
+        }
         let front = self.runs.get_mut(run);
         front.len = at;
-        front.last = self.arena.key(from - 1);
+        if is_branch_moved {
+            (front.branch, front.next) = (at, tail);
+        }
         self.share(run, tail, at, header.len, holders);
         self.trim(run);
     }
@@ -185,12 +191,11 @@ impl Blocks {
         } else if at_end && self.runs.dense(run).is_none() {
             let end = self.runs.records(run).iter().map(|record| record.end).max().unwrap_or(0);
             let header = *self.runs.get(run);
-            self.unlist(header.start, end..header.len, None);
+            self.unlist(run, end..header.len);
             self.count -= usize::from(header.len - end);
             if end < header.len {
                 let header = self.runs.get_mut(run);
                 header.len = end;
-                header.last = self.arena.key(header.start as usize + usize::from(end) - 1);
                 if usize::from(end) <= header.cap() / 2 {
                     self.trim(run);
                 }

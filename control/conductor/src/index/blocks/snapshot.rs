@@ -1,9 +1,10 @@
 //! Snapshot of runs and their holders.
 
 use super::super::codec::{Reader, SnapshotError, invalid, put};
+use super::super::contexts::Salt;
 use super::super::holders::Holders;
 use super::super::run::{FREE, Record, TIERS};
-use super::super::{ContextId, FIRST, Tier};
+use super::super::{FIRST, Tier};
 use super::Blocks;
 
 /// Size of a holder's record in bytes.
@@ -35,10 +36,10 @@ impl Blocks {
             .filter(|record| holders.is_registered(record.slot) && record.tier != Tier::Promised as u16)
             .collect();
         put(out, u64::from(header.context) << 48 | u64::from(header.len) << 32 | records.len() as u64);
-        let (from, keys) = (out.len(), self.arena.keys(header.start, usize::from(header.len)));
-        out.resize(from + 8 * keys.len(), 0);
-        for (word, key) in out[from..].chunks_exact_mut(8).zip(keys) {
-            word.copy_from_slice(&key.to_le_bytes());
+        let (from, hashes) = (out.len(), self.arena.hashes(header.start, usize::from(header.len)));
+        out.resize(from + 8 * hashes.len(), 0);
+        for (word, hash) in out[from..].chunks_exact_mut(8).zip(hashes) {
+            word.copy_from_slice(&hash.to_le_bytes());
         }
         for Record { slot, tier, start, end } in records {
             [slot, tier, start, end].into_iter().for_each(|part| out.extend_from_slice(&part.to_le_bytes()));
@@ -68,26 +69,25 @@ impl Blocks {
             // The run had no holder when the snapshot was taken.
             return reader.skip(usize::from(len) * 8 + records * RECORD_BYTES);
         }
-        let id = self.runs.next_id();
         let most = self.max_blocks as u64;
         let full = SnapshotError::TooLarge { what: "blocks", value: (self.count + usize::from(len)) as u64, most };
-        let (start, cap) = self.arena.allocate(usize::from(len), id).ok_or(full)?;
+        let (start, cap) = self.arena.allocate(usize::from(len)).ok_or(full)?;
         if cap < usize::from(len) {
             return Err(full);
         }
         let id = self.runs.add(context, start, cap);
+        let salt = Salt::of(self.seed, context);
         for at in 0..u32::from(len) {
-            let key = reader.word()?;
-            if self.locate(ContextId(context), key).is_some() {
-                return Err(invalid("a duplicate key", key));
+            let hash = reader.word()?;
+            if self.locate(salt, hash).is_some() {
+                return Err(invalid("a duplicate block", hash));
             }
-            self.arena.set((start + at) as usize, key);
+            self.arena.set((start + at) as usize, hash);
             if at == 0 {
-                self.runs.get_mut(id).first = key;
+                self.runs.get_mut(id).first = hash;
             }
-            self.table.insert(key, if at == 0 { FIRST | id } else { start + at });
-            let header = self.runs.get_mut(id);
-            (header.last, header.len) = (key, at as u16 + 1);
+            self.table.insert(salt.key(hash), if at == 0 { FIRST | id } else { start + at });
+            self.runs.get_mut(id).len = at as u16 + 1;
         }
         self.count += usize::from(len);
         for _ in 0..records {

@@ -10,7 +10,7 @@ use crate::index::{ContextId, IndexConfig, PrefixIndex, PromptContext};
 use crate::scheduler::{ExcludedInstances, ServiceTerms};
 
 const SECOND: u64 = 1_000_000_000;
-const NO_OBJECTIVE: Slo = Slo { ttft_ns: u64::MAX, tbt_ns: u64::MAX };
+const NO_OBJECTIVE: Slo = Slo::NONE;
 
 fn request(id: u64, arrival_s: u64) -> Request {
     static CONTEXT: OnceLock<ContextId> = OnceLock::new();
@@ -27,17 +27,24 @@ fn request(id: u64, arrival_s: u64) -> Request {
         hashes: [].into(),
         barred,
         terms: ServiceTerms::default(),
+        admitted: false,
     }
 }
 
-fn order(now_s: u64) -> QueueOrder {
+fn order(now_s: u64) -> QueueOrder<'static> {
     let rules =
         QueueRules { grace_ns: 10 * SECOND, stretch: 1.0, deferred: 0.0, oldest_share: 0.0, ..QueueRules::default() };
-    QueueOrder { rules, slo: NO_OBJECTIVE, now_ns: now_s * SECOND, servers: 1 }
+    QueueOrder { rules, slo: NO_OBJECTIVE, now_ns: now_s * SECOND, servers: 1, instances: &[] }
 }
 
+/// Instances that are free at once.
+const FREE: [PlannedInstance; 3] = {
+    let free = PlannedInstance { number: 0, free_ns: 0, factor: 1.0 };
+    [free, PlannedInstance { number: 1, ..free }, PlannedInstance { number: 2, ..free }]
+};
+
 /// Pushes requests that all arrive at second 0, with prefills of so many seconds, numbered from 0.
-fn queue(seconds: &[u64], order: &QueueOrder) -> CentralQueue {
+fn queue(seconds: &[u64], order: &QueueOrder<'_>) -> CentralQueue {
     let mut queue = CentralQueue::new(100, 8);
     for (id, seconds) in seconds.iter().enumerate() {
         queue.push(request(id as u64, 0), seconds * SECOND, order);
@@ -45,7 +52,7 @@ fn queue(seconds: &[u64], order: &QueueOrder) -> CentralQueue {
     queue
 }
 
-fn first(queue: &CentralQueue, order: &QueueOrder) -> Option<u64> {
+fn first(queue: &CentralQueue, order: &QueueOrder<'_>) -> Option<u64> {
     queue.first(order, None).map(|at| queue.at(at).id)
 }
 
@@ -82,16 +89,21 @@ fn a_deadline_is_later_behind_a_backlog() {
 #[test]
 fn an_objective_is_the_deadline_and_late_requests_go_last() {
     let slo = Slo { ttft_ns: 30 * SECOND, ..NO_OBJECTIVE };
-    let at = |now_s| QueueOrder { slo, ..order(now_s) };
+    let at = |now_s| QueueOrder { slo, instances: &FREE[..1], ..order(now_s) };
     let mut queue = queue(&[20, 4], &at(0));
-    assert_eq!(first(&queue, &at(6)), Some(1));
-    assert_eq!(first(&queue, &at(7)), Some(0), "it would be done at 31 s");
-    assert_eq!(first(&queue, &at(11)), Some(1), "the long one is late");
+    // The targets are at 26.25 s: an eighth of the objective is left while nothing is known of delays.
+    assert_eq!(first(&queue, &at(2)), Some(1));
+    assert_eq!(first(&queue, &at(3)), Some(0), "it would be done at 27 s");
+    assert_eq!(first(&queue, &at(11)), Some(1), "the long one is late, and would make the other one late");
     queue.remove(1);
     assert_eq!(first(&queue, &at(11)), Some(0), "late requests are served, too");
-    assert_eq!(queue.before(&request(9, 11), SECOND, &at(11)), (0, 0));
+    assert_eq!(queue.before(&request(9, 11), SECOND, &at(11)), (1, 20 * SECOND), "and before new ones");
     queue.push(request(2, 11), 9 * SECOND, &at(11));
-    assert_eq!(queue.before(&request(9, 12), 5 * SECOND, &at(12)), (1, 9 * SECOND), "its deadline is earlier");
+    assert_eq!(first(&queue, &at(11)), Some(0), "the other one is done at 40 s, its deadline is at 41 s");
+    assert_eq!(first(&queue, &at(13)), Some(2), "it would be done at 42 s");
+    assert_eq!(queue.before(&request(9, 12), 5 * SECOND, &at(12)), (2, 29 * SECOND), "its deadline is earlier");
+    let two = QueueOrder { instances: &FREE[..2], ..at(13) };
+    assert_eq!(first(&queue, &two), Some(0), "another instance serves the other one");
 }
 
 #[test]
@@ -156,7 +168,7 @@ fn priorities_of_one_flow_do_not_take_the_share_of_another() {
     }
     let mut served = Vec::new();
     while let Some(at) = queue.first(&order(0), None) {
-        served.push(queue.serve_at(at, None, SECOND, &rules).id / 10);
+        served.push(queue.serve_at(at, None, SECOND, &rules, 0).id / 10);
     }
     assert_eq!(served, [0, 1, 0, 1, 0, 1, 0, 1]);
 }
@@ -179,15 +191,172 @@ fn a_request_has_an_objective_of_its_own() {
     let mut queue = queue(&[3], &order(0));
     let terms = ServiceTerms { ttft_ns: Some(8 * SECOND), ..ServiceTerms::default() };
     queue.push(Request { terms, ..request(1, 0) }, 6 * SECOND, &order(0));
-    assert_eq!(first(&queue, &order(0)), Some(1), "it would be done at 9 s");
-    assert_eq!(first(&queue, &order(3)), Some(0), "it is late at 9 s");
+    let at = |now_s| QueueOrder { instances: &FREE[..1], ..order(now_s) };
+    assert_eq!(first(&queue, &at(0)), Some(1), "it would be done at 9 s");
+    queue.push(request(2, 0), SECOND, &at(0));
+    assert_eq!(first(&queue, &at(0)), Some(2), "it is done at 7 s");
+    queue.remove(2);
     // Shorter than that of all requests, or longer.
     let slo = Slo { ttft_ns: 5 * SECOND, ..NO_OBJECTIVE };
     let both = QueueOrder { slo, ..order(0) };
     let terms = ServiceTerms { ttft_ns: Some(20 * SECOND), ..ServiceTerms::default() };
     let rank = queue.rank(&Request { terms, ..request(2, 0) }, SECOND, &both);
-    assert_eq!((rank.deadline_ns, rank.is_objective), (20 * SECOND, true));
+    assert_eq!((rank.deadline_ns, rank.promise.is_some()), (20 * SECOND, true));
     assert_eq!(queue.rank(&request(2, 0), SECOND, &both).deadline_ns, 5 * SECOND);
+}
+
+/// Returns a request of a flow, with an objective of so many seconds if it is not 0.
+fn promised(id: u64, arrival_ns: u64, flow: &str, priority: i8, objective_s: u64) -> Request {
+    let ttft_ns = (objective_s > 0).then_some(objective_s * SECOND);
+    let terms = ServiceTerms { flow: flow.into(), priority, ttft_ns, ..ServiceTerms::default() };
+    Request { arrival_ns, terms, ..request(id, 0) }
+}
+
+#[test]
+fn an_admitted_request_is_in_time_beside_a_flood_of_a_higher_priority() {
+    // The flows are saturated, so they share their turn.
+    let rules = QueueRules { saturated_ns: 0, ..order(0).rules };
+    let at = |now_s| QueueOrder { rules, instances: &FREE[..1], ..order(now_s) };
+    let mut queue = CentralQueue::new(1000, 8);
+    (0..100).for_each(|id| queue.push(promised(id, 0, "flood", 4, 0), SECOND, &at(0)));
+    let own = promised(200, 0, "own", 0, 16);
+    assert_eq!(queue.admission(&own, 2 * SECOND, false, &at(0)), Admission { margin_ns: 2 * SECOND, after_ns: 0 });
+    queue.push(own, 2 * SECOND, &at(0));
+    for now_s in 0..12 {
+        let next = queue.first(&at(now_s), None).expect("some wait");
+        assert!(queue.serve_at(next, None, SECOND, &rules, 0).id < 100, "the flood is served while there is time");
+    }
+    assert_eq!(first(&queue, &at(12)), Some(200), "it is done at 14 s");
+}
+
+#[test]
+fn a_request_is_admitted_if_all_targets_are_met_with_it() {
+    let mut queue = CentralQueue::new(100, 8);
+    let at = |now_s| QueueOrder { instances: &FREE[..2], ..order(now_s) };
+    let after_s = |queue: &CentralQueue, request: &Request, work_s: u64, at_once| {
+        (queue.admission(request, work_s * SECOND, at_once, &at(0)).after_ns + SECOND / 2) / SECOND
+    };
+    // Targets of 14 s.
+    for id in 0..4 {
+        let request = promised(id, 0, "", 0, 16);
+        assert_eq!(after_s(&queue, &request, 6, false), 0);
+        queue.push(request, 6 * SECOND, &at(0));
+    }
+    let next = promised(9, 0, "", 0, 16);
+    assert_eq!(after_s(&queue, &next, 2, false), 0, "it is done at 14 s");
+    assert_eq!(after_s(&queue, &next, 6, false), 4, "18 s, and its target is 14 s after its arrival");
+    assert_eq!(after_s(&queue, &promised(9, 0, "", 4, 8), 3, false), 8, "before the others, which would be late");
+    assert_eq!(after_s(&queue, &promised(9, 0, "other", 0, 32), 6, false), 0, "its target is at 28 s");
+    assert_eq!(after_s(&queue, &promised(9, 0, "", 0, 16), 15, false), 3600, "it alone takes too long");
+    assert_eq!(after_s(&queue, &promised(9, 0, "", 0, 0), 3, false), 0, "it has no target, and waits");
+    assert_eq!(after_s(&queue, &promised(9, 0, "", 0, 0), 3, true), 6, "at once it would delay the last ones");
+    assert_eq!(after_s(&queue, &promised(9, 0, "", 0, 0), 2, true), 0);
+    // Late ones count before it.
+    let later = QueueOrder { now_ns: 40 * SECOND, ..at(0) };
+    let next = promised(9, 40 * SECOND, "", 0, 16);
+    let after_ns = queue.admission(&next, 6 * SECOND, false, &later).after_ns;
+    assert_eq!((after_ns + SECOND / 2) / SECOND, 4);
+}
+
+/// Instances that serve a queue for as long as predicted.
+struct Servers {
+    queue: CentralQueue,
+    rules: QueueRules,
+    /// Times at which the instances are free.
+    free_ns: Vec<u64>,
+    now_ns: u64,
+    /// Requests that are done: number, time.
+    done: Vec<(u64, u64)>,
+}
+
+impl Servers {
+    fn new(count: usize, rules: QueueRules) -> Self {
+        let queue = CentralQueue::new(usize::MAX, 8);
+        Self { queue, rules, free_ns: vec![0; count], now_ns: 0, done: Vec::new() }
+    }
+
+    fn instances(&self) -> Vec<PlannedInstance> {
+        let free = self.free_ns.iter().enumerate();
+        free.map(|(at, free_ns)| PlannedInstance { number: at as u32, free_ns: *free_ns, factor: 1.0 }).collect()
+    }
+
+    fn order<'a>(&self, instances: &'a [PlannedInstance]) -> QueueOrder<'a> {
+        let servers = self.free_ns.len() as u64;
+        QueueOrder { rules: self.rules, slo: NO_OBJECTIVE, now_ns: self.now_ns, servers, instances }
+    }
+
+    /// Serves up to a time.
+    fn run_until(&mut self, until_ns: u64) {
+        loop {
+            let (at, free_ns) = self.free_ns.iter().copied().enumerate().min_by_key(|(_, ns)| *ns).expect("instances");
+            self.now_ns = self.now_ns.max(free_ns);
+            if self.now_ns > until_ns {
+                break;
+            }
+            let instances = self.instances();
+            let Some(next) = self.queue.first(&self.order(&instances), None) else { break };
+            let best_ns = self.queue.waiting[next].best_ns;
+            let id = self.queue.serve_at(next, None, best_ns, &self.rules, 0).id;
+            self.free_ns[at] = self.now_ns + best_ns;
+            self.done.push((id, self.free_ns[at]));
+        }
+        self.now_ns = until_ns;
+    }
+
+    /// Returns the time after which a request would be admitted; queues it if that is 0.
+    fn offer(&mut self, request: Request, best_ns: u64) -> u64 {
+        let instances = self.instances();
+        let order = self.order(&instances);
+        let after_ns = self.queue.admission(&request, best_ns, false, &order).after_ns;
+        if after_ns == 0 {
+            self.queue.push(request, best_ns, &order);
+        }
+        after_ns
+    }
+}
+
+/// Arrivals of the tests below: seconds since the one before, seconds of prefill, objective, priority, flow.
+fn arrivals() -> impl Strategy<Value = Vec<(u64, u64, u64, i8, usize)>> {
+    let objective = prop::sample::select(vec![0, 0, 10, 20, 60]);
+    prop::collection::vec((0..6_u64, 1..9_u64, objective, -4..5_i8, 0..3_usize), 1..80)
+}
+
+#[test]
+fn a_late_request_goes_before_those_that_are_admitted_later() {
+    let mut servers = Servers::new(1, QueueRules::default());
+    assert_eq!(servers.offer(promised(0, 0, "", 0, 20), 15 * SECOND), 0);
+    // An instance was lost, so it is late; and others are admitted for as long as it waits.
+    servers.free_ns[0] = 12 * SECOND;
+    servers.now_ns = SECOND;
+    assert!(servers.offer(promised(1, SECOND, "", 0, 30), 2 * SECOND) > 0, "behind the late one it is late");
+    assert_eq!(servers.offer(promised(2, SECOND, "", 0, 60), 2 * SECOND), 0);
+    servers.run_until(12 * SECOND);
+    assert_eq!(servers.done, [(0, 27 * SECOND)]);
+}
+
+#[test]
+fn targets_of_a_flood_do_not_starve_a_flow_without_objectives() {
+    let rules = QueueRules::default();
+    let mut servers = Servers::new(1, rules);
+    let mut now_ns = 0;
+    for id in 0..2_000u64 {
+        now_ns += SECOND / 2;
+        servers.run_until(now_ns);
+        servers.offer(promised(id, now_ns, "flood", 0, 16), SECOND);
+        if id % 200 == 100 {
+            assert_eq!(servers.offer(promised(10_000 + id, now_ns, "own", 0, 0), SECOND), 0);
+        }
+    }
+    let own: Vec<(u64, u64)> = servers.done.iter().filter(|(id, _)| *id >= 10_000).copied().collect();
+    let waits: Vec<u64> = own.iter().map(|(id, done_ns)| done_ns / SECOND - (id - 10_000).div_ceil(2)).collect();
+    assert!(waits.len() >= 9 && waits.iter().all(|wait| *wait < 60), "{waits:?} of 10");
+    assert!(
+        servers
+            .done
+            .iter()
+            .filter(|(id, _)| *id < 2_000)
+            .all(|(id, done)| *done <= (id + 1) * SECOND / 2 + 16 * SECOND)
+    );
 }
 
 #[test]
@@ -213,7 +382,7 @@ fn a_flow_that_no_free_instance_serves_moves_no_start() {
     for id in 1..300 {
         queue.push(of_flow(id, "steady", 0), SECOND, &order(id));
         let at = queue.first(&order(id), takers).expect("it is taken");
-        assert_eq!(queue.serve_at(at, takers, SECOND, &rules).id, id);
+        assert_eq!(queue.serve_at(at, takers, SECOND, &rules, 0).id, id);
     }
     // A flow that begins now has saved up nothing, nor has the one that was not served.
     (1_000..1_400).for_each(|id| queue.push(of_flow(id, "flood", 4), SECOND, &order(300)));
@@ -221,7 +390,7 @@ fn a_flow_that_no_free_instance_serves_moves_no_start() {
     (2_000..2_400).for_each(|id| queue.push(of_flow(id, "stuck", 4), SECOND, &order(300)));
     let mut served = (0..6).map(|_| {
         let at = queue.first(&order(301), takers).expect("it is taken");
-        queue.serve_at(at, takers, SECOND, &rules).id
+        queue.serve_at(at, takers, SECOND, &rules, 0).id
     });
     assert!(served.any(|id| id == 400), "within two turns of each");
 }
@@ -242,7 +411,7 @@ fn a_stream_of_new_flows_does_not_starve_one_that_waits() {
             }
             let at = queue.first(&order(step), None).expect("some wait");
             let work_ns = queue.waiting[at].best_ns;
-            if queue.serve_at(at, None, work_ns, &rules).id < 3 {
+            if queue.serve_at(at, None, work_ns, &rules, 0).id < 3 {
                 last = step;
             }
         }
@@ -263,7 +432,7 @@ fn the_oldest_is_the_oldest_that_a_free_instance_serves() {
     let mut low = 0;
     for _ in 0..40 {
         let at = queue.first(&order, takers).expect("it is taken");
-        low += u32::from(queue.serve_at(at, takers, SECOND, &rules).id <= 50);
+        low += u32::from(queue.serve_at(at, takers, SECOND, &rules, 0).id <= 50);
     }
     assert_eq!(low, 3, "one in eleven is the oldest, whatever its priority");
 }
@@ -286,7 +455,7 @@ proptest! {
         deferred in 0.0..0.2_f64,
     ) {
         let rules = QueueRules { deferred, oldest_share: share, ..QueueRules::default() };
-        let order = |now_ns| QueueOrder { rules, slo: NO_OBJECTIVE, now_ns, servers: 4 };
+        let order = |now_ns| QueueOrder { rules, slo: NO_OBJECTIVE, now_ns, servers: 4, instances: &[] };
         let mut queue = CentralQueue::new(usize::MAX, 8);
         let longest_ns = 60 * SECOND;
         let (mut served_ns, mut now_ns) = (0_u64, 0_u64);
@@ -294,7 +463,7 @@ proptest! {
         let mut serve = |queue: &mut CentralQueue, now_ns: &mut u64, limits: &[(u64, u64)]| {
             let Some(at) = queue.first(&order(*now_ns), None) else { return Ok(()) };
             let best_ns = queue.waiting[at].best_ns;
-            let id = queue.serve_at(at, None, best_ns, &rules).id;
+            let id = queue.serve_at(at, None, best_ns, &rules, 0).id;
             let (began_ns, limit_ns) = limits[id as usize];
             prop_assert!(served_ns - began_ns <= limit_ns, "request {id}: {} > {limit_ns}", served_ns - began_ns);
             served_ns += best_ns;
@@ -319,6 +488,72 @@ proptest! {
         }
     }
 
+    /// Requests that are admitted are in time if predictions are right, whatever arrives later, of any flow and any
+    /// priority, with an objective or without one.
+    #[test]
+    fn admitted_requests_are_in_time(arrivals in arrivals(), count in 1..4_usize, oldest in 0.0..0.3_f64) {
+        let rules = QueueRules { oldest_share: oldest, saturated_ns: 20 * SECOND, ..QueueRules::default() };
+        let mut servers = Servers::new(count, rules);
+        let mut targets_ns = Vec::new();
+        let mut now_ns = 0;
+        for (id, (gap_s, work_s, objective_s, priority, flow)) in arrivals.into_iter().enumerate() {
+            now_ns += gap_s * SECOND;
+            servers.run_until(now_ns);
+            let request = promised(id as u64, now_ns, ["", "a", "b"][flow], priority, objective_s);
+            let is_admitted = servers.offer(request, work_s * SECOND) == 0;
+            let until_ns = if objective_s > 0 { objective_s * SECOND } else { u64::MAX / 2 };
+            targets_ns.push(is_admitted.then_some(now_ns + until_ns));
+        }
+        servers.run_until(u64::MAX / 4);
+        prop_assert!(servers.queue.is_empty());
+        prop_assert_eq!(servers.done.len(), targets_ns.iter().flatten().count());
+        for (id, done_ns) in servers.done {
+            prop_assert!(targets_ns[id as usize].is_some_and(|target_ns| done_ns <= target_ns), "{id} at {done_ns}");
+        }
+    }
+
+    /// A rejected request is admitted after the time that it was told, if no other arrives, and not much earlier: with
+    /// one instance, and requests with one objective.
+    #[test]
+    fn the_time_to_retry_after_is_true(arrivals in arrivals(), tenths in 1..10_u64) {
+        let (mut now_ns, mut tried) = (0, 0);
+        let arrivals: Vec<_> = arrivals.into_iter().enumerate().map(|(id, (gap_s, work_s, ..))| {
+            now_ns += gap_s * SECOND;
+            (promised(id as u64, now_ns, "", 0, 40), work_s * SECOND)
+        }).collect();
+        let served = |count: usize| {
+            let mut servers = Servers::new(1, QueueRules::default());
+            for (request, work_ns) in &arrivals[..count] {
+                servers.run_until(request.arrival_ns);
+                servers.offer(request.clone(), *work_ns);
+            }
+            servers
+        };
+        for (count, (request, work_ns)) in arrivals.iter().enumerate() {
+            let mut servers = served(count);
+            servers.run_until(request.arrival_ns);
+            let after_ns = servers.offer(request.clone(), *work_ns);
+            if after_ns == 0 {
+                continue;
+            }
+            tried += 1;
+            let retry = |after_ns: u64| {
+                let mut servers = served(count);
+                let arrival_ns = request.arrival_ns + after_ns;
+                servers.run_until(arrival_ns);
+                servers.offer(Request { arrival_ns, ..request.clone() }, *work_ns)
+            };
+            prop_assert_eq!(retry(after_ns), 0, "after {} of {}", after_ns, count);
+            let early_ns = after_ns * tenths / 10;
+            if after_ns - early_ns > 2 * RETRY_STEP_NS {
+                prop_assert!(retry(early_ns).abs_diff(after_ns - early_ns) <= 2 * RETRY_STEP_NS, "{}", count);
+            }
+            if tried == 5 {
+                break;
+            }
+        }
+    }
+
     /// Bound of a wait that does not depend on other flows: a request of a flow with `share` of the weight of all flows
     /// is served before the prefill time since its arrival exceeds the work of its own flow at its arrival, its own
     /// included, divided by the fraction of the oldest, and by the share; and twice the lead and a longest prefill of
@@ -334,7 +569,7 @@ proptest! {
         const FLOWS: [&str; 4] = ["", "a", "b", "c"];
         let longest_ns = 60 * SECOND;
         let rules = QueueRules { oldest_share: oldest, lead_ns: lead_s * SECOND, ..QueueRules::default() };
-        let order = |now_ns| QueueOrder { rules, slo: NO_OBJECTIVE, now_ns, servers: 4 };
+        let order = |now_ns| QueueOrder { rules, slo: NO_OBJECTIVE, now_ns, servers: 4, instances: &[] };
         let mut queue = CentralQueue::new(usize::MAX, 8);
         let total = weights.iter().sum::<u32>() as f64;
         let (mut served_ns, mut now_ns) = (0_u64, 0_u64);
@@ -356,7 +591,7 @@ proptest! {
         let serve = |queue: &mut CentralQueue, served_ns: &mut u64, now_ns: &mut u64| {
             let Some(at) = queue.first(&order(*now_ns), None) else { return Ok(()) };
             let best_ns = queue.waiting[at].best_ns;
-            let id = queue.serve_at(at, None, best_ns, &rules).id;
+            let id = queue.serve_at(at, None, best_ns, &rules, 0).id;
             let (began_ns, limit_ns) = limits.borrow()[id as usize];
             let waited_ns = (*served_ns - began_ns) as f64;
             prop_assert!(waited_ns <= limit_ns, "request {id}: {waited_ns} > {limit_ns}");

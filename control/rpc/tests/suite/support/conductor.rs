@@ -28,14 +28,19 @@ pub(crate) fn show_requests(show: Show<'_>) {
         events: Some(EventSource { publisher, replay, topic }),
     };
     show("RegisterInstance", encode(&register));
+    let group = "g".to_owned();
+    let stage = Some(PipelineMembership { group, stage: 1, stages: 2, chunk_tokens: 1_024, activation_bytes: 3 });
+    let capabilities = InstanceCapabilities { layer_wise: true, layers: 4, stage };
+    show("RegisterCapabilities", encode(&RegisterCapabilities { register, capabilities }));
     let gone = DeregisterInstance { tenant: tenant.clone(), instance: instance.clone(), incarnation: 2 };
     show("DeregisterInstance", encode(&gone));
     let (t, i) = (tenant.clone(), instance.clone());
+    let steps = DecodeSteps { steps: 7, took_ns: 8, tokens: 9, requests: 10 };
     let load = ReportLoad {
         tenant: t,
         instance: i,
         incarnation: 2,
-        load: InstanceLoad { seq: 3, queued_tokens: 4, decode_tokens: 5, decodes: 6 },
+        load: InstanceLoad { seq: 3, queued_tokens: 4, decode_tokens: 5, decodes: 6, steps },
     };
     show("ReportLoad", encode(&load));
     let (lora, salt) = ("l".to_owned(), "s".to_owned());
@@ -58,7 +63,11 @@ pub(crate) fn show_requests(show: Show<'_>) {
     let (tier, parent, hashes, contents, part_tokens) = (BlockTier::Gpu, Some(7), vec![8, 9], vec![10, 11], 5);
     let changes = vec![BlockChange::StoredTokens(StoredTokens { tier, parent, hashes, contents, part_tokens })];
     let batch = CacheBatch { seq: 4, kind: CacheReport::Goes, changes };
-    show("ReportCache of tokens", encode(&ReportCache { tenant, instance, incarnation: 2, batch }));
+    let (t, i) = (tenant.clone(), instance.clone());
+    show("ReportCache of tokens", encode(&ReportCache { tenant: t, instance: i, incarnation: 2, batch }));
+    let changes = vec![BlockChange::Moved { from: BlockTier::Gpu, to: BlockTier::Ssd, hashes: vec![8] }];
+    let batch = CacheBatch { seq: 5, kind: CacheReport::Goes, changes };
+    show("ReportCache of moves", encode(&ReportCache { tenant, instance, incarnation: 2, batch }));
     let query = QueryPrefix { context: context(), hashes: vec![8], most: 3, tier: BlockTier::Ssd };
     show("QueryPrefix", encode(&query));
     let schedule = Schedule {
@@ -78,14 +87,21 @@ pub(crate) fn show_requests(show: Show<'_>) {
         priority: Some(-1),
         ttft_ns: Some(6),
         output_tokens: 7,
+        session: "e".to_owned(),
     };
-    show("ScheduleOnTerms", encode(&ScheduleOnTerms { schedule, terms, ended: vec![9] }));
+    let output = RequestOutput { tokens: 11, decode_ns: 12 };
+    let on_terms = ScheduleOnTerms { schedule, terms, ended: vec![9], finished: vec![(10, output)] };
+    show("ScheduleOnTerms", encode(&on_terms));
+    show("ScheduleWithGroups", encode(&ScheduleWithGroups { on_terms }));
     let step = RequestStep::PrefillDone { reused_tokens: 2, took_ns: 3 };
     show("UpdateRequest", encode(&UpdateRequest { reservation: 1, step }));
+    let step = RequestStep::Finished(output);
+    show("UpdateRequest of an output", encode(&UpdateRequest { reservation: 1, step }));
     show("Reschedule", encode(&Reschedule { reservation: 1, failed: vec!["b".to_owned()] }));
     show("WatchInstances", encode(&WatchInstances));
     show("WatchAssignments", encode(&WatchAssignments { client: 1 }));
     show("ExplainRequest", encode(&ExplainRequest { request: "r".to_owned() }));
+    show("ExplainPlacement", encode(&ExplainPlacement { request: "r".to_owned() }));
     show("HoldInstance", encode(&HoldInstance { instance: "i".to_owned(), held: true }));
     show("SetPlacement", encode(&SET));
     show("ShowPlacement", encode(&ShowPlacement));
@@ -119,6 +135,12 @@ fn assignment() -> Assignment {
     }
 }
 
+fn group() -> AssignedGroup {
+    let instance = "i".into();
+    let stage = AssignedStage { instance, first_layer: 1, layers: 2, load_tokens: 3, wait_ns: 4, busy_ns: 5 };
+    AssignedGroup { name: "g".into(), chunk_tokens: 1_024, stages: vec![stage] }
+}
+
 pub(crate) fn show_replies(show: Show<'_>) {
     let shown = ServiceShown { classes: vec![("c".to_owned(), CLASS)], weights: vec![weight()] };
     show("ServiceShown", encode(&shown));
@@ -144,6 +166,7 @@ pub(crate) fn show_replies(show: Show<'_>) {
         decode_tokens: 3,
         decodes: 4,
         silent_ns: 5,
+        decode_factor_permille: 6,
     };
     let model = ModelStatus {
         tenant: "t".to_owned(),
@@ -158,6 +181,18 @@ pub(crate) fn show_replies(show: Show<'_>) {
         reused_tokens: 7,
         error_permille: 8,
         mismatch: true,
+        decode: DecodeStatus {
+            base_ns: 9,
+            token_ps: 10,
+            request_ns: 11,
+            reports: 12,
+            error_permille: 13,
+            output_p50: 14,
+            output_p90: 15,
+            output_error_permille: 16,
+            output_within_permille: 17,
+        },
+        sessions: 18,
     };
     show("InstanceTable", encode(&InstanceTable { version: 9, instances: vec![row], models: vec![model] }));
     let answer = ScheduleReply::Assigned(assignment());
@@ -167,6 +202,10 @@ pub(crate) fn show_replies(show: Show<'_>) {
     let answer = ScheduleReply::Refused { why: ScheduleRefusal::Lost, retry_after_ns: 7 };
     let explained = RequestExplained { answer, now: Some(assignment()), candidates: vec![candidate], pooled_tokens: 9 };
     show("RequestExplained", encode(&explained));
+    let answer = ScheduleReply::AssignedGroup(GroupAssignment { assignment: assignment(), group: group() });
+    show("ScheduleReply of a group", encode(&answer));
+    let explained = PlacementExplained { explained, group: Some(group()), group_now: None };
+    show("PlacementExplained", encode(&explained));
     show("InstanceHeld", encode(&InstanceHeld { requests: 3 }));
     show("Placement", encode(&Placement { set: SET, held: vec!["i".to_owned()] }));
     let (most_bytes, bytes, prefixes, coming, made, failed, forgotten) = (1, 2, 3, 4, 5, 6, 7);
@@ -188,4 +227,7 @@ pub(crate) fn decode_as_all(frame: &[u8]) {
     let _ = decode::<ScheduleReply>(frame);
     let _ = decode::<InstanceTable>(frame);
     let _ = decode::<RequestExplained>(frame);
+    let _ = decode::<RegisterCapabilities>(frame);
+    let _ = decode::<ScheduleWithGroups>(frame);
+    let _ = decode::<PlacementExplained>(frame);
 }

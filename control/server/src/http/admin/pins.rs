@@ -1,4 +1,4 @@
-//! Pins over HTTP: soft pins in the paths of Mooncake's master, and retentions.
+//! Pins over HTTP: soft pins in the paths of Mooncake's master, retentions, and priorities of objects.
 //!
 //! | request | body | effect |
 //! |---|---|---|
@@ -6,11 +6,13 @@
 //! | `POST /api/v1/soft_unpin` | `keys` | ends soft pins |
 //! | `POST /api/v1/retain` | `retention` and perhaps `keys`, or `group`; `ttl_ms` | adds to a retention, or renews it |
 //! | `POST /api/v1/release` | `retention` | ends a retention |
+//! | `POST /api/v1/priority` | `keys`, `priority` | sets the priority of objects |
 
 use std::fmt;
 use std::time::Duration;
 
 use hyper::StatusCode;
+use kvplane_proto::message::{ObjectPriority, PriorityOutOfRange};
 use serde_json::{Value, json};
 use tokio::task::spawn_blocking;
 
@@ -23,6 +25,7 @@ pub(super) const SOFT_PIN: &str = "/api/v1/soft_pin";
 pub(super) const SOFT_UNPIN: &str = "/api/v1/soft_unpin";
 pub(super) const RETAIN: &str = "/api/v1/retain";
 pub(super) const RELEASE: &str = "/api/v1/release";
+pub(super) const PRIORITY: &str = "/api/v1/priority";
 
 /// Duration of a soft pin that names none, as Mooncake's.
 const SOFT_PIN_TTL: Duration = Duration::from_millis(1_800_000);
@@ -36,6 +39,7 @@ pub(super) enum PinPath {
     SoftUnpin,
     Retain,
     Release,
+    Priority,
 }
 
 impl PinPath {
@@ -46,6 +50,7 @@ impl PinPath {
             SOFT_UNPIN => Self::SoftUnpin,
             RETAIN => Self::Retain,
             RELEASE => Self::Release,
+            PRIORITY => Self::Priority,
             _ => return None,
         })
     }
@@ -65,6 +70,10 @@ enum BodyError {
     Keys,
     /// The field is missing or no number.
     Number(&'static str),
+    /// The priority is missing or no whole number.
+    Priority,
+    /// The priority is out of range.
+    Range(PriorityOutOfRange),
     /// A retention and a group, or neither, or a group and keys.
     Selection,
 }
@@ -81,6 +90,8 @@ impl fmt::Display for BodyError {
             }
             Self::Keys => write!(f, "the body must have keys, 1 to {KEYS_MOST} texts"),
             Self::Number(field) => write!(f, "the body must have a {field}, a number of 64 bits"),
+            Self::Priority => f.write_str("the body must have a priority, a whole number from -4 to 4"),
+            Self::Range(error) => error.fmt(f),
             Self::Selection => f.write_str(
                 "the body must have a retention, with or without keys, or a group, whose number is the retention's",
             ),
@@ -94,6 +105,7 @@ fn decode(path: PinPath, body: &Value) -> Result<Pin, BodyError> {
         PinPath::SoftPin => &["keys", "ttl_ms"],
         PinPath::SoftUnpin => &["keys"],
         PinPath::Release => &["retention"],
+        PinPath::Priority => &["keys", "priority"],
         PinPath::Retain => &["keys", "ttl_ms", "retention", "group"],
     };
     let fields = body.as_object().into_iter().flatten().map(|(field, _)| field);
@@ -117,6 +129,11 @@ fn decode(path: PinPath, body: &Value) -> Result<Pin, BodyError> {
         }
         PinPath::SoftUnpin => Ok(Pin::Soft { keys: keys.ok_or(BodyError::Keys)?, ttl: None }),
         PinPath::Release => Ok(Pin::Release { retention: retention.ok_or(BodyError::Number("retention"))? }),
+        PinPath::Priority => {
+            let number = body.get("priority").and_then(Value::as_i64).ok_or(BodyError::Priority)?;
+            let priority = ObjectPriority::new(number).map_err(BodyError::Range)?;
+            Ok(Pin::Priority { keys: keys.ok_or(BodyError::Keys)?, priority })
+        }
         PinPath::Retain => {
             let ttl = ttl.ok_or(BodyError::Number("ttl_ms"))?;
             match (retention, keys, group) {
@@ -182,6 +199,11 @@ mod tests {
             (PinPath::Retain, json!({ "retention": 7, "ttl_ms": 500 }), Pin::Renew { retention: 7, ttl }),
             (PinPath::Retain, json!({ "group": 7, "ttl_ms": 500 }), Pin::Group { group: 7, ttl }),
             (PinPath::Release, json!({ "retention": 7 }), Pin::Release { retention: 7 }),
+            (
+                PinPath::Priority,
+                json!({ "keys": ["a"], "priority": -4 }),
+                Pin::Priority { keys: vec!["a".to_owned()], priority: ObjectPriority::LOWEST },
+            ),
         ];
         for (path, body, expected) in good {
             assert_eq!(decode(path, &body), Ok(expected), "{body}");
@@ -200,6 +222,10 @@ mod tests {
             (PinPath::Retain, json!({ "keys": ["a"], "ttl_ms": 1 }), "retention"),
             (PinPath::Retain, json!({ "group": 1, "retention": 2, "ttl_ms": 1 }), "group"),
             (PinPath::Release, json!({ "retention": "x" }), "retention"),
+            (PinPath::Priority, json!({ "keys": ["a"] }), "a priority, a whole number from -4 to 4"),
+            (PinPath::Priority, json!({ "keys": ["a"], "priority": 0.5 }), "a whole number"),
+            (PinPath::Priority, json!({ "keys": ["a"], "priority": 5 }), "from -4 to 4, not 5"),
+            (PinPath::Priority, json!({ "priority": 1 }), "keys"),
         ];
         for (path, body, field) in wrong {
             let reason = decode(path, &body).expect_err("it is wrong").to_string();

@@ -215,6 +215,13 @@ function conductor(state) {
       title: row.forgotten_blocks ? whole(row.forgotten_blocks) + ' were dropped because the index was full' : '',
     }) },
     { head: 'Prefill error', kind: 'number', cell: row => row.error_permille ? percent(row.error_permille / 1e3) : '–' },
+    { head: 'Decode step', kind: 'number', cell: row => ({
+      text: (row.decode.base_ns / 1e6).toFixed(1) + ' ms',
+      title: 'and ' + (row.decode.token_ps / 1e3).toFixed(0) + ' ns for each resident token'
+        + (row.decode.reports ? '; error ' + percent(row.decode.error_permille / 1e3) : '; the initial constants'),
+    }) },
+    { head: 'Output p50, p90', kind: 'number', cell: row => row.decode.output_p90
+      ? whole(row.decode.output_p50) + ', ' + whole(row.decode.output_p90) : '–' },
     { head: 'Hashes', cell: row => row.mismatch
       ? { text: 'do not match', kind: 'bad', title: 'Engines and schedulers hash with different seeds, block sizes or algorithms.' }
       : { text: 'match', kind: 'good' } },

@@ -37,11 +37,17 @@ pub async fn read_frame(stream: &mut TcpStream) -> Vec<u8> {
 }
 
 pub async fn send(stream: &mut TcpStream, parts: &[&[u8]]) {
+    stream.write_all(&message(parts)).await.expect("sent");
+}
+
+/// The bytes of a message of `parts`. Several may be sent by one write, which succeeds even if the peer hangs up after
+/// the first.
+pub fn message(parts: &[&[u8]]) -> Vec<u8> {
     let mut out = Vec::new();
     for (at, part) in parts.iter().enumerate() {
         out.push(if at + 1 < parts.len() { 1 } else { 0 } | 2);
         out.extend_from_slice(&(part.len() as u64).to_be_bytes());
         out.extend_from_slice(part);
     }
-    stream.write_all(&out).await.expect("sent");
+    out
 }

@@ -1,9 +1,10 @@
-//! Pins that clients set and end after the puts of their objects.
+//! Pins and priorities that clients set after the puts of their objects.
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Items, Operation, RetainItem, RetainReply, Retaining, encode_items};
 use kvplane_proto::{Digest, Status};
 
+use crate::eviction::ChosenPolicy;
 use crate::service::device_moves::recall;
 use crate::service::local::LocalStore;
 use crate::service::migration::Migration;
@@ -12,7 +13,7 @@ use crate::store::{ObjectPins, PinError};
 
 const NS_PER_MS: u64 = 1_000_000;
 
-/// Pins of clients, in one shard.
+/// Pins and priorities that clients set, in one shard.
 pub(super) struct ClientPins<'a> {
     pub(super) local: &'a mut LocalStore,
     pub(super) migration: &'a Migration,
@@ -46,8 +47,15 @@ impl ClientPins<'_> {
         }
         let duration_ns = u64::from(item.duration_ms.min(most_ms)) * NS_PER_MS;
         let (number, is_group) = match what {
-            Retaining::Soft => return self.pin_one(context, item.digest, None, duration_ns),
-            Retaining::Object(number) => return self.pin_one(context, item.digest, Some(number), duration_ns),
+            Retaining::Soft => {
+                return self.change(context, item.digest, |pins| pins.pin_softly(item.digest, duration_ns));
+            }
+            Retaining::Object(number) => {
+                return self.change(context, item.digest, |pins| pins.retain(item.digest, number, duration_ns));
+            }
+            Retaining::Priority(priority) => {
+                return self.change(context, item.digest, |pins| pins.set_priority(item.digest, priority));
+            }
             Retaining::Group(number) => (number, true),
             Retaining::All(number) => (number, false),
         };
@@ -65,30 +73,24 @@ impl ClientPins<'_> {
         }
     }
 
-    /// Pins one object softly, or adds it to a retention.
-    fn pin_one(
+    /// Changes a pin, or the priority, of one object.
+    fn change(
         &mut self,
         context: &RequestContext,
         digest: Digest,
-        retention: Option<u64>,
-        duration_ns: u64,
+        change: impl FnOnce(&mut ObjectPins<'_, ChosenPolicy>) -> Result<(), PinError>,
     ) -> Result<u64, Status> {
         let local = &mut *self.local;
         if local.is_foreign(context, digest) {
             return Err(Status::NotFound);
         }
-        // Of an object that comes from the SSD, tenant, group and hard pin are known once its tail is read, and are set
-        // then: a retention would be lost with that.
+        // Of an object that comes from the SSD, tenant, group, hard pin and priority are known once its tail is read,
+        // and are set then: a change would be lost with that.
         let has_no_tail = local.shard.store.exists(digest) && local.tenant_of(digest).known().is_none();
         if has_no_tail || self.migration.is_coming(digest) {
             return Err(Status::Busy);
         }
-        let mut pins = ObjectPins::from(&mut local.shard.store);
-        let pinned = match retention {
-            None => pins.pin_softly(digest, duration_ns),
-            Some(number) => pins.retain(digest, number, duration_ns),
-        };
-        match pinned {
+        match change(&mut ObjectPins::from(&mut local.shard.store)) {
             Ok(()) => Ok(1),
             Err(PinError::OnDevice) => {
                 recall(local, digest, None)?;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use kvplane_proto::ids::{PinId, Slot, Version};
 use kvplane_proto::map::ShardKey;
-use kvplane_proto::message::{Part, PutItem, PutOptions};
+use kvplane_proto::message::{ObjectPriority, Part, PutItem, PutOptions};
 use kvplane_proto::{Digest, ItemFlags, Status};
 
 use super::owners::ReplicaOwners;
@@ -223,7 +223,8 @@ impl Pushes {
         let tail_at = object.has_tail.then_some(object.tail_at);
         let token = shard.new_fetch_token();
         self.calls.insert(token, digest);
-        let want = Want::Copy { digest, extent, tail_at, is_head: object.is_head, version };
+        let (is_head, priority) = (object.is_head, object.priority);
+        let want = Want::Copy { digest, extent, tail_at, is_head, priority, version };
         Some(Fetch { token, source: owner, want })
     }
 
@@ -279,18 +280,19 @@ impl Pushes {
     }
 }
 
-/// Returns the put of a replica, with the options and the name of the object's tail, if it has one. The stripe head
-/// flag does not depend on the tail.
+/// Returns the put of a replica, with the options and the name of the object's tail, if it has one. Neither the stripe
+/// head flag nor the priority depends on the tail.
 #[must_use]
 pub fn copy_of(
     digest: Digest,
     bytes: u64,
     is_head: bool,
     tail_at: Option<u64>,
+    priority: ObjectPriority,
     pool: &dyn PoolBytes,
 ) -> (PutItem, Vec<u8>, Vec<u8>) {
     let part = if is_head { Part::Head } else { Part::None };
-    let item = PutItem::plain(digest, bytes).with_options(&PutOptions { part, ..PutOptions::default() });
+    let item = PutItem::plain(digest, bytes).with_options(&PutOptions { part, priority, ..PutOptions::default() });
     let plain = (item, Vec::new(), Vec::new());
     let Some(at) = tail_at else { return plain };
     let tail = tail_within(at, pool.bytes(), |at, into| pool.read(at, into));
@@ -301,7 +303,7 @@ pub fn copy_of(
         (false, Part::Stripe) => Part::Stripe,
         (false, _) => Part::None,
     };
-    let options = PutOptions { soft_pin_ms: 0, part, ..head.options };
+    let options = PutOptions { soft_pin_ms: 0, part, priority, ..head.options };
     if head.key_bytes == 0 {
         return (plain.0.with_options(&options), Vec::new(), Vec::new());
     }

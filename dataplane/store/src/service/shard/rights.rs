@@ -105,13 +105,13 @@ impl Shard {
         };
         let soft_pin_ms = options.soft_pin_ms.min(store.config().soft_pin_max_ms);
         let soft_pin_ns = u64::from(soft_pin_ms) * NS_PER_MS;
-        Ok(Keep { account, group: options.group, soft_pin_ns, hard_pin: options.hard_pin })
+        Ok(Keep { account, group: options.group, soft_pin_ns, hard_pin: options.hard_pin, priority: options.priority })
     }
 
     /// Like [`Self::keep_of`], for an object that is read from the SSD, or fetched from a former owner.
     pub(in crate::service) fn keep_again(&mut self, options: &PutOptions, tenant: u32) -> Keep {
         let account = self.store.tenants_mut().account_of_unconfigured(tenant);
-        Keep { account, group: options.group, soft_pin_ns: 0, hard_pin: options.hard_pin }
+        Keep { account, group: options.group, soft_pin_ns: 0, hard_pin: options.hard_pin, priority: options.priority }
     }
 
     /// Returns the reservation for a replica that an owner writes.

@@ -1,17 +1,19 @@
 //! Tail of an object: its name and options, stored behind its bytes in the pool and with its record on an SSD.
 //!
 //! Layout: a head of 24 bytes, the tenant's name, the key. The head: group u64, tenant u32, soft pin in milliseconds
-//! u32, length of the key u16, length of the tenant's name u8, data type u8, flags u8, three zero bytes. All integers
-//! are little-endian. A tail has no checksum of its own: the name is verified against the object's digest, and on an
-//! SSD the record's checksum covers it.
+//! u32, length of the key u16, length of the tenant's name u8, data type u8, flags u8, priority i8, two zero bytes. All
+//! integers are little-endian. A tail has no checksum of its own: the name is verified against the object's digest, and
+//! on an SSD the record's checksum covers it.
 
-use kvplane_proto::message::{ObjectName, PutFlags, PutItem, PutOptions};
+use kvplane_proto::message::{ObjectName, ObjectPriority, PutFlags, PutItem, PutOptions};
 use kvplane_proto::{Digest, Limits};
 
 use crate::entry::TAIL_BYTES_MOST;
 
 /// Length of a tail's head.
 pub const TAIL_HEAD_BYTES: usize = 24;
+/// Offset of the priority in a tail's head.
+const PRIORITY_AT: usize = 21;
 /// Length of the longest tail.
 pub const TAIL_MOST: usize = TAIL_HEAD_BYTES + Limits::NAME_BYTES + Limits::KEY_BYTES;
 
@@ -57,7 +59,7 @@ impl TailHead {
         out.extend_from_slice(&tenant.to_le_bytes());
         out.extend_from_slice(&soft_pin_ms.to_le_bytes());
         out.extend_from_slice(&self.key_bytes.to_le_bytes());
-        out.extend_from_slice(&[self.tenant_bytes, data_type, flags.bits(), 0, 0, 0]);
+        out.extend_from_slice(&[self.tenant_bytes, data_type, flags.bits(), self.options.priority.bits(), 0, 0]);
         out.extend_from_slice(name.tenant);
         out.extend_from_slice(name.key);
     }
@@ -74,6 +76,7 @@ impl TailHead {
                 group: u64::from(word(4)) << 32 | u64::from(word(0)),
                 soft_pin_ms: word(12),
                 hard_pin: flags.has(PutFlags::HARD_PIN),
+                priority: ObjectPriority::from_bits(bytes[PRIORITY_AT])?,
                 data_type: bytes[19],
                 replace: false,
                 part: flags.part(),
@@ -82,7 +85,7 @@ impl TailHead {
             key_bytes: u16::from_le_bytes([bytes[16], bytes[17]]),
             tenant_bytes: bytes[18],
         };
-        let meant = usize::from(head.key_bytes) <= Limits::KEY_BYTES && bytes[21..] == [0; 3];
+        let meant = usize::from(head.key_bytes) <= Limits::KEY_BYTES && bytes[22..] == [0; 2];
         meant.then_some(head)
     }
 
@@ -104,6 +107,13 @@ pub(in crate::service) fn is_of(tail: &[u8], digest: Digest) -> bool {
 /// Returns true if reclaim of the SSD has to keep the object with this tail.
 pub(in crate::service) fn is_hard_pinned(tail: &[u8]) -> bool {
     TailHead::split(tail).is_some_and(|(head, _)| head.options.hard_pin)
+}
+
+/// Sets the priority in a tail, if there is one.
+pub(in crate::service) fn set_priority(tail: &mut [u8], priority: ObjectPriority) {
+    if tail.len() >= TAIL_HEAD_BYTES {
+        tail[PRIORITY_AT] = priority.bits();
+    }
 }
 
 /// Returns the tail at an offset of a pool of this length; empty if there is none. A process that has mapped the pool
@@ -134,12 +144,14 @@ mod tests {
         #[test]
         fn an_encoded_tail_decodes_to_itself(
             words in any::<(u32, u64, u32, bool, u8)>(),
+            priority in -4..=4i64,
             tenant in prop::collection::vec(any::<u8>(), 0..=255),
             key in prop::collection::vec(any::<u8>(), 1..=300),
         ) {
             let (account, group, soft_pin_ms, hard_pin, data_type) = words;
             let wishes = PutOptions { tenant: account, group, soft_pin_ms, hard_pin, ..PutOptions::default() };
-            let options = PutOptions { data_type, replace: true, ..wishes };
+            let priority = ObjectPriority::new(priority).expect("it is in range");
+            let options = PutOptions { priority, data_type, replace: true, ..wishes };
             let name = ObjectName { tenant: &tenant, key: &key };
             let head = TailHead::of(&PutItem::named(&name, 1, &options)).expect("it has a name");
             let mut bytes = Vec::new();

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 
 use kvplane_proto::message::{
-    GetItem, Item, KeyItem, KeyPage, ListItem, ListReply, LookupReply, ObjectName, Operation, PutItem, PutOptions,
-    RangeItem,
+    GetItem, Item, KeyItem, KeyPage, ListItem, ListReply, LookupReply, ObjectName, ObjectPriority, Operation, PutItem,
+    PutOptions, RangeItem,
 };
 use kvplane_proto::rng::Rng;
 use kvplane_proto::{Digest, Limits, Status};
@@ -177,6 +177,7 @@ fn a_list_returns_the_options_of_the_puts() {
         hard_pin: true,
         data_type: 3,
         replace: true,
+        priority: ObjectPriority::LOWEST,
         ..PutOptions::default()
     };
     assert_eq!(keys.put(&name("somebody", "one"), 300, &options), Status::Ok);
@@ -190,7 +191,9 @@ fn a_list_returns_the_options_of_the_puts() {
     assert_eq!((found[0].0.digest, found[0].1.len(), found[0].0.flags), (Digest(5), 0, KeyItem::IN_MEMORY));
     let (item, key) = &found[1];
     assert_eq!((key.as_slice(), item.tenant, item.group, item.soft_pin_ms), (&b"one"[..], 7, 9, 5));
-    assert_eq!((item.data_type, item.flags, item.tenant_bytes), (3, KeyItem::HARD_PIN | KeyItem::IN_MEMORY, 8));
+    let flags = KeyItem::HARD_PIN | KeyItem::IN_MEMORY | 0xc00;
+    assert_eq!((item.data_type, item.flags, item.tenant_bytes), (3, flags, 8));
+    assert_eq!((item.priority(), item.options().priority), (ObjectPriority::LOWEST, ObjectPriority::LOWEST));
     let (without, _) = keys.page(&BEGIN, false);
     assert!(without.iter().all(|(item, key)| key.is_empty() && item.group == 0), "names were not wanted");
 }

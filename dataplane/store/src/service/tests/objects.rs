@@ -3,8 +3,8 @@
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{RequestId, Version};
 use kvplane_proto::message::{
-    DigestItem, GetItem, IdItem, Item, Kind, Operation, Part, PutItem, PutOptions, RetainItem, RetainReply, Retaining,
-    SizeReply, VersionItem,
+    DigestItem, GetItem, IdItem, Item, Kind, ObjectPriority, Operation, Part, PutItem, PutOptions, RetainItem,
+    RetainReply, Retaining, SizeReply, VersionItem,
 };
 use kvplane_proto::{FrameFlags, Limits, Status};
 
@@ -444,6 +444,12 @@ fn clients_pin_objects_in_memory_for_a_time_and_release_them() {
     let released = retain(&mut rig, &[item(Retaining::All(8), 1, 0), item(Retaining::All(8), 1, 0)]);
     assert_eq!(released.iter().map(|reply| reply.objects).collect::<Vec<_>>(), [1, 0]);
     assert_eq!(rig.store().stats().kept, crate::store::PinStats::default());
+    let rank = |number| Retaining::Priority(ObjectPriority::new(number).expect("it is in range"));
+    let replies =
+        retain(&mut rig, &[item(rank(-4), 1, 0), item(rank(3), 1, 0), item(rank(3), 2, 0), item(rank(3), 1, 1)]);
+    let expected = [(Status::Ok, 1), (Status::Ok, 1), (Status::NotFound, 0), (Status::BadRequest, 0)];
+    assert_eq!(replies, expected.map(|(status, objects)| RetainReply { status, objects }));
+    assert_eq!(rig.store().peek(digest(1)).map(|view| view.priority.number()), Some(3));
     // A guarantee that the node does not give is refused, not shortened.
     let mut short = Rig::with(crate::StoreConfig { soft_pin_max_ms: 500, ..super::rig::config(POOL_BYTES) });
     let peer = short.join(Path::Stream);

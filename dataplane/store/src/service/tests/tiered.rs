@@ -12,11 +12,14 @@ mod seals;
 mod whose;
 mod world;
 
-use kvplane_proto::message::{DigestItem, GetItem, LookupReply, Operation, PutOptions, RangeItem, SizeReply};
+use kvplane_proto::message::{
+    DigestItem, GetItem, LookupReply, ObjectPriority, Operation, PutOptions, RangeItem, SizeReply,
+};
 use kvplane_proto::{FrameFlags, Status};
 use kvplane_tier::format::{OWNERSHIP_IO_BYTES, OWNERSHIP_OFFSETS};
 
 use super::rig::digest;
+use crate::ObjectPins;
 use crate::service::Tiering;
 use crate::service::{Path, PeerKey, PutAck, TierPolicy, VoidCause, WritePolicy};
 use world::{DEVICE_BYTES, KEYS, May, PEER, World, bytes_of};
@@ -125,6 +128,39 @@ fn hard_pins_hold_on_the_ssd_too() {
         assert_eq!((pinned(&world, 0), pinned(&world, 1)), (Some(true), Some(false)));
         world.restart();
         assert_eq!((pinned(&world, 0), pinned(&world, 1)), (Some(true), Some(false)));
+        world.end();
+    }
+}
+
+/// The record has the priority: an object that is read back after a restart ranks as its put said, and one whose
+/// priority was changed before it was written, as it was then.
+#[test]
+fn priorities_survive_on_the_ssd() {
+    let rank = |number| ObjectPriority::new(number).expect("it is in range");
+    for (seed, policy) in policies().into_iter().filter(|policy| policy.promote_times == 1).enumerate() {
+        let is_written_later = matches!(policy.write, WritePolicy::Back { .. });
+        let mut world = World::new(190 + seed as u64, policy);
+        // Not 0: an object with neither name nor options has no tail, so its record has no priority.
+        world.put_with(2, &PutOptions { priority: rank(1), ..PutOptions::default() });
+        world.hear();
+        let later = if is_written_later { 2 } else { 1 };
+        let store = &mut world.service.objects.local.shard.store;
+        ObjectPins::from(store).set_priority(digest(2), rank(later)).expect("it is in memory");
+        world.settle();
+        for (key, number) in [(0, -3), (1, 4)] {
+            world.put_with(key, &PutOptions { priority: rank(number), ..PutOptions::default() });
+            world.settle();
+        }
+        world.restart();
+        for (key, number) in [(0, -3), (1, 4), (2, later)] {
+            // Half of the gets do not read stripe heads.
+            for _ in 0..16 {
+                world.get(key);
+                world.settle();
+            }
+            let store = &world.service.objects.local.shard.store;
+            assert_eq!(store.peek(digest(key)).map(|view| view.priority), Some(rank(number)), "object {key}");
+        }
         world.end();
     }
 }

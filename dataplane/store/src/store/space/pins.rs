@@ -3,6 +3,7 @@
 use core::fmt;
 
 use kvplane_proto::digest::Digest;
+use kvplane_proto::message::ObjectPriority;
 
 use super::Space;
 use crate::entry::{EntryId, Mark};
@@ -62,6 +63,17 @@ impl<P: EvictionPolicy> ObjectPins<'_, P> {
         Ok(())
     }
 
+    /// Sets the priority of an object, in memory or in the device pool. Its soft pin and retentions go before.
+    ///
+    /// # Errors
+    /// `NotFound`.
+    pub fn set_priority(&mut self, digest: Digest, priority: ObjectPriority) -> Result<(), PinError> {
+        let Space { order, objects, .. } = &mut *self.space;
+        let id = objects.find(digest).ok_or(PinError::NotFound)?;
+        order.set_priority(objects.entries_mut(), id, priority);
+        Ok(())
+    }
+
     /// Adds an object to a retention of its tenant, which lasts for this duration from now at least.
     ///
     /// # Errors
@@ -86,7 +98,8 @@ impl<P: EvictionPolicy> ObjectPins<'_, P> {
 
     /// Makes a tenant's retention last for this duration from now at least; returns the number of its objects.
     pub fn renew(&mut self, account: u16, number: u64, duration_ns: u64) -> u64 {
-        self.space.order.renew(account, number, duration_ns) as u64
+        let Space { order, objects, .. } = &mut *self.space;
+        order.renew(objects.entries_mut(), account, number, duration_ns) as u64
     }
 
     /// Ends a tenant's retention; returns the number of its objects.
@@ -97,15 +110,17 @@ impl<P: EvictionPolicy> ObjectPins<'_, P> {
 
     /// Adds a live object to a retention, within the limits of hard pins.
     fn retain_one(&mut self, id: EntryId, number: u64, duration_ns: u64) -> Result<(), PinError> {
-        let Space { order, objects, .. } = &mut *self.space;
-        let entries = objects.entries_mut();
-        let (granules, account) = (entries[id].granules(), entries[id].account() as u16);
-        if !entries[id].is(Mark::Hard)
-            && let Some((pinned_bytes, limit_bytes, of_tenant)) = order.tenants_mut().refused_pin(granules, account)
+        let entry = &self.space.objects.entries()[id];
+        let (granules, account, is_hard) = (entry.granules(), entry.account() as u16, entry.is(Mark::Hard));
+        if !is_hard
+            && !self.space.may_pin(granules, account)
+            && let Some((pinned_bytes, limit_bytes, of_tenant)) =
+                self.space.order.tenants_mut().refused_pin(granules, account)
         {
             return Err(PinError::PinLimit { pinned_bytes, limit_bytes, of_tenant });
         }
-        match order.retain(entries, id, number, duration_ns) {
+        let Space { order, objects, .. } = &mut *self.space;
+        match order.retain(objects.entries_mut(), id, number, duration_ns) {
             true => Ok(()),
             false => Err(PinError::TooManyRetentions),
         }

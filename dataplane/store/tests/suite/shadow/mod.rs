@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{PinId, ReservationId, Version};
+use kvplane_proto::message::ObjectPriority;
 use kvplane_store::allocator::granules_of;
 use kvplane_store::entry::Entry;
 use kvplane_store::eviction::EvictionPolicy;
@@ -212,6 +213,7 @@ impl<P: EvictionPolicy> Shadow<P> {
                     replica: Replica::None,
                     copied: false,
                     is_retained: false,
+                    priority: ObjectPriority::NORMAL,
                 };
                 assert!(replace || !self.live.contains_key(&digest), "the first commit wins");
                 self.forget(digest);

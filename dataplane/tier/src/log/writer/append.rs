@@ -24,6 +24,7 @@ pub(crate) struct Record<'a> {
     pub(crate) checksum: u64,
     pub(crate) sums: &'a [u64],
     pub(crate) pinned: bool,
+    pub(crate) hits: u8,
 }
 
 impl Writer {
@@ -57,7 +58,9 @@ impl Writer {
         memory.write(&self.body, head.part(length_u32(RECORD_HEADER_BYTES), length_u32(self.body.len())));
         self.write_payload(shape, record.payload, device, memory);
         let listed = self.enter(&header, Some(waiter), device);
-        let placed = contents.place(Entry::listed(&listed, device.segment_at(device.segment_of(offset))), device);
+        let mut entry = Entry::listed(&listed, device.segment_at(device.segment_of(offset)));
+        (0..record.hits).for_each(|_| entry.hit());
+        let placed = contents.place(entry, device);
         assert!(placed, "the index has room: it was checked before");
         sequence
     }

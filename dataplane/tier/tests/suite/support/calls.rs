@@ -44,6 +44,7 @@ pub(crate) fn put<'a>(world: &mut World, key: u64, payload: Span, ack: Ack) -> P
         payload,
         checksum: None,
         pinned: false,
+        hits: 0,
         names_parts: false,
         copied: false,
         ack,

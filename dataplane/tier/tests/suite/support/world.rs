@@ -179,7 +179,19 @@ impl World {
         let (key, version_of) = (key.as_bytes(), Version(version));
         let names_parts = names_parts(version_of);
         let (checksum, copied) = (None, copied(version_of));
-        let put = Put { digest, key, version: version_of, payload, checksum, pinned, names_parts, copied, ack, token };
+        let put = Put {
+            digest,
+            key,
+            version: version_of,
+            payload,
+            checksum,
+            pinned,
+            hits: 0,
+            names_parts,
+            copied,
+            ack,
+            token,
+        };
         let accepted = self.tier.put(self.now_ns, &put, &mut self.memory);
         match accepted {
             Ok(accepted) => {

@@ -6,7 +6,10 @@ use std::time::Duration;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand};
 use kvplane::ControlLink;
-use kvplane::rpc::conductor::{InstanceTable, WatchInstances};
+use kvplane::rpc::conductor::{
+    AssignedGroup, Assignment, ExplainPlacement, InstanceTable, ModelStatus, PlacementExplained, ScheduleReply,
+    WatchInstances,
+};
 use kvplane::rpc::placement::{
     ClassTerms, CopiesShown, DEFAULT_FLOW_WEIGHT, FeedShown, HoldInstance, LimitUse, MAX_FLOW_WEIGHT, MAX_PRIORITY,
     PlacementPolicy, ServiceShown, SetClass, SetPlacement, SetWeight, ShowCopies, ShowFeeds, ShowLimits, ShowPlacement,
@@ -27,6 +30,12 @@ pub(crate) enum Action {
         /// Print as JSON.
         #[arg(long)]
         json: bool,
+    },
+    /// Show where a request was placed, where it would be placed now, and the cost of each instance; of a pipeline
+    /// group, its stages.
+    Explain {
+        /// Id that its scheduler gave the request.
+        request: String,
     },
     /// Hold an instance: it gets no new requests, finishes those that it has, and other instances may still fetch from
     /// it.
@@ -89,7 +98,7 @@ pub(crate) struct Policy {
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     promise_ttft_ms: Option<u64>,
     /// Objective for the time between tokens (TBT), in milliseconds: requests predicted to miss it are rejected at
-    /// once, by the control plane's `--conductor-decode`. Default: none.
+    /// once, by the learned duration of decode steps. Default: none.
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
     promise_tbt_ms: Option<u64>,
 }
@@ -110,6 +119,10 @@ pub(crate) fn policies() -> impl TypedValueParser<Value = PlacementPolicy> {
 pub(super) fn run(link: &ControlLink, action: &Action) -> Result<(), Failure> {
     match action {
         Action::Show { json } => show(link, *json),
+        Action::Explain { request } => {
+            explain(request, &link.call(ExplainPlacement { request: request.clone() })?);
+            Ok(())
+        }
         Action::Hold { instance } => {
             let requests = link.call(HoldInstance { instance: instance.clone(), held: true })?.requests;
             println!("instance {instance} gets no new requests; {requests} are booked there");
@@ -139,6 +152,59 @@ pub(super) fn run(link: &ControlLink, action: &Action) -> Result<(), Failure> {
             println!("flow {name:?}: weight {}", weight.unwrap_or(DEFAULT_FLOW_WEIGHT));
             Ok(())
         }
+    }
+}
+
+/// Prints a placement, with the stages of a pipeline group.
+fn print_assignment(what: &str, assignment: &Assignment, group: Option<&AssignedGroup>) {
+    let ms = |ns: u64| ns / 1_000_000;
+    let decode = assignment.decode.as_ref().map(|decode| format!(", decode on {decode}")).unwrap_or_default();
+    println!(
+        "{what}: prefill on {}{decode}; {} tokens reused, waits {} ms, takes {} ms",
+        assignment.prefill,
+        assignment.reuse_tokens,
+        ms(assignment.wait_ns),
+        ms(assignment.prefill_ns)
+    );
+    let Some(group) = group else { return };
+    println!("  pipeline group {}, chunks of {} tokens", group.name, group.chunk_tokens);
+    for (at, stage) in group.stages.iter().enumerate() {
+        println!(
+            "  stage {at}: {}, layers {} to {}, fetches {} tokens, waits {} ms, busy for {} ms",
+            stage.instance,
+            stage.first_layer,
+            stage.first_layer + stage.layers - 1,
+            stage.load_tokens,
+            ms(stage.wait_ns),
+            ms(stage.busy_ns)
+        );
+    }
+}
+
+/// Prints the explanation of a placement.
+fn explain(request: &str, found: &PlacementExplained) {
+    match &found.explained.answer {
+        ScheduleReply::Assigned(assignment) => print_assignment(request, assignment, found.group.as_ref()),
+        ScheduleReply::AssignedGroup(assigned) => {
+            print_assignment(request, &assigned.assignment, Some(&assigned.group));
+        }
+        ScheduleReply::Queued { .. } => println!("{request}: queued"),
+        ScheduleReply::Refused { why, .. } => println!("{request}: rejected, {why:?}"),
+    }
+    if let Some(now) = &found.explained.now {
+        print_assignment("now", now, found.group_now.as_ref());
+    }
+    println!("all holders together have {} tokens", found.explained.pooled_tokens);
+    for candidate in &found.explained.candidates {
+        println!(
+            "{}: {}has {} tokens, free in {} ms, its NIC in {} ms, {:.2} times the model's durations",
+            candidate.instance,
+            if candidate.takes { "" } else { "not to be chosen, " },
+            candidate.held_tokens,
+            candidate.wait_ns / 1_000_000,
+            candidate.egress_wait_ns / 1_000_000,
+            f64::from(candidate.factor_permille) / 1000.0
+        );
     }
 }
 
@@ -212,7 +278,8 @@ fn in_words(copies: &CopiesShown) -> String {
 
 /// Formats how much of an instance's cache is known.
 fn cache_in_words(degraded: bool, feed: Option<&FeedShown>) -> String {
-    match (degraded, feed) {
+    // A feed tells of the same moment as its numbers.
+    match (feed.map_or(degraded, |feed| feed.degraded), feed) {
         (false, None) => "not reported".to_owned(),
         (false, Some(_)) => "known".to_owned(),
         (true, None) => "degraded".to_owned(),
@@ -222,6 +289,52 @@ fn cache_in_words(degraded: bool, feed: Option<&FeedShown>) -> String {
         }
         (true, Some(_)) => "degraded: earlier blocks are not known".to_owned(),
     }
+}
+
+/// Formats what is learned of a model's decodes as JSON.
+fn decode_in_json(model: &ModelStatus) -> serde_json::Value {
+    let decode = &model.decode;
+    json!({
+        "tenant": model.tenant,
+        "model": model.model,
+        "prefill_error_permille": model.error_permille,
+        "decode_base_ns": decode.base_ns,
+        "decode_token_ps": decode.token_ps,
+        "decode_request_ns": decode.request_ns,
+        "decode_reports": decode.reports,
+        "decode_error_permille": decode.error_permille,
+        "output_p50": decode.output_p50,
+        "output_p90": decode.output_p90,
+        "output_error_permille": decode.output_error_permille,
+        "output_within_permille": decode.output_within_permille,
+        "sessions": model.sessions,
+    })
+}
+
+/// Formats what is learned of a model's decodes as text.
+fn decode_in_words(model: &ModelStatus) -> String {
+    let decode = &model.decode;
+    let percent = |permille: u32| f64::from(permille) / 10.0;
+    let learned = match decode.reports {
+        0 => "initial constants".to_owned(),
+        reports => format!("error {:.1} %, {reports} reports", percent(decode.error_permille)),
+    };
+    let outputs = match decode.output_p90 {
+        0 => "outputs not known yet".to_owned(),
+        p90 => format!(
+            "outputs p50 {}, p90 {p90} tokens, error {:.1} %",
+            decode.output_p50,
+            percent(decode.output_error_permille)
+        ),
+    };
+    format!(
+        "model {}: decode step {:.1} ms + {:.1} ns a token + {:.1} us a request ({learned}); {outputs}; sessions {}",
+        model.model,
+        decode.base_ns as f64 / 1e6,
+        decode.token_ps as f64 / 1e3,
+        decode.request_ns as f64 / 1e3,
+        model.sessions
+    )
 }
 
 /// Formats limits and their use as JSON.
@@ -281,6 +394,7 @@ fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
                 "wait_ns": row.wait_ns,
                 "decodes": row.decodes,
                 "decode_tokens": row.decode_tokens,
+                "decode_factor_permille": row.decode_factor_permille,
             })
         });
         let rows: Vec<_> = rows.collect();
@@ -294,6 +408,7 @@ fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
                 "service": service_json(&service),
                 "copies": in_json(&copies),
                 "limits": limits_in_json(&limits),
+                "models": table.models.iter().map(decode_in_json).collect::<Vec<_>>(),
                 "instances": rows,
             })
         );
@@ -308,6 +423,7 @@ fn show(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
     );
     println!("{}\n{}", in_words(&copies), limits_in_words(&limits));
     print_service(&service);
+    table.models.iter().for_each(|model| println!("{}", decode_in_words(model)));
     println!(
         "{:<24} {:<24} {:<8} {:<8} {:>8} {:>10} {:>8}  cache",
         "instance", "model", "part", "state", "prefills", "wait ms", "decodes"

@@ -59,6 +59,7 @@ fn as_json(key: &KeyInfo) -> serde_json::Value {
         "hard_pin": key.hard_pin,
         "soft_pin_ms": key.soft_pin_ms,
         "retained": key.retained,
+        "priority": key.priority.number(),
         "in_memory": key.in_memory,
         "on_ssd": key.on_ssd,
     })

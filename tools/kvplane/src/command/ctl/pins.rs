@@ -1,13 +1,18 @@
-//! `kvplane ctl pins`: soft pins and retentions of objects in memory.
+//! `kvplane ctl pins`: soft pins, retentions and priorities of objects in memory.
 
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use kvplane::{Client, Error, PutOptions};
+use kvplane::{Client, Error, ObjectPriority, PutOptions};
 
 use crate::command::Failure;
 
-/// Pins of objects.
+/// Parses the priority of an object.
+pub(super) fn priority_of(text: &str) -> Result<ObjectPriority, Failure> {
+    Ok(ObjectPriority::new(text.parse()?)?)
+}
+
+/// Pins and priorities of objects.
 #[derive(Subcommand)]
 pub(crate) enum Action {
     /// Pin objects softly: for this time they are evicted after others.
@@ -28,6 +33,15 @@ pub(crate) enum Action {
     /// Keep objects in memory for this time: add them to a retention, or without keys renew it. They count as hard
     /// pins.
     Retain(Retain),
+    /// Set the priority of objects: within a tenant, those of a lower one are evicted before.
+    Priority {
+        /// Priority, from -4 to 4; that of a put that names none is 0.
+        #[arg(allow_negative_numbers = true, value_parser = priority_of)]
+        priority: ObjectPriority,
+        /// Keys of the objects.
+        #[arg(required = true)]
+        keys: Vec<String>,
+    },
     /// End a retention before its time.
     Release {
         /// Number of the retention, chosen by who made it.
@@ -62,6 +76,10 @@ pub(super) fn run(client: &mut Client, action: &Action) -> Result<(), Failure> {
             report(keys, there.into_iter().map(Ok), "without a soft pin")
         }
         Action::Retain(retain) => retain.run(client),
+        Action::Priority { priority, keys } => {
+            let there = client.keys().pins().set_priority(keys, *priority)?;
+            report(keys, there.into_iter().map(Ok), &format!("of priority {priority}"))
+        }
         Action::Release { retention } => {
             println!("{} objects released", client.keys().pins().release(*retention)?);
             Ok(())

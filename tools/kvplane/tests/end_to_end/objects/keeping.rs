@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use kvplane::{Client, PutOptions, Status};
+use kvplane::{Client, ObjectPriority, PutOptions, Status};
 use serde_json::Value;
 
 use crate::support::{Way, Workplace, http_ask};
@@ -83,6 +83,60 @@ fn objects_of_a_group_go_together() {
     }
     assert_eq!(partly, 0, "groups that are there in part");
     assert!(there.iter().filter(|there| !**there).count() > 150, "memory holds far less");
+}
+
+#[test]
+fn priorities_of_client_command_and_http_outlast_a_flood() {
+    let place = Workplace::new("priorities");
+    let dev = place.dev("16M", &["--shards", "2"]);
+    let client = &mut place.client(Way::Tcp);
+    let rank = |number| ObjectPriority::new(number).expect("it is in range");
+    let keys = |name: &str| (0..6).map(|at| format!("{name}-{at}")).collect::<Vec<String>>();
+    for (name, number) in [("high", 3), ("command", 0), ("http", -1), ("client", 0), ("usual", 0), ("low", -2)] {
+        for (at, key) in keys(name).iter().enumerate() {
+            put(client, key, at, PutOptions { priority: rank(number), ..PutOptions::default() }).unwrap();
+        }
+    }
+    let command: Vec<String> = keys("command");
+    let words: Vec<&str> = command.iter().map(String::as_str).collect();
+    let ctl = |words: &[&str]| place.run(&[&["ctl", "pins", "priority"], words].concat());
+    let said = ctl(&[&["4"], &words[..]].concat()).text();
+    assert!(said.contains("6 objects of priority 4"), "{said}");
+    let ask = |body: &Value| -> (u16, Value) {
+        let (status, said) = http_ask(dev.http(), "POST", "/api/v1/priority", &body.to_string());
+        (status, serde_json::from_str(&said).unwrap_or(Value::from(said)))
+    };
+    let (status, said) = ask(&serde_json::json!({ "keys": keys("http"), "priority": 2 }));
+    assert_eq!((status, &said["objects"]), (200, &6.into()), "{said}");
+    let there = client.keys().pins().set_priority(&[keys("client"), vec!["no such".to_owned()]].concat(), rank(1));
+    assert_eq!(there.unwrap(), [true, true, true, true, true, true, false]);
+    flood(client, "flood");
+    for name in ["high", "command", "http", "client"] {
+        assert!(client.batch_exists(&keys(name)).unwrap().into_iter().all(|there| there), "{name}");
+    }
+    // The flood has the same priority. What is lower may remain, up to its floor.
+    assert!(!client.batch_exists(&keys("usual")).unwrap().contains(&true));
+    let (mut listed, mut cursor) = (Vec::new(), None);
+    loop {
+        let page = client.keys().list(cursor).unwrap();
+        listed.extend(page.keys);
+        cursor = page.next;
+        if cursor.is_none() {
+            break;
+        }
+    }
+    for (name, number) in [("high-0", 3), ("command-0", 4), ("http-0", 2), ("client-0", 1)] {
+        let key = listed.iter().find(|key| key.key == name.as_bytes()).expect("it is there");
+        assert_eq!(key.priority, rank(number), "{name}");
+    }
+    ctl(&["5", "high-0"]).failed(2, &["from -4 to 4, not 5"]);
+    ctl(&["1", "nothing"]).failed(1, &["not in memory"]);
+    let (status, said) = ask(&serde_json::json!({ "keys": ["high-0"], "priority": -5 }));
+    assert!(status == 400 && said.to_string().contains("from -4 to 4, not -5"), "{said}");
+    // More keys than a body may have, and a hint.
+    let many: Vec<String> = (0..70).map(|at| format!("{at}-{}", "k".repeat(1_000))).collect();
+    let (status, said) = ask(&serde_json::json!({ "keys": many, "priority": 1 }));
+    assert!(status == 413 && said.to_string().contains("65536 bytes: name the keys in several requests"), "{said}");
 }
 
 #[test]

@@ -70,6 +70,8 @@ fn operators_see_instances_take_them_out_and_choose_the_policy() {
         ("--conductor-wait", "86401"),
         ("--promise-ttft-ms", "0"),
         ("--promise-tbt-ms", "0"),
+        ("--promise-percent", "100"),
+        ("--promise-percent", "49.9"),
     ] {
         place.run(&["dev", "--conductor", flag, value]).failed(2, &[flag]);
     }
@@ -139,4 +141,31 @@ fn a_kill_of_the_control_plane_in_a_replay_loses_no_request() {
     assert_eq!(std::fs::read_dir(&within).unwrap().count(), 0, "nothing is left behind");
     // A cluster that others use is not killed.
     place.run(&words).failed(2, &["--kill-control"]);
+}
+
+/// Two long prompts, the second with the first's beginning, and short ones: a group of two instances prefills the long
+/// ones, and passes every byte on from stage to stage.
+#[test]
+fn live_pipeline_groups_pass_chunks_on_through_the_store() {
+    let place = Workplace::new("live-groups");
+    let _dev = place.dev("64M", &["--shards", "1", "--conductor"]);
+    let line = |at_ms: u64, blocks: std::ops::Range<u64>| {
+        let (tokens, blocks) = ((blocks.end - blocks.start) * 512, blocks.map(|id| id.to_string()).collect::<Vec<_>>());
+        let (blocks, output) = (blocks.join(", "), "\"output_length\": 1");
+        format!("{{\"timestamp\": {at_ms}, \"input_length\": {tokens}, {output}, \"hash_ids\": [{blocks}]}}\n")
+    };
+    let lines = [line(0, 1..17), line(10, 100..102), line(4_000, 1..33), line(4_010, 200..202)];
+    let trace = place.file("trace.jsonl", lines.concat().as_bytes());
+    let words = ["replay", "--conductor", "--trace", text(&trace), "--block-bytes", "4K", "--json", "-"];
+    let more = ["--engines", "3", "--engine-blocks", "64", "--groups", "2", "--chunk", "2048"];
+    let shown: serde_json::Value = serde_json::from_str(&place.run(&[&words[..], &more].concat()).text()).unwrap();
+    let run = &shown["runs"][0];
+    let numbers = ["requests", "refused", "unasked", "bytes_wrong"].map(|name| run[name].as_u64().unwrap());
+    assert_eq!(numbers, [4, 0, 0, 0], "{run}");
+    assert!(run["by_groups"].as_u64() >= Some(1), "{run}");
+    assert!(run["local"].as_f64().unwrap() + run["fetched"].as_f64().unwrap() > 0.2, "{run}");
+    // Nothing that was passed on is left in the store.
+    let said = place.run(&["ctl", "conductor", "explain", "none"]);
+    said.failed(1, &["none"]);
+    place.run(&[&words[..], &["--groups", "2", "--chunk", "1025"]].concat()).failed(1, &["--chunk"]);
 }

@@ -28,7 +28,7 @@ use crate::entry::Entry;
 use crate::service::shard::Shard;
 use crate::service::shard::deferrals::DeferredItem;
 use crate::service::shard::effects::Effect;
-use crate::service::shard::tail::{is_hard_pinned, is_of, tail_within};
+use crate::service::shard::tail::{is_hard_pinned, is_of, set_priority, tail_within};
 
 /// Most bytes passed to the tier in one round: computing their checksums takes time, in which the shard serves no
 /// request and the device idles.
@@ -201,7 +201,8 @@ impl Demotion {
             };
             // A process that has mapped the pool may have corrupted it: under another name the object would be charged
             // and listed as another's.
-            let tail = if is_of(&tail, object.digest) { tail } else { Vec::new() };
+            let mut tail = if is_of(&tail, object.digest) { tail } else { Vec::new() };
+            set_priority(&mut tail, held.priority);
             object.copied = store.objects().replica(object.digest).is_owed_a_copy();
             let put = Put {
                 digest: object.digest,
@@ -210,6 +211,7 @@ impl Demotion {
                 payload: Span::pool(held.extent.offset, held.extent.bytes as u32),
                 checksum: Some(held.checksum),
                 pinned: is_hard_pinned(&tail),
+                hits: held.priority.number().max(0).cast_unsigned(),
                 names_parts: held.is_head,
                 copied: object.copied,
                 ack,

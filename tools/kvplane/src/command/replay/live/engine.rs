@@ -12,7 +12,9 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use clap::Args;
 use kvplane::rpc::Role;
-use kvplane::rpc::conductor::{InstancePart, RegisterInstance};
+use kvplane::rpc::conductor::{
+    InstanceCapabilities, InstancePart, PipelineMembership, RegisterCapabilities, RegisterInstance,
+};
 use kvplane::{Buffer, Client, ClientConfig, Control, ControlLink, HugePages, Region, RegionOptions, Slice};
 use kvplane_conductor::cost::PrefillModel;
 use kvplane_proto::rng::mix64;
@@ -22,6 +24,7 @@ use serde::{Deserialize, Serialize};
 
 use super::super::Way;
 use super::reporter::{CacheChange, CacheReporter};
+use super::stage::PromptStage;
 use crate::command::Failure;
 
 /// Prompt to serve.
@@ -33,6 +36,8 @@ pub(super) struct Prompt {
     pub(super) reuse: usize,
     /// Rolling hashes of the prompt's blocks.
     pub(super) hashes: Vec<u64>,
+    /// Stage that the engine is, if a pipeline group serves the prompt.
+    pub(super) stage: Option<PromptStage>,
 }
 
 /// Report about a prompt.
@@ -72,6 +77,18 @@ pub(crate) struct Engine {
     /// Capacity of the engine's cache, in blocks.
     #[arg(long)]
     pub(super) blocks: usize,
+    /// Pipeline group of the engine.
+    #[arg(long, requires_all = ["stage", "stages", "chunk"])]
+    pub(super) group: Option<String>,
+    /// Stage of the engine in the group, from 0.
+    #[arg(long)]
+    pub(super) stage: Option<u32>,
+    /// Number of stages of the group.
+    #[arg(long)]
+    pub(super) stages: Option<u32>,
+    /// Maximum length of a chunk, in tokens.
+    #[arg(long)]
+    pub(super) chunk: Option<u32>,
 }
 
 /// Returns the model that engines with blocks of this size serve; a name for each size keeps stores from mixing them.
@@ -134,10 +151,12 @@ impl Cache {
     }
 }
 
-struct ServingThread {
+pub(super) struct ServingThread {
     client: Client,
     reporter: CacheReporter,
     buffer: Buffer,
+    /// Memory of the blocks of one chunk, if the engine is in a pipeline group.
+    scratch: Option<Buffer>,
     block_bytes: usize,
     model: String,
     cache: Cache,
@@ -153,6 +172,12 @@ impl Engine {
         }
     }
 
+    /// Returns the engine's stage in a pipeline group, if it is in one.
+    fn membership(&self) -> Option<PipelineMembership> {
+        let (group, stage, stages) = (self.group.clone()?, self.stage?, self.stages?);
+        Some(PipelineMembership { group, stage, stages, chunk_tokens: self.chunk?, activation_bytes: 0 })
+    }
+
     pub(crate) fn run(self) -> Result<(), Failure> {
         let control =
             Control::Local { cluster: self.cluster.clone(), runtime_directory: self.runtime_directory.clone() };
@@ -161,14 +186,30 @@ impl Engine {
         let bytes = self.block_bytes.checked_mul(self.blocks).ok_or("the cache does not fit into memory")?;
         let options = RegionOptions { huge: HugePages::Try, ..RegionOptions::new("replay-engine", bytes) };
         let buffer = client.register(Region::allocate(&options)?);
+        let scratch = match self.chunk {
+            None => None,
+            Some(chunk) => {
+                let bytes = self.block_bytes * chunk.div_ceil(BLOCK_TOKENS) as usize;
+                let options = RegionOptions { huge: HugePages::Try, ..RegionOptions::new("replay-chunk", bytes) };
+                Some(client.register(Region::allocate(&options)?))
+            }
+        };
         let incarnation = u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH)?.as_nanos())?;
         let link = ControlLink::to(&control, Role::Client)?;
-        link.call(self.registration(incarnation))?;
+        let stage = self.membership();
+        match &stage {
+            None => link.call(self.registration(incarnation))?,
+            Some(_) => {
+                let capabilities = InstanceCapabilities { stage: stage.clone(), ..InstanceCapabilities::default() };
+                link.call(RegisterCapabilities { register: self.registration(incarnation), capabilities })?
+            }
+        };
         let reporter = CacheReporter::start(link, self.name.clone(), incarnation)?;
         let mut serving = ServingThread {
             client,
             reporter,
             buffer,
+            scratch,
             block_bytes: self.block_bytes,
             model: model(self.block_bytes),
             cache: Cache::new(self.blocks),
@@ -181,7 +222,10 @@ impl Engine {
                 writeln!(out, "{}", serde_json::to_string(said)?)?;
                 Ok(out.flush()?)
             };
-            serving.serve(&prompt, &mut say)?;
+            match &prompt.stage {
+                Some(stage) => serving.serve_stage(&prompt, stage, &mut say)?,
+                None => serving.serve(&prompt, &mut say)?,
+            }
         }
         serving.reporter.end()
     }
@@ -197,17 +241,7 @@ impl ServingThread {
         say(&EngineReport::Started { id: prompt.id })?;
         let (from, hashes) = (self.cache.uses, &prompt.hashes);
         let local = hashes.iter().map_while(|hash| self.cache.touch(*hash)).count();
-        let (mut places, mut gone) = (Vec::new(), Vec::new());
-        for hash in &hashes[local..] {
-            // A cached block after a gap is computed again, in its position.
-            let place = match self.cache.touch(*hash) {
-                Some(place) => Some((place, None)),
-                None => self.cache.take(*hash, from),
-            };
-            let Some((place, evicted)) = place else { break };
-            places.push(place);
-            gone.extend(evicted);
-        }
+        let (places, gone) = self.take_places(&hashes[local..], from);
         let new = &hashes[local..local + places.len()];
         let wanted = prompt.reuse.saturating_sub(local).min(new.len());
         let (fetched, wrong) = self.fetch(&new[..wanted], &places)?;
@@ -226,21 +260,95 @@ impl ServingThread {
         self.reporter.tell(CacheChange { parent, stored: new.to_vec(), evicted: gone })
     }
 
+    /// Takes places in the cache for the blocks of a prompt behind those that it has, until it is full. Returns
+    /// the places, and the blocks evicted for them; blocks used since `from` are not evicted.
+    pub(super) fn take_places(&mut self, hashes: &[u64], from: u64) -> (Vec<usize>, Vec<u64>) {
+        let (mut places, mut gone) = (Vec::new(), Vec::new());
+        for hash in hashes {
+            // A cached block after a gap is computed again, in its position.
+            let place = match self.cache.touch(*hash) {
+                Some(place) => Some((place, None)),
+                None => self.cache.take(*hash, from),
+            };
+            let Some((place, evicted)) = place else { break };
+            places.push(place);
+            gone.extend(evicted);
+        }
+        (places, gone)
+    }
+
+    /// Returns the number of uses of cached blocks so far.
+    pub(super) const fn uses(&self) -> u64 {
+        self.cache.uses
+    }
+
+    /// Returns the place of a block, if it is cached, and marks it as used.
+    pub(super) fn touch(&mut self, hash: u64) -> Option<usize> {
+        self.cache.touch(hash)
+    }
+
+    pub(super) const fn block_bytes(&self) -> usize {
+        self.block_bytes
+    }
+
+    pub(super) const fn client(&mut self) -> &mut Client {
+        &mut self.client
+    }
+
+    /// Returns the memory of the cache.
+    pub(super) const fn cache_buffer(&self) -> &Buffer {
+        &self.buffer
+    }
+
+    /// Returns the memory of one chunk; that of the cache for an engine in no pipeline group, which is never a stage.
+    pub(super) fn scratch(&self) -> &Buffer {
+        self.scratch.as_ref().unwrap_or(&self.buffer)
+    }
+
+    /// Returns the first `bytes` of a block of the chunk's memory.
+    pub(super) fn scratch_slice(&self, at: usize, bytes: usize) -> Slice {
+        self.scratch().slice(at * self.block_bytes, bytes)
+    }
+
+    /// Returns the number of blocks of a chunk.
+    pub(super) fn scratch_blocks(&self) -> usize {
+        (self.scratch().region().bytes() / self.block_bytes).max(1)
+    }
+
+    pub(super) fn tell(&mut self, change: CacheChange) -> Result<(), Failure> {
+        self.reporter.tell(change)
+    }
+
+    /// Fetches blocks of a prefix into the chunk's memory, and verifies them; returns the number of blocks without a
+    /// gap, and of wrong bytes.
+    pub(super) fn fetch_prefix(&mut self, hashes: &[u64]) -> Result<(usize, u64), Failure> {
+        let buffer = self.scratch().clone();
+        self.fetch_into(hashes, &(0..hashes.len()).collect::<Vec<_>>(), &buffer)
+    }
+
     fn slice(&self, place: usize) -> Slice {
         self.buffer.slice(place * self.block_bytes, self.block_bytes)
     }
 
-    fn seed_of(&self, hash: u64) -> Result<u64, Failure> {
+    pub(super) fn seed_of(&self, hash: u64) -> Result<u64, Failure> {
         Ok(pattern::seed_of(self.client.digest(key_of(&self.model, hash).as_bytes())?))
     }
 
     /// Fetches blocks from the store and verifies them; returns the number of blocks without a gap, and of wrong bytes.
     fn fetch(&mut self, hashes: &[u64], places: &[usize]) -> Result<(usize, u64), Failure> {
+        let buffer = self.buffer.clone();
+        self.fetch_into(hashes, places, &buffer)
+    }
+
+    fn fetch_into(&mut self, hashes: &[u64], places: &[usize], buffer: &Buffer) -> Result<(usize, u64), Failure> {
         if hashes.is_empty() {
             return Ok((0, 0));
         }
-        let items: Vec<(String, Slice)> =
-            hashes.iter().zip(places).map(|(hash, place)| (key_of(&self.model, *hash), self.slice(*place))).collect();
+        let items: Vec<(String, Slice)> = hashes
+            .iter()
+            .zip(places)
+            .map(|(hash, place)| (key_of(&self.model, *hash), buffer.slice(place * self.block_bytes, self.block_bytes)))
+            .collect();
         let (mut there, mut wrong) = (0, 0);
         for (at, outcome) in self.client.batch_get_into(&items)?.into_iter().enumerate() {
             let Some(got) = outcome? else { break };
@@ -249,7 +357,7 @@ impl ServingThread {
                 wrong += self.block_bytes as u64;
             }
             let from = places[at] * self.block_bytes;
-            self.buffer.region().read_with(from, self.block_bytes, &mut |offset, part| {
+            buffer.region().read_with(from, self.block_bytes, &mut |offset, part| {
                 wrong += pattern::check(seed, offset, part).err().map_or(0, |mismatch| mismatch.wrong_bytes);
             });
             there += 1;
@@ -259,14 +367,19 @@ impl ServingThread {
 
     /// Fills in computed blocks, whose time has passed already, and puts them into the store too.
     fn store(&mut self, hashes: &[u64], places: &[usize]) -> Result<(), Failure> {
-        let mut items: Vec<(String, Slice)> = Vec::with_capacity(hashes.len());
         for (hash, place) in hashes.iter().zip(places) {
             let seed = self.seed_of(*hash)?;
             self.buffer.region().fill_with(place * self.block_bytes, self.block_bytes, &mut |offset, part| {
                 pattern::fill(seed, offset, part);
             });
-            items.push((key_of(&self.model, *hash), self.slice(*place)));
         }
+        self.put_all(hashes, places)
+    }
+
+    /// Puts cached blocks into the store.
+    pub(super) fn put_all(&mut self, hashes: &[u64], places: &[usize]) -> Result<(), Failure> {
+        let items = hashes.iter().zip(places).map(|(hash, place)| (key_of(&self.model, *hash), self.slice(*place)));
+        let items: Vec<(String, Slice)> = items.collect();
         if !items.is_empty() {
             // A put that the store refuses for lack of memory is only logged.
             self.client.batch_put_from(&items)?.into_iter().filter_map(Result::err).for_each(|error| {

@@ -12,6 +12,7 @@ pub(crate) mod engine;
 mod own_cluster;
 mod recovery;
 mod reporter;
+mod stage;
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::{BufRead, BufReader, Write};
@@ -23,7 +24,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum as _};
 use kvplane::rpc::Role;
-use kvplane::rpc::conductor::{PromptContext, RequestStep, Schedule, ScheduleMode};
+use kvplane::rpc::conductor::{GroupAssignment, PromptContext, RequestStep, RequestTerms, Schedule, ScheduleMode};
 use kvplane::rpc::placement::{PlacementPolicy, SetPlacement, ShowPlacement};
 use kvplane::{Client, ClientConfig, ControlLink, Decision, Scheduler};
 use kvplane_tools::trace::{BLOCK_TOKENS, Request, Trace};
@@ -35,6 +36,7 @@ use crate::command::ctl::conductor::policies;
 use engine::{EngineReport, Prompt, hash_of, model};
 use own_cluster::{KillTimes, OwnCluster};
 use recovery::{ArrivedRequest, Recovery};
+use stage::PromptStage;
 
 /// Time limit for instances to register.
 const REGISTER: Duration = Duration::from_secs(20);
@@ -70,6 +72,13 @@ pub(crate) struct LiveFlags {
     #[arg(long, value_name = "DIRECTORY", requires = "conductor")]
     #[arg(conflicts_with_all = ["cluster", "runtime_directory"])]
     kill_control: Option<PathBuf>,
+    /// Let pipeline groups of so many instances prefill long prompts. Default: none.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(2..=16), requires = "conductor")]
+    groups: Option<u32>,
+    /// Maximum length of a chunk that a stage of a group computes at a time, in tokens; whole blocks of 512.
+    #[arg(long, default_value_t = 4_096, requires = "groups")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1_024..=1_048_576))]
+    chunk: u32,
 }
 
 /// Results of one policy.
@@ -80,6 +89,8 @@ struct PolicyRun {
     refused: usize,
     /// Requests placed by the client because the Conductor was not reachable.
     unasked: usize,
+    /// Requests that a pipeline group prefilled.
+    by_groups: usize,
     mean_ttft_s: f64,
     p50_ttft_s: f64,
     p90_ttft_s: f64,
@@ -104,6 +115,8 @@ enum RequestStatus {
         fetched: u64,
         wrong: u64,
         asked: bool,
+        /// Number of instances that prefilled it.
+        stages: usize,
     },
     Refused,
     /// It ended with an error, which concerns this request only in a replay that kills the control plane.
@@ -121,6 +134,9 @@ struct Instance {
 
 /// Runs each policy and shows its results.
 pub(super) fn replay(plan: &Plan, trace: &Trace, flags: &LiveFlags, json: Option<&str>) -> Result<(), Failure> {
+    if flags.groups.is_some() && !flags.chunk.is_multiple_of(BLOCK_TOKENS) {
+        return Err(format!("--chunk {} is not a multiple of the block's {BLOCK_TOKENS} tokens", flags.chunk).into());
+    }
     if let Some(place) = &flags.kill_control {
         return with_kill(plan, trace, flags, place, json);
     }
@@ -203,12 +219,12 @@ fn show(runs: &[PolicyRun], trace: &Trace, flags: &LiveFlags, plan: &Plan, json:
         plan.block_bytes
     );
     println!(
-        "{:<14} {:>8} {:>8} {:>8} {:>8} {:>8} {:>7} {:>7} {:>8} {:>8} {:>6}",
-        "policy", "requests", "mean", "p50", "p90", "p99", "local", "fetched", "refused", "unasked", "wrong"
+        "{:<14} {:>8} {:>8} {:>8} {:>8} {:>8} {:>7} {:>7} {:>8} {:>8} {:>7} {:>6}",
+        "policy", "requests", "mean", "p50", "p90", "p99", "local", "fetched", "refused", "unasked", "groups", "wrong"
     );
     for run in runs {
         println!(
-            "{:<14} {:>8} {:>8.3} {:>8.3} {:>8.3} {:>8.3} {:>7.3} {:>7.3} {:>8} {:>8} {:>6}",
+            "{:<14} {:>8} {:>8.3} {:>8.3} {:>8.3} {:>8.3} {:>7.3} {:>7.3} {:>8} {:>8} {:>7} {:>6}",
             run.policy,
             run.requests,
             run.mean_ttft_s,
@@ -219,6 +235,7 @@ fn show(runs: &[PolicyRun], trace: &Trace, flags: &LiveFlags, plan: &Plan, json:
             run.fetched,
             run.refused,
             run.unasked,
+            run.by_groups,
             run.bytes_wrong
         );
     }
@@ -256,7 +273,7 @@ fn one(
     let mut instances = HashMap::new();
     for number in 0..flags.engines {
         let name = format!("{}-{number}", model(block_bytes));
-        instances.insert(name.clone(), start(plan, flags, &name)?);
+        instances.insert(name.clone(), start(plan, flags, &name, number)?);
     }
     let model_name = model(block_bytes);
     let registered = scheduler.wait_for_table(REGISTER, |table| {
@@ -287,9 +304,11 @@ fn one(
             }
             arrivals.push(start.elapsed());
             let (scheduler, instances) = (Arc::clone(&scheduler), Arc::clone(&instances));
-            let (request, model) = (request.clone(), model_name.clone());
-            let serve =
-                move || serve(&scheduler, &instances, at as u64, &request, &model).map_err(|error| error.to_string());
+            let (request, model, groups) = (request.clone(), model_name.clone(), flags.groups.is_some());
+            let serve = move || {
+                let served = serve(&scheduler, &instances, at as u64, &request, &model, groups);
+                served.map_err(|error| error.to_string())
+            };
             threads.push(std::thread::Builder::new().stack_size(256 << 10).spawn(serve)?);
         }
         let Some(killer) = killer else { return Ok(None) };
@@ -319,7 +338,7 @@ fn one(
 }
 
 /// Starts an instance and a thread that reads its reports.
-fn start(plan: &Plan, flags: &LiveFlags, name: &str) -> Result<Arc<Instance>, Failure> {
+fn start(plan: &Plan, flags: &LiveFlags, name: &str, number: u32) -> Result<Arc<Instance>, Failure> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(["replay-engine", "--name", name, "--cluster", &plan.cluster]);
     command.args(["--block-bytes", &plan.block_bytes.to_string(), "--blocks", &flags.engine_blocks.to_string()]);
@@ -327,6 +346,11 @@ fn start(plan: &Plan, flags: &LiveFlags, name: &str) -> Result<Arc<Instance>, Fa
     command.args(["--transport", transport.get_name()]);
     if let Some(directory) = &plan.runtime_directory {
         command.arg("--runtime-directory").arg(directory);
+    }
+    if let Some(stages) = flags.groups.filter(|stages| number / stages < flags.engines / stages) {
+        let group = format!("{}-g{}", model(usize::try_from(plan.block_bytes)?), number / stages);
+        command.args(["--group", &group, "--stage", &(number % stages).to_string()]);
+        command.args(["--stages", &stages.to_string(), "--chunk", &flags.chunk.to_string()]);
     }
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
     let (input, output) = (child.stdin.take(), child.stdout.take().ok_or("its output is piped")?);
@@ -404,6 +428,7 @@ fn serve(
     id: u64,
     request: &Request,
     model: &str,
+    groups: bool,
 ) -> Result<RequestStatus, Failure> {
     let arrived = Instant::now();
     let hashes: Vec<u64> = request.blocks.iter().map(|block| hash_of(*block)).collect();
@@ -418,8 +443,17 @@ fn serve(
         mode: ScheduleMode::Reserve,
         barred: Vec::new(),
     };
-    let decision = scheduler.schedule(asked, PATIENCE)?;
+    let decision = match groups {
+        true => scheduler.schedule_with_groups(asked, RequestTerms::default(), PATIENCE)?,
+        false => scheduler.schedule(asked, PATIENCE)?,
+    };
+    let prompt = Prompt { id, tokens: request.input_tokens, reuse: 0, hashes, stage: None };
     let (name, reuse, booked) = match &decision {
+        Decision::BookedGroup(assigned) => {
+            let status = serve_by_group(scheduler, instances, &prompt, assigned, arrived);
+            scheduler.ended(&decision);
+            return status;
+        }
         Decision::Booked(place) => {
             (&*place.prefill, (place.reuse_tokens / BLOCK_TOKENS) as usize, Some(place.reservation))
         }
@@ -433,14 +467,14 @@ fn serve(
         told.and_then(Result::err).into_iter().for_each(|error| tracing::debug!(%error, "an update was not taken"));
     };
     let instance = instances.get(name).ok_or_else(|| format!("{name} is not an instance of this replay"))?;
-    let told = instance.give(&Prompt { id, tokens: request.input_tokens, reuse, hashes })?;
+    let told = instance.give(&Prompt { reuse, ..prompt })?;
     let status = loop {
         match told.recv_timeout(PATIENCE) {
             Ok(EngineReport::Started { .. }) => update(RequestStep::PrefillStarted),
             Ok(EngineReport::Done { reused_tokens, took_ns, local, fetched, wrong, .. }) => {
                 let ttft = arrived.elapsed();
                 update(RequestStep::PrefillDone { reused_tokens, took_ns });
-                break Ok(RequestStatus::Served { ttft, local, fetched, wrong, asked: booked.is_some() });
+                break Ok(RequestStatus::Served { ttft, local, fetched, wrong, asked: booked.is_some(), stages: 1 });
             }
             Err(_) => break Err(format!("instance {name} ended, or sent no report for {PATIENCE:?}")),
         }
@@ -450,13 +484,80 @@ fn serve(
     Ok(status?)
 }
 
+/// Serves one request by a pipeline group: each stage gets the prompt, and passes its chunks on to the next one.
+fn serve_by_group(
+    scheduler: &Scheduler,
+    instances: &HashMap<String, Arc<Instance>>,
+    prompt: &Prompt,
+    assigned: &GroupAssignment,
+    arrived: Instant,
+) -> Result<RequestStatus, Failure> {
+    let GroupAssignment { assignment, group } = assigned;
+    let (id, tokens, reuse) = (prompt.id, prompt.tokens, (assignment.reuse_tokens / BLOCK_TOKENS) as usize);
+    let all_layers = group.stages.iter().map(|stage| stage.layers).sum();
+    let mut told = Vec::with_capacity(group.stages.len());
+    for (at, stage) in group.stages.iter().enumerate() {
+        let name = &*stage.instance;
+        let instance = instances.get(name).ok_or_else(|| format!("{name} is not an instance of this replay"))?;
+        let stage = PromptStage {
+            stage: at,
+            stages: group.stages.len(),
+            first_layer: stage.first_layer,
+            layers: stage.layers,
+            all_layers,
+            chunk_tokens: group.chunk_tokens,
+            key: format!("{}-{id}", scheduler.client()),
+        };
+        let hashes = prompt.hashes.clone();
+        let own = Prompt { id, tokens, reuse, hashes, stage: Some(stage) };
+        told.push((name, instance, instance.give(&own)?));
+    }
+    let update = |step: RequestStep| {
+        // Updates that fail while the Conductor is away are only logged.
+        let told = scheduler.update(assignment.reservation, step);
+        told.err().into_iter().for_each(|error| tracing::debug!(%error, "an update was not taken"));
+    };
+    let mut status = Err("a pipeline group without stages".to_owned());
+    let (mut began, mut wrong_bytes) = (Instant::now(), 0);
+    for (name, instance, reports) in &told {
+        status = loop {
+            match reports.recv_timeout(PATIENCE) {
+                Ok(EngineReport::Started { .. }) => {
+                    began = Instant::now();
+                    update(RequestStep::PrefillStarted);
+                }
+                Ok(EngineReport::Done { local, fetched, wrong, .. }) => {
+                    wrong_bytes += wrong;
+                    let (ttft, wrong, asked, stages) = (arrived.elapsed(), wrong_bytes, true, told.len());
+                    break Ok(RequestStatus::Served { ttft, local, fetched, wrong, asked, stages });
+                }
+                Err(_) => break Err(format!("instance {name} ended, or sent no report for {PATIENCE:?}")),
+            }
+        };
+        instance.forget(id);
+        if status.is_err() {
+            break;
+        }
+    }
+    told.iter().for_each(|(_, instance, _)| instance.forget(id));
+    if status.is_ok() {
+        let took_ns = u64::try_from(began.elapsed().as_nanos())?;
+        update(RequestStep::PrefillDone { reused_tokens: assignment.reuse_tokens, took_ns });
+    }
+    Ok(status?)
+}
+
 impl PolicyRun {
     fn of(policy: String, statuses: &[RequestStatus], blocks: usize) -> Self {
         let mut ttfts: Vec<f64> = Vec::with_capacity(statuses.len());
         let (mut local, mut fetched, mut wrong, mut unasked, mut lost) = (0, 0, 0, 0, 0);
+        let mut by_groups = 0;
         for status in statuses {
             let (ttft, own, brought, bytes, asked) = match status {
-                RequestStatus::Served { ttft, local, fetched, wrong, asked } => (ttft, local, fetched, wrong, asked),
+                RequestStatus::Served { ttft, local, fetched, wrong, asked, stages } => {
+                    by_groups += usize::from(*stages > 1);
+                    (ttft, local, fetched, wrong, asked)
+                }
                 RequestStatus::Refused => continue,
                 RequestStatus::Lost(error) => {
                     if lost == 0 {
@@ -478,6 +579,7 @@ impl PolicyRun {
             requests: statuses.len(),
             refused: statuses.len() - ttfts.len() - lost,
             unasked,
+            by_groups,
             mean_ttft_s: ttfts.iter().sum::<f64>() / ttfts.len().max(1) as f64,
             p50_ttft_s: at(0.5),
             p90_ttft_s: at(0.9),

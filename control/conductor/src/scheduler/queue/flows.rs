@@ -12,8 +12,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::request::ServiceTerms;
 use crate::policy::QueueRules;
+use crate::scheduler::request::ServiceTerms;
 
 /// Weight of a flow whose weight nobody has set.
 pub const DEFAULT_FLOW_WEIGHT: u32 = 100;
@@ -21,7 +21,7 @@ pub const DEFAULT_FLOW_WEIGHT: u32 = 100;
 pub const MAX_FLOW_WEIGHT: u32 = 10_000;
 
 /// Number of a flow, valid while the flow has queued requests.
-pub(super) type FlowNumber = usize;
+pub(in crate::scheduler) type FlowNumber = usize;
 
 /// One flow.
 struct Flow {
@@ -61,7 +61,7 @@ fn scale(ns: u64, by: u32, of: u32) -> u64 {
 }
 
 /// Flows with queued requests, and those that had some since the queue was empty.
-pub(super) struct Flows {
+pub(in crate::scheduler) struct Flows {
     flows: Vec<Flow>,
     numbers: BTreeMap<Arc<str>, FlowNumber>,
     most: usize,
@@ -75,23 +75,23 @@ pub(super) struct Flows {
 
 impl Flows {
     /// Creates an empty table. Flows beyond `most` share the default flow.
-    pub(super) const fn new(most: usize) -> Self {
+    pub(in crate::scheduler) const fn new(most: usize) -> Self {
         Self { flows: Vec::new(), numbers: BTreeMap::new(), most, waiting: 0, floor_ns: 0, clock_ns: 0 }
     }
 
     /// Returns the number of flow numbers in use: all are below it.
-    pub(super) const fn count(&self) -> usize {
+    pub(in crate::scheduler) const fn count(&self) -> usize {
         self.flows.len()
     }
 
     /// Returns the number that a flow has, or would have: that of the default flow if the table is full.
-    pub(super) fn number_of(&self, terms: &ServiceTerms) -> Option<FlowNumber> {
+    pub(in crate::scheduler) fn number_of(&self, terms: &ServiceTerms) -> Option<FlowNumber> {
         let is_full = || self.flows.len() >= self.most && !self.flows.iter().skip(1).any(|flow| flow.waiting == 0);
         self.numbers.get(&terms.flow).copied().or_else(|| is_full().then_some(0))
     }
 
     /// Returns for each flow number true if the flow is a candidate and has its turn.
-    pub(super) fn turns(&self, candidates: &[bool], rules: &QueueRules, now_ns: u64) -> Vec<bool> {
+    pub(in crate::scheduler) fn turns(&self, candidates: &[bool], rules: &QueueRules, now_ns: u64) -> Vec<bool> {
         let is_saturated = |flow: &Flow| now_ns.saturating_sub(flow.since_ns) >= rules.saturated_ns;
         let numbered = || (0..self.flows.len()).filter(|at| candidates[*at]);
         // Of those that are equally far behind, the one that waits longest: newcomers start there, too.
@@ -111,12 +111,18 @@ impl Flows {
     }
 
     /// Returns the work that the oldest request of a flow has earned.
-    pub(super) fn credit_ns(&self, flow: FlowNumber) -> u64 {
+    pub(in crate::scheduler) fn credit_ns(&self, flow: FlowNumber) -> u64 {
         self.flows[flow].credit_ns
     }
 
     /// Adds a queued request to its flow, which has the weight of its latest request. Returns the flow's number.
-    pub(super) fn enter(&mut self, terms: &ServiceTerms, work_ns: u64, deferred: bool, now_ns: u64) -> FlowNumber {
+    pub(in crate::scheduler) fn enter(
+        &mut self,
+        terms: &ServiceTerms,
+        work_ns: u64,
+        deferred: bool,
+        now_ns: u64,
+    ) -> FlowNumber {
         let at = self.find_or_begin(terms);
         let flow = &mut self.flows[at];
         if flow.waiting == 0 {
@@ -132,7 +138,7 @@ impl Flows {
     }
 
     /// Removes a queued request from its flow.
-    pub(super) fn leave(&mut self, at: FlowNumber, work_ns: u64, deferred: bool) {
+    pub(in crate::scheduler) fn leave(&mut self, at: FlowNumber, work_ns: u64, deferred: bool) {
         self.waiting -= 1;
         let flow = &mut self.flows[at];
         flow.waiting -= 1;
@@ -153,7 +159,7 @@ impl Flows {
 
     /// Charges a flow for work that starts while other requests wait. Of that, `oldest_share` is earned by its oldest
     /// request; if the work is that of the oldest, it uses up what it had earned.
-    pub(super) fn serve(&mut self, at: FlowNumber, work_ns: u64, is_oldest: bool, rules: &QueueRules) {
+    pub(in crate::scheduler) fn serve(&mut self, at: FlowNumber, work_ns: u64, is_oldest: bool, rules: &QueueRules) {
         let served_ns = self.flows[at].virtual_ns;
         // A flow that no free instance serves holds up neither the others nor their start.
         let reach_ns = served_ns.saturating_sub(rules.lead_ns);
@@ -170,8 +176,20 @@ impl Flows {
         self.tick(work_ns);
     }
 
+    /// Lets the oldest requests of `waiting` flows that are behind the one served earn their part of its work, because
+    /// a target went before them: so they are counted by admission as soon as shares alone would have served them.
+    pub(in crate::scheduler) fn give_way(&mut self, at: FlowNumber, work_ns: u64, waiting: &[bool]) {
+        let total: u64 = self.flows.iter().filter(|flow| flow.waiting > 0).map(|flow| u64::from(flow.weight)).sum();
+        let total = u32::try_from(total).unwrap_or(u32::MAX);
+        let served_ns = self.flows[at].virtual_ns;
+        let others = self.flows.iter_mut().zip(waiting).filter(|(flow, waits)| **waits && flow.virtual_ns < served_ns);
+        for (flow, _) in others {
+            flow.credit_ns = flow.credit_ns.saturating_add(scale(work_ns, flow.weight, total));
+        }
+    }
+
     /// Charges a flow for work that was placed without waiting, while requests of other flows wait.
-    pub(super) fn charge(&mut self, terms: &ServiceTerms, work_ns: u64) {
+    pub(in crate::scheduler) fn charge(&mut self, terms: &ServiceTerms, work_ns: u64) {
         if self.waiting == 0 {
             return;
         }
@@ -197,7 +215,7 @@ impl Flows {
 
     /// Returns the work of requests that are not deferred, which first come, first served would do before a new request
     /// of this flow: that of its own, and as much of each other flow's as is served meanwhile.
-    pub(super) fn timely_before_ns(&self, terms: &ServiceTerms) -> u64 {
+    pub(in crate::scheduler) fn timely_before_ns(&self, terms: &ServiceTerms) -> u64 {
         let own = self.number_of(terms);
         let own_ns = own.map_or(0, |at| self.flows[at].timely_ns);
         let span_ns = virtual_of(own_ns, terms.weight);
@@ -207,7 +225,7 @@ impl Flows {
     }
 
     /// Returns the requests and the work of the other flows that are served before a flow has had `work_ns` more.
-    pub(super) fn others_before(&self, terms: &ServiceTerms, work_ns: u64) -> (usize, u64) {
+    pub(in crate::scheduler) fn others_before(&self, terms: &ServiceTerms, work_ns: u64) -> (usize, u64) {
         let own = self.number_of(terms);
         let waits = own.is_some_and(|at| self.flows[at].waiting > 0);
         let own_ns = own.map_or(0, |at| self.flows[at].virtual_ns);
