@@ -12,7 +12,7 @@ use bincode::{Decode, Encode};
 use crate::group::View;
 use crate::rank::{GroupRank, RankSet};
 
-/// How far a member of a view came in the group's sequence of operations.
+/// Progress of a member of a view in the group's sequence of operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Encode, Decode)]
 pub struct Progress {
     /// Operations that it completed since the group was founded, or that were complete when it became a member.
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_an_excluded_member_alone_completed_is_repeated() {
+    fn an_operation_that_only_an_excluded_member_completed_is_repeated() {
         assert_eq!(resolved(0, &[(0, 4, false), (1, 5, false)], &[0]), (4, None, vec![]));
     }
 

@@ -5,11 +5,11 @@ use bincode::{Decode, Encode};
 use crate::config::WorldConfig;
 use crate::flush::{Flush, Resolution};
 use crate::message::{GroupStatus, MemberReport, Phase};
-use crate::process::{ProcessId, Processes};
 use crate::proposal::{Change, Outcome, Proposal, ProposalId, Proposals};
 use crate::rank::{GroupRank, MAX_RANKS, Rank, RankSet, WorldRank};
 use crate::record::{GroupRecord, MemberRecord};
 use crate::rejection::Rejection;
+use crate::roster::{ProcessId, Roster};
 
 /// Maximum length of a group's name, in bytes.
 const MAX_NAME_BYTES: usize = 256;
@@ -18,7 +18,7 @@ const MAX_NAME_BYTES: usize = 256;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Encode, Decode)]
 pub struct GroupId(pub u64);
 
-/// What happens to members that fail.
+/// Treatment of members that fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Encode, Decode)]
 pub enum FailureMode {
     /// They are deactivated by the next view, before the operation that they failed in completes.
@@ -39,7 +39,7 @@ pub struct GroupSpec {
     pub order: Vec<WorldRank>,
     /// Most members that the group may ever have.
     pub max_size: u8,
-    /// What happens to members that fail.
+    /// Treatment of members that fail.
     pub failure_mode: FailureMode,
     /// True if the process joins a group that exists. Its order continues that group's, or is the same.
     pub is_joining: bool,
@@ -87,7 +87,7 @@ pub enum MemberState {
     Active,
 }
 
-/// What a group asks of its world.
+/// Work of the world after a step of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Step {
     /// The view changed: it has to be made durable.
@@ -311,7 +311,7 @@ impl Group {
     }
 
     /// Begins, continues or ends a change of the view, as far as the state of processes and members permits.
-    pub(crate) fn step(&mut self, processes: &Processes, config: &WorldConfig, now_ns: u64) -> Step {
+    pub(crate) fn step(&mut self, processes: &Roster, config: &WorldConfig, now_ns: u64) -> Step {
         let mut step = Step::default();
         loop {
             if self.flush.is_none() {
@@ -329,7 +329,7 @@ impl Group {
     }
 
     /// Ranks of the view whose processes are alive: the incarnations of the view.
-    fn live(&self, processes: &Processes) -> RankSet<GroupRank> {
+    fn live(&self, processes: &Roster) -> RankSet<GroupRank> {
         self.ranks_where(|at| {
             let incarnation = self.view.incarnations[at];
             incarnation.is_some()
@@ -339,7 +339,7 @@ impl Group {
     }
 
     /// Ranks with an attached process that is ready for the next view and alive.
-    fn ready(&self, processes: &Processes) -> RankSet<GroupRank> {
+    fn ready(&self, processes: &Roster) -> RankSet<GroupRank> {
         self.ranks_where(|at| {
             let slot = self.slots[at];
             let is_ready = matches!(slot.reported, Some((_, Phase::Ready)));
@@ -356,7 +356,7 @@ impl Group {
     }
 
     /// Those of `ranks` that reach each other.
-    fn connected(&self, ranks: RankSet<GroupRank>, processes: &Processes) -> RankSet<GroupRank> {
+    fn connected(&self, ranks: RankSet<GroupRank>, processes: &Roster) -> RankSet<GroupRank> {
         let connected = processes.connected(self.in_world(ranks));
         ranks.iter().filter(|rank| connected.contains(self.spec.order[usize::from(rank.0)])).collect()
     }
@@ -368,12 +368,12 @@ impl Group {
     }
 
     /// Returns the change that is due: the founding, one that failures cause, or that of the oldest proposal.
-    fn next_flush(&mut self, processes: &Processes, config: &WorldConfig, now_ns: u64) -> Option<Flush> {
+    fn next_flush(&mut self, processes: &Roster, config: &WorldConfig, now_ns: u64) -> Option<Flush> {
         let until_ns = now_ns.saturating_add(config.fence_ns);
         if self.view.epoch == 0 {
             let founders = RankSet::first(self.founders);
-            let is_complete = self.ready(processes).contains_all(founders)
-                && self.connected(founders, processes) == founders;
+            let is_complete =
+                self.ready(processes).contains_all(founders) && self.connected(founders, processes) == founders;
             return is_complete.then(|| Flush::new(founders, RankSet::EMPTY, until_ns));
         }
         if let Some(gone) = self.failures(processes, config, now_ns) {
@@ -393,7 +393,7 @@ impl Group {
 
     /// Returns the participants that failed, if the view has to change because of failures: none of them, if all are
     /// alive and reach each other again, so that the failed operation is only repeated.
-    fn failures(&mut self, processes: &Processes, config: &WorldConfig, now_ns: u64) -> Option<RankSet<GroupRank>> {
+    fn failures(&mut self, processes: &Roster, config: &WorldConfig, now_ns: u64) -> Option<RankSet<GroupRank>> {
         let participants = self.view.participants();
         let live = participants.intersection(self.live(processes));
         let gone = participants.without(live);
@@ -424,7 +424,7 @@ impl Group {
     fn admit(
         &self,
         proposal: Proposal,
-        processes: &Processes,
+        processes: &Roster,
         now_ns: u64,
     ) -> Result<(RankSet<GroupRank>, RankSet<GroupRank>), Option<Outcome>> {
         let view = &self.view;
@@ -458,7 +458,7 @@ impl Group {
 
     /// Publishes the next view if all its members and those of the present one are fenced or ready. Members that died
     /// meanwhile are excluded; those that are not fenced in time, too.
-    fn finish_flush(&mut self, processes: &Processes, now_ns: u64) -> bool {
+    fn finish_flush(&mut self, processes: &Roster, now_ns: u64) -> bool {
         let (live, ready) = (self.live(processes), self.ready(processes));
         let fenced: Vec<_> = self
             .view
@@ -517,7 +517,7 @@ impl Group {
     }
 
     /// Returns what a member knows of the group.
-    pub(crate) fn status(&self, rank: GroupRank, process: ProcessId, processes: &Processes) -> GroupStatus {
+    pub(crate) fn status(&self, rank: GroupRank, process: ProcessId, processes: &Roster) -> GroupStatus {
         let state = |at: usize| match (self.slots[at].incarnation, self.slots[at].reported) {
             _ if self.view.active.contains(GroupRank(at as u8)) => MemberState::Active,
             (None, _) => MemberState::Absent,

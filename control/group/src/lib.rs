@@ -1,9 +1,9 @@
 //! Membership of process groups: which ranks take part in the collectives of a group, from which operation on.
 //!
 //! A *world* is the processes of one job, numbered by rank; a *process group* is some of them in an order of its own.
-//! [`World`] takes events ([`Input`]) with their time, returns a [`Reply`] or a [`Rejection`], and emits the work of its
-//! driver ([`Output`]). It opens nothing, reads no clock and sends nothing; the control plane and the simulation in the
-//! tests host the same code. No rank is special: the state is the control plane's.
+//! [`World`] takes events ([`Input`]) with their time, returns a [`Reply`] or a [`Rejection`], and emits the work of
+//! its driver ([`Output`]). It opens nothing, reads no clock and sends nothing; the control plane and the simulation in
+//! the tests host the same code. No rank is special: the state is the control plane's.
 //!
 //! **Views.** The members that take part are a [`View`] with an epoch. Frames of collectives carry the epoch, and a
 //! member refuses those of another one. A change of the view is a *flush*, as in virtual synchrony (Birman and Joseph,
@@ -25,20 +25,20 @@ mod config;
 mod flush;
 mod group;
 mod message;
-mod process;
 mod proposal;
 mod rank;
 mod record;
 mod rejection;
+mod roster;
 mod world;
 
 pub use config::WorldConfig;
 pub use flush::{Progress, Resolution};
 pub use group::{FailureMode, GroupId, GroupSpec, MemberState, View};
 pub use message::{GroupStatus, Input, MemberReport, Output, Peer, Phase, Reply, Report, Status};
-pub use process::{MAX_ADDRESS_BYTES, Process, ProcessId, ProcessState};
 pub use proposal::{Change, Outcome, ProposalId};
 pub use rank::{GroupRank, MAX_RANKS, Rank, RankSet, WorldRank};
 pub use record::{GroupRecord, MemberRecord};
 pub use rejection::Rejection;
+pub use roster::{MAX_ADDRESS_BYTES, Process, ProcessId, ProcessState};
 pub use world::World;

@@ -4,10 +4,10 @@ use bincode::{Decode, Encode};
 
 use crate::flush::Progress;
 use crate::group::{GroupId, GroupSpec, MemberState, View};
-use crate::process::{Process, ProcessId, ProcessState};
 use crate::proposal::{Change, Outcome, ProposalId};
 use crate::rank::{GroupRank, RankSet, WorldRank};
 use crate::record::GroupRecord;
+use crate::roster::{Process, ProcessId, ProcessState};
 
 /// State of a process, which it reports once an interval and at every change.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
@@ -33,11 +33,11 @@ pub struct MemberReport {
     pub group: GroupId,
     /// Epoch of the view that the process has applied last; 0 before the first.
     pub epoch: u64,
-    /// What the membership is doing.
+    /// Phase of the membership.
     pub phase: Phase,
 }
 
-/// What a membership is doing in its view.
+/// Phase of a membership in its view.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
 pub enum Phase {
     /// Not ready: the process is still draining earlier operations, or connecting.
@@ -103,7 +103,7 @@ pub struct Peer {
     pub since: u64,
 }
 
-/// What a process knows of its world and groups.
+/// State of a world, for one of its processes.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Status {
     /// Version of the roster.
@@ -114,7 +114,7 @@ pub struct Status {
     pub groups: Vec<GroupStatus>,
 }
 
-/// What a member knows of its group.
+/// State of a group, for one of its members.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct GroupStatus {
     /// The group.

@@ -4,9 +4,9 @@ use std::collections::VecDeque;
 
 use bincode::{Decode, Encode};
 
-use crate::process::ProcessId;
 use crate::rank::{GroupRank, RankSet};
 use crate::rejection::Rejection;
+use crate::roster::ProcessId;
 
 /// Outcomes of a group that are remembered for processes that have not seen them.
 const REMEMBERED: usize = 256;

@@ -5,8 +5,8 @@ use core::fmt;
 use bincode::{Decode, Encode};
 
 use crate::group::GroupId;
-use crate::process::ProcessId;
 use crate::rank::WorldRank;
+use crate::roster::ProcessId;
 
 /// Reason for which an input was rejected; nothing but time has changed.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
@@ -66,8 +66,8 @@ impl fmt::Display for Rejection {
             Self::GroupName { bytes, limit } => write!(f, "a group's name of {bytes} bytes; it has 1 to {limit}"),
             Self::GroupSize { members, max_size, limit } => write!(
                 f,
-                "{members} members in a group of at most {max_size}: it has at least one member, and its largest size is \
-                 at most {limit}"
+                "{members} members in a group of at most {max_size}: it has at least one member, and its largest size \
+                 is at most {limit}"
             ),
             Self::DuplicateRank { rank } => write!(f, "rank {} is twice among the members", rank.0),
             Self::NotNamed { rank } => write!(f, "rank {} is not among the members that it names", rank.0),

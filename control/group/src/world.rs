@@ -7,10 +7,10 @@ use kvplane_proto::rng::mix64;
 use crate::config::WorldConfig;
 use crate::group::{Group, GroupId, GroupSpec, View};
 use crate::message::{Input, Output, Reply, Report, Status};
-use crate::process::{Process, ProcessId, ProcessState, Processes};
 use crate::rank::{GroupRank, RankSet, WorldRank};
 use crate::record::GroupRecord;
 use crate::rejection::Rejection;
+use crate::roster::{Process, ProcessId, ProcessState, Roster};
 
 /// State machine of a world. Its driver calls [`Self::handle`] with every event, and with [`Input::Tick`] no later than
 /// [`Self::poll_timeout`]; after each call it carries out the outputs in order.
@@ -21,7 +21,7 @@ use crate::rejection::Rejection;
 pub struct World {
     name: String,
     config: WorldConfig,
-    processes: Processes,
+    processes: Roster,
     groups: BTreeMap<GroupId, Group>,
     outputs: VecDeque<Output>,
     /// Seed and number of the next group's id.
@@ -41,7 +41,7 @@ impl World {
         seed: u64,
         now_ns: u64,
     ) -> Self {
-        let mut processes = Processes::new(term);
+        let mut processes = Roster::new(term);
         let mut groups = BTreeMap::new();
         for record in records {
             for (rank, member) in record.spec.order.iter().zip(&record.members) {

@@ -1,1 +1,198 @@
-//! Exact expectations of single calls.
+//! Exact expectations of single calls: bad input, proposals, and the control plane's successor.
+
+use kvplane_group::*;
+
+const MS: u64 = 1_000_000;
+
+fn process(rank: u8, incarnation: u64) -> Process {
+    Process { id: ProcessId { rank: WorldRank(rank), incarnation }, address: format!("rank-{rank}") }
+}
+
+fn spec(ranks: &[u8]) -> GroupSpec {
+    let order = ranks.iter().map(|rank| WorldRank(*rank)).collect();
+    GroupSpec { name: "g".into(), order, max_size: 4, failure_mode: FailureMode::Automatic, is_joining: false }
+}
+
+/// World and the records that its driver has made durable.
+struct Host {
+    world: World,
+    records: Vec<GroupRecord>,
+    now_ns: u64,
+}
+
+impl Host {
+    fn new() -> Self {
+        Self { world: World::start("job", WorldConfig::default(), vec![], 1, 7, 0), records: Vec::new(), now_ns: 0 }
+    }
+
+    fn call(&mut self, input: Input) -> Result<Reply, Rejection> {
+        let reply = self.world.handle(input, self.now_ns);
+        while let Some(output) = self.world.poll_output() {
+            if let Output::Persist(record) = output {
+                self.records = vec![record];
+            }
+        }
+        reply
+    }
+
+    fn register(&mut self, rank: u8, incarnation: u64) -> ProcessId {
+        let process = process(rank, incarnation);
+        let id = process.id;
+        self.call(Input::Register { process }).expect("a free rank");
+        id
+    }
+
+    fn attach(&mut self, process: ProcessId, spec: GroupSpec) -> Result<GroupId, Rejection> {
+        match self.call(Input::Attach { process, spec })? {
+            Reply::Attached { group, .. } => Ok(group),
+            Reply::Done => panic!("an attached process has a rank"),
+        }
+    }
+
+    /// Lets a process report that it reaches all of `linked`.
+    fn report(&mut self, process: ProcessId, linked: &[u8], group: GroupId, epoch: u64, phase: Phase) {
+        let roster = self.world.status(process).expect("registered").roster;
+        let linked = linked.iter().map(|rank| WorldRank(*rank)).collect();
+        let (refused, overdue, groups) = (RankSet::EMPTY, RankSet::EMPTY, vec![MemberReport { group, epoch, phase }]);
+        let report = Report { process, roster, linked, refused, overdue, groups };
+        self.call(Input::Report { report }).expect("a live process");
+    }
+
+    fn view(&self) -> View {
+        self.world.groups().next().expect("a group").1.clone()
+    }
+}
+
+/// Returns a host with a group of so many members, which run.
+fn founded(ranks: &[u8]) -> (Host, Vec<ProcessId>, GroupId) {
+    let mut host = Host::new();
+    let members: Vec<ProcessId> = ranks.iter().map(|rank| host.register(*rank, 1)).collect();
+    let groups: Vec<GroupId> = members.iter().map(|member| host.attach(*member, spec(ranks)).expect("good")).collect();
+    let group = groups[0];
+    assert!(groups.iter().all(|other| *other == group), "founders meet in one group");
+    for member in &members {
+        assert_eq!(host.view().epoch, 0, "the founders are not complete");
+        host.report(*member, ranks, group, 0, Phase::Ready);
+    }
+    assert_eq!((host.view().epoch, host.view().active.len()), (1, ranks.len()));
+    (host, members, group)
+}
+
+fn running() -> Phase {
+    Phase::Running { failed: RankSet::EMPTY }
+}
+
+fn fenced(completed: u64) -> Phase {
+    Phase::Fenced(Progress { completed, has_result: true, is_prepared: false })
+}
+
+#[test]
+fn bad_descriptions_are_refused_by_name() {
+    let mut host = Host::new();
+    let one = host.register(0, 1);
+    let mut refused = |spec: GroupSpec| host.attach(one, spec).expect_err("bad");
+    assert!(matches!(refused(spec(&[])), Rejection::GroupSize { members: 0, .. }));
+    assert!(matches!(refused(spec(&[0, 1, 2, 3, 4])), Rejection::GroupSize { members: 5, max_size: 4, .. }));
+    assert!(matches!(refused(GroupSpec { max_size: 65, ..spec(&[0]) }), Rejection::GroupSize { limit: 64, .. }));
+    assert!(matches!(refused(spec(&[0, 1, 1])), Rejection::DuplicateRank { rank: WorldRank(1) }));
+    assert!(matches!(refused(spec(&[1, 2])), Rejection::NotNamed { rank: WorldRank(0) }));
+    assert!(matches!(refused(spec(&[0, 64])), Rejection::RankBeyondLimit { rank: 64, limit: 64 }));
+    assert!(matches!(refused(GroupSpec { name: String::new(), ..spec(&[0]) }), Rejection::GroupName { bytes: 0, .. }));
+    let joins = GroupSpec { is_joining: true, ..spec(&[0]) };
+    assert!(matches!(refused(joins), Rejection::NoGroupToJoin));
+    let beyond = host.call(Input::Register { process: process(64, 1) });
+    assert!(matches!(beyond, Err(Rejection::RankBeyondLimit { rank: 64, .. })), "{beyond:?}");
+}
+
+#[test]
+fn a_rank_has_one_live_process() {
+    let mut host = Host::new();
+    let first = host.register(0, 1);
+    let second = host.call(Input::Register { process: process(0, 2) });
+    assert!(matches!(second, Err(Rejection::RankTaken { by: 1, .. })), "{second:?}");
+    host.call(Input::Unregister { process: first }).expect("it leaves");
+    host.register(0, 2);
+    let report = Report {
+        process: first,
+        roster: u64::MAX,
+        linked: RankSet::EMPTY,
+        refused: RankSet::EMPTY,
+        overdue: RankSet::EMPTY,
+        groups: vec![],
+    };
+    let late = host.call(Input::Report { report });
+    assert!(matches!(late, Err(Rejection::Ended { .. })), "{late:?}");
+}
+
+#[test]
+fn a_joiner_continues_the_order_or_is_refused() {
+    let (mut host, members, group) = founded(&[0, 1]);
+    let joiner = host.register(2, 1);
+    let joins = |order: &[u8]| GroupSpec { is_joining: true, ..spec(order) };
+    let other = host.attach(joiner, joins(&[1, 0, 2])).expect_err("another order");
+    assert!(matches!(other, Rejection::OtherGroup { .. }), "{other:?}");
+    assert_eq!(host.attach(joiner, joins(&[0, 1, 2])).expect("a continuation"), group);
+    assert_eq!(host.view().epoch, 1, "it waits to be activated");
+    for member in &members {
+        host.report(*member, &[0, 1, 2], group, 1, running());
+    }
+    host.report(joiner, &[0, 1, 2], group, 1, Phase::Ready);
+    let id = ProposalId { process: members[0], number: 1 };
+    let change = Change::Activate(RankSet::single(GroupRank(2)));
+    host.call(Input::Propose { id, group, change }).expect("a member");
+    assert_eq!(host.view().epoch, 1, "members are fenced first");
+    host.report(members[0], &[0, 1, 2], group, 1, fenced(5));
+    host.report(members[1], &[0, 1, 2], group, 1, fenced(5));
+    let view = host.view();
+    assert_eq!((view.epoch, view.size(), view.resolution.completed), (2, 3, 5));
+    let status = host.world.status(members[0]).expect("registered");
+    let applied = (id, Outcome::Applied { epoch: 2, dropped: RankSet::EMPTY });
+    assert_eq!(status.groups[0].outcomes, [applied]);
+}
+
+#[test]
+fn a_claim_that_a_process_is_dead_counts_only_while_it_is_silent() {
+    let (mut host, members, group) = founded(&[0, 1]);
+    let claim = |host: &mut Host| {
+        let roster = host.world.status(members[0]).expect("registered").roster;
+        let groups = vec![MemberReport { group, epoch: 1, phase: running() }];
+        let (linked, refused) = (RankSet::single(WorldRank(0)), RankSet::single(WorldRank(1)));
+        let report = Report { process: members[0], roster, linked, refused, overdue: RankSet::EMPTY, groups };
+        host.call(Input::Report { report }).expect("a live process");
+    };
+    for at in 1..=10 {
+        host.now_ns = at * 100 * MS;
+        claim(&mut host);
+        host.report(members[1], &[0, 1], group, 1, running());
+    }
+    assert_eq!(host.world.process_state(WorldRank(1)), ProcessState::Synced, "it reports, so it lives");
+    for at in 11..=13 {
+        host.now_ns = at * 100 * MS;
+        claim(&mut host);
+    }
+    assert_eq!(host.world.process_state(WorldRank(1)), ProcessState::Offline);
+    host.report(members[0], &[0], group, 1, fenced(3));
+    assert_eq!((host.view().epoch, host.view().active.bits()), (2, 1));
+}
+
+#[test]
+fn silence_during_a_pause_of_the_control_plane_does_not_count() {
+    let (mut host, members, group) = founded(&[0, 1]);
+    host.now_ns = 60_000 * MS;
+    host.report(members[0], &[0, 1], group, 1, running());
+    assert_eq!(host.world.process_state(WorldRank(1)), ProcessState::Healthy, "its reports may be waiting unread");
+}
+
+#[test]
+fn a_successor_of_the_control_plane_finishes_a_flush() {
+    let (mut host, members, group) = founded(&[0, 1]);
+    host.world = World::start("job", WorldConfig::default(), host.records.clone(), 2, 8, host.now_ns);
+    assert_eq!(host.view().epoch, 1);
+    // Both were fenced by the former one, whose next view was not durable.
+    host.report(members[0], &[0, 1], group, 1, fenced(7));
+    assert_eq!(host.view().epoch, 1, "the other one may have come further");
+    host.report(members[1], &[0, 1], group, 1, fenced(8));
+    let view = host.view();
+    assert_eq!((view.epoch, view.active.len()), (2, 2));
+    assert_eq!(view.resolution, Resolution { completed: 8, holder: Some(GroupRank(1)) });
+}

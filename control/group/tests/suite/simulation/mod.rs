@@ -39,7 +39,7 @@ enum Delivery {
     Status(ProcessId, Status),
 }
 
-pub struct Simulation {
+pub(crate) struct Simulation {
     rng: Rng,
     now_ns: u64,
     ranks: u8,
@@ -63,7 +63,7 @@ pub struct Simulation {
 }
 
 impl Simulation {
-    pub fn new(seed: u64, ranks: u8, mode: FailureMode) -> Self {
+    pub(crate) fn new(seed: u64, ranks: u8, mode: FailureMode) -> Self {
         let mut simulation = Self {
             rng: Rng::new(seed, "groups"),
             now_ns: 0,
@@ -89,13 +89,13 @@ impl Simulation {
         simulation
     }
 
-    pub fn start_control(&mut self) {
+    pub(crate) fn start_control(&mut self) {
         self.term += 1;
         let records = self.records.values().cloned().collect();
         self.world = Some(World::start("job", self.config, records, self.term, 7, self.now_ns));
     }
 
-    pub fn kill_control(&mut self) {
+    pub(crate) fn kill_control(&mut self) {
         self.world = None;
         self.deliveries.retain(|_, delivery| !matches!(delivery, Delivery::Report(_) | Delivery::Status(..)));
     }
@@ -107,7 +107,7 @@ impl Simulation {
         self.killed.remove(&rank);
     }
 
-    pub fn kill(&mut self, rank: WorldRank) {
+    pub(crate) fn kill(&mut self, rank: WorldRank) {
         if self.members.remove(&rank).is_some() {
             self.killed.insert(rank);
             self.break_connections(rank);
@@ -120,7 +120,7 @@ impl Simulation {
         }
     }
 
-    pub fn stop(&mut self, rank: WorldRank, is_stopped: bool) {
+    pub(crate) fn stop(&mut self, rank: WorldRank, is_stopped: bool) {
         if let Some(member) = self.members.get_mut(&rank) {
             member.is_stopped = is_stopped;
         }
@@ -177,9 +177,8 @@ impl Simulation {
     fn report_of(&self, rank: WorldRank) -> Option<Report> {
         let member = self.members.get(&rank)?;
         let peers = (0..self.ranks).map(WorldRank);
-        let reaches = |peer: &WorldRank| {
-            self.members.get(peer).is_some_and(|peer| !peer.is_stopped) && !self.is_cut(rank, *peer)
-        };
+        let reaches =
+            |peer: &WorldRank| self.members.get(peer).is_some_and(|peer| !peer.is_stopped) && !self.is_cut(rank, *peer);
         let linked = peers.clone().filter(reaches).collect();
         let refused = self.killed.iter().copied().filter(|peer| !self.is_cut(rank, *peer)).collect();
         let awaited = |peer: &WorldRank| self.members.get(peer).is_some_and(|peer| peer.is_stopped);
@@ -301,7 +300,7 @@ impl Simulation {
     }
 
     /// Runs for a time, with faults if `chaos` is greater than 0: one in so many milliseconds.
-    pub fn run(&mut self, duration_ms: u64, chaos: u64) {
+    pub(crate) fn run(&mut self, duration_ms: u64, chaos: u64) {
         let until = self.now_ns + duration_ms * MS;
         while self.now_ns < until {
             if chaos > 0 && self.rng.below(chaos) == 0 {
@@ -359,7 +358,7 @@ impl Simulation {
     }
 
     /// Ends all faults.
-    pub fn heal(&mut self) {
+    pub(crate) fn heal(&mut self) {
         self.cut_pairs.clear();
         self.cut_off.clear();
         if self.world.is_none() {
@@ -386,7 +385,11 @@ impl Simulation {
                 let is_of_a_view = self.views.values().rev().any(|view| view.participants() == *result);
                 assert!(is_of_a_view, "operation {operation}: {result:?} is no view");
                 let (first, by) = agreed.entry(*operation).or_insert((*result, member.id.rank));
-                assert_eq!(first, result, "seed {}, operation {operation}: ranks {} and {}", self.seed, by.0, member.id.rank.0);
+                assert_eq!(
+                    first, result,
+                    "seed {}, operation {operation}: ranks {} and {}",
+                    self.seed, by.0, member.id.rank.0
+                );
             }
         }
     }
@@ -396,7 +399,7 @@ impl Simulation {
     }
 
     /// Checks that all members follow one view of all ranks, and that their operations advance.
-    pub fn check_healed(&mut self) {
+    pub(crate) fn check_healed(&mut self) {
         let before = self.furthest();
         self.run(2_000, 0);
         let epochs: BTreeSet<u64> = self.members.values().map(|member| member.view.epoch).collect();

@@ -12,15 +12,15 @@ const REMEMBERED: usize = 4;
 
 /// Message between two processes.
 #[derive(Clone, Copy, Debug)]
-pub struct Frame {
-    pub from: WorldRank,
-    pub epoch: u64,
-    pub operation: u64,
-    pub kind: Kind,
+pub(crate) struct Frame {
+    pub(crate) from: WorldRank,
+    pub(crate) epoch: u64,
+    pub(crate) operation: u64,
+    pub(crate) kind: Kind,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// The sender's contribution.
     Data,
     /// The sender has the whole result.
@@ -33,31 +33,31 @@ pub enum Kind {
 
 /// A process of the simulated world.
 #[derive(Debug)]
-pub struct Member {
-    pub id: ProcessId,
-    pub is_joiner: bool,
-    pub is_stopped: bool,
-    pub roster: u64,
-    pub group: Option<GroupId>,
-    pub rank: GroupRank,
-    pub view: View,
-    pub status: Option<GroupStatus>,
+pub(crate) struct Member {
+    pub(crate) id: ProcessId,
+    pub(crate) is_joiner: bool,
+    pub(crate) is_stopped: bool,
+    pub(crate) roster: u64,
+    pub(crate) group: Option<GroupId>,
+    pub(crate) rank: GroupRank,
+    pub(crate) view: View,
+    pub(crate) status: Option<GroupStatus>,
     order: Vec<WorldRank>,
     fenced: bool,
     /// Peers with which the operation in flight failed.
     failed: RankSet<GroupRank>,
     /// Operations that are complete, and who contributed.
-    pub results: BTreeMap<u64, RankSet<GroupRank>>,
-    pub completed: u64,
+    pub(crate) results: BTreeMap<u64, RankSet<GroupRank>>,
+    pub(crate) completed: u64,
     is_prepared: bool,
     has_begun: bool,
     /// Epoch, operation, kind and sender of the frames that arrived.
     arrived: BTreeSet<(u64, u64, bool, WorldRank)>,
-    pub sent: Vec<(WorldRank, Frame)>,
+    pub(crate) sent: Vec<(WorldRank, Frame)>,
 }
 
 impl Member {
-    pub fn new(id: ProcessId, is_joiner: bool) -> Self {
+    pub(crate) fn new(id: ProcessId, is_joiner: bool) -> Self {
         Self {
             id,
             is_joiner,
@@ -79,12 +79,12 @@ impl Member {
         }
     }
 
-    pub fn participates(&self) -> bool {
+    pub(crate) fn participates(&self) -> bool {
         self.view.participants().contains(self.rank)
             && self.view.incarnations[usize::from(self.rank.0)] == Some(self.id.incarnation)
     }
 
-    pub fn phase(&self) -> Phase {
+    pub(crate) fn phase(&self) -> Phase {
         let is_prepared = self.is_prepared;
         match (self.participates(), self.fenced) {
             (false, _) => Phase::Ready,
@@ -97,7 +97,7 @@ impl Member {
     }
 
     /// Applies a status: fences the member while its view changes, and applies the next view.
-    pub fn follow(&mut self, status: &Status) {
+    pub(crate) fn follow(&mut self, status: &Status) {
         self.roster = status.roster;
         let Some(group) = status.groups.first() else { return };
         if group.view.epoch < self.view.epoch {
@@ -145,7 +145,7 @@ impl Member {
     }
 
     /// Notes that the connection to a peer broke.
-    pub fn note_broken(&mut self, peer: WorldRank) {
+    pub(crate) fn note_broken(&mut self, peer: WorldRank) {
         let at = self.order.iter().position(|rank| *rank == peer);
         if let Some(rank) = at.map(|at| GroupRank(at as u8))
             && self.participates()
@@ -155,7 +155,7 @@ impl Member {
         }
     }
 
-    pub fn receive(&mut self, frame: Frame) {
+    pub(crate) fn receive(&mut self, frame: Frame) {
         let from = frame.from;
         match frame.kind {
             // A fenced member refuses its view's frames.
@@ -193,14 +193,14 @@ impl Member {
     }
 
     /// Requests again what it lacks: a request may be lost.
-    pub fn retry(&mut self) {
+    pub(crate) fn retry(&mut self) {
         if self.completed < self.view.resolution.completed {
             self.has_begun = false;
         }
     }
 
     /// Continues the operation in flight as far as it can.
-    pub fn advance(&mut self) {
+    pub(crate) fn advance(&mut self) {
         if !self.participates() || self.fenced {
             return;
         }

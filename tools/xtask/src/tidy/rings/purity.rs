@@ -11,7 +11,7 @@ use crate::tidy::sources::outline::{Import, Mention};
 use crate::tidy::sources::tree::{File, Tree};
 
 /// Directories of the pure crates.
-pub const PURE: [&str; 8] = [
+pub const PURE: [&str; 9] = [
     "dataplane/ticket",
     "dataplane/proto",
     "dataplane/client",

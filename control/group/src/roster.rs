@@ -1,4 +1,4 @@
-//! Processes of a world: who is alive, and who reaches whom.
+//! Roster of a world: the processes that are alive, and which of them reach each other.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -42,9 +42,9 @@ pub enum ProcessState {
     Healthy,
 }
 
-/// A registered process.
+/// A live process, and its last report.
 #[derive(Debug)]
-struct Registered {
+struct RosterEntry {
     process: Process,
     /// Version of the roster that has it first.
     since: u64,
@@ -58,14 +58,14 @@ struct Registered {
 
 /// The processes of a world.
 #[derive(Debug)]
-pub(crate) struct Processes {
-    registered: BTreeMap<WorldRank, Registered>,
+pub(crate) struct Roster {
+    registered: BTreeMap<WorldRank, RosterEntry>,
     ended: BTreeMap<WorldRank, VecDeque<u64>>,
     /// Grows with each change of the registered processes, and with each start of the control plane.
     roster: u64,
 }
 
-impl Processes {
+impl Roster {
     /// Starts without processes. `term` is the number of this start.
     pub(crate) const fn new(term: u32) -> Self {
         Self { registered: BTreeMap::new(), ended: BTreeMap::new(), roster: ((term as u64) << 32) | 1 }
@@ -93,7 +93,7 @@ impl Processes {
             }
         }
         self.roster += 1;
-        let registered = Registered {
+        let registered = RosterEntry {
             process,
             since: self.roster,
             heard_ns: now_ns,
@@ -152,13 +152,13 @@ impl Processes {
 
     /// Returns the processes that are dead: silent, and silent for longer than the evidence of their peers demands.
     pub(crate) fn dead(&self, config: &WorldConfig, now_ns: u64) -> Vec<ProcessId> {
-        let silence = |process: &Registered| now_ns.saturating_sub(process.heard_ns);
-        let is_heard = |process: &&Registered| silence(process) <= 2 * config.interval_ns;
-        let claims = |claimed: fn(&Registered) -> RankSet<WorldRank>, about: &Registered| {
+        let silence = |process: &RosterEntry| now_ns.saturating_sub(process.heard_ns);
+        let is_heard = |process: &&RosterEntry| silence(process) <= 2 * config.interval_ns;
+        let claims = |claimed: fn(&RosterEntry) -> RankSet<WorldRank>, about: &RosterEntry| {
             let mut witnesses = self.registered.values().filter(is_heard);
             witnesses.any(|other| other.roster >= about.since && claimed(other).contains(about.process.id.rank))
         };
-        let is_dead = |process: &&Registered| {
+        let is_dead = |process: &&RosterEntry| {
             let silence = silence(process);
             silence >= config.silence_ns
                 || (silence >= config.overdue_ns && claims(|other| other.overdue, process))
@@ -170,13 +170,13 @@ impl Processes {
     /// Returns the time after `now_ns` at which a process may be dead next, if no report arrives until then.
     pub(crate) fn due_ns(&self, config: &WorldConfig, now_ns: u64) -> Option<u64> {
         let thresholds = [config.refused_ns, config.overdue_ns, config.silence_ns];
-        let times = |process: &Registered| thresholds.map(|silence| process.heard_ns.saturating_add(silence));
+        let times = |process: &RosterEntry| thresholds.map(|silence| process.heard_ns.saturating_add(silence));
         self.registered.values().flat_map(times).filter(|at| *at > now_ns).min()
     }
 
     /// Registers a process that an earlier control plane knew: it may continue to report.
     pub(crate) fn expect(&mut self, process: Process, heard_ns: u64) {
-        let registered = Registered {
+        let registered = RosterEntry {
             since: self.roster,
             heard_ns,
             roster: 0,
