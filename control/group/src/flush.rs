@@ -45,14 +45,12 @@ pub(crate) struct Flush {
     pub(crate) proposed: Option<RankSet<GroupRank>>,
     /// Progress of the members of the former view that have been fenced.
     fenced: BTreeMap<GroupRank, Progress>,
-    /// New members that are ready.
-    ready: RankSet<GroupRank>,
 }
 
 impl Flush {
     /// Begins a change that failures cause, or the founding of the group.
     pub(crate) const fn new(active: RankSet<GroupRank>, failed: RankSet<GroupRank>, until_ns: u64) -> Self {
-        Self { active, failed, until_ns, proposed: None, fenced: BTreeMap::new(), ready: RankSet::EMPTY }
+        Self { active, failed, until_ns, proposed: None, fenced: BTreeMap::new() }
     }
 
     /// Notes that a proposal means this change.
@@ -71,11 +69,6 @@ impl Flush {
         self.fenced.entry(rank).or_insert(progress);
     }
 
-    /// Notes that a new member is ready.
-    pub(crate) fn note_ready(&mut self, rank: GroupRank) {
-        self.ready.insert(rank);
-    }
-
     /// Excludes members from the next view, or from its collectives if they stay members.
     pub(crate) fn exclude(&mut self, ranks: RankSet<GroupRank>, stays_member: bool) {
         if stays_member {
@@ -86,12 +79,10 @@ impl Flush {
         }
     }
 
-    /// Returns the members that the change waits for, given those whose processes are alive.
+    /// Returns the members that have not been fenced, of those whose processes are alive.
     pub(crate) fn missing(&self, former: &View, live: RankSet<GroupRank>) -> RankSet<GroupRank> {
-        let fenced: RankSet<GroupRank> = self.fenced.keys().copied().collect();
-        let old = former.participants().intersection(live).without(fenced);
-        let new = self.participants().without(former.participants()).without(self.ready);
-        old.union(new)
+        let fenced = self.fenced.keys().copied().collect();
+        former.participants().intersection(live).without(fenced)
     }
 
     /// Returns the operations that count as complete, and the members that cannot follow: their progress contradicts

@@ -7,7 +7,7 @@ use crate::flush::{Flush, Resolution};
 use crate::message::{GroupStatus, MemberReport, Phase};
 use crate::proposal::{Change, Outcome, Proposal, ProposalId, Proposals};
 use crate::rank::{GroupRank, MAX_RANKS, Rank, RankSet, WorldRank};
-use crate::record::{GroupRecord, MemberRecord};
+use crate::record::GroupRecord;
 use crate::rejection::Rejection;
 use crate::roster::{ProcessId, Roster};
 
@@ -122,8 +122,8 @@ pub(crate) struct Group {
 }
 
 impl GroupSpec {
-    /// Fails if a process cannot attach to any such group.
-    fn check(&self, process: ProcessId) -> Result<GroupRank, Rejection> {
+    /// Returns the rank of a process in such a group; fails if it cannot attach to any.
+    pub(crate) fn check(&self, process: ProcessId) -> Result<GroupRank, Rejection> {
         let bytes = self.name.len();
         if bytes == 0 || bytes > MAX_NAME_BYTES {
             return Err(Rejection::GroupName { bytes, limit: MAX_NAME_BYTES });
@@ -170,25 +170,22 @@ impl Group {
         group.founders = usize::from(record.founders);
         group.view = record.view;
         group.view.incarnations.resize(group.slots.len(), None);
-        for (slot, member) in group.slots.iter_mut().zip(&record.members) {
-            slot.incarnation = member.incarnation;
+        for (slot, incarnation) in group.slots.iter_mut().zip(&group.view.incarnations) {
+            slot.incarnation = *incarnation;
         }
         group
     }
 
     /// Returns the durable record.
     pub(crate) fn record(&self, world: &str, address: impl Fn(WorldRank) -> String) -> GroupRecord {
-        let member = |(at, incarnation): (usize, &Option<u64>)| MemberRecord {
-            incarnation: *incarnation,
-            address: if incarnation.is_some() { address(self.spec.order[at]) } else { String::new() },
-        };
+        let active = self.spec.order.iter().zip(&self.view.incarnations);
         GroupRecord {
             world: world.to_owned(),
             group: self.id,
             spec: self.spec.clone(),
             founders: self.founders as u8,
             view: self.view.clone(),
-            members: self.view.incarnations.iter().enumerate().map(member).collect(),
+            addresses: active.map(|(rank, incarnation)| incarnation.map(|_| address(*rank))).collect(),
         }
     }
 
@@ -226,10 +223,9 @@ impl Group {
         }
     }
 
-    /// Attaches a process as the member that its rank names. A joiner may add members. Returns true if the group's
-    /// members or their processes changed.
-    pub(crate) fn attach(&mut self, process: ProcessId, spec: &GroupSpec) -> Result<(GroupRank, bool), Rejection> {
-        let rank = spec.check(process)?;
+    /// Attaches a process as the member of a rank. A joiner may add members. Returns true if the group's members or
+    /// their processes changed.
+    pub(crate) fn attach(&mut self, incarnation: u64, rank: GroupRank, spec: &GroupSpec) -> bool {
         let has_grown = spec.order.len() > self.spec.order.len();
         if has_grown {
             self.spec.order.clone_from(&spec.order);
@@ -237,17 +233,12 @@ impl Group {
             self.view.incarnations.resize(spec.order.len(), None);
         }
         let slot = &mut self.slots[usize::from(rank.0)];
-        let is_new = slot.incarnation != Some(process.incarnation);
+        let is_new = slot.incarnation != Some(incarnation);
         if is_new {
-            *slot = Slot { incarnation: Some(process.incarnation), reported: None };
+            *slot = Slot { incarnation: Some(incarnation), reported: None };
         }
         self.empty_since_ns = None;
-        Ok((rank, has_grown || is_new))
-    }
-
-    /// Checks a description before a group is founded by it.
-    pub(crate) fn check(spec: &GroupSpec, process: ProcessId) -> Result<(), Rejection> {
-        spec.check(process).map(|_| ())
+        has_grown || is_new
     }
 
     /// Returns the rank of an attached process.
@@ -257,13 +248,12 @@ impl Group {
     }
 
     /// Detaches a process that leaves, or is dead.
-    pub(crate) fn detach(&mut self, process: ProcessId, now_ns: u64) -> bool {
-        let Some(rank) = self.rank_of(process) else { return false };
+    pub(crate) fn detach(&mut self, process: ProcessId, now_ns: u64) {
+        let Some(rank) = self.rank_of(process) else { return };
         self.slots[usize::from(rank.0)] = Slot::default();
         if self.slots.iter().all(|slot| slot.incarnation.is_none()) {
             self.empty_since_ns = Some(now_ns);
         }
-        true
     }
 
     /// Applies what a member reports of itself.
@@ -303,11 +293,13 @@ impl Group {
 
     /// Returns the time at which the group has to be stepped next.
     pub(crate) fn due_ns(&self, config: &WorldConfig) -> Option<u64> {
-        let flush = self.flush.as_ref().map(|flush| flush.until_ns);
+        if let Some(flush) = &self.flush {
+            return Some(flush.until_ns);
+        }
         let failing = self.failing_since_ns.map(|since| since.saturating_add(config.reconnect_ns));
         let proposal = self.proposals.first().map(|proposal| proposal.until_ns);
         let forgotten = self.empty_since_ns.map(|since| since.saturating_add(config.forget_ns));
-        [flush, failing, proposal, forgotten].into_iter().flatten().min()
+        [failing, proposal, forgotten].into_iter().flatten().min()
     }
 
     /// Begins, continues or ends a change of the view, as far as the state of processes and members permits.
@@ -473,20 +465,12 @@ impl Group {
         let Some(flush) = &mut self.flush else { return false };
         fenced.into_iter().for_each(|(rank, progress)| flush.fence(rank, progress));
         let former = self.view.participants();
-        let is_new = |rank: &GroupRank| !former.contains(*rank);
-        flush.participants().iter().filter(is_new).filter(|rank| ready.contains(*rank)).for_each(|rank| {
-            flush.note_ready(rank);
-        });
-        let gone = flush.participants().iter().filter(|rank| match former.contains(*rank) {
-            true => !live.contains(*rank),
-            false => !ready.contains(*rank),
-        });
-        let gone: RankSet<GroupRank> = gone.collect();
+        let (stay, join) = (flush.participants().intersection(former), flush.participants().without(former));
+        let gone = stay.without(live).union(join.without(ready));
         let late = if now_ns >= flush.until_ns { flush.missing(&self.view, live) } else { RankSet::EMPTY };
         flush.exclude(gone.union(late).intersection(former), keeps);
         flush.exclude(gone.union(late).without(former), false);
-        let missing = flush.missing(&self.view, live).without(late);
-        if !missing.is_empty() {
+        if !flush.missing(&self.view, live).without(late).is_empty() {
             return false;
         }
         loop {

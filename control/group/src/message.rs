@@ -94,22 +94,13 @@ pub enum Output {
     Changed(WorldRank),
 }
 
-/// A live process of the world.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-#[allow(missing_docs, reason = "the fields are named for what they hold")]
-pub struct Peer {
-    pub process: Process,
-    /// Version of the roster that has this incarnation first.
-    pub since: u64,
-}
-
 /// State of a world, for one of its processes.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 pub struct Status {
     /// Version of the roster.
     pub roster: u64,
     /// The live processes.
-    pub peers: Vec<Peer>,
+    pub peers: Vec<Process>,
     /// The groups of which the process is a member.
     pub groups: Vec<GroupStatus>,
 }

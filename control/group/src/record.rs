@@ -18,15 +18,6 @@ pub struct GroupRecord {
     pub founders: u8,
     /// The newest view.
     pub view: View,
-    /// The members of the view, by rank.
-    pub members: Vec<MemberRecord>,
-}
-
-/// Process of an active member, as a restarted control plane expects it.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-pub struct MemberRecord {
-    /// Incarnation of the process; none if the rank is not active.
-    pub incarnation: Option<u64>,
-    /// Address of the process.
-    pub address: String,
+    /// Addresses of the active members' processes, by rank, at which a restarted control plane expects them.
+    pub addresses: Vec<Option<String>>,
 }

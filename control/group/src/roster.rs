@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use bincode::{Decode, Encode};
 
 use crate::config::WorldConfig;
-use crate::message::{Peer, Report};
+use crate::message::Report;
 use crate::rank::{MAX_RANKS, RankSet, WorldRank};
 use crate::rejection::Rejection;
 
@@ -242,7 +242,7 @@ impl Roster {
     }
 
     /// Returns the registered processes.
-    pub(crate) fn peers(&self) -> impl Iterator<Item = Peer> {
-        self.registered.values().map(|process| Peer { process: process.process.clone(), since: process.since })
+    pub(crate) fn peers(&self) -> impl Iterator<Item = Process> {
+        self.registered.values().map(|entry| entry.process.clone())
     }
 }

@@ -23,7 +23,9 @@ pub struct World {
     config: WorldConfig,
     processes: Roster,
     groups: BTreeMap<GroupId, Group>,
-    outputs: VecDeque<Output>,
+    /// Durable changes that the driver has not taken, and ranks whose status it has not sent.
+    changes: VecDeque<Output>,
+    announced: RankSet<WorldRank>,
     /// Seed and number of the next group's id.
     next: (u64, u64),
     now_ns: u64,
@@ -44,16 +46,17 @@ impl World {
         let mut processes = Roster::new(term);
         let mut groups = BTreeMap::new();
         for record in records {
-            for (rank, member) in record.spec.order.iter().zip(&record.members) {
-                let Some(incarnation) = member.incarnation else { continue };
+            let active = record.spec.order.iter().zip(&record.view.incarnations).zip(&record.addresses);
+            for ((rank, incarnation), address) in active {
+                let (Some(incarnation), Some(address)) = (*incarnation, address.clone()) else { continue };
                 let id = ProcessId { rank: *rank, incarnation };
-                let heard_ns = now_ns.saturating_add(config.grace_ns);
-                processes.expect(Process { id, address: member.address.clone() }, heard_ns);
+                processes.expect(Process { id, address }, now_ns.saturating_add(config.grace_ns));
             }
             groups.insert(record.group, Group::restore(record, now_ns));
         }
-        let (name, outputs) = (name.to_owned(), VecDeque::new());
-        Self { name, config, processes, groups, outputs, next: (seed, u64::from(term)), now_ns }
+        let (name, next) = (name.to_owned(), (seed, u64::from(term)));
+        let (changes, announced) = (VecDeque::new(), RankSet::EMPTY);
+        Self { name, config, processes, groups, changes, announced, next, now_ns }
     }
 
     /// Applies an input that occurred at `now_ns`. If the clock goes back, time stands still.
@@ -64,7 +67,8 @@ impl World {
     /// # Panics
     /// When the outputs of the previous call were not taken: the driver broke the order of persisting and publishing.
     pub fn handle(&mut self, input: Input, now_ns: u64) -> Result<Reply, Rejection> {
-        assert!(self.outputs.is_empty(), "{} outputs were not taken before the next input", self.outputs.len());
+        let outputs = self.changes.len() + self.announced.len();
+        assert!(outputs == 0, "{outputs} outputs were not taken before the next input");
         let gap_ns = now_ns.saturating_sub(self.now_ns);
         if gap_ns > 2 * self.config.interval_ns {
             self.processes.excuse(gap_ns);
@@ -89,8 +93,7 @@ impl World {
             Input::Detach { process, group } => {
                 self.member(process, group)?;
                 let now_ns = self.now_ns;
-                let left = self.group_mut(group)?;
-                left.detach(process, now_ns);
+                self.group_mut(group)?.detach(process, now_ns);
                 self.announce(group);
                 Ok(Reply::Done)
             }
@@ -124,7 +127,7 @@ impl World {
 
     fn attach(&mut self, process: ProcessId, spec: &GroupSpec) -> Result<Reply, Rejection> {
         self.processes.check(process)?;
-        Group::check(spec, process)?;
+        let rank = spec.check(process)?;
         let mut contradiction = None;
         let found = self.groups.values().find(|group| match group.matches(spec) {
             Ok(is_same) => is_same,
@@ -139,11 +142,10 @@ impl World {
             (None, None) if spec.is_joining => return Err(Rejection::NoGroupToJoin),
             (None, None) => self.found(spec)?,
         };
-        let (group, is_new) = self.group_mut(id)?.attach(process, spec)?;
-        if is_new {
+        if self.group_mut(id)?.attach(process.incarnation, rank, spec) {
             self.announce(id);
         }
-        Ok(Reply::Attached { group: id, rank: group })
+        Ok(Reply::Attached { group: id, rank })
     }
 
     fn found(&mut self, spec: &GroupSpec) -> Result<GroupId, Rejection> {
@@ -195,7 +197,7 @@ impl World {
             let step = group.step(&self.processes, &self.config, self.now_ns);
             if step.has_new_view {
                 let address = |rank| self.processes.address(rank).unwrap_or_default().to_owned();
-                self.outputs.push_back(Output::Persist(group.record(&self.name, address)));
+                self.changes.push_back(Output::Persist(group.record(&self.name, address)));
             }
             if step.has_new_status {
                 changed.push(*id);
@@ -207,31 +209,29 @@ impl World {
         changed.into_iter().for_each(|id| self.announce(id));
         for id in forgotten {
             self.groups.remove(&id);
-            self.outputs.push_back(Output::Forget(id));
+            self.changes.push_back(Output::Forget(id));
         }
     }
 
-    /// Sends the members of a group their status, after what else this call does.
+    /// Sends the members of a group their status.
     fn announce(&mut self, group: GroupId) {
-        let Some(group) = self.groups.get(&group) else { return };
-        let members: RankSet<WorldRank> = group.order().iter().copied().collect();
-        self.announce_to(members.intersection(self.processes.live()));
+        let members = self.groups.get(&group).map_or(RankSet::EMPTY, |group| group.order().iter().copied().collect());
+        self.announced = self.announced.union(members.intersection(self.processes.live()));
     }
 
     fn announce_roster(&mut self) {
-        self.announce_to(self.processes.live());
+        self.announced = self.processes.live();
     }
 
-    fn announce_to(&mut self, ranks: RankSet<WorldRank>) {
-        // A status that is sent before the record of this call is durable must not have its view: it comes last.
-        self.outputs.retain(|output| !matches!(output, Output::Changed(rank) if ranks.contains(*rank)));
-        self.outputs.extend(ranks.iter().map(Output::Changed));
-    }
-
-    /// Returns the next output that the driver must carry out; `None` once the previous call is complete.
+    /// Returns the next output that the driver must carry out; `None` once the previous call is complete. Durable
+    /// changes come first: a status may have the view of the same call.
     pub fn poll_output(&mut self) -> Option<Output> {
-        let durable = self.outputs.iter().position(|output| !matches!(output, Output::Changed(_)));
-        self.outputs.remove(durable.unwrap_or(0))
+        if let Some(change) = self.changes.pop_front() {
+            return Some(change);
+        }
+        let rank = self.announced.last()?;
+        self.announced.remove(rank);
+        Some(Output::Changed(rank))
     }
 
     /// Returns the latest time of the next call; `None` if nothing is registered and no group exists.
@@ -272,11 +272,5 @@ impl World {
     /// Returns the groups with their newest views, by id.
     pub fn groups(&self) -> impl Iterator<Item = (GroupId, &View)> {
         self.groups.iter().map(|(id, group)| (*id, group.view()))
-    }
-
-    /// Returns true if the world has neither a process nor a group: it may be forgotten.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.groups.is_empty() && self.processes.live().is_empty()
     }
 }

@@ -150,6 +150,61 @@ fn a_joiner_continues_the_order_or_is_refused() {
     assert_eq!(status.groups[0].outcomes, [applied]);
 }
 
+/// Returns a group of two members that run, and a joiner that is ready.
+fn joined() -> (Host, Vec<ProcessId>, ProcessId, GroupId) {
+    let (mut host, members, group) = founded(&[0, 1]);
+    let joiner = host.register(2, 1);
+    let order = GroupSpec { is_joining: true, ..spec(&[0, 1, 2]) };
+    host.attach(joiner, order).expect("a continuation");
+    for member in &members {
+        host.report(*member, &[0, 1, 2], group, 1, running());
+    }
+    host.report(joiner, &[0, 1, 2], group, 1, Phase::Ready);
+    (host, members, joiner, group)
+}
+
+#[test]
+fn a_joiner_that_is_not_ready_any_more_is_left_out() {
+    let (mut host, members, joiner, group) = joined();
+    let id = ProposalId { process: members[0], number: 1 };
+    let joins = RankSet::single(GroupRank(2));
+    host.call(Input::Propose { id, group, change: Change::Activate(joins) }).expect("a member");
+    host.report(joiner, &[0, 1, 2], group, 1, Phase::Joining);
+    members.iter().for_each(|member| host.report(*member, &[0, 1, 2], group, 1, fenced(5)));
+    assert_eq!((host.view().epoch, host.view().active.len()), (2, 2));
+    let status = host.world.status(members[0]).expect("registered");
+    assert_eq!(status.groups[0].outcomes, [(id, Outcome::Applied { epoch: 2, dropped: joins })]);
+}
+
+#[test]
+fn a_report_of_an_earlier_view_that_arrives_late_changes_nothing() {
+    let (mut host, _, joiner, group) = joined();
+    let state = |host: &Host| host.world.status(joiner).expect("registered").groups[0].members[2];
+    assert_eq!(state(&host), MemberState::AwaitingActivation);
+    host.report(joiner, &[0, 1, 2], group, 2, Phase::Joining);
+    host.report(joiner, &[0, 1, 2], group, 1, Phase::Ready);
+    assert_eq!(state(&host), MemberState::Inactive);
+}
+
+#[test]
+fn a_claim_about_a_former_process_of_a_rank_does_not_count_against_the_next_one() {
+    let mut host = Host::new();
+    let (witness, former) = (host.register(0, 1), host.register(1, 1));
+    let roster = host.world.status(witness).expect("registered").roster;
+    let (linked, refused) = (RankSet::EMPTY, RankSet::single(WorldRank(1)));
+    let claim = Report { process: witness, roster, linked, refused, overdue: RankSet::EMPTY, groups: vec![] };
+    host.call(Input::Unregister { process: former }).expect("it leaves");
+    host.register(1, 2);
+    for at in 1..=4 {
+        host.now_ns = at * 100 * MS;
+        host.call(Input::Report { report: claim.clone() }).expect("a live process");
+    }
+    assert_eq!(host.world.process_state(WorldRank(1)), ProcessState::Synced);
+    let roster = host.world.status(witness).expect("registered").roster;
+    host.call(Input::Report { report: Report { roster, ..claim } }).expect("a live process");
+    assert_eq!(host.world.process_state(WorldRank(1)), ProcessState::Offline, "this one is about the next process");
+}
+
 #[test]
 fn a_claim_that_a_process_is_dead_counts_only_while_it_is_silent() {
     let (mut host, members, group) = founded(&[0, 1]);

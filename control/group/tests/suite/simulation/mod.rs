@@ -30,7 +30,7 @@ const CONFIG: WorldConfig = WorldConfig {
     proposals: 64,
 };
 
-/// What a message is for.
+/// Event that is delivered at a time.
 #[derive(Debug)]
 enum Delivery {
     Frame(WorldRank, u64, Frame),
@@ -159,6 +159,8 @@ impl Simulation {
                 Output::Changed(rank) => changed.push(rank),
             }
         }
+        let due_ns = world.poll_timeout();
+        assert!(due_ns.is_none_or(|due_ns| due_ns > self.now_ns), "the next call is due already: {due_ns:?}");
         for rank in changed {
             self.send_status(rank);
         }
@@ -251,7 +253,7 @@ impl Simulation {
         }
     }
 
-    /// What the host of the control plane does with a report, and its process with the answer.
+    /// Applies a report as the host of the control plane does, and as its process does with the answer.
     fn apply_report(&mut self, report: Report) {
         let process = report.process;
         if self.cut_off.contains(&process.rank) || self.world.is_none() {
