@@ -450,10 +450,11 @@ impl CentralQueue {
                     return false;
                 }
             }
-            let is_met = |planned: Option<PlannedPrefill>| {
-                planned.zip(waiting.target_ns(order)).is_none_or(|(planned, target_ns)| planned.done_ns <= target_ns)
-            };
-            if !is_met(waiting.plan(&mut plan, order)) && is_met(*alone) {
+            let done_ns = waiting.plan(&mut plan, order).map(|planned| planned.done_ns);
+            let misses = done_ns.zip(waiting.target_ns(order)).is_some_and(|(done_ns, target_ns)| done_ns > target_ns);
+            // A target that is missed without the newcomer, as behind a request that has earned its work and will give
+            // way, is not missed by more.
+            if misses && done_ns > alone.map(|alone| alone.done_ns) {
                 return false;
             }
         }
