@@ -30,8 +30,7 @@ pub struct PrefillModel {
     /// Coefficients of the scaled features, in seconds.
     coefficients: [f64; 4],
     prior: [f64; 4],
-    normal: [[f64; 4]; 4],
-    right: [f64; 4],
+    sums: LeastSquares<4>,
     reports: u32,
     error: f64,
 }
@@ -50,7 +49,7 @@ impl PrefillModel {
     pub fn new(coefficients: [f64; 4]) -> Self {
         let [constant, computed, squares, cached] = coefficients;
         let scaled = [constant, computed * SCALE, squares * SCALE * SCALE, cached * SCALE];
-        Self { coefficients: scaled, prior: scaled, normal: [[0.0; 4]; 4], right: [0.0; 4], reports: 0, error: 0.0 }
+        Self { coefficients: scaled, prior: scaled, sums: LeastSquares::new(), reports: 0, error: 0.0 }
     }
 
     /// Predicts the duration for a prompt of `tokens` of which the first `cached` are cached, in nanoseconds.
@@ -77,12 +76,7 @@ impl PrefillModel {
         // reported too short.
         let scale = if reported < seconds { predicted } else { seconds };
         let weight = 1.0 / scale.max(0.01).powi(2);
-        for (row, feature) in features.iter().enumerate() {
-            self.right[row] = self.right[row] * KEEP + weight * feature * seconds;
-            for (column, other) in features.iter().enumerate() {
-                self.normal[row][column] = self.normal[row][column] * KEEP + weight * feature * other;
-            }
-        }
+        self.sums.add(&features, seconds, weight);
         self.reports += 1;
         if self.reports.is_multiple_of(REFIT_EVERY) {
             self.refit();
@@ -98,8 +92,8 @@ impl PrefillModel {
     fn refit(&mut self) {
         let mut rows = [[0.0; 5]; 4];
         for (at, row) in rows.iter_mut().enumerate() {
-            row[..4].copy_from_slice(&self.normal[at]);
-            row[4] = self.right[at];
+            row[..4].copy_from_slice(&self.sums.normal[at]);
+            row[4] = self.sums.right[at];
             let pull = PRIOR / self.prior[at].powi(2).max(1e-12);
             row[at] += pull;
             row[4] += pull * self.prior[at];
@@ -114,6 +108,29 @@ impl PrefillModel {
 fn features(tokens: u32, cached: u32) -> [f64; 4] {
     let (n, p) = (f64::from(tokens) / SCALE, f64::from(cached.min(tokens)) / SCALE);
     [1.0, n - p, n * n - p * p, p]
+}
+
+/// Sums of a weighted least squares fit with exponential forgetting: both sides of the normal equations.
+#[derive(Clone, Debug)]
+struct LeastSquares<const N: usize> {
+    normal: [[f64; N]; N],
+    right: [f64; N],
+}
+
+impl<const N: usize> LeastSquares<N> {
+    const fn new() -> Self {
+        Self { normal: [[0.0; N]; N], right: [0.0; N] }
+    }
+
+    /// Adds an observed value, and lets the older ones count less.
+    fn add(&mut self, features: &[f64; N], value: f64, weight: f64) {
+        for (row, feature) in features.iter().enumerate() {
+            self.right[row] = self.right[row] * KEEP + weight * feature * value;
+            for (column, other) in features.iter().enumerate() {
+                self.normal[row][column] = self.normal[row][column] * KEEP + weight * feature * other;
+            }
+        }
+    }
 }
 
 /// Solves a system of `N` rows, each with its right side behind the coefficients, so that `M` is `N + 1`: by Gaussian

@@ -210,7 +210,7 @@ impl Scheduler {
             Choice::Refuse { .. } => Ok(()),
             Choice::Place(placement) => {
                 let computes_ns = self.model.predict_ns(request.tokens, placement.reuse);
-                let promise = self.queue.promise(&request, &self.order(1, &[], now_ns));
+                let promise = self.queue.promise(&request, &self.config.slo);
                 let (terms, turn) = (request.terms.clone(), request.terms.session.is_some().then(|| request.clone()));
                 // Booked first: a flow is not charged for a request that cannot be booked.
                 self.book(request, placement.clone(), promise, now_ns)?;

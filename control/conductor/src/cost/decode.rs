@@ -7,7 +7,7 @@
 
 use core::fmt;
 
-use super::{FOLLOW, KEEP, MOST_RATIO, PRIOR, REFIT_EVERY, solve};
+use super::{FOLLOW, LeastSquares, MOST_RATIO, PRIOR, REFIT_EVERY, solve};
 
 /// Factors by which the features are scaled, so that all coefficients are of the magnitude of a step: to tokens in
 /// millions, and requests in hundreds.
@@ -114,8 +114,7 @@ pub struct LearnedDecode {
     model: DecodeModel,
     /// Initial coefficients of the scaled features, in seconds.
     initial: [f64; 3],
-    normal: [[f64; 3]; 3],
-    right: [f64; 3],
+    sums: LeastSquares<3>,
     reports: u64,
     error: f64,
 }
@@ -128,8 +127,7 @@ impl LearnedDecode {
         Self {
             model: initial,
             initial: core::array::from_fn(|at| coefficients[at] / 1e9 / SCALES[at]),
-            normal: [[0.0; 3]; 3],
-            right: [0.0; 3],
+            sums: LeastSquares::new(),
             reports: 0,
             error: 0.0,
         }
@@ -167,12 +165,7 @@ impl LearnedDecode {
         let features = [1.0, tokens as f64 * SCALES[1], f64::from(requests) * SCALES[2]];
         // Relative errors are minimized: a long step has no more weight than a short one.
         let weight = 1.0 / seconds.powi(2);
-        for (row, feature) in features.iter().enumerate() {
-            self.right[row] = self.right[row] * KEEP + weight * feature * seconds;
-            for (column, other) in features.iter().enumerate() {
-                self.normal[row][column] = self.normal[row][column] * KEEP + weight * feature * other;
-            }
-        }
+        self.sums.add(&features, seconds, weight);
         self.reports += 1;
         if self.reports.is_multiple_of(u64::from(REFIT_EVERY)) {
             self.refit();
@@ -191,11 +184,11 @@ impl LearnedDecode {
                     row[at] = 1.0;
                     continue;
                 }
-                for (column, value) in self.normal[at].iter().enumerate().filter(|(column, _)| !is_zero[*column]) {
+                for (column, value) in self.sums.normal[at].iter().enumerate().filter(|(column, _)| !is_zero[*column]) {
                     row[column] = *value;
                 }
                 row[at] += pulls[at];
-                row[3] = self.right[at] + pulls[at] * self.initial[at];
+                row[3] = self.sums.right[at] + pulls[at] * self.initial[at];
             }
             let Some(solved) = solve(rows) else { return };
             let least = (0..3).min_by(|one, other| solved[*one].total_cmp(&solved[*other]));

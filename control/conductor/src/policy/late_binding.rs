@@ -71,25 +71,32 @@ impl LateBinding {
         if ask.admitted {
             return None;
         }
-        let ttft_ns = self.ttft_ns(ask, view);
-        let singles = view.alive().map(|(at, _)| self.weigh(ask, view, at).takes_ns());
-        let group_ns = self.by_groups(ask, view, false).map(|placement| placement.takes_ns()).min();
-        let best_ns = singles.chain(group_ns).min().unwrap_or(0);
-        let Admission { margin_ns, after_ns } = view.admission;
-        // The queue plans single instances. A group is there only while no other request is queued, whose promise it
-        // could break.
-        let is_kept_by_group =
-            group_ns.zip(ttft_ns).is_some_and(|(takes_ns, ttft_ns)| takes_ns.saturating_add(margin_ns) <= ttft_ns);
-        let after_ns = if is_kept_by_group { 0 } else { after_ns };
-        let done_ns = view.ahead_ns.saturating_add(best_ns).saturating_add(margin_ns);
-        let behind_ns = ttft_ns.map_or(0, |ttft_ns| done_ns.saturating_sub(ttft_ns));
-        let planned_ns = if ttft_ns.is_some() || at_once { after_ns } else { 0 };
-        if behind_ns.max(planned_ns) > 0 {
-            return Some((Refusal::Ttft, behind_ns.max(planned_ns)));
+        let retry_after_ns = match self.ttft_ns(ask, view) {
+            Some(ttft_ns) => self.in_time_after_ns(ask, view, ttft_ns),
+            None if at_once => view.admission.after_ns,
+            None => 0,
+        };
+        if retry_after_ns > 0 {
+            return Some((Refusal::Ttft, retry_after_ns));
         }
         let (_, step_ns) = view.fastest_decode?;
         let is_slow = self.refuses && view.tbt_limit_ns < u64::MAX && step_ns > view.tbt_limit_ns;
         is_slow.then_some((Refusal::Tbt, view.ahead_ns.max(1_000_000_000)))
+    }
+
+    /// Returns the time after which a newly arrived request meets this objective for its first token, and lets those
+    /// of admitted requests be met; 0: now.
+    fn in_time_after_ns(&self, ask: &Ask, view: &View<'_>, ttft_ns: u64) -> u64 {
+        let Admission { margin_ns, after_ns } = view.admission;
+        let singles = view.alive().map(|(at, _)| self.weigh(ask, view, at).takes_ns());
+        let group_ns = self.by_groups(ask, view, false).map(|placement| placement.takes_ns()).min();
+        let best_ns = singles.chain(group_ns).min().unwrap_or(0);
+        let done_ns = view.ahead_ns.saturating_add(best_ns).saturating_add(margin_ns);
+        let behind_ns = done_ns.saturating_sub(ttft_ns);
+        // The queue plans single instances. A group is there only while no other request is queued, whose promise it
+        // could break.
+        let is_kept_by_group = group_ns.is_some_and(|takes_ns| takes_ns.saturating_add(margin_ns) <= ttft_ns);
+        if is_kept_by_group { behind_ns } else { behind_ns.max(after_ns) }
     }
 
     /// Returns the objective for the first token that a request is held to, if there is one.
@@ -147,14 +154,13 @@ impl LateBinding {
     /// Returns the placements on pipeline groups: with the prefix that all holders can provide, and without any. With
     /// `only_free`, one member accepts queued requests, and the others have at most one request each.
     fn by_groups(&self, ask: &Ask, view: &View<'_>, only_free: bool) -> impl Iterator<Item = Placement> {
-        let members = |group: &GroupView| group.members.iter().map(|at| &view.prefill[*at]).collect::<Vec<_>>();
         let is_free = move |group: &&GroupView| {
-            let members = members(group);
-            !only_free
-                || (members.iter().any(|member| self.takes(member)) && members.iter().all(|member| member.requests < 2))
+            let members = || group.members.iter().map(|at| &view.prefill[*at]);
+            !only_free || (members().any(|member| self.takes(member)) && members().all(|member| member.requests < 2))
         };
-        let reuses = move |group| [view.pooled, 0].map(|reuse| view.by_group(ask, group, reuse));
-        view.groups.iter().filter(is_free).flat_map(reuses).flatten()
+        let reuses = std::iter::once(view.pooled).chain((view.pooled > 0).then_some(0));
+        let placements = move |group| reuses.clone().filter_map(move |reuse| view.by_group(ask, group, reuse));
+        view.groups.iter().filter(is_free).flat_map(placements)
     }
 }
 

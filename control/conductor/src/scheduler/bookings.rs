@@ -92,9 +92,7 @@ impl PrefillBook {
         let left_ns = self.sum_ns - u128::from(worked.unwrap_or(0));
         u64::try_from(left_ns).unwrap_or(u64::MAX).saturating_add(self.foreign_ns)
     }
-}
 
-impl PrefillBook {
     /// Returns the time until its NIC is free: its booked transfers have been sent, and a chunk that a stage passes on.
     pub(super) fn egress_wait_ns(&self, now_ns: u64) -> u64 {
         let chunks_ns = self.jobs.iter().fold(0, |sum_ns: u64, job| sum_ns.saturating_add(job.sends_ns));

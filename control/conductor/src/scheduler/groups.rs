@@ -50,6 +50,13 @@ pub struct PipelineMembership {
     pub activation_bytes: u32,
 }
 
+impl PipelineMembership {
+    /// Returns the bytes of activations for each token that a stage passes on.
+    const fn activation_bytes(&self) -> u32 {
+        if self.activation_bytes == 0 { DEFAULT_ACTIVATION_BYTES } else { self.activation_bytes }
+    }
+}
+
 /// Reason why capabilities are rejected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
@@ -192,14 +199,11 @@ impl InstanceCapabilities {
         if own.group != theirs.group {
             return Ok(());
         }
-        let activations = |of: &PipelineMembership| {
-            if of.activation_bytes == 0 { DEFAULT_ACTIVATION_BYTES } else { of.activation_bytes }
-        };
         let pairs = [
             ("number of stages", own.stages == theirs.stages),
             ("chunk length", own.chunk_tokens == theirs.chunk_tokens),
             ("number of layers", self.layers() == other.layers()),
-            ("size of activations", activations(own) == activations(theirs)),
+            ("size of activations", own.activation_bytes() == theirs.activation_bytes()),
         ];
         let (group, other) = (own.group.clone(), Arc::clone(name));
         if let Some((what, _)) = pairs.into_iter().find(|(_, is_equal)| !is_equal) {
@@ -234,14 +238,12 @@ impl PipelineGroups {
         self.leave(instance);
         let Some(of) = &capabilities.stage else { return };
         let at = self.groups.iter().position(|group| *group.name == *of.group).unwrap_or_else(|| {
-            let activation_bytes =
-                if of.activation_bytes == 0 { DEFAULT_ACTIVATION_BYTES } else { of.activation_bytes };
             self.groups.push(PipelineGroup {
                 name: of.group.as_str().into(),
                 members: vec![None; of.stages as usize],
                 chunk_tokens: of.chunk_tokens,
                 layers: capabilities.layers(),
-                activation_bytes,
+                activation_bytes: of.activation_bytes(),
             });
             self.groups.len() - 1
         });

@@ -71,12 +71,6 @@ impl QueueOrder<'_> {
     fn share_ns(&self, work_ns: u64) -> u64 {
         work_ns / self.servers
     }
-
-    /// Returns a request's objective for the first token: its own, or that of all requests.
-    fn objective_ns(&self, request: &Request) -> Option<u64> {
-        let common_ns = (self.slo.ttft_ns < u64::MAX).then_some(self.slo.ttft_ns);
-        request.terms.ttft_ns.or(common_ns)
-    }
 }
 
 /// Position of a request in the order of its flow.
@@ -236,10 +230,12 @@ impl CentralQueue {
         self.waiting.insert(behind, waiting);
     }
 
-    /// Returns the promise that a request with an objective gets if it is admitted now.
-    pub(super) fn promise(&self, request: &Request, order: &QueueOrder<'_>) -> Option<Promise> {
-        let objective_ns = order.objective_ns(request)?;
-        let margin_ns = self.margins.margin_ns(objective_ns, order.slo.probability);
+    /// Returns the promise that a request gets if it is admitted now: for its own objective, or for that of all
+    /// requests. `None` without any.
+    pub(super) fn promise(&self, request: &Request, slo: &Slo) -> Option<Promise> {
+        let common_ns = (slo.ttft_ns < u64::MAX).then_some(slo.ttft_ns);
+        let objective_ns = request.terms.ttft_ns.or(common_ns)?;
+        let margin_ns = self.margins.margin_ns(objective_ns, slo.probability);
         let target_ns = request.arrival_ns.saturating_add(objective_ns - margin_ns);
         Some(Promise { objective_ns, target_ns })
     }
@@ -251,7 +247,7 @@ impl CentralQueue {
 
     /// Ranks a request that arrives now.
     fn rank(&self, request: &Request, best_ns: u64, order: &QueueOrder<'_>) -> QueueRank {
-        if let Some(promise) = self.promise(request, order) {
+        if let Some(promise) = self.promise(request, &order.slo) {
             let deadline_ns = request.arrival_ns.saturating_add(promise.objective_ns);
             return QueueRank { deadline_ns, promise: Some(promise), deferred: false };
         }
@@ -311,18 +307,12 @@ impl CentralQueue {
         }
         let takeable =
             || self.waiting.iter().enumerate().filter(|(_, waiting)| waiting.is_taken_by(takers, order.now_ns));
-        let mut oldest: Vec<Option<usize>> = vec![None; self.flows.count()];
-        for (at, waiting) in takeable() {
-            let of_flow = &mut oldest[waiting.flow];
-            if of_flow.is_none_or(|other| waiting.age_key() < self.waiting[other].age_key()) {
-                *of_flow = Some(at);
-            }
-        }
+        let oldest = self.oldest_of_flows(takeable());
         let of_flows = || oldest.iter().enumerate().filter_map(|(flow, at)| Some((flow, (*at)?)));
         let candidates: Vec<bool> = oldest.iter().map(Option::is_some).collect();
         let turns = self.flows.turns(&candidates, &order.rules, order.now_ns);
         let has_turn = |flow: FlowNumber| turns[flow];
-        let late = takeable().filter(|(_, waiting)| waiting.is_late(order)).map(|(at, _)| at).next();
+        let late = takeable().find(|(_, waiting)| waiting.is_late(order)).map(|(at, _)| at);
         let earned =
             of_flows().filter(|(flow, at)| has_turn(*flow) && self.waiting[*at].best_ns <= self.flows.credit_ns(*flow));
         let earned = earned.min_by_key(|(_, at)| self.waiting[*at].age_key()).map(|(_, at)| at);
@@ -339,6 +329,18 @@ impl CentralQueue {
         let of_turn = takeable().filter(|(_, waiting)| has_turn(waiting.flow));
         let chosen = Self::shortest_within_deadlines(&of_turn.collect::<Vec<_>>(), order);
         chosen.filter(may_go).or(due).or(chosen)
+    }
+
+    /// Returns, for each flow number, the position of the oldest of these requests, if the flow has one.
+    fn oldest_of_flows<'a>(&self, requests: impl Iterator<Item = (usize, &'a WaitingRequest)>) -> Vec<Option<usize>> {
+        let mut oldest: Vec<Option<usize>> = vec![None; self.flows.count()];
+        for (at, waiting) in requests {
+            let of_flow = &mut oldest[waiting.flow];
+            if of_flow.is_none_or(|other| waiting.age_key() < self.waiting[other].age_key()) {
+                *of_flow = Some(at);
+            }
+        }
+        oldest
     }
 
     /// Returns the position, among these in the order of their deadlines, of the shortest request of the highest
@@ -380,17 +382,11 @@ impl CentralQueue {
     /// the oldest of flows that have earned their work, and those with a target, by deadline.
     fn promised(&self, order: &QueueOrder<'_>) -> Vec<&WaitingRequest> {
         let late = self.waiting.iter().filter(|waiting| waiting.is_late(order));
-        let mut oldest: Vec<Option<&WaitingRequest>> = vec![None; self.flows.count()];
-        for waiting in &self.waiting {
-            let of_flow = &mut oldest[waiting.flow];
-            if of_flow.is_none_or(|other| waiting.age_key() < other.age_key()) {
-                *of_flow = Some(waiting);
-            }
-        }
+        let oldest = self.oldest_of_flows(self.waiting.iter().enumerate());
         let has_earned = |waiting: &&WaitingRequest| {
             waiting.rank.promise.is_none() && waiting.best_ns <= self.flows.credit_ns(waiting.flow)
         };
-        let earned = oldest.into_iter().flatten().filter(has_earned);
+        let earned = oldest.into_iter().flatten().map(|at| &self.waiting[at]).filter(has_earned);
         let targeted = self.waiting.iter().filter(|waiting| waiting.target_ns(order).is_some());
         late.chain(earned).chain(targeted).collect()
     }
@@ -406,7 +402,7 @@ impl CentralQueue {
         at_once: bool,
         order: &QueueOrder<'_>,
     ) -> Admission {
-        let promise = self.promise(request, order);
+        let promise = self.promise(request, &order.slo);
         let margin_ns = promise.map_or(0, |promise| {
             request.arrival_ns.saturating_add(promise.objective_ns).saturating_sub(promise.target_ns)
         });
@@ -454,10 +450,11 @@ impl CentralQueue {
                     return false;
                 }
             }
-            let is_met = |planned: Option<PlannedPrefill>| {
-                planned.zip(waiting.target_ns(order)).is_none_or(|(planned, target_ns)| planned.done_ns <= target_ns)
-            };
-            if !is_met(waiting.plan(&mut plan, order)) && is_met(*alone) {
+            let done_ns = waiting.plan(&mut plan, order).map(|planned| planned.done_ns);
+            let misses = done_ns.zip(waiting.target_ns(order)).is_some_and(|(done_ns, target_ns)| done_ns > target_ns);
+            // A target that is missed without the newcomer, as behind a request that has earned its work and will give
+            // way, is not missed by more.
+            if misses && done_ns > alone.map(|alone| alone.done_ns) {
                 return false;
             }
         }

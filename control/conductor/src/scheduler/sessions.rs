@@ -42,7 +42,7 @@ struct Claim {
 struct Session {
     /// Turns that were placed or queued and have not ended.
     open: u32,
-    /// Claim since its last turn ended.
+    /// Claim since its last turn ended, on the instance that prefilled it.
     claim: Option<Claim>,
     /// Instance that prefilled its last turn.
     served_by: Option<usize>,
@@ -175,18 +175,11 @@ impl Sessions {
 
     /// Ends the claims on an instance that is gone.
     pub(super) fn lose(&mut self, instance: usize) {
-        let of_instance = |session: &Session| session.served_by == Some(instance);
-        let lost: Vec<SessionKey> = self
-            .all
-            .iter()
-            .filter(|(_, session)| of_instance(session) || session.claim.is_some_and(|of| of.instance == instance))
-            .map(|(key, _)| key.clone())
-            .collect();
+        let lost = self.all.iter().filter(|(_, session)| session.served_by == Some(instance));
+        let lost: Vec<SessionKey> = lost.map(|(key, _)| key.clone()).collect();
         for key in lost {
             let Some(session) = self.take(&key) else { continue };
-            let served_by = session.served_by.filter(|of| *of != instance);
-            let claim = session.claim.filter(|claim| claim.instance != instance);
-            self.put(key, Session { claim, served_by, ..session });
+            self.put(key, Session { claim: None, served_by: None, ..session });
         }
     }
 

@@ -35,7 +35,7 @@ impl DecodeJob {
         let stays = match self.output {
             _ if self.start_ns > then_ns => false,
             None => true,
-            // What it has generated already may be more than was expected at first.
+            // It may have generated more than was expected at first.
             Some(output) => then < output.total_after(generated(now_ns)),
         };
         // Without an expected output the growth is not known either.

@@ -80,8 +80,7 @@ impl OutputLengths {
         let key = (Arc::clone(&terms.flow), Arc::clone(&terms.class));
         let windows = [self.by_flow.get(&key), self.by_class.get(&terms.class), Some(&self.pool)];
         let known = windows.into_iter().flatten().find(|window| window.len() >= LEAST)?;
-        let tokens = |value: u64| value as u32;
-        Some(ExpectedOutput { mean: tokens(known.mean()?), high: tokens(known.quantile(HIGH)?) })
+        Some(ExpectedOutput { mean: known.mean()? as u32, high: known.quantile(HIGH)? as u32 })
     }
 
     /// Learns from a request that generated `tokens`.

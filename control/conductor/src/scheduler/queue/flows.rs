@@ -179,8 +179,7 @@ impl Flows {
     /// Lets the oldest requests of `waiting` flows that are behind the one served earn their part of its work, because
     /// a target went before them: so they are counted by admission as soon as shares alone would have served them.
     pub(in crate::scheduler) fn give_way(&mut self, at: FlowNumber, work_ns: u64, waiting: &[bool]) {
-        let total: u64 = self.flows.iter().filter(|flow| flow.waiting > 0).map(|flow| u64::from(flow.weight)).sum();
-        let total = u32::try_from(total).unwrap_or(u32::MAX);
+        let total = self.waiting_weight();
         let served_ns = self.flows[at].virtual_ns;
         let others = self.flows.iter_mut().zip(waiting).filter(|(flow, waits)| **waits && flow.virtual_ns < served_ns);
         for (flow, _) in others {
@@ -201,10 +200,14 @@ impl Flows {
 
     /// Advances the clock by work, divided among all flows with queued requests.
     fn tick(&mut self, work_ns: u64) {
+        self.clock_ns = self.clock_ns.saturating_add(virtual_of(work_ns, self.waiting_weight()));
+    }
+
+    /// Returns the weight of all flows with queued requests.
+    fn waiting_weight(&self) -> u32 {
         let waiting = self.flows.iter().filter(|flow| flow.waiting > 0);
         let weight: u64 = waiting.map(|flow| u64::from(flow.weight)).sum();
-        let weight = u32::try_from(weight).unwrap_or(u32::MAX);
-        self.clock_ns = self.clock_ns.saturating_add(virtual_of(work_ns, weight));
+        u32::try_from(weight).unwrap_or(u32::MAX)
     }
 
     /// Returns the virtual time at which a flow begins to wait: that of the flow that is furthest behind, or the

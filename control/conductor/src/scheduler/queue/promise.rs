@@ -5,8 +5,8 @@
 //! margin. Admission and the order of the queue keep targets; predictions are wrong by something, so requests are done
 //! some time after their targets. The margin is the quantile, for the probability promised, of that delay among the
 //! last requests with a similar objective that were done near their targets, or later: with it, at most as many miss
-//! their deadlines as the promise allows. Of the quantile
-//! it is the upper end of a confidence interval of 95 %, by order statistics, so that few samples make a larger margin.
+//! their deadlines as the promise allows. Of the quantile it is the upper end of a confidence interval of 95 %, by
+//! order statistics, so that few samples make a larger margin.
 
 use std::collections::BTreeMap;
 

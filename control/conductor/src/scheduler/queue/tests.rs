@@ -258,6 +258,19 @@ fn a_request_is_admitted_if_all_targets_are_met_with_it() {
     assert_eq!((after_ns + SECOND / 2) / SECOND, 4);
 }
 
+#[test]
+fn a_target_that_an_earned_request_may_delay_is_not_delayed_by_new_ones() {
+    let rules = QueueRules { oldest_share: 1.0, ..order(0).rules };
+    let at = QueueOrder { rules, instances: &FREE[..1], ..order(0) };
+    let mut queue = queue(&[1], &at);
+    queue.flows.serve(0, SECOND, false, &rules);
+    // The oldest one has earned its work: planned first, it lets the other one be done at 15 s instead of 14 s.
+    queue.push(promised(1, 0, "", 0, 16), 14 * SECOND, &at);
+    let after_ns = |request, work_s| queue.admission(&request, work_s * SECOND, false, &at).after_ns;
+    assert!(after_ns(promised(2, 0, "", 0, 8), 1) > 0, "the other one would be done at 16 s");
+    assert_eq!(after_ns(promised(3, 0, "", 0, 32), 6), 0, "it goes behind the other one");
+}
+
 /// Instances that serve a queue for as long as predicted.
 struct Servers {
     queue: CentralQueue,
