@@ -186,10 +186,7 @@ impl Error {
     /// taken effect.
     #[must_use]
     pub const fn is_unanswered(&self) -> bool {
-        matches!(
-            self,
-            Self::Call(ControlError::Unreachable { .. } | ControlError::Deadline { .. } | ControlError::Lost { .. })
-        )
+        matches!(self, Self::Call(error) if is_unanswered(error))
     }
 
     /// Returns true if no control plane answered, as while it starts: a retry may succeed. False where a control plane
@@ -199,11 +196,7 @@ impl Error {
         match self {
             Self::Discovery(error) => matches!(error, LocalError::NotPublished { .. } | LocalError::Stale { .. }),
             Self::Connect(ConnectError::Call(error)) | Self::Call(error) => {
-                let away = matches!(
-                    error,
-                    ControlError::Unreachable { .. } | ControlError::Deadline { .. } | ControlError::Lost { .. }
-                );
-                away || error.refusal() == Some(RefusalCode::ShuttingDown)
+                is_unanswered(error) || error.refusal() == Some(RefusalCode::ShuttingDown)
             }
             _ => false,
         }
@@ -252,6 +245,11 @@ impl Error {
             Self::Transfer(error) => error.code(),
         }
     }
+}
+
+/// Returns true if a call was not answered.
+const fn is_unanswered(error: &ControlError) -> bool {
+    matches!(error, ControlError::Unreachable { .. } | ControlError::Deadline { .. } | ControlError::Lost { .. })
 }
 
 /// Thread that this library starts, and that calls depend on.

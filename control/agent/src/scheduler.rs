@@ -106,12 +106,12 @@ impl SchedulerState {
 }
 
 /// Caller that waits for the answer to a request, until it is dropped.
-struct Awaiting<'a> {
+struct WaitingCaller<'a> {
     shared: &'a SchedulerState,
     request: Arc<str>,
 }
 
-impl<'a> Awaiting<'a> {
+impl<'a> WaitingCaller<'a> {
     fn new(shared: &'a SchedulerState, request: &str) -> Self {
         let request: Arc<str> = request.into();
         shared.inner().awaited.entry(Arc::clone(&request)).or_default().callers += 1;
@@ -119,7 +119,7 @@ impl<'a> Awaiting<'a> {
     }
 }
 
-impl Drop for Awaiting<'_> {
+impl Drop for WaitingCaller<'_> {
     fn drop(&mut self) {
         let mut inner = self.shared.inner();
         if let Some(awaited) = inner.awaited.get_mut(&self.request) {
@@ -280,17 +280,11 @@ impl Scheduler {
     /// Those of [`Self::schedule`], and when the terms are out of range or no operator has set the class.
     pub fn schedule_on_terms(
         &self,
-        mut request: Schedule,
+        request: Schedule,
         terms: RequestTerms,
         patience: Duration,
     ) -> Result<Decision, Error> {
-        request.client = self.client;
-        let until = Instant::now() + patience;
-        if request.wait_ns == 0 {
-            request.wait_ns = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
-        }
-        let call = ScheduleOnTerms { schedule: request, terms, ended: Vec::new(), finished: Vec::new() };
-        self.settle(&call, until, Self::place)
+        self.schedule_by(request, terms, patience, Self::place)
     }
 
     /// Returns the placement of a request with terms as [`Self::schedule_on_terms`] does, on an instance or on a
@@ -300,9 +294,20 @@ impl Scheduler {
     /// Those of [`Self::schedule_on_terms`]. A control plane of an earlier version does not know this call.
     pub fn schedule_with_groups(
         &self,
+        request: Schedule,
+        terms: RequestTerms,
+        patience: Duration,
+    ) -> Result<Decision, Error> {
+        self.schedule_by(request, terms, patience, Self::place_with_groups)
+    }
+
+    /// Obtains the placement of a request by the calls that `ask` makes; it may be queued for `patience`.
+    fn schedule_by(
+        &self,
         mut request: Schedule,
         terms: RequestTerms,
         patience: Duration,
+        ask: impl FnMut(&Self, &ScheduleOnTerms) -> Result<ScheduleReply, Error>,
     ) -> Result<Decision, Error> {
         request.client = self.client;
         let until = Instant::now() + patience;
@@ -310,7 +315,7 @@ impl Scheduler {
             request.wait_ns = u64::try_from(patience.as_nanos()).unwrap_or(u64::MAX);
         }
         let call = ScheduleOnTerms { schedule: request, terms, ended: Vec::new(), finished: Vec::new() };
-        self.settle(&call, until, Self::place_with_groups)
+        self.settle(&call, until, ask)
     }
 
     /// Places a reserved request again whose instances `failed`; it keeps its position in the queue. `request` is the
@@ -351,7 +356,7 @@ impl Scheduler {
         }
         let id = request.request.as_str();
         // Before the call: its answer may be told before this thread waits for it.
-        let _awaiting = Awaiting::new(&self.shared, id);
+        let _caller = WaitingCaller::new(&self.shared, id);
         let mut asked = ask(self, call);
         loop {
             match asked {
@@ -569,7 +574,7 @@ mod tests {
         let lost = || ScheduleReply::Refused { why: ScheduleRefusal::Lost, retry_after_ns: 0 };
         (0..10).for_each(|at| shared.inner().tell(&format!("r{at}"), lost()));
         assert!(shared.inner().awaited.is_empty());
-        let (one, other) = (Awaiting::new(&shared, "r"), Awaiting::new(&shared, "r"));
+        let (one, other) = (WaitingCaller::new(&shared, "r"), WaitingCaller::new(&shared, "r"));
         shared.inner().tell("r", lost());
         drop(one);
         assert!(shared.inner().awaited["r"].told.is_some(), "another caller waits");

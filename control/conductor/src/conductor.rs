@@ -54,13 +54,12 @@ pub use instance_spec::{
     EventSource, InstanceLoad, InstancePart, InstanceRegistered, InstanceSpec, RegisterCapabilities, RegisterInstance,
     Registration,
 };
-use instances::ReportCounts;
 pub use instances::{InstanceRegistry, TRUSTED_AFTER};
 pub use limits::{Limit, LimitError, LimitUse};
 pub use pools::{PoolKey, Pools};
 pub use prefixes::{HoldersWithStore, PrefixHolder, PrefixHolders, QueryPrompt};
 pub use requests::service::{ClassTerms, MAX_PRIORITY, MAX_SERVICE_NAME_BYTES, RequestTerms, ServiceLevels};
-use requests::{PrefillReport, RequestCounts, RequestLedger, RequestService};
+use requests::{PrefillReport, RequestLedger, RequestService};
 pub use views::{
     CandidateStatus, CopyKey, CopyState, CopyWanted, DecodeStatus, HotPrefix, InstanceRow, InstanceStatus,
     InstanceTable, ModelStatus, PlacementExplained, PoolRow, RequestExplained, Table,
@@ -153,37 +152,25 @@ impl Conductor {
     /// Returns the counters.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        let RequestCounts {
-            placed,
-            queued,
-            placed_later,
-            refused,
-            queue_full,
-            requests_full,
-            repeated,
-            expired,
-            orphaned,
-        } = self.requests.counts();
-        let ReportCounts { batches, duplicates, gaps, stale_reports, by_hash_only, implausible, confirmed, dropped } =
-            self.instances.counts();
+        let (requests, reports) = (self.requests.counts(), self.instances.counts());
         Counts {
-            placed,
-            queued,
-            placed_later,
-            refused,
-            queue_full,
-            requests_full,
-            repeated,
-            expired,
-            orphaned,
-            batches,
-            duplicates,
-            gaps,
-            stale_reports,
-            by_hash_only,
-            implausible,
-            confirmed,
-            dropped,
+            placed: requests.placed,
+            queued: requests.queued,
+            placed_later: requests.placed_later,
+            refused: requests.refused,
+            queue_full: requests.queue_full,
+            requests_full: requests.requests_full,
+            repeated: requests.repeated,
+            expired: requests.expired,
+            orphaned: requests.orphaned,
+            batches: reports.batches,
+            duplicates: reports.duplicates,
+            gaps: reports.gaps,
+            stale_reports: reports.stale_reports,
+            by_hash_only: reports.by_hash_only,
+            implausible: reports.implausible,
+            confirmed: reports.confirmed,
+            dropped: reports.dropped,
         }
     }
 
@@ -231,10 +218,10 @@ impl Conductor {
         if count > MOST_ENDED {
             return Err(bad(format!("{count} reservations end with one call; at most {MOST_ENDED}")));
         }
-        let ended = ended.iter().map(|reservation| (*reservation, RequestStep::Ended));
-        let finished = finished.iter().map(|(reservation, output)| (*reservation, RequestStep::Finished(*output)));
-        for (reservation, step) in ended.chain(finished) {
-            match self.update(reservation, step, now_ns) {
+        let ended = ended.iter().map(|reservation| (*reservation, None));
+        let finished = finished.iter().map(|(reservation, output)| (*reservation, Some(*output)));
+        for (reservation, output) in ended.chain(finished) {
+            match self.end(reservation, output, now_ns) {
                 Ok(()) | Err(ConductorError::UnknownReservation { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -270,15 +257,13 @@ impl Conductor {
     /// # Errors
     /// When there is no such reservation, or its instance was lost.
     pub fn update(&mut self, reservation: u64, step: RequestStep, now_ns: u64) -> Result<(), ConductorError> {
-        let ended = match step {
-            RequestStep::Ended => Some(None),
-            RequestStep::Finished(output) => Some(Some(output)),
-            _ => None,
-        };
-        if let Some(output) = ended {
-            let pool = self.requests.release(reservation, output, now_ns, &mut self.pools)?;
-            self.requests.poll(pool, now_ns, &mut self.pools);
-            return Ok(());
+        match step {
+            RequestStep::Ended => return self.end(reservation, None, now_ns),
+            RequestStep::Finished(output) => return self.end(reservation, Some(output), now_ns),
+            RequestStep::PrefillStarted
+            | RequestStep::PrefillDone { .. }
+            | RequestStep::Decoding
+            | RequestStep::Alive => {}
         }
         if let Some(report) = self.requests.progress(reservation, step, now_ns, &mut self.pools)? {
             compare(&report, &mut self.pools, &mut self.instances)?;
@@ -286,6 +271,12 @@ impl Conductor {
         if let Some(pool) = self.requests.renew(reservation, now_ns) {
             self.requests.poll(pool, now_ns, &mut self.pools);
         }
+        Ok(())
+    }
+
+    fn end(&mut self, reservation: u64, output: Option<RequestOutput>, now_ns: u64) -> Result<(), ConductorError> {
+        let pool = self.requests.release(reservation, output, now_ns, &mut self.pools)?;
+        self.requests.poll(pool, now_ns, &mut self.pools);
         Ok(())
     }
 

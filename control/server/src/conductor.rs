@@ -182,18 +182,18 @@ impl ConductorService {
     }
 
     pub(crate) fn schedule_on_terms(&self, call: &ScheduleOnTerms) -> Result<ScheduleReply, Refusal> {
-        self.host.with(|conductor, now_ns| {
-            // Reservations have ended even if the request is refused.
-            conductor.end_all(&call.ended, &call.finished, now_ns)?;
-            conductor.schedule_on_terms(&call.schedule, &call.terms, false, now_ns)
-        })
+        self.end_and_schedule(call, false)
     }
 
     pub(crate) fn schedule_with_groups(&self, call: &ScheduleWithGroups) -> Result<ScheduleReply, Refusal> {
-        let ScheduleOnTerms { schedule, terms, ended, finished } = &call.on_terms;
+        self.end_and_schedule(&call.on_terms, true)
+    }
+
+    fn end_and_schedule(&self, call: &ScheduleOnTerms, groups: bool) -> Result<ScheduleReply, Refusal> {
         self.host.with(|conductor, now_ns| {
-            conductor.end_all(ended, finished, now_ns)?;
-            conductor.schedule_on_terms(schedule, terms, true, now_ns)
+            // Reservations have ended even if the request is refused.
+            conductor.end_all(&call.ended, &call.finished, now_ns)?;
+            conductor.schedule_on_terms(&call.schedule, &call.terms, groups, now_ns)
         })
     }
 

@@ -223,6 +223,12 @@ mod tests {
         let limit = Duration::from_secs(60);
         assert_eq!(told.recv_timeout(limit), Ok((7, true)));
         assert_eq!(told.recv_timeout(limit), Ok((7, false)));
+        // The thread sleeps until it would end, if it is not woken.
+        while ended.inner().sleeps_until.is_none() {
+            thread::yield_now();
+        }
+        assert!(!ended.add(ended_one(9)), "it has a thread");
+        assert_eq!(told.recv_timeout(IDLE / 2), Ok((9, false)));
         ended.add(ended_one(8));
         ended.close(limit);
         assert_eq!(told.recv_timeout(limit), Ok((8, false)), "the rest is released at once");

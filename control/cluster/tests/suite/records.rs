@@ -167,6 +167,9 @@ fn capabilities_of_an_instance_have_golden_bytes_too() {
     );
     assert_eq!(hex, golden);
     assert_eq!(Record::decode(&bytes), Ok(record));
+    let capabilities = Some(Box::new(CapabilitiesRecord { layer_wise: true, layers: 0, stage: None }));
+    let record = Record::Conductor(ConductorRecord::Instance(InstanceRecord { capabilities, ..engine(true) }));
+    assert_eq!(Record::decode(&bytes_of(&record)), Ok(record));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use super::Conductor;
 use super::cache_feed::{BatchOutcome, CacheBatch, CacheTaken};
 use super::durable::{Durable, DurableInstance};
 use super::error::ConductorError;
-use super::instance_spec::{InstanceLoad, InstancePart, InstanceSpec, Registration};
+use super::instance_spec::{InstanceLoad, InstanceSpec, Registration};
 use super::instances::check_group;
 use crate::scheduler::Request;
 
@@ -15,16 +15,14 @@ impl Conductor {
     /// When it is malformed, contradicts its registration in the same incarnation, belongs to an earlier incarnation,
     /// or a limit is reached.
     pub fn register(&mut self, spec: impl Into<InstanceSpec>, now_ns: u64) -> Result<Registration, ConductorError> {
-        let InstanceSpec { call: spec, has_vllm_hashes, capabilities } = spec.into();
-        spec.check()?;
-        capabilities.check(spec.block_tokens, spec.part != InstancePart::Decode)?;
-        let has_vllm_hashes = has_vllm_hashes && spec.events.is_some();
-        let spec = InstanceSpec { call: spec, has_vllm_hashes, capabilities };
+        let mut spec: InstanceSpec = spec.into();
+        spec.call.check(&spec.capabilities)?;
+        spec.has_vllm_hashes &= spec.call.events.is_some();
         if let Some(again) = self.instances.register_again(&spec, now_ns, &mut self.pools)? {
             return Ok(again);
         }
-        check_group(&spec, &self.instances)?;
-        let InstanceSpec { call, .. } = &spec;
+        let call = &spec.call;
+        check_group(call, &spec.capabilities, &self.instances)?;
         if let Some(known) = self.pools.find(&call.pool()).and_then(|number| self.pools.get(number)) {
             let bytes = known.token_bytes;
             if call.token_bytes != 0 && call.token_bytes != bytes {

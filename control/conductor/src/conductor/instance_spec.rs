@@ -160,7 +160,7 @@ impl RegisterInstance {
         }
     }
 
-    pub(super) fn check(&self) -> Result<(), ConductorError> {
+    pub(super) fn check(&self, capabilities: &InstanceCapabilities) -> Result<(), ConductorError> {
         let name = self.instance.len();
         if name == 0 || name > MAX_ID_BYTES {
             return Err(bad(format!("an instance's name must have 1 to {MAX_ID_BYTES} bytes, not {name}")));
@@ -194,6 +194,7 @@ impl RegisterInstance {
                 self.report_ns, REPORTS_NS.0, REPORTS_NS.1
             )));
         }
+        capabilities.check(self.block_tokens, self.part != InstancePart::Decode)?;
         Ok(())
     }
 

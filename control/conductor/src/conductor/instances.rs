@@ -260,10 +260,8 @@ impl InstanceRegistry {
 
     /// Rejects a restored instance that is invalid or exceeds the limit.
     pub(super) fn check_restored(&self, kept: &DurableInstance) -> Result<(), ConductorError> {
-        kept.spec.check()?;
-        kept.capabilities.check(kept.spec.block_tokens, kept.spec.part != InstancePart::Decode)?;
-        let (call, capabilities) = (kept.spec.clone(), kept.capabilities.clone());
-        check_group(&InstanceSpec { call, has_vllm_hashes: kept.has_vllm_hashes, capabilities }, self)?;
+        kept.spec.check(&kept.capabilities)?;
+        check_group(&kept.spec, &kept.capabilities, self)?;
         self.refuse_over_limit()
     }
 
@@ -638,8 +636,11 @@ const fn suspect_after_ns(spec: &RegisterInstance, missed: (u32, u32)) -> u64 {
 }
 
 /// Rejects an instance whose pipeline group contradicts what the other members have registered.
-pub(super) fn check_group(registered: &InstanceSpec, known: &InstanceRegistry) -> Result<(), ConductorError> {
-    let InstanceSpec { call: spec, capabilities, .. } = registered;
+pub(super) fn check_group(
+    spec: &RegisterInstance,
+    capabilities: &InstanceCapabilities,
+    known: &InstanceRegistry,
+) -> Result<(), ConductorError> {
     let Some(stage) = &capabilities.stage else { return Ok(()) };
     let others = known.by_name.iter().filter(|(name, known)| {
         let is_in_group = known.capabilities.stage.as_ref().is_some_and(|other| other.group == stage.group);

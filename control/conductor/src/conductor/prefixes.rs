@@ -51,6 +51,12 @@ pub struct PrefixHolder {
     pub degraded: bool,
 }
 
+impl PrefixHolder {
+    fn without_tokens(instance: &Arc<str>, degraded: bool) -> Self {
+        Self { instance: Arc::clone(instance), gpu_tokens: 0, dram_tokens: 0, ssd_tokens: 0, degraded }
+    }
+}
+
 /// Prompt of a query.
 #[derive(Clone, Copy, Debug)]
 pub enum QueryPrompt<'a> {
@@ -110,12 +116,12 @@ pub(super) fn query(
     };
     let (context, hashes) = pool.context(context, hashes)?;
     let mut lookup = PrefixLookup::new(pool, scratch.found_mut(), most, tiers);
-    if let QueryPrompt::Tokens(prompt, _) = prompt {
-        lookup.by_tokens(prompt)?;
-    }
     // The hashes of a prompt that was looked up by tokens find the same blocks, as far as they are aliases of these.
     let is_answered = match prompt {
-        QueryPrompt::Tokens(prompt, _) => lookup.is_same(context, &hashes, prompt),
+        QueryPrompt::Tokens(prompt, _) => {
+            lookup.by_tokens(prompt)?;
+            lookup.is_same(context, &hashes, prompt)
+        }
         QueryPrompt::Hashes(_) => false,
     };
     if !is_answered {
@@ -130,16 +136,9 @@ pub(super) fn query(
         holders.push(PrefixHolder { instance, gpu_tokens, dram_tokens, ssd_tokens, degraded });
     }
     let listed: BTreeSet<Arc<str>> = holders.iter().map(|holder| Arc::clone(&holder.instance)).collect();
-    let unknown = instances.unknown_in(number).filter(|name| !listed.contains(*name)).cloned();
-    let (gpu_tokens, dram_tokens, ssd_tokens, degraded) = (0, 0, 0, true);
-    let unknown = unknown.take(most - holders.len()).map(|instance| PrefixHolder {
-        instance,
-        gpu_tokens,
-        dram_tokens,
-        ssd_tokens,
-        degraded,
-    });
-    holders.extend(unknown);
+    let unknown = instances.unknown_in(number).filter(|name| !listed.contains(*name));
+    let room = most - holders.len();
+    holders.extend(unknown.take(room).map(|name| PrefixHolder::without_tokens(name, true)));
     Ok(PrefixHolders { holders, pooled_tokens })
 }
 
@@ -163,12 +162,8 @@ pub(super) fn query_with_store(
     }
     let listed: BTreeSet<Arc<str>> = holders.iter().map(|holder| Arc::clone(&holder.instance)).collect();
     let others = instances.prefilling_in(number).filter(|(name, _)| !listed.contains(*name));
-    let (gpu_tokens, dram_tokens, ssd_tokens) = (0, 0, 0);
-    let others = others.map(|(instance, degraded)| {
-        let instance = Arc::clone(instance);
-        PrefixHolder { instance, gpu_tokens, dram_tokens, ssd_tokens, degraded }
-    });
-    holders.extend(others.take(most.min(MOST_HOLDERS) - holders.len()));
+    let room = most.min(MOST_HOLDERS) - holders.len();
+    holders.extend(others.take(room).map(|(name, degraded)| PrefixHolder::without_tokens(name, degraded)));
     for holder in &mut holders {
         holder.dram_tokens = holder.dram_tokens.max(stored_tokens);
         holder.ssd_tokens = holder.ssd_tokens.max(holder.dram_tokens);

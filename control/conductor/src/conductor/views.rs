@@ -295,11 +295,10 @@ impl PlacementExplained {
         let Some((id, kept)) = conductor.requests.named(name) else {
             return Err(ConductorError::UnknownRequest { name: name.to_owned() });
         };
-        let group = if let RequestState::Placed(_, group) = &kept.state { group.clone() } else { None };
-        let answer = match &kept.state {
-            RequestState::Placed(assigned, _) => ScheduleReply::Assigned(assigned.clone()),
-            RequestState::Waiting => ScheduleReply::Queued { reservation: id, position: 0, eta_ns: 0 },
-            RequestState::Orphan(_) => ScheduleReply::Refused { why: ScheduleRefusal::Lost, retry_after_ns: 0 },
+        let (answer, group) = match &kept.state {
+            RequestState::Placed(assigned, group) => (ScheduleReply::Assigned(assigned.clone()), group.clone()),
+            RequestState::Waiting => (ScheduleReply::Queued { reservation: id, position: 0, eta_ns: 0 }, None),
+            RequestState::Orphan(_) => (ScheduleReply::Refused { why: ScheduleRefusal::Lost, retry_after_ns: 0 }, None),
         };
         let Some((pool, scratch)) = conductor.pools.with_scratch(kept.pool) else {
             return Err(bad("the pool was removed"));

@@ -102,9 +102,9 @@ impl Blocks {
         let mut found = None;
         self.table.find(salt.key(hash), |place| {
             found = if place & FIRST == 0 {
-                (self.arena.hash(place as usize) == hash).then(|| self.inside(salt, place)).flatten()
+                (self.arena.hash(place as usize) == hash).then(|| self.locate_inside(salt, place)).flatten()
             } else {
-                self.begins(place & !FIRST, salt, hash).then_some((place & !FIRST, 0))
+                self.has_first(place & !FIRST, salt, hash).then_some((place & !FIRST, 0))
             };
             found.is_some()
         });
@@ -116,17 +116,17 @@ impl Blocks {
     #[inline]
     pub(super) fn enter(&self, salt: Salt, hash: u64) -> Option<(u32, u16)> {
         let guess = self.recent.guess(salt.key(hash));
-        if self.follows(guess, salt, hash) { Some((guess, 0)) } else { self.locate(salt, hash) }
+        if self.is_guess_right(guess, salt, hash) { Some((guess, 0)) } else { self.locate(salt, hash) }
     }
 
     /// Returns true if `run` begins with a block in the context of `salt`.
-    fn begins(&self, run: u32, salt: Salt, hash: u64) -> bool {
+    fn has_first(&self, run: u32, salt: Salt, hash: u64) -> bool {
         let header = self.runs.get(run);
         header.first == hash && header.context == salt.context()
     }
 
     /// Returns the run and the offset of a block inside a run, if the run is in the context of `salt`.
-    fn inside(&self, salt: Salt, block: u32) -> Option<(u32, u16)> {
+    fn locate_inside(&self, salt: Salt, block: u32) -> Option<(u32, u16)> {
         let start = self.arena.start_of(block);
         let is_run = |place: u32| {
             let run = place & !FIRST;
@@ -157,7 +157,7 @@ impl Blocks {
         let branch = usize::from(header.branch).wrapping_sub(usize::from(offset));
         let is_branch = (1..=end).contains(&branch);
         let (to_end, to_branch) = (agrees(end - 1), is_branch && agrees(branch - 1));
-        let goes_on = hashes.get(branch).is_some_and(|hash| self.follows(header.next, salt, *hash));
+        let goes_on = hashes.get(branch).is_some_and(|hash| self.is_guess_right(header.next, salt, *hash));
         if to_branch && goes_on {
             return (branch as u16, Some(header.next));
         }
@@ -186,9 +186,9 @@ impl Blocks {
         (same as u16 + 1, None)
     }
 
-    /// Returns true if the run `next`, if there is one, begins with a block in the context of `salt`.
-    fn follows(&self, next: u32, salt: Salt, hash: u64) -> bool {
-        next != NO_RUN && self.begins(next, salt, hash)
+    /// Returns true if a guessed run, [`NO_RUN`] for none, begins with a block in the context of `salt`.
+    fn is_guess_right(&self, guess: u32, salt: Salt, hash: u64) -> bool {
+        guess != NO_RUN && self.has_first(guess, salt, hash)
     }
 
     /// Notes that a prompt was stored of which a block is the first of `run`.
@@ -233,10 +233,7 @@ impl Blocks {
         let mut header = *self.runs.get(run);
         let cap = header.cap();
         'blocks: for hashes in hashes.chunks(AHEAD) {
-            let mut keys = [0; AHEAD];
-            keys.iter_mut().zip(hashes).for_each(|(key, hash)| *key = salt.key(*hash));
-            self.table.look_ahead(&keys[..hashes.len()]);
-            for (key, hash) in keys.into_iter().zip(hashes.iter().copied()) {
+            for (key, hash) in self.keys_ahead(salt, hashes).into_iter().zip(hashes.iter().copied()) {
                 let full = usize::from(header.len) == cap;
                 if full || (header.len > start && self.locate(salt, hash).is_some()) {
                     break 'blocks;
@@ -259,6 +256,14 @@ impl Blocks {
             self.trim(run);
         }
         Some((run, start, header.len))
+    }
+
+    /// Returns the keys of up to [`AHEAD`] hashes, whose entries are prefetched; the rest is 0.
+    fn keys_ahead(&self, salt: Salt, hashes: &[u64]) -> [u64; AHEAD] {
+        let mut keys = [0; AHEAD];
+        keys.iter_mut().zip(hashes).for_each(|(key, hash)| *key = salt.key(*hash));
+        self.table.look_ahead(&keys[..hashes.len()]);
+        keys
     }
 
     fn new_run(&mut self, salt: Salt, blocks: usize) -> Option<u32> {
@@ -288,12 +293,9 @@ impl Blocks {
         let places = header.start + u32::from(blocks.start)..header.start + u32::from(blocks.end);
         for from in places.clone().step_by(AHEAD) {
             let hashes = self.arena.hashes(from, AHEAD.min((places.end - from) as usize));
-            let mut keys = [0; AHEAD];
-            keys.iter_mut().zip(hashes).for_each(|(key, hash)| *key = salt.key(*hash));
-            let keys = &keys[..hashes.len()];
-            self.table.look_ahead(keys);
-            for (place, key) in (from..).zip(keys) {
-                self.table.remove(*key, if place == header.start { FIRST | run } else { place });
+            let count = hashes.len();
+            for (place, key) in (from..).zip(self.keys_ahead(salt, hashes).into_iter().take(count)) {
+                self.table.remove(key, if place == header.start { FIRST | run } else { place });
             }
         }
     }

@@ -100,6 +100,12 @@ impl<'a> Reader<'a> {
         Ok(u64::from_le_bytes(*word))
     }
 
+    /// Reads the first word of a snapshot, which tells its format.
+    pub(crate) fn format(&mut self, magic: u64) -> Result<(), SnapshotError> {
+        let found = self.word()?;
+        if found == magic { Ok(()) } else { Err(SnapshotError::Format { found }) }
+    }
+
     pub(super) fn parts(&mut self) -> Result<[u16; 4], SnapshotError> {
         let word = self.word()?;
         Ok([word as u16, (word >> 16) as u16, (word >> 32) as u16, (word >> 48) as u16])

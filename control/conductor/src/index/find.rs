@@ -213,7 +213,7 @@ impl Walk<'_> {
             self.found.shared = step.at;
         }
         if is_among {
-            self.part(was, step, only.slot, reach);
+            self.note_part(was, step, only.slot, reach);
         }
     }
 
@@ -241,13 +241,13 @@ impl Walk<'_> {
             let slot = own[0].slot;
             let counts = if was == Alive::All { self.holders.is_live(slot) } else { bit(&self.found.many, slot) };
             if counts {
-                self.part(was, step, slot, stretch(own, self.tiers, step.start));
+                self.note_part(was, step, slot, stretch(own, self.tiers, step.start));
             }
         }
     }
 
     /// Notes that a holder of the prefix before `step`, which was one of `was`, has the step's run up to `reach`.
-    fn part(&mut self, was: Alive, step: Step, slot: u16, reach: u16) {
+    fn note_part(&mut self, was: Alive, step: Step, slot: u16, reach: u16) {
         let PrefixMatches { many, few, out, .. } = &mut *self.found;
         if reach >= step.end {
             few.push(slot);

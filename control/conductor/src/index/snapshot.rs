@@ -51,10 +51,7 @@ impl PrefixIndex {
     /// When the bytes are of another format, exceed a limit, or have a value out of range.
     pub(crate) fn restore_body(config: IndexConfig, body: &[u8]) -> Result<Self, SnapshotError> {
         let mut reader = Reader::new(body);
-        let found = reader.word()?;
-        if found != MAGIC {
-            return Err(SnapshotError::Format { found });
-        }
+        reader.format(MAGIC)?;
         let mut index = Self::new(IndexConfig { seed: reader.word()?, ..config }).map_err(SnapshotError::Config)?;
         for _ in 0..reader.count("contexts", config.max_contexts)? {
             let key = reader.context()?;
@@ -74,10 +71,7 @@ fn body_of(bytes: &[u8]) -> Result<&[u8], SnapshotError> {
     let Some((body, checksum)) = bytes.split_last_chunk::<8>() else {
         return Err(SnapshotError::Short { at: bytes.len() });
     };
-    let found = Reader::new(body).word()?;
-    if found != MAGIC {
-        return Err(SnapshotError::Format { found });
-    }
+    Reader::new(body).format(MAGIC)?;
     let (stored, computed) = (u64::from_le_bytes(*checksum), payload_checksum(body));
     if stored == computed { Ok(body) } else { Err(SnapshotError::Checksum { stored, computed }) }
 }

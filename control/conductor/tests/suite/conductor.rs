@@ -139,20 +139,20 @@ fn suspect_instance_is_trusted_again_after_reports_in_a_row() {
         let rows = conductor.table(*reports_ns.last().unwrap_or(&0)).instances;
         rows.iter().any(|row| *row.status.instance == *"p0" && row.suspect)
     };
-    let second = |at: &[u64]| at.iter().map(|at| at * SECOND / 10).collect::<Vec<u64>>();
-    assert!(!suspect_after(&mut conductor, &second(&[10, 20])));
+    let tenths = |at: &[u64]| at.iter().map(|at| at * SECOND / 10).collect::<Vec<u64>>();
+    assert!(!suspect_after(&mut conductor, &tenths(&[10, 20])));
     // Three are missed. Two in a row are too few, and so is a burst of delayed ones.
-    assert!(suspect_after(&mut conductor, &second(&[55, 65])));
-    assert!(suspect_after(&mut conductor, &second(&[66, 67, 68])));
+    assert!(suspect_after(&mut conductor, &tenths(&[55, 65])));
+    assert!(suspect_after(&mut conductor, &tenths(&[66, 67, 68])));
     // Three are missed again: they count anew.
-    assert!(suspect_after(&mut conductor, &second(&[100, 110])));
-    assert!(!suspect_after(&mut conductor, &second(&[120])));
+    assert!(suspect_after(&mut conductor, &tenths(&[100, 110])));
+    assert!(!suspect_after(&mut conductor, &tenths(&[120])));
     // An instance whose every third report is lost is never suspect, and one that reports in turns of four seconds
     // stays suspect.
-    assert!(!suspect_after(&mut conductor, &second(&[130, 150, 160, 180, 190])));
-    assert!(suspect_after(&mut conductor, &second(&[230, 270, 310, 350])));
+    assert!(!suspect_after(&mut conductor, &tenths(&[130, 150, 160, 180, 190])));
+    assert!(suspect_after(&mut conductor, &tenths(&[230, 270, 310, 350])));
     let changes = conductor.instances().version();
-    assert!(suspect_after(&mut conductor, &second(&[390, 430])));
+    assert!(suspect_after(&mut conductor, &tenths(&[390, 430])));
     assert_eq!(conductor.instances().version(), changes, "it does not flap");
 }
 

@@ -13,8 +13,7 @@ pub(super) fn record(conductor: &mut Conductor, now_ns: u64, feeds: &FeedCounts,
     let aliases = conductor.hash_aliases() as u64;
     let table = conductor.table(now_ns);
     let sum = |of: fn(&ModelStatus) -> u64| table.pools.iter().map(|pool| of(&pool.status)).sum::<u64>();
-    let most_of = |of: fn(&ModelStatus) -> u64| table.pools.iter().map(|pool| of(&pool.status)).max().unwrap_or(0);
-    let most = |of: fn(&ModelStatus) -> u32| table.pools.iter().map(|pool| of(&pool.status)).max().unwrap_or(0).into();
+    let most = |of: fn(&ModelStatus) -> u64| table.pools.iter().map(|pool| of(&pool.status)).max().unwrap_or(0);
     let of_pools = |of: fn(&PoolRow) -> u64| table.pools.iter().map(of).sum::<u64>();
     let of_files = |of: fn(&SnapshotCounts) -> u64| snapshots.map_or(0, of);
     let unconfirmed = table.instances.iter().filter(|row| row.progress.is_some_and(|of| of.unconfirmed)).count() as u64;
@@ -124,17 +123,17 @@ pub(super) fn record(conductor: &mut Conductor, now_ns: u64, feeds: &FeedCounts,
         (
             "kvplane_conductor_decode_error_permille",
             "Mean relative error of predicted decode steps, of the model with the greatest, in thousandths.",
-            most(|model| model.decode.error_permille),
+            most(|model| model.decode.error_permille.into()),
         ),
         (
             "kvplane_conductor_decode_step_nanoseconds",
             "Learned duration of a decode step without resident tokens, of the model with the longest.",
-            most_of(|model| model.decode.base_ns),
+            most(|model| model.decode.base_ns),
         ),
         (
             "kvplane_conductor_output_error_permille",
             "Mean relative error of expected outputs, of the model with the greatest, in thousandths.",
-            most(|model| model.decode.output_error_permille),
+            most(|model| model.decode.output_error_permille.into()),
         ),
         ("kvplane_conductor_sessions", "Sessions whose next turn is expected.", sum(|model| model.sessions)),
         ("kvplane_conductor_hash_aliases", "Engine hashes whose token hashes are known.", aliases),

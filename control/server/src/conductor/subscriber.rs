@@ -34,8 +34,9 @@ const DEADLINE: Duration = Duration::from_secs(5);
 /// Backoff after a broken connection.
 const AGAIN: Duration = Duration::from_millis(500);
 /// Time within which attempts to confirm the blocks of a snapshot by a replay begin, before the blocks are dropped: no
-/// other events of the engine are read meanwhile. And the backoff after the first attempt, which doubles.
+/// other events of the engine are read meanwhile.
 const CONFIRM_WITHIN: Duration = Duration::from_secs(15);
+/// Backoff after the first of these attempts; it doubles.
 const CONFIRM_AGAIN: Duration = Duration::from_millis(500);
 /// Most batches of one replay: ten times what engines keep.
 const REPLAYED: usize = 100_000;

@@ -202,9 +202,10 @@ async fn serve(
             // SHA-256 of all tokens costs more than the lookup.
             let needs_hashes =
                 conductor.host.look(|conductor, _| QueryPrompt::needs_engine_hashes(conductor, &pool_of(&context)));
-            let hashes = match needs_hashes {
-                true => vllm(&tokens, context.block_tokens as usize, &seed, &lora, &salt),
-                false => Vec::new(),
+            let hashes = if needs_hashes {
+                vllm(&tokens, context.block_tokens as usize, &seed, &lora, &salt)
+            } else {
+                Vec::new()
             };
             let prompt = TokenPrompt::new(&tokens, context.block_tokens as usize, &lora, &salt);
             query(conductor, &fields, &context, QueryPrompt::Tokens(&prompt, &hashes))

@@ -121,6 +121,40 @@ fn a_request_is_placed_by_its_prefix_and_a_retry_is_idempotent() {
 }
 
 #[test]
+fn long_prompts_are_placed_on_a_pipeline_group_for_schedulers_that_drive_one() {
+    let control = start();
+    run(async {
+        let router = client(control.local(), Role::Scheduler).await;
+        let engine = client(control.local(), Role::Client).await;
+        let member = |name: &str, stage| {
+            let group = "g".to_owned();
+            let stage = Some(PipelineMembership { group, stage, stages: 2, chunk_tokens: 4_096, activation_bytes: 0 });
+            let capabilities = InstanceCapabilities { stage, ..InstanceCapabilities::default() };
+            RegisterCapabilities { register: register(name, InstancePart::Prefill, 0), capabilities }
+        };
+        for (name, stage) in [("s0", 0), ("s1", 1)] {
+            assert!(engine.call(&member(name, stage)).await.expect("room").fresh);
+        }
+        let error = engine.call(&member("s2", 1)).await.expect_err("the stage is taken");
+        assert_eq!(code(&error), RefusalCode::AlreadyExists as u16);
+        let error = engine.call(&member("s2", 2)).await.expect_err("there are two");
+        assert_eq!(code(&error), RefusalCode::BadRequest as u16);
+        let on_terms = |request: &str| {
+            let (schedule, terms) = (schedule(request, prompt(1, 4_096)), RequestTerms::default());
+            ScheduleOnTerms { schedule, terms, ended: Vec::new(), finished: Vec::new() }
+        };
+        let alone = assigned(router.call(&on_terms("alone")).await.expect("served"));
+        let end = UpdateRequest { reservation: alone.reservation, step: RequestStep::Ended };
+        router.call(&end).await.expect("booked");
+        let answer = router.call(&ScheduleWithGroups { on_terms: on_terms("both") }).await.expect("served");
+        let ScheduleReply::AssignedGroup(both) = answer else { panic!("a group, not {answer:?}") };
+        assert_eq!((&*both.assignment.prefill, both.group.stages.len()), ("s1", 2));
+        let explained = router.call(&ExplainPlacement { request: "both".to_owned() }).await.expect("known");
+        assert_eq!(explained.group, Some(both.group));
+    });
+}
+
+#[test]
 fn operators_hold_instances_and_set_the_placement_policy() {
     let control = start();
     run(async {

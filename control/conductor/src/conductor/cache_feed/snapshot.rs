@@ -74,10 +74,7 @@ impl PoolSnapshot {
     /// When the bytes are of another format, end too soon, or have a value out of range.
     pub fn decode(bytes: &[u8]) -> Result<Self, SnapshotError> {
         let mut reader = Reader::new(bytes);
-        let found = reader.word()?;
-        if found != MAGIC {
-            return Err(SnapshotError::Format { found });
-        }
+        reader.format(MAGIC)?;
         let (tenant, model) = (reader.name()?, reader.name()?);
         let block_tokens = u32::try_from(reader.word()?).map_err(|_| invalid("tokens of a block", u64::MAX))?;
         let mut feeds = Vec::new();

@@ -52,7 +52,9 @@ impl Pool {
                 self.stored_by_hash(at, context, tier, parent, &hashes)
             }
             BlockChange::Moved { from, to, hashes } => {
-                hashes.into_iter().try_for_each(|hash| self.moved(at, from.into(), to.into(), hash))?;
+                if from != to {
+                    hashes.into_iter().try_for_each(|hash| self.moved(at, from.into(), to.into(), hash))?;
+                }
                 Ok(0)
             }
             BlockChange::Removed { lora, salt, tier, hashes } => {
@@ -73,16 +75,16 @@ impl Pool {
         }
     }
 
-    /// Notes that a block of an instance moved to another tier, if it is known in the former one.
+    /// Notes that a block of an instance moved from one tier to another, if it is known in the former one.
     fn moved(&mut self, at: usize, from: Tier, to: Tier, engine_hash: u64) -> Result<(), ConductorError> {
         let holder = self.scheduler.holder(at)?;
         let mut found = PrefixMatches::default();
         // The block may have been stored before its token hash was known.
-        let key = self.names.key_of(self.names.plain, engine_hash);
-        for key in key.into_iter().chain([engine_hash].into_iter().filter(|hash| key != Some(*hash))) {
+        let alias = self.names.key_of(self.names.plain, engine_hash).filter(|key| *key != engine_hash);
+        for key in alias.into_iter().chain([engine_hash]) {
             // In this order the block stays in its run: one without holders would leave it, and come back as a run of
             // its own.
-            if from != to && self.reported(key, &mut found)?.contains(&(holder, from)) {
+            if self.reported(key, &mut found)?.contains(&(holder, from)) {
                 self.change(holder, to, key, true)?;
                 self.change(holder, from, key, false)?;
             }

@@ -64,9 +64,6 @@ pub struct ServiceLevels {
     /// Weights of flows, by tenant.
     weights: BTreeMap<String, BTreeMap<String, u32>>,
     changes: Vec<Durable>,
-    /// Names of the default flow, and of no class, which most requests share.
-    default_flow: Arc<str>,
-    no_class: Arc<str>,
 }
 
 impl ServiceLevels {
@@ -87,13 +84,11 @@ impl ServiceLevels {
         let priority = terms.priority.unwrap_or(class.priority);
         check_priority(priority)?;
         let weight = self.weights.get(tenant).and_then(|flows| flows.get(&terms.flow));
-        let flow = match terms.flow.as_str() {
-            "" => Arc::clone(&self.default_flow),
-            name => Arc::from(name),
-        };
         let ttft_ns = terms.ttft_ns.or(class.ttft_ns);
         let weight = weight.copied().unwrap_or(DEFAULT_FLOW_WEIGHT);
-        let class = if terms.class.is_empty() { Arc::clone(&self.no_class) } else { Arc::from(terms.class.as_str()) };
+        // Most requests have neither; the default is not allocated.
+        let [flow, class] =
+            [&terms.flow, &terms.class].map(|name| if name.is_empty() { Arc::default() } else { name.as_str().into() });
         let session = (!terms.session.is_empty()).then(|| Arc::from(terms.session.as_str()));
         let (output_tokens, groups) = (terms.output_tokens, false);
         Ok(ServiceTerms { flow, weight, priority, ttft_ns, class, output_tokens, session, groups })
