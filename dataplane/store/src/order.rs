@@ -32,7 +32,7 @@ use retained::RetentionTable;
 pub use tenants::{TenantUse, Tenants};
 
 /// Most objects whose pins are ended by one step: the others follow with the next ones.
-pub(crate) const EXPIRED_AT_ONCE: usize = 1_024;
+const EXPIRED_AT_ONCE: usize = 1_024;
 
 /// Limit of eviction.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -212,7 +212,7 @@ impl<P: EvictionPolicy> Order<P> {
     /// newest: at most [`EXPIRED_AT_ONCE`], so that no request pays for a million sessions that ended together. Returns
     /// false if there were no more.
     pub(crate) fn expire(&mut self, entries: &mut Entries) -> bool {
-        let mut left = self.expire_retentions(entries, EXPIRED_AT_ONCE);
+        let mut left = self.expire_retentions(entries);
         while left > 0 {
             let Some(id) = self.pins_and_groups.next_expired() else { return false };
             left -= 1;

@@ -458,10 +458,13 @@ impl Store {
     /// error code.
     fn extend(&self, py: Python<'_>, number: u64, duration_ms: u64, group: bool) -> PyResult<i64> {
         let duration = Duration::from_millis(duration_ms);
-        waiting(py, || match (group, duration_ms) {
-            (true, _) => pins::retain_group(&self.clients, number, duration),
-            (false, 0) => pins::release(&self.clients, number),
-            (false, _) => pins::renew(&self.clients, number, duration),
+        values::count(py, &self.clients, |client| {
+            let mut pins = client.keys().pins();
+            match (group, duration_ms) {
+                (true, _) => pins.retain_group(number, duration),
+                (false, 0) => pins.release(number),
+                (false, _) => pins.renew(number, duration),
+            }
         })
     }
 

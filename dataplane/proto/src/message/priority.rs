@@ -65,7 +65,7 @@ impl ObjectPriority {
     /// Returns the priority that four bits stand for; the normal one if there is none.
     #[must_use]
     pub const fn from_nibble(nibble: u8) -> Self {
-        match Self::from_bits((nibble << 4).cast_signed().wrapping_shr(4).cast_unsigned()) {
+        match Self::from_bits(((nibble << 4).cast_signed() >> 4).cast_unsigned()) {
             Some(priority) => priority,
             None => Self::NORMAL,
         }

@@ -2,8 +2,8 @@
 
 use kvplane_proto::message::ObjectPriority;
 
-use super::Order;
 use super::retained::{ReleasedObject, RetentionId};
+use super::{EXPIRED_AT_ONCE, Order};
 use crate::entry::{Entries, EntryId, Mark};
 use crate::eviction::EvictionPolicy;
 
@@ -88,9 +88,9 @@ impl<P: EvictionPolicy> Order<P> {
         count
     }
 
-    /// Ends retentions whose time is over, up to so many objects of them; returns the number that is left.
-    pub(crate) fn expire_retentions(&mut self, entries: &mut Entries, most: usize) -> usize {
-        for left in (0..most).rev() {
+    /// Ends retentions whose time is over, up to [`EXPIRED_AT_ONCE`] objects of them; returns the number that is left.
+    pub(crate) fn expire_retentions(&mut self, entries: &mut Entries) -> usize {
+        for left in (0..EXPIRED_AT_ONCE).rev() {
             match self.retained.take_expired(self.pins_and_groups.now_ns()) {
                 None => return left + 1,
                 Some(ended) => self.end_all(entries, ended.as_slice()),

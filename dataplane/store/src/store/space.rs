@@ -27,7 +27,7 @@ use crate::config::StoreConfig;
 use crate::entry::{Entries, Entry, EntryId, Keep, Mark, Replica, Reserve, State};
 use crate::errors::ReserveError;
 use crate::eviction::EvictionPolicy;
-use crate::order::{EXPIRED_AT_ONCE, Order, Reach, Scarce, Tenants};
+use crate::order::{Order, Reach, Scarce, Tenants};
 
 /// Amount evicted in the policy's order before neighbours are, in multiples of the request.
 const SCATTERED: u64 = 2;
@@ -156,7 +156,7 @@ impl<P: EvictionPolicy> Space<P> {
     /// Advances the time, for soft pins and retentions. It never goes back.
     pub(super) fn tick(&mut self, now_ns: u64) {
         self.order.tick(now_ns);
-        self.order.expire_retentions(self.objects.entries_mut(), EXPIRED_AT_ONCE);
+        self.order.expire_retentions(self.objects.entries_mut());
     }
 
     /// Records an access of an object.
@@ -298,7 +298,7 @@ impl<P: EvictionPolicy> Space<P> {
     fn may_pin(&mut self, granules: u64, account: u16) -> bool {
         let refuses = |order: &Order<P>| order.tenants().pin_limit(granules, account).is_some();
         while refuses(&self.order) {
-            if self.order.expire_retentions(self.objects.entries_mut(), EXPIRED_AT_ONCE) > 0 {
+            if self.order.expire_retentions(self.objects.entries_mut()) > 0 {
                 return !refuses(&self.order);
             }
         }

@@ -28,8 +28,7 @@ impl World {
         }
     }
 
-    /// Checks, at rest, the bytes of every object of a shard with a device pool, and that no copy is in
-    /// flight.
+    /// Checks, at rest, the bytes of every object of a shard with a device pool, and that no copy is in flight.
     pub(crate) fn check_device(&mut self, incarnation: usize) {
         let at = &self.incarnations[incarnation];
         let Some(device) = &at.device else { return };

@@ -56,6 +56,7 @@ __all__ = [
     "Closed",
     "Conflict",
     "Corrupt",
+    "DecodeSteps",
     "Error",
     "Group",
     "Instance",
@@ -81,7 +82,19 @@ __all__ = [
 ]
 
 # Names of the Conductor's clients, which are imported when they are used.
-_SCHEDULING = ("Booked", "DecodeSteps", "Group", "Instance", "Local", "Membership", "Prompt", "Refused", "Scheduler", "Stage", "Terms")
+_SCHEDULING = (
+    "Booked",
+    "DecodeSteps",
+    "Group",
+    "Instance",
+    "Local",
+    "Membership",
+    "Prompt",
+    "Refused",
+    "Scheduler",
+    "Stage",
+    "Terms",
+)
 
 # Threads must not return from a transfer into an interpreter that has exited.
 _atexit.register(_native.settle, 15.0)

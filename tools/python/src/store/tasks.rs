@@ -7,6 +7,7 @@ use kvplane::rpc::{CallError, RefusalCode};
 use crate::cpython::Keys;
 use crate::outcome::{failed, store_code};
 use crate::store::clients::Clients;
+use crate::store::values::each;
 
 /// `TASK_NOT_FOUND`.
 const NO_TASK: i64 = -1400;
@@ -31,12 +32,7 @@ pub(crate) fn replicas(clients: &Clients, keys: &Keys) -> Vec<Vec<String>> {
 
 /// Removes the replicas of these objects. Returns for each 1 if there was one, 0 if not, or an error code.
 pub(crate) fn remove_copies(clients: &Clients, keys: &Keys) -> Vec<i64> {
-    let keys: Vec<&[u8]> = keys.iter().collect();
-    match clients.with(|member| member.client.replicas().remove(&keys)) {
-        Ok(Ok(gone)) => gone.into_iter().map(|gone| gone.map_or_else(|why| store_code(&why), i64::from)).collect(),
-        Ok(Err(why)) => vec![store_code(&why); keys.len()],
-        Err(code) => vec![code; keys.len()],
-    }
+    each(clients, keys, |client, keys| client.replicas().remove(keys))
 }
 
 /// Replicates objects. Returns the number of the task, or 0 and an error code.

@@ -79,6 +79,20 @@ pub(crate) fn ask(
     Ok(codes.answered(answers))
 }
 
+/// Runs a call about the objects under these keys. Returns for each 1 for true, 0 for false, or an error code.
+pub(crate) fn each(
+    clients: &Clients,
+    keys: &Keys,
+    call: impl FnOnce(&mut Client, &[&[u8]]) -> Result<Vec<Result<bool, kvplane::Error>>, kvplane::Error>,
+) -> Vec<i64> {
+    let keys: Vec<&[u8]> = keys.iter().collect();
+    match clients.with(|member| call(&mut member.client, &keys)) {
+        Ok(Ok(found)) => found.into_iter().map(|one| one.map_or_else(|why| store_code(&why), i64::from)).collect(),
+        Ok(Err(why)) => vec![store_code(&why); keys.len()],
+        Err(code) => vec![code; keys.len()],
+    }
+}
+
 /// Returns for each key whether there is an object; or a code for each, if one at least is an error.
 pub(crate) fn present(py: Python<'_>, clients: &Clients, keys: &Bound<'_, PyAny>) -> PyResult<(Vec<bool>, Vec<i64>)> {
     let mut names = KeysOf::new(clients.tenant());
@@ -110,12 +124,12 @@ fn present_of_good(py: Python<'_>, clients: &Clients, digests: &[Digest], bad: &
     Ok(codes.answered(asked.map_or_else(|code| vec![code; good.len()], found)))
 }
 
-/// Runs a removal of many objects. Returns their number, or an error code.
+/// Runs a call about many objects. Returns their number, or an error code.
 pub(crate) fn count(
     py: Python<'_>,
     clients: &Clients,
-    remove: impl FnOnce(&mut Client) -> Result<u64, kvplane::Error> + Send,
+    call: impl FnOnce(&mut Client) -> Result<u64, kvplane::Error> + Send,
 ) -> PyResult<i64> {
-    let removed = waiting(py, || clients.with(|member| remove(&mut member.client)))?;
-    Ok(removed.map_or_else(|code| code, |count| count.map_or_else(|error| store_code(&error), |count| count as i64)))
+    let objects = waiting(py, || clients.with(|member| call(&mut member.client)))?;
+    Ok(objects.map_or_else(|code| code, |count| count.map_or_else(|error| store_code(&error), |count| count as i64)))
 }
