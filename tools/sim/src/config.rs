@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use kvplane_conductor::conductor::ConductorConfig;
 use kvplane_conductor::copies::CopyConfig;
-use kvplane_conductor::cost::pipeline::DEFAULT_LAYERS;
 use kvplane_conductor::cost::{DecodeModel, PrefillModel};
 use kvplane_conductor::policy::Slo;
 use kvplane_conductor::scheduler::ServiceTerms;
@@ -79,8 +78,6 @@ pub struct SimConfig {
     pub groups: Option<SimGroups>,
     /// True if a prefill overlaps with the fetch of its prefix, layer by layer.
     pub layer_wise: bool,
-    /// Number of the model's layers.
-    pub layers: u32,
 }
 
 /// Pipeline groups of a simulated cluster.
@@ -119,7 +116,6 @@ impl Default for SimConfig {
             at_once: false,
             groups: None,
             layer_wise: false,
-            layers: DEFAULT_LAYERS,
         }
     }
 }

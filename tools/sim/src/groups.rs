@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 
-use kvplane_conductor::cost::pipeline::{Chunk, PrefixLoad, Span, chunks, prefill_span};
+use kvplane_conductor::cost::pipeline::{Chunk, DEFAULT_LAYERS, PrefixLoad, Span, chunks, prefill_span};
 use kvplane_conductor::policy::{GroupPlan, Placement};
 use kvplane_conductor::scheduler::{InstanceCapabilities, PipelineMembership, Progress};
 
@@ -54,19 +54,23 @@ pub(crate) fn capabilities(config: &SimConfig, instance: usize) -> InstanceCapab
                 activation_bytes: 0,
             }
         });
-    InstanceCapabilities { layer_wise: config.layer_wise, layers: config.layers, stage }
+    InstanceCapabilities { layer_wise: config.layer_wise, layers: DEFAULT_LAYERS, stage }
+}
+
+/// Returns the part of the model's layers that so many are.
+fn part_of(layers: u32) -> f64 {
+    f64::from(layers) / f64::from(DEFAULT_LAYERS)
 }
 
 impl World<'_> {
     /// Begins the prefill of a placed request by a pipeline group.
     pub(crate) fn place_group(&mut self, id: usize, placement: &Placement, plan: &Arc<GroupPlan>) {
         let work = &self.trace[id];
-        let layers: u32 = plan.stages.iter().map(|stage| stage.layers).sum();
         let last = plan.stages.len() - 1;
         let mut stages = Vec::new();
         let mut cached_blocks = work.blocks.len();
         for (at, stage) in plan.stages.iter().enumerate() {
-            let part = if at == last { 1.0 } else { f64::from(stage.layers) / f64::from(layers) };
+            let part = if at == last { 1.0 } else { part_of(stage.layers) };
             let sources: Vec<usize> = (0..self.nodes.len()).filter(|other| *other != stage.instance).collect();
             let prefix = self.fetch(id, stage.instance, placement.reuse, &sources, part, stage.layers);
             cached_blocks = cached_blocks.min(prefix.blocks.end);
@@ -107,14 +111,13 @@ impl World<'_> {
     fn advance_stage(&mut self, id: usize, stage: usize) {
         let now_ns = self.events.now_ns();
         let Some(run) = self.runs.runs.get_mut(&id) else { return };
-        let layers: u32 = run.plan.stages.iter().map(|stage| stage.layers).sum();
         let (state, own_layers) = (&mut run.stages[stage], run.plan.stages[stage].layers);
         if state.since_ns.is_none() || state.computes || state.done >= state.arrived {
             return;
         }
         state.computes = true;
         let chunk = run.chunks[state.done];
-        let computes_ns = (chunk.computes_ns as f64 * f64::from(own_layers) / f64::from(layers)) as u64;
+        let computes_ns = (chunk.computes_ns as f64 * part_of(own_layers)) as u64;
         let load = if state.done == 0 { state.prefix.load() } else { PrefixLoad::default() };
         let overlap = self.config.layer_wise.then_some(own_layers);
         let Span { ends_ns, .. } = prefill_span(now_ns, load, computes_ns, overlap);
@@ -122,8 +125,7 @@ impl World<'_> {
         let is_last = state.done + 1 == run.chunks.len();
         self.events.at(ends_ns, Event::ChunkComputed { id, number, stage });
         if is_last {
-            // An instance that is about to be free accepts the next request.
-            self.events.at(ends_ns.saturating_sub(60_000_000).max(now_ns), Event::Wake);
+            self.wake_before(ends_ns);
         }
     }
 

@@ -123,6 +123,13 @@ impl Outcome {
         self.requests.iter().filter(good).count() as f64 / self.requests.len().max(1) as f64
     }
 
+    /// Returns the outcome of the requests, by their place in the trace, that `is_in` names.
+    #[must_use]
+    pub fn of(&self, is_in: impl Fn(usize) -> bool) -> Self {
+        let requests = self.requests.iter().enumerate().filter(|(at, _)| is_in(*at)).map(|(_, served)| *served);
+        Self { requests: requests.collect(), ..Self::default() }
+    }
+
     /// Returns the fraction of the admitted requests, those not rejected at arrival, that were served with the first
     /// token within `ttft_ns`; 1 if none was admitted.
     #[must_use]
@@ -168,7 +175,7 @@ impl Outcome {
         mean(&transfers.map(|served| served.transfer_ns as f64 / 1e9).collect::<Vec<_>>())
     }
 
-    /// Returns the mean time between tokens of the served requests, in milliseconds.
+    /// Returns the mean time between tokens of the served requests, over the longest tenth of each, in milliseconds.
     #[must_use]
     pub fn mean_tbt_ms(&self) -> f64 {
         let served = self.requests.iter().filter(|served| served.status == RequestStatus::Served);
@@ -185,5 +192,6 @@ impl Outcome {
 }
 
 fn mean(values: &[f64]) -> f64 {
-    values.iter().sum::<f64>() / values.len().max(1) as f64
+    // The sum of no floating-point numbers is -0.
+    if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-use kvplane_conductor::cost::pipeline::{PrefixLoad, prefill_span};
+use kvplane_conductor::cost::pipeline::{DEFAULT_LAYERS, PrefixLoad, prefill_span};
 use kvplane_conductor::cost::transfer_ns;
 use kvplane_conductor::index::{ContextId, IndexConfig, PromptContext, Tier};
 use kvplane_conductor::policy::{Choice, Fetch, Placement, Policy};
@@ -23,6 +23,8 @@ use crate::events::{Event, EventQueue};
 use crate::groups::{GroupRuns, capabilities};
 use crate::outcome::{Outcome, ReplicaSample, RequestOutcome, RequestStatus};
 
+/// Time before the end of a prefill at which its instance accepts the next request, as of the policy `kvplane`.
+const AHEAD_NS: u64 = 60_000_000;
 /// Interval between two samples of the load.
 const SAMPLE_NS: u64 = 10_000_000_000;
 /// Interval between two load reports of a decode instance.
@@ -337,7 +339,7 @@ impl<'a> World<'a> {
             self.place_group(id, placement, plan);
             return;
         }
-        let (at, layers) = (placement.prefill, self.config.layers);
+        let (at, layers) = (placement.prefill, DEFAULT_LAYERS);
         let (prefix, keep) = match placement.fetch {
             Fetch::Nothing => (FetchedPrefix::nothing(self.events.now_ns()), true),
             Fetch::One(source) => (self.fetch(id, at, placement.reuse, &[source], 1.0, layers), true),
@@ -444,17 +446,20 @@ impl<'a> World<'a> {
         let cached = (found as u32 * self.config.block_tokens).min(work.input_tokens);
         let factor = self.prefill_factor();
         let computes_ns = (self.config.truth.predict_ns(work.input_tokens, cached) as f64 * factor) as u64;
-        let overlap = self.config.layer_wise.then_some(self.config.layers);
+        let overlap = self.config.layer_wise.then_some(DEFAULT_LAYERS);
         let now_ns = self.events.now_ns();
         let took_ns = prefill_span(now_ns, load, computes_ns, overlap).ends_ns - now_ns;
         let node = &mut self.nodes[instance];
         node.working = Some((id, cached, took_ns));
         node.computed_ns += took_ns;
-        let _ = self.scheduler.update(id as u64, Progress::PrefillStarted, self.events.now_ns());
-        self.events.at(self.events.now_ns() + took_ns, Event::Prefilled { id, instance });
-        // An instance that is about to be free accepts the next request.
-        self.events
-            .at((self.events.now_ns() + took_ns).saturating_sub(60_000_000).max(self.events.now_ns()), Event::Wake);
+        let _ = self.scheduler.update(id as u64, Progress::PrefillStarted, now_ns);
+        self.events.at(now_ns + took_ns, Event::Prefilled { id, instance });
+        self.wake_before(now_ns + took_ns);
+    }
+
+    /// Lets queued requests be offered again shortly before an instance is free: it accepts the next one then.
+    pub(crate) fn wake_before(&mut self, free_ns: u64) {
+        self.events.at(free_ns.saturating_sub(AHEAD_NS).max(self.events.now_ns()), Event::Wake);
     }
 
     fn prefilled(&mut self, id: usize, instance: usize) {
@@ -510,8 +515,7 @@ impl<'a> World<'a> {
         for FinishedDecode { id, tbt_ns, decode_ns } in self.decodes[instance].advance(self.events.now_ns(), &model) {
             self.progress[id].outcome.tbt_ns = tbt_ns as u64;
             let output = RequestOutput { tokens: self.trace[id].output_tokens, decode_ns };
-            let _ = self.scheduler.release(id as u64, Some(output), self.events.now_ns());
-            self.end(id, RequestStatus::Served);
+            self.end_with(id, RequestStatus::Served, Some(output));
         }
         for id in self.decodes[instance].admit(self.config.decode_tokens) {
             let _ = self.scheduler.update(id as u64, Progress::Decoding, self.events.now_ns());
@@ -539,11 +543,16 @@ impl<'a> World<'a> {
     }
 
     fn end(&mut self, id: usize, status: RequestStatus) {
+        self.end_with(id, status, None);
+    }
+
+    /// Ends a request, of whose output the scheduler learns.
+    fn end_with(&mut self, id: usize, status: RequestStatus, output: Option<RequestOutput>) {
         self.progress[id].outcome.status = status;
         self.progress[id].waits_until_ns = None;
         self.open -= 1;
         // A rejected request was never booked.
-        let _ = self.scheduler.release(id as u64, None, self.events.now_ns());
+        let _ = self.scheduler.release(id as u64, output, self.events.now_ns());
     }
 
     /// Sends the changes of a cache to the Conductor.

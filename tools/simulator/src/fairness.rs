@@ -7,7 +7,7 @@ use clap::Args;
 use kvplane_conductor::policy::LateBinding;
 use kvplane_conductor::scheduler::ServiceTerms;
 use kvplane_proto::rng::{Rng, mix64};
-use kvplane_sim::{Outcome, SimConfig, Work, run};
+use kvplane_sim::{SimConfig, Work, run};
 use kvplane_tools::trace;
 
 use crate::command::Failure;
@@ -72,12 +72,7 @@ impl Fairness {
                     let (is_first, works): (Vec<bool>, Vec<Work>) = self.divided(&works, case).into_iter().unzip();
                     let config = SimConfig { load: *load, ..SimConfig::default() };
                     let done = run(&works, &config, Box::new(LateBinding::default()));
-                    let of = |first: bool| {
-                        let rows = is_first.iter().zip(&done.requests).filter(|(is_first, _)| **is_first == first);
-                        let requests = rows.map(|(_, request)| *request).collect();
-                        Outcome { requests, ..Outcome::default() }
-                    };
-                    let (others, first) = (of(false), of(true));
+                    let (others, first) = (done.of(|at| !is_first[at]), done.of(|at| is_first[at]));
                     let (rest, own) = (others.ttft_quantiles_s(&[0.5, 0.99, 1.0]), first.ttft_quantiles_s(&[0.99]));
                     println!(
                         "{}\t{load}x\t{:.3}\t{:.2}\t{:.2}\t{:.1}\t{:.3}\t{:.3}\t{:.3}\t{:.2}",

@@ -10,7 +10,7 @@ use kvplane_conductor::policy::{
     Admission, Ask, Choice, GroupView, LateBinding, OfferedLoad, Policy, PrefillView, Slo, View,
 };
 use kvplane_proto::rng::{Rng, mix64};
-use kvplane_sim::{Outcome, SimConfig, SimGroups, Work, run};
+use kvplane_sim::{RequestStatus, SimConfig, SimGroups, Work, run};
 use kvplane_tools::trace::{self, BLOCK_TOKENS, Shape};
 use serde::Serialize;
 
@@ -169,11 +169,8 @@ impl LongPrompts {
         let groups = (stages > 1).then_some(SimGroups { stages, chunk_tokens: self.chunk });
         let config = SimConfig { load, groups, ..SimConfig::default() };
         let all = run(&trace, &config, Box::new(LateBinding::default()));
-        let of = |long: bool| {
-            let rows = works.iter().zip(&all.requests).filter(|((is_long, _), _)| *is_long == long);
-            Outcome { requests: rows.map(|(_, request)| *request).collect(), ..Outcome::default() }
-        };
-        let (short, long, quantiles) = (of(false), of(true), all.ttft_quantiles_s(&[0.5, 0.99]));
+        let (short, long) = (all.of(|at| !works[at].0), all.of(|at| works[at].0));
+        let quantiles = all.ttft_quantiles_s(&[0.5, 0.99]);
         MixedRow {
             load,
             stages,
@@ -184,7 +181,7 @@ impl LongPrompts {
             short_p99_s: short.ttft_quantiles_s(&[0.99])[0],
             long_mean_s: long.mean_ttft_s(),
             by_groups: all.requests.iter().filter(|request| request.stages > 1).count(),
-            unserved: all.requests.len() - all.count(kvplane_sim::RequestStatus::Served),
+            unserved: all.requests.len() - all.count(RequestStatus::Served),
         }
     }
 

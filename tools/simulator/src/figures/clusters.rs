@@ -5,7 +5,7 @@ use kvplane_conductor::policy::{LateBinding, LoadBalance, Policy, Slo, Spread};
 use kvplane_sim::{Algorithm1, Rejection, RequestStatus, SimConfig, Work, run};
 
 use super::{Curve, Figure, Line, Traces};
-use crate::comparison::{local, rejecting, works};
+use crate::comparison::{OBJECTIVE, local, rejecting, works};
 
 /// Mean TTFT in seconds: random, load balancing, local, global.
 const FIGURE_5: [f64; 4] = [19.65, 5.27, 3.58, 3.07];
@@ -176,8 +176,7 @@ pub(super) fn figure_15(traces: Traces<'_>) -> Option<Figure> {
 
 pub(super) fn early_rejection(traces: Traces<'_>) -> Option<Figure> {
     let trace: Vec<Work> = works(traces.conversation?);
-    let slo = Slo { ttft_ns: 30_000_000_000, tbt_ns: 100_000_000, ..Slo::NONE };
-    let config = SimConfig { decode: 8, load: 2.0, slo, ..SimConfig::default() };
+    let config = SimConfig { decode: 8, load: 2.0, slo: OBJECTIVE, ..SimConfig::default() };
     let mut lines = Vec::new();
     let rejections = [
         ("baseline", Rejection::Baseline),

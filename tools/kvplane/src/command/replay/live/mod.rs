@@ -519,7 +519,7 @@ fn serve_by_group(
     };
     let mut status = Err("a pipeline group without stages".to_owned());
     let (mut began, mut wrong_bytes) = (Instant::now(), 0);
-    for (name, instance, reports) in &told {
+    for (name, _, reports) in &told {
         status = loop {
             match reports.recv_timeout(PATIENCE) {
                 Ok(EngineReport::Started { .. }) => {
@@ -534,7 +534,6 @@ fn serve_by_group(
                 Err(_) => break Err(format!("instance {name} ended, or sent no report for {PATIENCE:?}")),
             }
         };
-        instance.forget(id);
         if status.is_err() {
             break;
         }
