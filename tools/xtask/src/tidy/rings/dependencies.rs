@@ -19,7 +19,7 @@ enum Uses {
 }
 
 /// Packages of the workspace with their allowed dependencies, from the inner ring outwards.
-const EDGES: [(&str, Uses); 35] = [
+const EDGES: [(&str, Uses); 36] = [
     ("xtask", Uses::Only(&[])),
     ("kvplane-topology", Uses::Only(&[])),
     ("kvplane-ticket", Uses::Only(&[])),
@@ -48,6 +48,7 @@ const EDGES: [(&str, Uses); 35] = [
     ("kvplane-cluster", Uses::Only(&["kvplane-proto"])),
     ("kvplane-conductor", Uses::Only(&["kvplane-proto"])),
     ("kvplane-group", Uses::Only(&["kvplane-proto"])),
+    ("kvplane-collective", Uses::Only(&["kvplane-group", "kvplane-proto"])),
     ("kvplane-sim", Uses::Only(&["kvplane-proto", "kvplane-store", "kvplane-conductor"])),
     (
         "kvplane-transport",
@@ -143,7 +144,7 @@ const EDGES: [(&str, Uses); 35] = [
 ];
 
 /// External crates that only these packages of the workspace may depend on.
-const HOMES: [(&str, &[&str]); 31] = [
+const HOMES: [(&str, &[&str]); 32] = [
     // The pure crates derive the layout of their types in messages; frames and limits are the first's.
     (
         "bincode",
@@ -152,6 +153,7 @@ const HOMES: [(&str, &[&str]); 31] = [
     ("clap", &["kvplane-tools", "kvplane-simulator"]),
     ("core_affinity", &["kvplane-sys"]),
     ("crc-fast", &["kvplane-proto"]),
+    ("half", &["kvplane-collective"]),
     ("http-body-util", &["kvplane-http", "kvplane-server"]),
     ("hyper", &["kvplane-http", "kvplane-server"]),
     ("hyper-util", &["kvplane-http"]),

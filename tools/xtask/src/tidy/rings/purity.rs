@@ -11,10 +11,11 @@ use crate::tidy::sources::outline::{Import, Mention};
 use crate::tidy::sources::tree::{File, Tree};
 
 /// Directories of the pure crates.
-pub const PURE: [&str; 9] = [
+pub const PURE: [&str; 10] = [
     "dataplane/ticket",
     "dataplane/proto",
     "dataplane/client",
+    "dataplane/collective",
     "dataplane/store",
     "dataplane/tier",
     "control/cluster",

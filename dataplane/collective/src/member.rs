@@ -1,0 +1,896 @@
+//! One membership of a process group.
+
+use std::collections::VecDeque;
+
+use kvplane_group::{GroupId, GroupRank, GroupStatus, MemberReport, Phase, Progress, RankSet, View};
+
+use crate::execution::{Arrival, Execution};
+use crate::failure::Failure;
+use crate::frame::{AbortCause, FrameKind, Head};
+use crate::messages::{MAX_WAITING, Messages};
+use crate::operation::{Operation, OperationError, Signature};
+use crate::schedule::{Schedule, Thresholds};
+use crate::span::{Placement, Span};
+use crate::stash::{Stash, StashedFrame};
+use crate::work::{Completion, Disposition, Outgoing, Output, WorkId};
+
+/// Times and sizes of a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemberConfig {
+    /// Time after an operation's deadline in which the group's view may still exclude the peers that it waits for.
+    pub verdict_ns: u64,
+    /// Sizes at which schedules change.
+    pub thresholds: Thresholds,
+}
+
+impl Default for MemberConfig {
+    fn default() -> Self {
+        Self { verdict_ns: 1_000_000_000, thresholds: Thresholds::default() }
+    }
+}
+
+/// Counters of a member.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct MemberCounts {
+    /// Operations that ended with a result.
+    pub completed: u64,
+    /// Operations that ended without one.
+    pub ended: u64,
+    /// Operations that were begun again in another view.
+    pub repeated: u64,
+    /// Results that were fetched from another member.
+    pub fetched: u64,
+    /// Frames of former views that were refused.
+    pub stale: u64,
+    /// Frames that belonged to nothing.
+    pub unexpected: u64,
+    /// Frames that were kept until they could be used.
+    pub kept: u64,
+}
+
+/// An operation that the caller has submitted.
+#[derive(Clone, Debug)]
+struct Submitted {
+    work: WorkId,
+    operation: Operation,
+    timeout_ns: u64,
+    /// Set once it is the first one.
+    deadline_ns: Option<u64>,
+    /// The deadline has passed, and the peers that it waits for were reported.
+    is_late: bool,
+    /// Participants of the view in which it was begun first.
+    first_participants: Option<RankSet<GroupRank>>,
+}
+
+/// The first operation, as far as it has come in the view.
+#[derive(Clone, Debug)]
+enum Stage {
+    /// Not begun.
+    Waiting,
+    /// In flight.
+    Running(Execution),
+    /// Complete elsewhere: its result is fetched. The execution is that of the former view, whose epoch and
+    /// participants made the result.
+    #[allow(missing_docs, reason = "the fields are named for what they hold")]
+    Fetching { execution: Execution, holder: GroupRank, received: u64, epoch: u64, participants: RankSet<GroupRank> },
+}
+
+/// Result of the last operation that was completed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kept {
+    /// It is in the work buffer.
+    Result { work: WorkId, span: Span },
+    /// It ended without one.
+    Aborted { cause: AbortCause, signature: Option<Signature> },
+}
+
+/// A result that a peer has requested.
+#[derive(Clone, Copy, Debug)]
+struct Serving {
+    to: GroupRank,
+    operation: u64,
+    sent: u64,
+}
+
+/// A member. See the crate's documentation.
+#[derive(Clone, Debug)]
+pub struct Member {
+    group: GroupId,
+    rank: GroupRank,
+    incarnation: u64,
+    config: MemberConfig,
+    status: Option<GroupStatus>,
+    view: View,
+    is_ready: bool,
+    is_fenced: bool,
+    /// Epoch of the view that excluded the member, until it is ready again.
+    excluded: Option<u64>,
+    /// Peers with which the operation in flight failed.
+    failed: RankSet<GroupRank>,
+    overdue: RankSet<GroupRank>,
+    completed: u64,
+    kept: Option<Kept>,
+    queue: VecDeque<Submitted>,
+    stage: Stage,
+    /// Number of an operation that this member gave up while it was fenced.
+    abandoned: Option<(u64, AbortCause)>,
+    /// Operations that the others have ended without a result, and this member's caller has not submitted.
+    owed: u64,
+    /// An operation that a peer ended, before this member has begun it.
+    aborted: Option<(u64, GroupRank, AbortCause, Option<Signature>)>,
+    /// Frames without a step: aborts, requests and replies.
+    control: VecDeque<(GroupRank, u64, FrameKind, Option<Signature>)>,
+    serving: Vec<Serving>,
+    stash: Stash,
+    messages: Messages,
+    outputs: VecDeque<Output>,
+    next_work: u64,
+    counts: MemberCounts,
+}
+
+impl Member {
+    /// Begins a membership of the process of an incarnation. A founding member is ready at once; a joiner is ready after
+    /// [`Self::set_ready`].
+    #[must_use]
+    pub fn new(group: GroupId, rank: GroupRank, incarnation: u64, is_ready: bool, config: MemberConfig) -> Self {
+        Self {
+            group,
+            rank,
+            incarnation,
+            config,
+            status: None,
+            view: View::default(),
+            is_ready,
+            is_fenced: false,
+            excluded: None,
+            failed: RankSet::EMPTY,
+            overdue: RankSet::EMPTY,
+            completed: 0,
+            kept: None,
+            queue: VecDeque::new(),
+            stage: Stage::Waiting,
+            abandoned: None,
+            owed: 0,
+            aborted: None,
+            control: VecDeque::new(),
+            serving: Vec::new(),
+            stash: Stash::default(),
+            messages: Messages::new(config.thresholds.one_shot_bytes),
+            outputs: VecDeque::new(),
+            next_work: 0,
+            counts: MemberCounts::default(),
+        }
+    }
+
+    /// Returns the rank in the group.
+    #[must_use]
+    pub const fn rank(&self) -> GroupRank {
+        self.rank
+    }
+
+    /// Returns the view that the member follows.
+    #[must_use]
+    pub const fn view(&self) -> &View {
+        &self.view
+    }
+
+    /// Returns the group's state as the control plane gave it last.
+    #[must_use]
+    pub const fn status(&self) -> Option<&GroupStatus> {
+        self.status.as_ref()
+    }
+
+    /// Returns the counters.
+    #[must_use]
+    pub const fn counts(&self) -> MemberCounts {
+        self.counts
+    }
+
+    /// Returns the number in the group's sequence of the operation that is submitted next.
+    #[must_use]
+    pub fn next_number(&self) -> u64 {
+        self.completed + 1 + self.queue.len() as u64 - self.owed
+    }
+
+    /// Returns true if the member takes part in the view's collectives.
+    #[must_use]
+    pub fn participates(&self) -> bool {
+        self.view.participants().contains(self.rank)
+            && self.view.incarnations.get(usize::from(self.rank.0)) == Some(&Some(self.incarnation))
+    }
+
+    /// Returns what the control plane has to know.
+    #[must_use]
+    pub fn report(&self) -> MemberReport {
+        let phase = match (self.participates(), self.is_fenced) {
+            (false, _) if self.is_ready => Phase::Ready,
+            (false, _) => Phase::Joining,
+            (true, true) => Phase::Fenced(self.progress()),
+            (true, false) => Phase::Running { failed: self.failed },
+        };
+        MemberReport { group: self.group, epoch: self.view.epoch, phase }
+    }
+
+    /// Returns the peers that an operation waited for until its deadline.
+    #[must_use]
+    pub const fn overdue(&self) -> RankSet<GroupRank> {
+        self.overdue
+    }
+
+    fn progress(&self) -> Progress {
+        let is_prepared = matches!(&self.stage, Stage::Running(execution) if execution.is_prepared());
+        Progress { completed: self.completed, has_result: self.kept.is_some(), is_prepared }
+    }
+
+    /// Says that a joiner, or a member that was deactivated, takes part when it is activated.
+    pub fn set_ready(&mut self) {
+        (self.is_ready, self.excluded) = (true, None);
+    }
+
+    /// Returns the number of operations and messages that have not ended.
+    #[must_use]
+    pub fn waiting(&self) -> usize {
+        self.queue.len() + self.messages.waiting()
+    }
+
+    fn new_work(&mut self) -> WorkId {
+        let work = WorkId(self.next_work);
+        self.next_work += 1;
+        work
+    }
+
+    /// Submits an operation, whose memory the host has under the returned name from now on. Until the member is active
+    /// for the first time, it runs with this member alone.
+    ///
+    /// # Errors
+    /// When it is malformed, the member was deactivated, or too many wait.
+    pub fn submit(&mut self, operation: Operation, timeout_ns: u64) -> Result<WorkId, Failure> {
+        operation.check()?;
+        if self.rank.0 >= operation.places {
+            return Err(OperationError::NoRoot { root: self.rank.0, size: operation.places }.into());
+        }
+        if let Some(epoch) = self.excluded {
+            return Err(Failure::Excluded { epoch });
+        }
+        if self.queue.len() >= MAX_WAITING {
+            return Err(Failure::TooMany { limit: MAX_WAITING });
+        }
+        let work = self.new_work();
+        self.queue.push_back(Submitted {
+            work,
+            operation,
+            timeout_ns,
+            deadline_ns: None,
+            is_late: false,
+            first_participants: None,
+        });
+        Ok(work)
+    }
+
+    /// Sends a message of `bytes` bytes.
+    ///
+    /// # Errors
+    /// When there is no such peer, or too many wait.
+    pub fn send(&mut self, to: GroupRank, tag: i32, bytes: u64, deadline_ns: u64) -> Result<WorkId, Failure> {
+        self.check_peer(to)?;
+        let work = self.new_work();
+        self.messages.send(work, to, tag, bytes, deadline_ns);
+        Ok(work)
+    }
+
+    /// Provides memory of `bytes` bytes for a message from a peer, or from any.
+    ///
+    /// # Errors
+    /// When there is no such peer, or too many wait.
+    pub fn receive(
+        &mut self,
+        from: Option<GroupRank>,
+        tag: i32,
+        bytes: u64,
+        deadline_ns: u64,
+    ) -> Result<WorkId, Failure> {
+        if let Some(from) = from {
+            self.check_peer(from)?;
+        }
+        let work = self.new_work();
+        self.messages.receive(work, from, tag, bytes, deadline_ns, &mut self.outputs);
+        Ok(work)
+    }
+
+    fn check_peer(&self, peer: GroupRank) -> Result<(), Failure> {
+        let members = self.status.as_ref().map_or(0, |status| status.order.len());
+        if peer == self.rank || usize::from(peer.0) >= members {
+            return Err(Failure::NoPeer { rank: peer });
+        }
+        if self.messages.waiting() >= MAX_WAITING {
+            return Err(Failure::TooMany { limit: MAX_WAITING });
+        }
+        Ok(())
+    }
+
+    /// Follows the group: fences the member while its view changes, and applies the next view. Older ones are ignored.
+    pub fn follow(&mut self, status: &GroupStatus, now_ns: u64) {
+        if status.view.epoch < self.view.epoch {
+            return;
+        }
+        if status.view.epoch > self.view.epoch {
+            self.apply(&status.view, now_ns);
+        }
+        if status.is_changing && self.participates() {
+            self.is_fenced = true;
+            self.serving.clear();
+            self.control.clear();
+        }
+        self.status = Some(status.clone());
+    }
+
+    fn apply(&mut self, view: &View, now_ns: u64) {
+        let had = self.participates();
+        let former = std::mem::replace(&mut self.view, view.clone());
+        (self.is_fenced, self.failed, self.overdue) = (false, RankSet::EMPTY, RankSet::EMPTY);
+        self.control.clear();
+        self.serving.clear();
+        self.aborted = None;
+        let complete = view.resolution.completed;
+        if !self.participates() {
+            if had {
+                (self.is_ready, self.excluded) = (false, Some(view.epoch));
+                self.end_all(|| Failure::Excluded { epoch: view.epoch });
+            }
+        } else if !had {
+            self.forget_kept();
+            self.completed = complete;
+            (self.abandoned, self.owed) = (None, 0);
+        } else if self.completed < complete {
+            self.adopt(&former, view);
+        } else if !matches!(self.stage, Stage::Waiting) {
+            self.stage = Stage::Waiting;
+            self.counts.repeated += 1;
+        }
+        // Waiting begins anew where a rank less may make the difference: no more often than there are ranks.
+        let has_lost = !former.participants().without(view.participants()).is_empty();
+        if let Some(first) = self.queue.front_mut()
+            && has_lost
+        {
+            (first.deadline_ns, first.is_late) = (Some(now_ns.saturating_add(first.timeout_ns)), false);
+        }
+        self.replay_stash();
+    }
+
+    /// The first operation is complete by the next view's resolution.
+    fn adopt(&mut self, former: &View, view: &View) {
+        let participants = former.participants();
+        match std::mem::replace(&mut self.stage, Stage::Waiting) {
+            Stage::Running(execution) if execution.is_prepared() => {
+                self.complete_first(&execution, former.epoch, participants, true);
+            }
+            Stage::Running(execution) => {
+                if let Some(holder) = view.resolution.holder {
+                    let (epoch, number) = (former.epoch, self.completed + 1);
+                    self.control.push_back((holder, number, FrameKind::Fetch, None));
+                    self.stage = Stage::Fetching { execution, holder, received: 0, epoch, participants };
+                } else {
+                    self.give_up_first(view.resolution.completed);
+                }
+            }
+            Stage::Fetching { execution, epoch, participants, .. } => {
+                if let Some(holder) = view.resolution.holder {
+                    self.control.push_back((holder, self.completed + 1, FrameKind::Fetch, None));
+                    self.stage = Stage::Fetching { execution, holder, received: 0, epoch, participants };
+                } else {
+                    self.give_up_first(view.resolution.completed);
+                }
+            }
+            Stage::Waiting => {
+                // Either this member gave it up, and its caller has the error; or the others ended it without a result
+                // before this one has begun it.
+                if self.abandoned.take().is_none() {
+                    self.owed += 1;
+                }
+                self.forget_kept();
+                self.completed = view.resolution.completed;
+            }
+        }
+    }
+
+    /// The others ended the first operation without a result.
+    fn give_up_first(&mut self, completed: u64) {
+        self.end_first(Failure::EndedElsewhere);
+        self.forget_kept();
+        self.completed = completed;
+    }
+
+    fn forget_kept(&mut self) {
+        if let Some(Kept::Result { work, .. }) = self.kept.take() {
+            self.outputs.push_back(Output::Release(work));
+        }
+    }
+
+    /// Completes the first operation. `finishes` is false if the result was fetched.
+    fn complete_first(&mut self, execution: &Execution, epoch: u64, participants: RankSet<GroupRank>, finishes: bool) {
+        let Some(first) = self.queue.pop_front() else { return };
+        let work = first.work;
+        let finish = if finishes { execution.finish() } else { &[] };
+        let steps: Vec<_> = finish.iter().chain(execution.deliver()).copied().collect();
+        if !steps.is_empty() {
+            self.outputs.push_back(Output::Run { work, steps });
+        }
+        self.forget_kept();
+        match execution.result() {
+            Some(span) => self.kept = Some(Kept::Result { work, span }),
+            None => self.outputs.push_back(Output::Release(work)),
+        }
+        let failed = first.first_participants.unwrap_or(participants).without(participants);
+        let completion = Completion { epoch, failed, peer: None };
+        self.outputs.push_back(Output::Complete { work, outcome: Ok(completion) });
+        self.completed += 1;
+        self.counts.completed += 1;
+        self.overdue = RankSet::EMPTY;
+        self.stage = Stage::Waiting;
+    }
+
+    /// Ends the first operation without a result, at all members.
+    fn abort_first(&mut self, failure: Failure, cause: AbortCause, signature: Option<Signature>) {
+        self.end_first(failure);
+        self.forget_kept();
+        self.kept = Some(Kept::Aborted { cause, signature });
+        self.completed += 1;
+        self.overdue = RankSet::EMPTY;
+    }
+
+    fn end_first(&mut self, failure: Failure) {
+        self.stage = Stage::Waiting;
+        if let Some(first) = self.queue.pop_front() {
+            self.outputs.push_back(Output::Release(first.work));
+            self.outputs.push_back(Output::Complete { work: first.work, outcome: Err(failure) });
+            self.counts.ended += 1;
+        }
+    }
+
+    fn end_all(&mut self, failure: impl Fn() -> Failure) {
+        while !self.queue.is_empty() {
+            self.end_first(failure());
+        }
+        self.forget_kept();
+        let dropped = self.stash.take();
+        self.outputs.extend(dropped.into_iter().filter_map(|frame| frame.payload).map(Output::Drop));
+    }
+
+    /// Ends all operations and messages: the member leaves the group.
+    pub fn close(&mut self) {
+        self.end_all(|| Failure::Closed);
+        self.messages.close(&mut self.outputs);
+    }
+
+    /// Sends an abort to all other participants.
+    fn tell_abort(&mut self, number: u64, cause: AbortCause, signature: Option<Signature>) {
+        for to in self.view.participants().iter().filter(|rank| *rank != self.rank) {
+            self.control.push_back((to, number, FrameKind::Abort { cause }, signature));
+        }
+    }
+
+    /// The connections to these peers were lost, with frames that may have been under way.
+    pub fn lose(&mut self, peers: RankSet<GroupRank>) {
+        self.messages.lose(peers, &mut self.outputs);
+        if self.participates() {
+            let others = self.view.participants().without(RankSet::single(self.rank));
+            self.failed = self.failed.union(peers.intersection(others));
+        }
+    }
+
+    /// Processes the head of a frame with `bytes` bytes of payload. The host follows the disposition before it calls
+    /// the member again.
+    pub fn handle(&mut self, from: GroupRank, head: &Head, bytes: u64) -> Disposition {
+        if is_message(head.kind) {
+            let (stash, messages) = (&mut self.stash, &mut self.messages);
+            let keep = || Some(stash.name());
+            return messages.handle(from, head.kind, bytes, keep, &mut self.outputs);
+        }
+        if head.epoch < self.view.epoch {
+            self.counts.stale += 1;
+            return Disposition::Ignore;
+        }
+        if head.epoch == self.view.epoch && (self.is_fenced || !self.hears(from)) {
+            self.counts.stale += 1;
+            return Disposition::Ignore;
+        }
+        let is_later = head.epoch > self.view.epoch || self.stash.has_before(from, head) || !self.can_use(head);
+        if is_later {
+            return self.keep(from, head, bytes);
+        }
+        match self.use_frame(from, head, bytes) {
+            Use::Done(disposition) => disposition,
+            Use::TooEarly => self.keep(from, head, bytes),
+        }
+    }
+
+    /// True if frames of a peer count in the present view: after a connection was lost, some are missing.
+    fn hears(&self, from: GroupRank) -> bool {
+        self.participates() && self.view.participants().contains(from) && !self.failed.contains(from)
+    }
+
+    fn keep(&mut self, from: GroupRank, head: &Head, bytes: u64) -> Disposition {
+        self.counts.kept += 1;
+        match self.stash.keep(from, *head, bytes) {
+            Some(Some(payload)) => Disposition::Stash(payload),
+            Some(None) => Disposition::Ignore,
+            None => {
+                // The frame is lost: so is what it belonged to.
+                self.counts.unexpected += 1;
+                self.failed.insert(from);
+                Disposition::Ignore
+            }
+        }
+    }
+
+    /// True if a frame of the present view is about the operation in flight or an earlier one.
+    fn can_use(&self, head: &Head) -> bool {
+        let next = self.completed + 1;
+        let is_begun = !matches!(self.stage, Stage::Waiting);
+        head.operation <= self.completed
+            || (head.operation == next && (is_begun || matches!(head.kind, FrameKind::Abort { .. })))
+    }
+
+    fn use_frame(&mut self, from: GroupRank, head: &Head, bytes: u64) -> Use {
+        let ignored = Use::Done(Disposition::Ignore);
+        let next = self.completed + 1;
+        match head.kind {
+            FrameKind::Fetch if head.operation == self.completed => {
+                match self.kept {
+                    Some(Kept::Result { .. }) => {
+                        self.serving.push(Serving { to: from, operation: head.operation, sent: 0 });
+                    }
+                    Some(Kept::Aborted { cause, signature }) => {
+                        self.control.push_back((from, head.operation, FrameKind::Abort { cause }, signature));
+                    }
+                    None => self.counts.unexpected += 1,
+                }
+                return ignored;
+            }
+            FrameKind::Abort { cause } if head.operation == next => {
+                self.take_abort(from, cause, head.signature);
+                return ignored;
+            }
+            _ if head.operation != next => return ignored,
+            _ => {}
+        }
+        let Some(first) = self.queue.front() else { return ignored };
+        let (work, operation) = (first.work, &first.operation);
+        match &mut self.stage {
+            Stage::Waiting => ignored,
+            Stage::Fetching { execution, holder, received, .. } => {
+                let FrameKind::Result { offset, total } = head.kind else { return ignored };
+                let Some(span) = execution.result() else { return ignored };
+                if from != *holder || offset != *received || total != span.bytes || offset + bytes > total {
+                    self.counts.unexpected += 1;
+                    return ignored;
+                }
+                *received += bytes;
+                let placement = Placement::Store(span.part(offset, bytes));
+                Use::Done(if bytes > 0 { Disposition::Place(work, placement) } else { Disposition::Ignore })
+            }
+            Stage::Running(execution) => {
+                let ours = operation.signature(from);
+                if head.signature.is_none_or(|theirs| !ours.fits(&theirs)) {
+                    let (theirs, number) = (head.signature, next);
+                    let failure = Failure::Mismatch { rank: from, calls: theirs, other: self.rank, ours: Some(ours) };
+                    let cause = AbortCause::Mismatch { peer: from };
+                    self.tell_abort(number, cause, Some(ours));
+                    self.abort_first(failure, cause, Some(ours));
+                    return ignored;
+                }
+                match head.kind {
+                    FrameKind::Start => execution.note_start(from),
+                    FrameKind::Confirm => execution.note_confirm(from),
+                    FrameKind::Data { step, offset } => match execution.receive(from, step, offset, bytes, operation) {
+                        Arrival::Place(placement) if bytes > 0 => {
+                            return Use::Done(Disposition::Place(work, placement));
+                        }
+                        Arrival::Place(_) | Arrival::Skip => {}
+                        Arrival::TooEarly => return Use::TooEarly,
+                        Arrival::Unexpected => self.counts.unexpected += 1,
+                    },
+                    _ => self.counts.unexpected += 1,
+                }
+                ignored
+            }
+        }
+    }
+
+    /// A peer has ended the next operation.
+    fn take_abort(&mut self, from: GroupRank, cause: AbortCause, theirs: Option<Signature>) {
+        let Some(first) = self.queue.front() else {
+            self.aborted = Some((self.completed + 1, from, cause, theirs));
+            return;
+        };
+        let failure = match cause {
+            AbortCause::Mismatch { peer } if peer == self.rank => {
+                let ours = Some(first.operation.signature(from));
+                Failure::Mismatch { rank: from, calls: theirs, other: self.rank, ours }
+            }
+            AbortCause::Mismatch { peer } => Failure::Mismatch { rank: peer, calls: None, other: from, ours: theirs },
+            AbortCause::Deadline { peer } => Failure::OthersDeadline { rank: from, awaited: peer },
+        };
+        self.abort_first(failure, cause, theirs);
+    }
+
+    /// Offers the frames that were kept again, as long as one of them is of use.
+    fn replay_stash(&mut self) {
+        while !self.stash.is_empty() {
+            let frames = self.stash.take();
+            let mut rest: Vec<StashedFrame> = Vec::new();
+            let mut has_used = false;
+            for frame in frames {
+                let StashedFrame { from, head, bytes, payload } = frame;
+                let is_current = head.epoch == self.view.epoch && !self.is_fenced;
+                if head.epoch > self.view.epoch
+                    || (is_current && (rest.iter().any(|kept| kept.is_before(from, &head)) || !self.can_use(&head)))
+                {
+                    rest.push(frame);
+                    continue;
+                }
+                let used = if is_current && self.hears(from) { self.use_frame(from, &head, bytes) } else { Use::STALE };
+                match used {
+                    Use::TooEarly => rest.push(frame),
+                    Use::Done(disposition) => {
+                        has_used = true;
+                        self.outputs.extend(payload.map(|stash| match disposition {
+                            Disposition::Place(work, placement) => Output::Place { stash, work, placement },
+                            Disposition::Ignore | Disposition::Stash(_) => Output::Drop(stash),
+                        }));
+                    }
+                }
+            }
+            self.stash.put_back(rest);
+            if !has_used {
+                return;
+            }
+        }
+    }
+
+    /// Begins, completes and ends operations as far as possible. The host calls this after frames and other inputs.
+    pub fn advance(&mut self, now_ns: u64) {
+        // What was too early may be due.
+        self.replay_stash();
+        loop {
+            if let Some(first) = self.queue.front_mut()
+                && first.deadline_ns.is_none()
+            {
+                first.deadline_ns = Some(now_ns.saturating_add(first.timeout_ns));
+            }
+            if !self.step() {
+                return;
+            }
+        }
+    }
+
+    /// Makes one step, and returns true if there may be another one.
+    fn step(&mut self) -> bool {
+        if self.queue.is_empty() && self.abandoned.is_none() {
+            return false;
+        }
+        if !self.participates() {
+            return self.run_alone();
+        }
+        if self.is_fenced {
+            return false;
+        }
+        let next = self.completed + 1;
+        if let Some((number, cause)) = self.abandoned.take() {
+            if number == next {
+                self.tell_abort(number, cause, None);
+                self.forget_kept();
+                self.kept = Some(Kept::Aborted { cause, signature: None });
+                self.completed = number;
+            }
+            return true;
+        }
+        if self.owed > 0 && matches!(self.stage, Stage::Waiting) {
+            self.owed -= 1;
+            self.end_first(Failure::EndedElsewhere);
+            return true;
+        }
+        match std::mem::replace(&mut self.stage, Stage::Waiting) {
+            Stage::Waiting => {
+                if let Some((number, from, cause, theirs)) = self.aborted.take()
+                    && number == next
+                {
+                    self.take_abort(from, cause, theirs);
+                    return true;
+                }
+                self.begin_first(self.view.participants())
+            }
+            Stage::Running(execution) => {
+                if execution.is_complete() {
+                    let (epoch, participants) = (self.view.epoch, self.view.participants());
+                    self.complete_first(&execution, epoch, participants, true);
+                    self.replay_stash();
+                    return true;
+                }
+                self.stage = Stage::Running(execution);
+                false
+            }
+            Stage::Fetching { execution, holder, received, epoch, participants } => {
+                let total = execution.result().map_or(0, |span| span.bytes);
+                if received == total {
+                    self.counts.fetched += 1;
+                    self.complete_first(&execution, epoch, participants, false);
+                    self.replay_stash();
+                    return true;
+                }
+                self.stage = Stage::Fetching { execution, holder, received, epoch, participants };
+                false
+            }
+        }
+    }
+
+    fn begin_first(&mut self, participants: RankSet<GroupRank>) -> bool {
+        let Some(first) = self.queue.front_mut() else { return false };
+        first.first_participants.get_or_insert(participants);
+        let thresholds = self.config.thresholds;
+        let Some(schedule) = Schedule::new(&first.operation, self.rank, participants, thresholds) else {
+            // Every participant finds the same.
+            let root = first.operation.root().unwrap_or(self.rank);
+            self.end_first(Failure::RootGone { root });
+            self.forget_kept();
+            let cause = AbortCause::Deadline { peer: root };
+            self.kept = Some(Kept::Aborted { cause, signature: None });
+            self.completed += 1;
+            return true;
+        };
+        let execution =
+            Execution::new(schedule, participants.without(RankSet::single(self.rank)), thresholds.one_shot_bytes);
+        let (work, steps) = (first.work, execution.prepare().to_vec());
+        self.outputs.push_back(Output::Begin { work, work_bytes: execution.work_bytes(), steps });
+        self.stage = Stage::Running(execution);
+        self.replay_stash();
+        true
+    }
+
+    /// A member that was never active runs the operation with itself alone, once the group has a view without it.
+    fn run_alone(&mut self) -> bool {
+        if self.view.epoch == 0 || self.is_ready {
+            return false;
+        }
+        let alone = RankSet::single(self.rank);
+        let Some(first) = self.queue.front() else { return false };
+        let thresholds = self.config.thresholds;
+        let Some(schedule) = Schedule::new(&first.operation, self.rank, alone, thresholds) else {
+            let root = first.operation.root().unwrap_or(self.rank);
+            self.end_first(Failure::RootGone { root });
+            return true;
+        };
+        let execution = Execution::new(schedule, RankSet::EMPTY, thresholds.one_shot_bytes);
+        let (work, steps) = (first.work, execution.prepare().to_vec());
+        self.outputs.push_back(Output::Begin { work, work_bytes: execution.work_bytes(), steps });
+        let (completed, epoch) = (self.completed, self.view.epoch);
+        self.complete_first(&execution, epoch, alone, true);
+        // It is no operation of the group's sequence.
+        self.forget_kept();
+        self.completed = completed;
+        true
+    }
+
+    /// Returns the next frame for a peer in `room`, with a payload of at most `limit` bytes, a multiple of 64.
+    pub fn next_frame(&mut self, room: RankSet<GroupRank>, limit: u64) -> Option<Outgoing> {
+        if let Some(outgoing) = self.messages.next_frame(self.group, room, limit, &mut self.outputs) {
+            return Some(outgoing);
+        }
+        if self.is_fenced || !self.participates() {
+            return None;
+        }
+        let room = room.without(self.failed);
+        let head =
+            |operation, kind, signature| Head { group: self.group, epoch: self.view.epoch, operation, kind, signature };
+        if let Some(at) = self.control.iter().position(|(to, ..)| room.contains(*to)) {
+            let (to, operation, kind, signature) = self.control.remove(at)?;
+            return Some(Outgoing { to, head: head(operation, kind, signature), payload: None });
+        }
+        if let Some(outgoing) = self.next_served(room, limit) {
+            return Some(outgoing);
+        }
+        let number = self.completed + 1;
+        let (Stage::Running(execution), Some(first)) = (&mut self.stage, self.queue.front()) else { return None };
+        let frame = execution.next_frame(room, limit)?;
+        let head = Head {
+            group: self.group,
+            epoch: self.view.epoch,
+            operation: number,
+            kind: frame.kind,
+            signature: Some(first.operation.signature(frame.to)),
+        };
+        let payload = frame.payload.filter(|span| span.bytes > 0).map(|span| (first.work, span));
+        Some(Outgoing { to: frame.to, head, payload })
+    }
+
+    /// Returns the next bytes of a result that a peer has requested.
+    fn next_served(&mut self, room: RankSet<GroupRank>, limit: u64) -> Option<Outgoing> {
+        let at = self.serving.iter().position(|serving| room.contains(serving.to))?;
+        let Some(Kept::Result { work, span }) = self.kept else {
+            self.serving.clear();
+            return None;
+        };
+        let serving = &mut self.serving[at];
+        let (offset, bytes) = (serving.sent, limit.min(span.bytes - serving.sent));
+        serving.sent += bytes;
+        let (to, operation, is_all) = (serving.to, serving.operation, serving.sent == span.bytes);
+        if is_all {
+            self.serving.remove(at);
+        }
+        let kind = FrameKind::Result { offset, total: span.bytes };
+        let head = Head { group: self.group, epoch: self.view.epoch, operation, kind, signature: None };
+        let payload = (bytes > 0).then(|| (work, span.part(offset, bytes)));
+        Some(Outgoing { to, head, payload })
+    }
+
+    /// True if a frame that could not be sent before may still be sent.
+    #[must_use]
+    pub fn may_send(&self, head: &Head) -> bool {
+        is_message(head.kind) || (head.epoch == self.view.epoch && !self.is_fenced && self.participates())
+    }
+
+    /// Returns the next work of the host.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// Returns the time at which [`Self::handle_timeout`] is due.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<u64> {
+        let first = self.queue.front().and_then(|first| {
+            let deadline_ns = first.deadline_ns?;
+            Some(if first.is_late { deadline_ns.saturating_add(self.config.verdict_ns) } else { deadline_ns })
+        });
+        first.into_iter().chain(self.messages.due_ns()).min()
+    }
+
+    /// Reports the peers that an operation waited for until its deadline, and ends it after the time for a verdict.
+    pub fn handle_timeout(&mut self, now_ns: u64) {
+        self.messages.expire(now_ns, &mut self.outputs);
+        let Some(first) = self.queue.front_mut() else { return };
+        let Some(deadline_ns) = first.deadline_ns.filter(|deadline_ns| now_ns >= *deadline_ns) else { return };
+        first.is_late = true;
+        let awaited = match &self.stage {
+            Stage::Waiting => RankSet::EMPTY,
+            Stage::Running(execution) => execution.awaited(),
+            Stage::Fetching { holder, .. } => RankSet::single(*holder),
+        };
+        self.overdue = awaited;
+        if now_ns < deadline_ns.saturating_add(self.config.verdict_ns) {
+            return;
+        }
+        let number = self.completed + 1;
+        if !self.participates() {
+            self.end_first(Failure::NotActive);
+            return;
+        }
+        let cause = AbortCause::Deadline { peer: awaited.iter().next().unwrap_or(self.rank) };
+        let failure = Failure::Deadline { awaited };
+        if self.is_fenced {
+            // Its progress is final: the next view says whether the others completed it.
+            self.abandoned = Some((number, cause));
+            self.end_first(failure);
+            return;
+        }
+        self.tell_abort(number, cause, None);
+        self.abort_first(failure, cause, None);
+    }
+}
+
+/// What became of a frame.
+enum Use {
+    Done(Disposition),
+    /// An earlier one has to be combined first.
+    TooEarly,
+}
+
+impl Use {
+    const STALE: Self = Self::Done(Disposition::Ignore);
+}
+
+const fn is_message(kind: FrameKind) -> bool {
+    matches!(
+        kind,
+        FrameKind::Offer { .. } | FrameKind::Accept { .. } | FrameKind::Reject { .. } | FrameKind::Message { .. }
+    )
+}

@@ -1,0 +1,4 @@
+//! Members on a network in memory.
+
+mod collectives;
+mod host;
