@@ -221,7 +221,7 @@ impl Conductor {
         let ended = ended.iter().map(|reservation| (*reservation, None));
         let finished = finished.iter().map(|(reservation, output)| (*reservation, Some(*output)));
         for (reservation, output) in ended.chain(finished) {
-            match self.end(reservation, output, now_ns) {
+            match self.requests.release(reservation, output, now_ns, &mut self.pools) {
                 Ok(()) | Err(ConductorError::UnknownReservation { .. }) => {}
                 Err(error) => return Err(error),
             }
@@ -258,8 +258,10 @@ impl Conductor {
     /// When there is no such reservation, or its instance was lost.
     pub fn update(&mut self, reservation: u64, step: RequestStep, now_ns: u64) -> Result<(), ConductorError> {
         match step {
-            RequestStep::Ended => return self.end(reservation, None, now_ns),
-            RequestStep::Finished(output) => return self.end(reservation, Some(output), now_ns),
+            RequestStep::Ended => return self.requests.release(reservation, None, now_ns, &mut self.pools),
+            RequestStep::Finished(output) => {
+                return self.requests.release(reservation, Some(output), now_ns, &mut self.pools);
+            }
             RequestStep::PrefillStarted
             | RequestStep::PrefillDone { .. }
             | RequestStep::Decoding
@@ -271,12 +273,6 @@ impl Conductor {
         if let Some(pool) = self.requests.renew(reservation, now_ns) {
             self.requests.poll(pool, now_ns, &mut self.pools);
         }
-        Ok(())
-    }
-
-    fn end(&mut self, reservation: u64, output: Option<RequestOutput>, now_ns: u64) -> Result<(), ConductorError> {
-        let pool = self.requests.release(reservation, output, now_ns, &mut self.pools)?;
-        self.requests.poll(pool, now_ns, &mut self.pools);
         Ok(())
     }
 

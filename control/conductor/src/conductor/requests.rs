@@ -365,17 +365,18 @@ impl RequestLedger {
         }
     }
 
-    /// Ends a request, of whose output its pool learns, if there is one; returns the pool.
+    /// Ends a request, of whose output its pool learns, if there is one; others of the pool are placed then.
     pub(super) fn release(
         &mut self,
         reservation: u64,
         output: Option<RequestOutput>,
         now_ns: u64,
         pools: &mut Pools,
-    ) -> Result<u32, ConductorError> {
+    ) -> Result<(), ConductorError> {
         let kept =
             self.end(reservation, output, now_ns, pools).ok_or(ConductorError::UnknownReservation { reservation })?;
-        Ok(kept.pool)
+        self.poll(kept.pool, now_ns, pools);
+        Ok(())
     }
 
     /// Notes the progress of a booked request; returns the report of its prefill, if that is done. Does not renew the
