@@ -89,7 +89,7 @@ pub enum MemberState {
 }
 
 /// A group, for operators.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct GroupSummary {
     pub group: GroupId,
@@ -101,8 +101,8 @@ pub struct GroupSummary {
     pub changing_ns: Option<u64>,
     /// States of the members, by rank.
     pub members: Vec<MemberState>,
-    /// Proposals that wait.
-    pub proposals: usize,
+    /// Number of proposals that wait.
+    pub proposals: u64,
 }
 
 /// Work of the world after a step of a group.
@@ -282,13 +282,14 @@ impl Group {
         (self.slots[at].incarnation == Some(process.incarnation)).then_some(GroupRank(at as u8))
     }
 
-    /// Detaches a process that leaves, or is dead.
-    pub(crate) fn detach(&mut self, process: ProcessId, now_ns: u64) {
-        let Some(rank) = self.rank_of(process) else { return };
+    /// Detaches a process that leaves, or is dead. Returns false if it is no member.
+    pub(crate) fn detach(&mut self, process: ProcessId, now_ns: u64) -> bool {
+        let Some(rank) = self.rank_of(process) else { return false };
         self.slots[usize::from(rank.0)] = Slot::default();
         if self.slots.iter().all(|slot| slot.incarnation.is_none()) {
             self.empty_since_ns = Some(now_ns);
         }
+        true
     }
 
     /// Applies what a member reports of itself. Returns true if its state changed as the others see it.
@@ -522,12 +523,11 @@ impl Group {
                 let (active, failed, proposed) = (flush.active, flush.failed, flush.proposed);
                 let took_ns = now_ns.saturating_sub(flush.since_ns);
                 self.counters.exclusions += flush.exclusions;
-                match self.view.epoch {
-                    0 => self.counters.foundings += 1,
-                    _ => {
-                        (self.counters.view_changes, self.counters.view_change_ns) =
-                            (self.counters.view_changes + 1, self.counters.view_change_ns + took_ns)
-                    }
+                if self.view.epoch == 0 {
+                    self.counters.foundings += 1;
+                } else {
+                    self.counters.view_changes += 1;
+                    self.counters.view_change_ns += took_ns;
                 }
                 self.publish(active, failed, resolution);
                 if let Some(proposed) = proposed {
@@ -588,7 +588,7 @@ impl Group {
             view: self.view.clone(),
             changing_ns: self.flush.as_ref().map(|flush| now_ns.saturating_sub(flush.since_ns)),
             members: self.member_states(),
-            proposals: self.proposals.waiting(),
+            proposals: self.proposals.waiting() as u64,
         }
     }
 

@@ -44,7 +44,7 @@ pub enum ProcessState {
 }
 
 /// A live process, for operators.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ProcessSummary {
     pub process: Process,

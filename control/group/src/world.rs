@@ -87,18 +87,22 @@ impl World {
     fn apply(&mut self, input: Input) -> Result<Reply, Rejection> {
         match input {
             Input::Register { process } => self.register(process),
-            Input::Unregister { process } => {
-                self.processes.check(process)?;
-                self.end(process);
-                Ok(Reply::Done)
-            }
+            Input::Unregister { process } => match self.processes.check(process) {
+                Ok(()) => {
+                    self.end(process);
+                    Ok(Reply::Done)
+                }
+                Err(Rejection::Ended { .. }) => Ok(Reply::Done),
+                Err(rejection) => Err(rejection),
+            },
             Input::Report { report } => self.report(&report),
             Input::Attach { process, spec } => self.attach(process, &spec),
             Input::Detach { process, group } => {
-                self.member(process, group)?;
+                self.processes.check(process)?;
                 let now_ns = self.now_ns;
-                self.group_mut(group)?.detach(process, now_ns);
-                self.announce(group);
+                if self.group_mut(group)?.detach(process, now_ns) {
+                    self.announce(group);
+                }
                 Ok(Reply::Done)
             }
             Input::Propose { id, group, change } => {

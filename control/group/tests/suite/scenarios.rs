@@ -293,6 +293,7 @@ fn deaths_exclusions_and_view_changes_are_counted() {
     let counters = host.world.counters();
     assert_eq!((counters.foundings, counters.view_changes), (1, 1));
     assert_eq!(counters.view_change_ns, 100 * MS);
+    host.call(Input::Unregister { process: processes[2] }).expect("it has ended before");
     assert_eq!(counters.exclusions, ExclusionCounts { ended: 1, ..ExclusionCounts::default() });
     // One is silent, and its peer finds that its address refuses connections.
     let roster = host.world.status(processes[0]).expect("registered").roster;

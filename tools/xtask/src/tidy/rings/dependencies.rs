@@ -90,7 +90,14 @@ const EDGES: [(&str, Uses); 35] = [
     ),
     (
         "kvplane-rpc",
-        Uses::Only(&["kvplane-proto", "kvplane-cluster", "kvplane-conductor", "kvplane-sys", "kvplane-ticket"]),
+        Uses::Only(&[
+            "kvplane-proto",
+            "kvplane-cluster",
+            "kvplane-conductor",
+            "kvplane-group",
+            "kvplane-sys",
+            "kvplane-ticket",
+        ]),
     ),
     // Libraries, independent of the control plane: client of HTTP and etcd; HTTP server.
     ("kvplane-etcd", Uses::Only(&["kvplane-sys"])),
@@ -101,6 +108,7 @@ const EDGES: [(&str, Uses); 35] = [
             "kvplane-proto",
             "kvplane-cluster",
             "kvplane-conductor",
+            "kvplane-group",
             "kvplane-rpc",
             "kvplane-etcd",
             "kvplane-http",
@@ -124,6 +132,7 @@ const EDGES: [(&str, Uses); 35] = [
             "kvplane-topology",
             "kvplane-cluster",
             "kvplane-conductor",
+            "kvplane-group",
             "kvplane-transfer",
             "kvplane-http",
             "kvplane-rpc",
