@@ -70,3 +70,11 @@ impl AddAssign for ExclusionCounts {
         self.behind += other.behind;
     }
 }
+
+impl ExclusionCounts {
+    /// Returns the sum of all causes.
+    #[must_use]
+    pub const fn total(&self) -> u64 {
+        self.ended + self.unreachable + self.unfenced + self.behind
+    }
+}

@@ -237,7 +237,7 @@ messages! {
     WantShards = 0x005c large => EmptyReply;
     RegisterProcess = 0x0080 small => WorldReply, idempotent;
     UnregisterProcess = 0x0081 small => EmptyReply, idempotent;
-    ReportProcess = 0x0082 small => WorldReply, idempotent;
+    ReportProcess = 0x0082 small => WorldReply;
     AttachMember = 0x0083 small => MemberAttached, idempotent;
     DetachMember = 0x0084 small => EmptyReply, idempotent;
     ProposeChange = 0x0085 small => EmptyReply, idempotent;

@@ -50,7 +50,7 @@ pub struct UnregisterProcess {
     pub process: ProcessId,
 }
 
-/// Reports the state of a process.
+/// Reports the state of a process. Not repeated when a connection breaks: the next report is newer.
 #[derive(Clone, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct ReportProcess {
