@@ -17,6 +17,7 @@ use kvplane_transfer::Error as TransferError;
 use kvplane_transfer::error::code_of_status;
 
 use crate::data_tls::DataTlsError;
+use crate::group::GroupLinkError;
 use crate::link::ControlLinkError;
 use crate::node::NodeConfigError;
 use crate::p2p::{P2pError, ReshardingError};
@@ -42,6 +43,8 @@ pub enum Error {
     Argument(ArgumentError),
     /// A setting of a node is invalid.
     NodeConfig(NodeConfigError),
+    /// The process is not part of its world any more.
+    Group(GroupLinkError),
     /// The P2P store does not do what a call requests.
     P2p(P2pError),
     /// The cluster's name, the certificates or the key are invalid, or the system has no random numbers.
@@ -116,6 +119,7 @@ impl fmt::Display for Error {
             Self::Request(error) => write!(f, "{error}"),
             Self::Argument(error) => write!(f, "{error}"),
             Self::NodeConfig(error) => write!(f, "{error}"),
+            Self::Group(error) => write!(f, "{error}"),
             Self::P2p(error) => write!(f, "{error}"),
             Self::Identity(error) => write!(f, "{error}"),
             Self::ControlLink(error) => write!(f, "{error}"),
@@ -232,7 +236,7 @@ impl Error {
     pub fn code(&self) -> i32 {
         match self {
             Self::Request(SubmitError::TooMany { .. } | SubmitError::Busy { .. }) => -2,
-            Self::Request(_) | Self::Argument(_) | Self::NodeConfig(_) | Self::P2p(_) => -1,
+            Self::Request(_) | Self::Argument(_) | Self::NodeConfig(_) | Self::P2p(_) | Self::Group(_) => -1,
             Self::Identity(_) | Self::NoCertificate { .. } | Self::NoTickets { .. } | Self::TicketIssue(_) => -1,
             Self::ControlLink(_) | Self::DataTls(_) | Self::Machine(_) | Self::Directory(_) => -1,
             Self::NoMap | Self::NotInMap { .. } | Self::MapOffered | Self::NoInstance { .. } => -1,
@@ -297,6 +301,7 @@ from! {
     SubmitError => Request,
     ArgumentError => Argument,
     NodeConfigError => NodeConfig,
+    GroupLinkError => Group,
     P2pError => P2p,
     IdentityError => Identity,
     ControlLinkError => ControlLink,

@@ -27,6 +27,7 @@ mod asynchronous;
 mod client;
 mod data_tls;
 mod error;
+mod group;
 mod link;
 mod node;
 mod p2p;
@@ -42,6 +43,7 @@ pub use client::{
 };
 pub use data_tls::DataTlsError;
 pub use error::{ArgumentError, Error, LibraryThread};
+pub use group::{GroupLink, GroupLinkConfig, GroupLinkError, MemberHost, ReportSignal};
 pub use kvplane_http::MetricsServer;
 pub use kvplane_transfer::Error as TransferError;
 pub use kvplane_transfer::error as transfer_error;
@@ -77,6 +79,7 @@ pub use kvplane_engine::{
     RegionError, RegionOptions, ShardSnapshot, Slice, TierPolicy, WritePolicy, ZeroCopy, ZeroCopyCounters,
     ZeroCopyOptions, cpu, discover_machine, scheduler_affinity,
 };
+pub use kvplane_group as group_membership;
 pub use kvplane_proto::digest::KeysOf;
 pub use kvplane_proto::histogram::Histogram;
 pub use kvplane_proto::map::ClusterMap;

@@ -290,6 +290,23 @@ impl ControlLink {
         }
     }
 
+    /// Makes a call without waiting for it. `then` is called with its outcome, on the link's thread: it must not block.
+    ///
+    /// # Errors
+    /// When too many calls wait, or the thread has ended; `then` is not called.
+    pub(crate) fn call_then<R>(
+        &self,
+        request: R,
+        then: impl FnOnce(Result<R::Reply, CallError>) + Send + 'static,
+    ) -> Result<(), Error>
+    where
+        R: Request + Send + 'static,
+        R::Reply: Send + 'static,
+    {
+        let job: Job = Box::new(move |client| Box::pin(async move { then(client.call(&request).await) }));
+        Ok(self.jobs.try_send(job).map_err(|_| ControlLinkError::Calls { limit: CALLS })?)
+    }
+
     /// Sends a call without waiting for its reply. Drops the call when too many wait already.
     pub(crate) fn tell<R>(&self, request: R)
     where

@@ -44,6 +44,7 @@ pub use record::conductor::{
     CapabilitiesRecord, ClassRecord, ConductorKey, ConductorRecord, EventsRecord, InstanceDuty, InstanceRecord,
     MAX_CONDUCTOR_TEXT_BYTES, MasterRecord, PlacementRecord, SeedRecord, StageRecord, WeightRecord,
 };
+pub use record::worlds::{MAX_WORLD_NAME_BYTES, WorldGroup, WorldGroupKey, WorldKey, WorldRecord};
 pub use record::{Devices, Header, Layout, MAX_CLUSTER_NAME_BYTES, MemberRecord, Record, RecordError, RecordKey};
 pub use rejection::Rejection;
 pub use state::{MemberEvent, MemberState};

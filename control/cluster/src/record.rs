@@ -14,11 +14,13 @@
 //! devices: 9 u8 | node u64 | incarnation u64 | digest u128 | since u64
 //! ```
 //!
-//! Records of the Conductor have kinds from 16 on ([`crate::ConductorRecord`]).
+//! Records of process groups have kinds 10 and 11 ([`crate::WorldRecord`]), those of the Conductor kinds from 16 on
+//! ([`crate::ConductorRecord`]).
 //!
 //! Suspicion is not durable: it is about the recent past, which a restarted control plane does not know.
 
 pub(crate) mod conductor;
+pub(crate) mod worlds;
 
 use core::fmt;
 
@@ -32,6 +34,7 @@ use crate::state::MemberState;
 use crate::tenants::{MAX_TENANT_NAME_BYTES, Tenant};
 
 use conductor::{ConductorKey, ConductorRecord};
+use worlds::{WorldKey, WorldRecord};
 
 /// Maximum length of a cluster's name.
 pub const MAX_CLUSTER_NAME_BYTES: usize = 64;
@@ -103,6 +106,8 @@ pub enum Record {
     Tenant(Tenant),
     /// Devices of a node.
     Devices(Devices),
+    /// A record of process groups.
+    World(WorldRecord),
     /// A record of the Conductor.
     Conductor(ConductorRecord),
 }
@@ -122,6 +127,8 @@ pub enum RecordKey {
     Tenant(String),
     /// The devices of the node of this id.
     Devices(NodeId),
+    /// A record of process groups.
+    World(WorldKey),
     /// A record of the Conductor.
     Conductor(ConductorKey),
 }
@@ -137,6 +144,7 @@ impl RecordKey {
             Self::Layout => vec![3],
             Self::Tenant(name) => [&[8], name.as_bytes()].concat(),
             Self::Devices(node) => [&[9][..], &node.0.to_be_bytes()].concat(),
+            Self::World(key) => key.to_bytes(),
             Self::Conductor(key) => key.to_bytes(),
         }
     }
@@ -185,6 +193,7 @@ impl Record {
             Self::Layout(_) => RecordKey::Layout,
             Self::Tenant(tenant) => RecordKey::Tenant(tenant.name.clone()),
             Self::Devices(said) => RecordKey::Devices(said.node),
+            Self::World(record) => RecordKey::World(record.key()),
             Self::Conductor(record) => RecordKey::Conductor(record.key()),
         }
     }
@@ -234,6 +243,7 @@ impl Record {
                 out.extend_from_slice(&((said.devices >> 64) as u64).to_le_bytes());
                 out.extend_from_slice(&said.since.0.to_le_bytes());
             }
+            Self::World(record) => record.put(out),
             Self::Conductor(record) => record.put(out),
         }
         seal(out, start);
@@ -274,9 +284,12 @@ impl Record {
                 let devices = u128::from(reader.u64()?) | u128::from(reader.u64()?) << 64;
                 Self::Devices(Devices { node, incarnation, devices, since: Epoch(reader.u64()?) })
             }
-            kind => match ConductorRecord::read(kind, &mut reader)? {
-                Some(record) => Self::Conductor(record),
-                None => return Err(DecodeError::Field { what: "record kind", found: kind.into() }.into()),
+            kind => match WorldRecord::read(kind, &mut reader)? {
+                Some(record) => Self::World(record),
+                None => match ConductorRecord::read(kind, &mut reader)? {
+                    Some(record) => Self::Conductor(record),
+                    None => return Err(DecodeError::Field { what: "record kind", found: kind.into() }.into()),
+                },
             },
         };
         reader.finish()?;

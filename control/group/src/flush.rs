@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use bincode::{Decode, Encode};
 
+use crate::counters::ExclusionCounts;
 use crate::group::View;
 use crate::rank::{GroupRank, RankSet};
 
@@ -39,18 +40,27 @@ pub(crate) struct Flush {
     pub(crate) active: RankSet<GroupRank>,
     /// Members of the next view that failed, and take part in none.
     pub(crate) failed: RankSet<GroupRank>,
-    /// Time by which the members have been fenced.
+    /// Time of its beginning, and time by which the members have been fenced.
+    pub(crate) since_ns: u64,
     pub(crate) until_ns: u64,
     /// Participants that a proposal means; `None` if failures caused the change.
     pub(crate) proposed: Option<RankSet<GroupRank>>,
+    /// Participants of the former view that were excluded so far.
+    pub(crate) exclusions: ExclusionCounts,
     /// Progress of the members of the former view that have been fenced.
     fenced: BTreeMap<GroupRank, Progress>,
 }
 
 impl Flush {
     /// Begins a change that failures cause, or the founding of the group.
-    pub(crate) const fn new(active: RankSet<GroupRank>, failed: RankSet<GroupRank>, until_ns: u64) -> Self {
-        Self { active, failed, until_ns, proposed: None, fenced: BTreeMap::new() }
+    pub(crate) const fn new(
+        active: RankSet<GroupRank>,
+        failed: RankSet<GroupRank>,
+        since_ns: u64,
+        until_ns: u64,
+    ) -> Self {
+        let exclusions = ExclusionCounts { ended: 0, unreachable: 0, unfenced: 0, behind: 0 };
+        Self { active, failed, since_ns, until_ns, proposed: None, exclusions, fenced: BTreeMap::new() }
     }
 
     /// Notes that a proposal means this change.
@@ -67,6 +77,17 @@ impl Flush {
     /// Notes that a member of the former view has been fenced. Its progress is final: the first report counts.
     pub(crate) fn fence(&mut self, rank: GroupRank, progress: Progress) {
         self.fenced.entry(rank).or_insert(progress);
+    }
+
+    /// Excludes participants of the former view like [`Self::exclude`], and counts those that were not excluded before.
+    pub(crate) fn exclude_participants(
+        &mut self,
+        ranks: RankSet<GroupRank>,
+        stays_member: bool,
+        count: impl FnOnce(&mut ExclusionCounts) -> &mut u64,
+    ) {
+        *count(&mut self.exclusions) += ranks.intersection(self.participants()).len() as u64;
+        self.exclude(ranks, stays_member);
     }
 
     /// Excludes members from the next view, or from its collectives if they stay members.

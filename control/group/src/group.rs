@@ -3,6 +3,7 @@
 use bincode::{Decode, Encode};
 
 use crate::config::WorldConfig;
+use crate::counters::Counters;
 use crate::flush::{Flush, Resolution};
 use crate::message::{GroupStatus, MemberReport, Phase};
 use crate::proposal::{Change, Outcome, Proposal, ProposalId, Proposals};
@@ -87,6 +88,23 @@ pub enum MemberState {
     Active,
 }
 
+/// A group, for operators.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub struct GroupSummary {
+    pub group: GroupId,
+    /// Name, members and rules, joiners included.
+    pub spec: GroupSpec,
+    /// The newest view.
+    pub view: View,
+    /// Time since the view began to change, in nanoseconds; none while it does not change.
+    pub changing_ns: Option<u64>,
+    /// States of the members, by rank.
+    pub members: Vec<MemberState>,
+    /// Number of proposals that wait.
+    pub proposals: u64,
+}
+
 /// Work of the world after a step of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub(crate) struct Step {
@@ -94,6 +112,15 @@ pub(crate) struct Step {
     pub(crate) has_new_view: bool,
     /// The members have a new status.
     pub(crate) has_new_status: bool,
+}
+
+/// Participants of a view that failed.
+#[derive(Clone, Copy, Debug)]
+struct Failures {
+    /// Their processes are dead, or have left.
+    ended: RankSet<GroupRank>,
+    /// Their processes are alive, and do not reach the others.
+    unreachable: RankSet<GroupRank>,
 }
 
 /// One member.
@@ -117,6 +144,7 @@ pub(crate) struct Group {
     /// Since when members have reported failures of others that are alive.
     failing_since_ns: Option<u64>,
     proposals: Proposals,
+    counters: Counters,
     /// Since when no process has been attached.
     empty_since_ns: Option<u64>,
 }
@@ -124,6 +152,13 @@ pub(crate) struct Group {
 impl GroupSpec {
     /// Returns the rank of a process in such a group; fails if it cannot attach to any.
     pub(crate) fn check(&self, process: ProcessId) -> Result<GroupRank, Rejection> {
+        self.check_members()?;
+        let at = self.order.iter().position(|rank| *rank == process.rank);
+        at.map(|at| GroupRank(at as u8)).ok_or(Rejection::NotNamed { rank: process.rank })
+    }
+
+    /// Fails if no group can have this name and these members.
+    pub(crate) fn check_members(&self) -> Result<(), Rejection> {
         let bytes = self.name.len();
         if bytes == 0 || bytes > MAX_NAME_BYTES {
             return Err(Rejection::GroupName { bytes, limit: MAX_NAME_BYTES });
@@ -142,8 +177,7 @@ impl GroupSpec {
             }
             seen.insert(*rank);
         }
-        let at = self.order.iter().position(|rank| *rank == process.rank);
-        at.map(|at| GroupRank(at as u8)).ok_or(Rejection::NotNamed { rank: process.rank })
+        Ok(())
     }
 }
 
@@ -160,6 +194,7 @@ impl Group {
             flush: None,
             failing_since_ns: None,
             proposals: Proposals::default(),
+            counters: Counters::default(),
             empty_since_ns: Some(now_ns),
         }
     }
@@ -247,25 +282,26 @@ impl Group {
         (self.slots[at].incarnation == Some(process.incarnation)).then_some(GroupRank(at as u8))
     }
 
-    /// Detaches a process that leaves, or is dead.
-    pub(crate) fn detach(&mut self, process: ProcessId, now_ns: u64) {
-        let Some(rank) = self.rank_of(process) else { return };
+    /// Detaches a process that leaves, or is dead. Returns false if it is no member.
+    pub(crate) fn detach(&mut self, process: ProcessId, now_ns: u64) -> bool {
+        let Some(rank) = self.rank_of(process) else { return false };
         self.slots[usize::from(rank.0)] = Slot::default();
         if self.slots.iter().all(|slot| slot.incarnation.is_none()) {
             self.empty_since_ns = Some(now_ns);
         }
+        true
     }
 
-    /// Applies what a member reports of itself.
+    /// Applies what a member reports of itself. Returns true if its state changed as the others see it.
     pub(crate) fn report(&mut self, rank: GroupRank, report: MemberReport) -> bool {
-        let slot = &mut self.slots[usize::from(rank.0)];
-        let reported = Some((report.epoch, report.phase));
-        let is_older = slot.reported.is_some_and(|(epoch, _)| epoch > report.epoch);
-        if is_older || slot.reported == reported {
+        let at = usize::from(rank.0);
+        let is_older = self.slots[at].reported.is_some_and(|(epoch, _)| epoch > report.epoch);
+        if is_older {
             return false;
         }
-        slot.reported = reported;
-        true
+        let before = self.member_state(at);
+        self.slots[at].reported = Some((report.epoch, report.phase));
+        self.member_state(at) != before
     }
 
     /// Appends a proposal.
@@ -307,7 +343,11 @@ impl Group {
         let mut step = Step::default();
         loop {
             if self.flush.is_none() {
-                match self.next_flush(processes, config, now_ns) {
+                let waiting = self.proposals.waiting();
+                let next = self.next_flush(processes, config, now_ns);
+                // A proposal that ends without a view has its outcome in the status.
+                step.has_new_status |= self.proposals.waiting() != waiting;
+                match next {
                     Some(flush) => self.flush = Some(flush),
                     None => return step,
                 }
@@ -366,16 +406,18 @@ impl Group {
             let founders = RankSet::first(self.founders);
             let is_complete =
                 self.ready(processes).contains_all(founders) && self.connected(founders, processes) == founders;
-            return is_complete.then(|| Flush::new(founders, RankSet::EMPTY, until_ns));
+            return is_complete.then(|| Flush::new(founders, RankSet::EMPTY, now_ns, until_ns));
         }
-        if let Some(gone) = self.failures(processes, config, now_ns) {
-            let mut flush = Flush::new(self.view.active, self.view.failed, until_ns);
-            flush.exclude(gone, self.spec.failure_mode != FailureMode::Automatic);
+        if let Some(Failures { ended, unreachable }) = self.failures(processes, config, now_ns) {
+            let keeps = self.spec.failure_mode != FailureMode::Automatic;
+            let mut flush = Flush::new(self.view.active, self.view.failed, now_ns, until_ns);
+            flush.exclude_participants(ended, keeps, |counts| &mut counts.ended);
+            flush.exclude_participants(unreachable, keeps, |counts| &mut counts.unreachable);
             return Some(flush);
         }
         while let Some(proposal) = self.proposals.first() {
             match self.admit(proposal, processes, now_ns) {
-                Ok((active, failed)) => return Some(Flush::new(active, failed, until_ns).of_proposal()),
+                Ok((active, failed)) => return Some(Flush::new(active, failed, now_ns, until_ns).of_proposal()),
                 Err(Some(outcome)) => self.proposals.end_first(outcome),
                 Err(None) => return None,
             }
@@ -385,10 +427,11 @@ impl Group {
 
     /// Returns the participants that failed, if the view has to change because of failures: none of them, if all are
     /// alive and reach each other again, so that the failed operation is only repeated.
-    fn failures(&mut self, processes: &Roster, config: &WorldConfig, now_ns: u64) -> Option<RankSet<GroupRank>> {
+    fn failures(&mut self, processes: &Roster, config: &WorldConfig, now_ns: u64) -> Option<Failures> {
         let participants = self.view.participants();
         let live = participants.intersection(self.live(processes));
-        let gone = participants.without(live);
+        let ended = participants.without(live);
+        let of_ended = (!ended.is_empty()).then_some(Failures { ended, unreachable: RankSet::EMPTY });
         let has_failed = |rank: GroupRank| match self.reported(rank) {
             Some(Phase::Running { failed }) => !failed.is_empty(),
             // Fenced without a flush: the control plane restarted in the middle of one.
@@ -398,16 +441,16 @@ impl Group {
         let is_failing = live.iter().any(has_failed);
         if !is_failing {
             self.failing_since_ns = None;
-            return (!gone.is_empty()).then_some(gone);
+            return of_ended;
         }
         let connected = self.connected(live, processes);
         let since = *self.failing_since_ns.get_or_insert(now_ns);
         if connected != live && now_ns < since.saturating_add(config.reconnect_ns) {
             // Dead members are excluded at once; connections among the others may come back.
-            return (!gone.is_empty()).then_some(gone);
+            return of_ended;
         }
         self.failing_since_ns = None;
-        Some(participants.without(connected))
+        Some(Failures { ended, unreachable: live.without(connected) })
     }
 
     /// Returns the members of the view that a proposal means, or its outcome if it ends without a view, or `None` if
@@ -468,7 +511,8 @@ impl Group {
         let (stay, join) = (flush.participants().intersection(former), flush.participants().without(former));
         let gone = stay.without(live).union(join.without(ready));
         let late = if now_ns >= flush.until_ns { flush.missing(&self.view, live) } else { RankSet::EMPTY };
-        flush.exclude(gone.union(late).intersection(former), keeps);
+        flush.exclude_participants(gone.intersection(former), keeps, |counts| &mut counts.ended);
+        flush.exclude_participants(late, keeps, |counts| &mut counts.unfenced);
         flush.exclude(gone.union(late).without(former), false);
         if !flush.missing(&self.view, live).without(late).is_empty() {
             return false;
@@ -477,6 +521,14 @@ impl Group {
             let (resolution, behind) = flush.resolve(&self.view);
             if behind.is_empty() {
                 let (active, failed, proposed) = (flush.active, flush.failed, flush.proposed);
+                let took_ns = now_ns.saturating_sub(flush.since_ns);
+                self.counters.exclusions += flush.exclusions;
+                if self.view.epoch == 0 {
+                    self.counters.foundings += 1;
+                } else {
+                    self.counters.view_changes += 1;
+                    self.counters.view_change_ns += took_ns;
+                }
                 self.publish(active, failed, resolution);
                 if let Some(proposed) = proposed {
                     let dropped = proposed.without(self.view.participants());
@@ -484,7 +536,7 @@ impl Group {
                 }
                 return true;
             }
-            flush.exclude(behind, keeps);
+            flush.exclude_participants(behind, keeps, |counts| &mut counts.behind);
         }
     }
 
@@ -500,23 +552,48 @@ impl Group {
         self.flush = None;
     }
 
-    /// Returns what a member knows of the group.
-    pub(crate) fn status(&self, rank: GroupRank, process: ProcessId, processes: &Roster) -> GroupStatus {
-        let state = |at: usize| match (self.slots[at].incarnation, self.slots[at].reported) {
+    /// Returns the state of the member at this position, as the other members see it.
+    fn member_state(&self, at: usize) -> MemberState {
+        match (self.slots[at].incarnation, self.slots[at].reported) {
             _ if self.view.active.contains(GroupRank(at as u8)) => MemberState::Active,
             (None, _) => MemberState::Absent,
             (Some(_), Some((_, Phase::Ready))) => MemberState::AwaitingActivation,
             (Some(_), _) => MemberState::Inactive,
-        };
+        }
+    }
+
+    fn member_states(&self) -> Vec<MemberState> {
+        (0..self.slots.len()).map(|at| self.member_state(at)).collect()
+    }
+
+    /// Returns what a member knows of the group.
+    pub(crate) fn status(&self, rank: GroupRank, process: ProcessId, processes: &Roster) -> GroupStatus {
         GroupStatus {
             group: self.id,
             rank,
             order: self.spec.order.clone(),
             view: self.view.clone(),
             is_changing: self.flush.is_some(),
-            members: (0..self.slots.len()).map(state).collect(),
+            members: self.member_states(),
             processes: self.spec.order.iter().map(|rank| processes.state(*rank)).collect(),
             outcomes: self.proposals.outcomes(process).collect(),
         }
+    }
+
+    /// Returns the group as operators see it.
+    pub(crate) fn summary(&self, now_ns: u64) -> GroupSummary {
+        GroupSummary {
+            group: self.id,
+            spec: self.spec.clone(),
+            view: self.view.clone(),
+            changing_ns: self.flush.as_ref().map(|flush| now_ns.saturating_sub(flush.since_ns)),
+            members: self.member_states(),
+            proposals: self.proposals.waiting() as u64,
+        }
+    }
+
+    /// Returns the counters of this group; those of processes are 0.
+    pub(crate) const fn counters(&self) -> Counters {
+        self.counters
     }
 }

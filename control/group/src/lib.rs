@@ -22,6 +22,7 @@
 #![forbid(unsafe_code)]
 
 mod config;
+mod counters;
 mod flush;
 mod group;
 mod message;
@@ -33,12 +34,13 @@ mod roster;
 mod world;
 
 pub use config::WorldConfig;
+pub use counters::{Counters, DeathCounts, ExclusionCounts};
 pub use flush::{Progress, Resolution};
-pub use group::{FailureMode, GroupId, GroupSpec, MemberState, View};
+pub use group::{FailureMode, GroupId, GroupSpec, GroupSummary, MemberState, View};
 pub use message::{GroupStatus, Input, MemberReport, Output, Phase, Reply, Report, Status};
 pub use proposal::{Change, Outcome, ProposalId};
 pub use rank::{GroupRank, MAX_RANKS, Rank, RankSet, WorldRank};
-pub use record::GroupRecord;
+pub use record::{GroupRecord, GroupRecordError};
 pub use rejection::Rejection;
-pub use roster::{MAX_ADDRESS_BYTES, Process, ProcessId, ProcessState};
+pub use roster::{MAX_ADDRESS_BYTES, Process, ProcessId, ProcessState, ProcessSummary};
 pub use world::World;

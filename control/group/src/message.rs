@@ -59,13 +59,13 @@ pub enum Phase {
 pub enum Input {
     /// A process begins. Idempotent.
     Register { process: Process },
-    /// A process ends in order, and leaves its groups.
+    /// A process ends in order, and leaves its groups. Idempotent.
     Unregister { process: ProcessId },
     /// The state of a process.
     Report { report: Report },
     /// A process becomes a member of a group, which is founded by its first members. Idempotent.
     Attach { process: ProcessId, spec: GroupSpec },
-    /// A member leaves its group for good.
+    /// A member leaves its group for good. Idempotent.
     Detach { process: ProcessId, group: GroupId },
     /// A process proposes to change a group's view. Idempotent by its id; the outcome is in the process's status.
     Propose { id: ProposalId, group: GroupId, change: Change },

@@ -76,6 +76,11 @@ impl Proposals {
         Ok(())
     }
 
+    /// Returns the number of proposals that wait.
+    pub(crate) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// Returns the oldest proposal that waits.
     pub(crate) fn first(&self) -> Option<Proposal> {
         self.waiting.front().copied()

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use bincode::{Decode, Encode};
 
 use crate::config::WorldConfig;
+use crate::counters::DeathCounts;
 use crate::message::Report;
 use crate::rank::{MAX_RANKS, RankSet, WorldRank};
 use crate::rejection::Rejection;
@@ -42,6 +43,16 @@ pub enum ProcessState {
     Healthy,
 }
 
+/// A live process, for operators.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub struct ProcessSummary {
+    pub process: Process,
+    pub state: ProcessState,
+    /// Time since its last report, in nanoseconds.
+    pub silent_ns: u64,
+}
+
 /// A live process, and its last report.
 #[derive(Debug)]
 struct RosterEntry {
@@ -63,12 +74,15 @@ pub(crate) struct Roster {
     ended: BTreeMap<WorldRank, VecDeque<u64>>,
     /// Grows with each change of the registered processes, and with each start of the control plane.
     roster: u64,
+    /// Live processes that all reach each other.
+    healthy: RankSet<WorldRank>,
 }
 
 impl Roster {
     /// Starts without processes. `term` is the number of this start.
     pub(crate) const fn new(term: u32) -> Self {
-        Self { registered: BTreeMap::new(), ended: BTreeMap::new(), roster: ((term as u64) << 32) | 1 }
+        let roster = ((term as u64) << 32) | 1;
+        Self { registered: BTreeMap::new(), ended: BTreeMap::new(), roster, healthy: RankSet::EMPTY }
     }
 
     /// Registers a process. Returns false if it is registered already.
@@ -103,19 +117,31 @@ impl Roster {
             overdue: RankSet::EMPTY,
         };
         self.registered.insert(rank, registered);
+        self.find_healthy();
         Ok(true)
     }
 
-    /// Applies what a process reports about its peers.
-    pub(crate) fn report(&mut self, report: &Report, now_ns: u64) -> Result<(), Rejection> {
+    /// Applies what a process reports about its peers. Returns true if the state of a process changed.
+    pub(crate) fn report(&mut self, report: &Report, now_ns: u64) -> Result<bool, Rejection> {
         self.check(report.process)?;
-        let Some(process) = self.registered.get_mut(&report.process.rank) else { return Ok(()) };
+        let Some(process) = self.registered.get_mut(&report.process.rank) else { return Ok(false) };
         process.heard_ns = process.heard_ns.max(now_ns);
-        if report.roster >= process.roster {
-            (process.roster, process.linked) = (report.roster, report.linked);
-            (process.refused, process.overdue) = (report.refused, report.overdue);
+        if report.roster < process.roster {
+            return Ok(false);
         }
-        Ok(())
+        (process.refused, process.overdue) = (report.refused, report.overdue);
+        if (process.roster, process.linked) == (report.roster, report.linked) {
+            return Ok(false);
+        }
+        (process.roster, process.linked) = (report.roster, report.linked);
+        Ok(self.find_healthy())
+    }
+
+    /// Finds the processes that all reach each other. Returns true if they are others than before.
+    fn find_healthy(&mut self) -> bool {
+        let before = self.healthy;
+        self.healthy = self.connected(self.live());
+        self.healthy != before
     }
 
     /// Fails unless this process is registered.
@@ -133,6 +159,7 @@ impl Roster {
         if self.registered.get(&id.rank).is_some_and(|present| present.process.id == id) {
             self.registered.remove(&id.rank);
             self.roster += 1;
+            self.find_healthy();
         }
         let ended = self.ended.entry(id.rank).or_default();
         if !ended.contains(&id.incarnation) {
@@ -151,20 +178,30 @@ impl Roster {
     }
 
     /// Returns the processes that are dead: silent, and silent for longer than the evidence of their peers demands.
-    pub(crate) fn dead(&self, config: &WorldConfig, now_ns: u64) -> Vec<ProcessId> {
+    /// They are counted by that evidence.
+    pub(crate) fn dead(&self, config: &WorldConfig, now_ns: u64, counts: &mut DeathCounts) -> Vec<ProcessId> {
         let silence = |process: &RosterEntry| now_ns.saturating_sub(process.heard_ns);
         let is_heard = |process: &&RosterEntry| silence(process) <= 2 * config.interval_ns;
         let claims = |claimed: fn(&RosterEntry) -> RankSet<WorldRank>, about: &RosterEntry| {
             let mut witnesses = self.registered.values().filter(is_heard);
             witnesses.any(|other| other.roster >= about.since && claimed(other).contains(about.process.id.rank))
         };
-        let is_dead = |process: &&RosterEntry| {
+        let mut dead = Vec::new();
+        for process in self.registered.values() {
             let silence = silence(process);
-            silence >= config.silence_ns
-                || (silence >= config.overdue_ns && claims(|other| other.overdue, process))
-                || (silence >= config.refused_ns && claims(|other| other.refused, process))
-        };
-        self.registered.values().filter(is_dead).map(|process| process.process.id).collect()
+            let count = if silence >= config.refused_ns && claims(|other| other.refused, process) {
+                &mut counts.refused
+            } else if silence >= config.overdue_ns && claims(|other| other.overdue, process) {
+                &mut counts.overdue
+            } else if silence >= config.silence_ns {
+                &mut counts.silent
+            } else {
+                continue;
+            };
+            *count += 1;
+            dead.push(process.process.id);
+        }
+        dead
     }
 
     /// Returns the time after `now_ns` at which a process may be dead next, if no report arrives until then.
@@ -186,6 +223,7 @@ impl Roster {
             process,
         };
         self.registered.insert(registered.process.id.rank, registered);
+        self.find_healthy();
     }
 
     /// Returns the ranks with a live process.
@@ -203,22 +241,30 @@ impl Roster {
         self.registered.get(&rank).map(|process| process.process.address.as_str())
     }
 
-    /// Returns true if two live processes reach each other, as far as both have reported since the later one
-    /// registered.
-    pub(crate) fn are_linked(&self, one: WorldRank, other: WorldRank) -> bool {
-        let reaches = |from: WorldRank, to: WorldRank| match (self.registered.get(&from), self.registered.get(&to)) {
-            (Some(from), Some(process)) => from.roster >= process.since && from.linked.contains(to),
-            _ => false,
-        };
-        one == other || (reaches(one, other) && reaches(other, one))
+    /// Returns the processes that each live process reaches and is reached by, as far as both have reported since the
+    /// later one registered; itself among them.
+    fn links(&self) -> [RankSet<WorldRank>; MAX_RANKS] {
+        let mut reaches = [RankSet::EMPTY; MAX_RANKS];
+        for (rank, from) in &self.registered {
+            let knows = |to: &WorldRank| self.registered.get(to).is_some_and(|to| from.roster >= to.since);
+            reaches[usize::from(rank.0)] = from.linked.iter().filter(knows).collect();
+            reaches[usize::from(rank.0)].insert(*rank);
+        }
+        let mut links = [RankSet::EMPTY; MAX_RANKS];
+        for rank in self.registered.keys() {
+            let is_mutual = |to: &WorldRank| reaches[usize::from(to.0)].contains(*rank);
+            links[usize::from(rank.0)] = reaches[usize::from(rank.0)].iter().filter(is_mutual).collect();
+        }
+        links
     }
 
     /// Returns the largest part of `ranks` that the greedy rule finds in which all reach each other: the one with the
     /// fewest connections is left out, and of several the highest rank, until all are connected.
     pub(crate) fn connected(&self, ranks: RankSet<WorldRank>) -> RankSet<WorldRank> {
+        let links = self.links();
         let mut rest = ranks.intersection(self.live());
         loop {
-            let links = |rank: WorldRank| rest.iter().filter(|other| self.are_linked(rank, *other)).count();
+            let links = |rank: WorldRank| links[usize::from(rank.0)].intersection(rest).len();
             let fewest = rest.iter().min_by_key(|rank| (links(*rank), u8::MAX - rank.0));
             match fewest {
                 Some(rank) if links(rank) < rest.len() => rest.remove(rank),
@@ -231,9 +277,18 @@ impl Roster {
     pub(crate) fn state(&self, rank: WorldRank) -> ProcessState {
         match self.registered.contains_key(&rank) {
             false => ProcessState::Offline,
-            true if self.connected(self.live()).contains(rank) => ProcessState::Healthy,
+            true if self.healthy.contains(rank) => ProcessState::Healthy,
             true => ProcessState::Synced,
         }
+    }
+
+    /// Returns the live processes as operators see them.
+    pub(crate) fn summaries(&self, now_ns: u64) -> impl Iterator<Item = ProcessSummary> {
+        self.registered.iter().map(move |(rank, entry)| ProcessSummary {
+            process: entry.process.clone(),
+            state: self.state(*rank),
+            silent_ns: now_ns.saturating_sub(entry.heard_ns),
+        })
     }
 
     /// Returns the version of the roster.

@@ -5,12 +5,13 @@ use std::collections::{BTreeMap, VecDeque};
 use kvplane_proto::rng::mix64;
 
 use crate::config::WorldConfig;
-use crate::group::{Group, GroupId, GroupSpec, View};
+use crate::counters::Counters;
+use crate::group::{Group, GroupId, GroupSpec, GroupSummary, View};
 use crate::message::{Input, Output, Reply, Report, Status};
 use crate::rank::{GroupRank, RankSet, WorldRank};
 use crate::record::GroupRecord;
 use crate::rejection::Rejection;
-use crate::roster::{Process, ProcessId, ProcessState, Roster};
+use crate::roster::{Process, ProcessId, ProcessState, ProcessSummary, Roster};
 
 /// State machine of a world. Its driver calls [`Self::handle`] with every event, and with [`Input::Tick`] no later than
 /// [`Self::poll_timeout`]; after each call it carries out the outputs in order.
@@ -28,6 +29,8 @@ pub struct World {
     announced: RankSet<WorldRank>,
     /// Seed and number of the next group's id.
     next: (u64, u64),
+    /// Counters of processes, of rejections, and of groups that were forgotten.
+    counters: Counters,
     now_ns: u64,
 }
 
@@ -55,8 +58,8 @@ impl World {
             groups.insert(record.group, Group::restore(record, now_ns));
         }
         let (name, next) = (name.to_owned(), (seed, u64::from(term)));
-        let (changes, announced) = (VecDeque::new(), RankSet::EMPTY);
-        Self { name, config, processes, groups, changes, announced, next, now_ns }
+        let (changes, announced, counters) = (VecDeque::new(), RankSet::EMPTY, Counters::default());
+        Self { name, config, processes, groups, changes, announced, next, counters, now_ns }
     }
 
     /// Applies an input that occurred at `now_ns`. If the clock goes back, time stands still.
@@ -75,6 +78,7 @@ impl World {
         }
         self.now_ns = self.now_ns.max(now_ns);
         let reply = self.apply(input);
+        self.counters.rejections += u64::from(reply.is_err());
         self.end_dead();
         self.step_groups();
         reply
@@ -83,18 +87,22 @@ impl World {
     fn apply(&mut self, input: Input) -> Result<Reply, Rejection> {
         match input {
             Input::Register { process } => self.register(process),
-            Input::Unregister { process } => {
-                self.processes.check(process)?;
-                self.end(process);
-                Ok(Reply::Done)
-            }
+            Input::Unregister { process } => match self.processes.check(process) {
+                Ok(()) => {
+                    self.end(process);
+                    Ok(Reply::Done)
+                }
+                Err(Rejection::Ended { .. }) => Ok(Reply::Done),
+                Err(rejection) => Err(rejection),
+            },
             Input::Report { report } => self.report(&report),
             Input::Attach { process, spec } => self.attach(process, &spec),
             Input::Detach { process, group } => {
-                self.member(process, group)?;
+                self.processes.check(process)?;
                 let now_ns = self.now_ns;
-                self.group_mut(group)?.detach(process, now_ns);
-                self.announce(group);
+                if self.group_mut(group)?.detach(process, now_ns) {
+                    self.announce(group);
+                }
                 Ok(Reply::Done)
             }
             Input::Propose { id, group, change } => {
@@ -115,7 +123,9 @@ impl World {
     }
 
     fn report(&mut self, report: &Report) -> Result<Reply, Rejection> {
-        self.processes.report(report, self.now_ns)?;
+        if self.processes.report(report, self.now_ns)? {
+            self.announce_roster();
+        }
         for member in &report.groups {
             let Ok(rank) = self.member(report.process, member.group) else { continue };
             if self.group_mut(member.group)?.report(rank, *member) {
@@ -177,7 +187,7 @@ impl World {
 
     /// Ends the processes that are dead by now.
     fn end_dead(&mut self) {
-        for process in self.processes.dead(&self.config, self.now_ns) {
+        for process in self.processes.dead(&self.config, self.now_ns, &mut self.counters.deaths) {
             self.end(process);
         }
     }
@@ -208,7 +218,9 @@ impl World {
         }
         changed.into_iter().for_each(|id| self.announce(id));
         for id in forgotten {
-            self.groups.remove(&id);
+            if let Some(group) = self.groups.remove(&id) {
+                self.counters += group.counters();
+            }
             self.changes.push_back(Output::Forget(id));
         }
     }
@@ -255,6 +267,30 @@ impl World {
         };
         let groups = self.groups.values().filter_map(member).collect();
         Ok(Status { roster: self.processes.roster(), peers: self.processes.peers().collect(), groups })
+    }
+
+    /// Returns true if the world has neither a live process nor a group: it may be forgotten.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.groups.is_empty() && self.processes.live().is_empty()
+    }
+
+    /// Returns the counters since the start.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        let mut counters = self.counters;
+        self.groups.values().for_each(|group| counters += group.counters());
+        counters
+    }
+
+    /// Returns the live processes as operators see them, by rank.
+    pub fn process_summaries(&self) -> impl Iterator<Item = ProcessSummary> {
+        self.processes.summaries(self.now_ns)
+    }
+
+    /// Returns the groups as operators see them, by id.
+    pub fn group_summaries(&self) -> impl Iterator<Item = GroupSummary> {
+        self.groups.values().map(|group| group.summary(self.now_ns))
     }
 
     /// Returns the live process of a rank.

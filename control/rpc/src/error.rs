@@ -52,13 +52,14 @@ refusal_codes! {
     ShuttingDown = 9,
     /// The reply is above its size limit.
     TooLarge = 10,
-    /// This incarnation of the node was declared dead: drop its objects and join with a greater incarnation.
+    /// This incarnation of the node or process was declared dead, or has left: a node drops its objects and joins with
+    /// a greater incarnation, a process registers as another one.
     IncarnationEnded = 11,
     /// This incarnation has joined before with another description: join with a greater incarnation.
     IncarnationReused = 12,
     /// Another live node has this id: choose another id, or retry later if that node was stopped.
     NodeIdInUse = 13,
-    /// The client has no segment, or its segments expired: register again.
+    /// The client has no segment, or its segments expired; or the process is not registered: register again.
     UnknownClient = 14,
     /// The control plane waits for members of a state that it may have lost: retry a little later.
     NotReady = 15,

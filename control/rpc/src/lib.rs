@@ -4,7 +4,7 @@
 //! * [`Authority`], [`identity`], [`Role`]: certificates and access rights; a certificate names its role and its
 //!   cluster.
 //! * [`local`]: discovery of the control plane without configuration, for processes of one user on one machine.
-//! * [`codec`], [`message`], [`conductor`], [`placement`], [`p2p`]: the frames and the messages in them.
+//! * [`codec`], [`message`], [`conductor`], [`placement`], [`p2p`], [`groups`]: the frames and the messages in them.
 //! * [`server`]: accepts connections, checks certificates and rights, calls a [`Service`].
 //! * [`client`], [`watch`]: calls with deadlines over a connection that reconnects; a copy of the cluster map that
 //!   follows every new epoch.
@@ -41,7 +41,7 @@ pub use identity::{Identity, IdentityError, Trust};
 pub use limits::Limits;
 pub use local::{FormatError, LocalCluster, LocalError, Publication, RuntimeDirectory};
 pub use message::tickets::random_bytes;
-pub use message::{conductor, p2p, placement};
+pub use message::{conductor, groups, p2p, placement};
 pub use quic::reset::ResetSecret;
 pub use quic::tls::{PROTOCOL_NAME, TlsError};
 pub use server::{ServeError, Server, ServerConfig};

@@ -9,6 +9,7 @@
 
 pub mod conductor;
 pub(crate) mod events;
+pub mod groups;
 pub(crate) mod hot;
 pub(crate) mod moves;
 pub mod p2p;
@@ -40,6 +41,10 @@ pub use kvplane_proto::events::{ObjectChange, ObjectEvent, ObjectMedium};
 pub use crate::message::events::{
     AnswerOrder, EVENTS_PER_REPORT, EventName, EventReport, Events, KeyFound, NodeEvents, NodeOrder, OBJECTS_PER_ORDER,
     Order, ReportEvents, WatchEvents, WatchOrders,
+};
+use crate::message::groups::{
+    AttachMember, DescribeWorld, DetachMember, ListWorlds, MemberAttached, ProposeChange, RegisterProcess,
+    ReportProcess, UnregisterProcess, WatchWorld, WorldDescription, WorldList, WorldReply, WorldStatus,
 };
 pub use crate::message::hot::{
     HOT_PER_REPORT, HotFigures, HotList, HotShard, ListHot, NAME_PER_REPORT_BYTES, ObjectFigures, ReportHot,
@@ -115,6 +120,10 @@ impl StreamingCall for WatchInstances {
 
 impl StreamingCall for WatchAssignments {
     type Item = PlacementNotice;
+}
+
+impl StreamingCall for WatchWorld {
+    type Item = WorldStatus;
 }
 
 macro_rules! messages {
@@ -226,6 +235,15 @@ messages! {
     LocateObject = 0x005a small => ObjectPlaces, idempotent;
     JoinRanks = 0x005b small => RanksJoined;
     WantShards = 0x005c large => EmptyReply;
+    RegisterProcess = 0x0080 small => WorldReply, idempotent;
+    UnregisterProcess = 0x0081 small => EmptyReply, idempotent;
+    ReportProcess = 0x0082 small => WorldReply;
+    AttachMember = 0x0083 small => MemberAttached, idempotent;
+    DetachMember = 0x0084 small => EmptyReply, idempotent;
+    ProposeChange = 0x0085 small => EmptyReply, idempotent;
+    WatchWorld = 0x0086 small;
+    ListWorlds = 0x0087 small => WorldList, idempotent;
+    DescribeWorld = 0x0088 small => WorldDescription, idempotent;
     GetIncarnation = 0x0060 small => LastIncarnation, idempotent;
     OfferMap = 0x0061 large => EmptyReply;
     Welcome = 0x8001 small;
@@ -277,6 +295,11 @@ messages! {
     FetchOrders = 0x8058 large;
     ObjectPlaces = 0x805a large;
     RanksJoined = 0x805b large;
+    WorldReply = 0x8080 large;
+    MemberAttached = 0x8083 small;
+    WorldStatus = 0x8086 large;
+    WorldList = 0x8087 large;
+    WorldDescription = 0x8088 large;
     LastIncarnation = 0x8060 small;
 }
 

@@ -11,6 +11,10 @@ use crate::message::conductor::{
     ReportCache, ReportLoad, Reschedule, Schedule, ScheduleOnTerms, ScheduleWithGroups, UpdateRequest,
     WatchAssignments, WatchInstances,
 };
+use crate::message::groups::{
+    AttachMember, DescribeWorld, DetachMember, ListWorlds, ProposeChange, RegisterProcess, ReportProcess,
+    UnregisterProcess, WatchWorld, WorldName,
+};
 use crate::message::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, PublishObject,
     ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
@@ -30,7 +34,7 @@ use crate::message::{
 const ANY: &[Role] = &Role::ALL;
 /// Members of the cluster.
 const MEMBERS: &[Role] = &[Role::Control, Role::Node];
-/// Roles that may offer memory.
+/// Roles that may offer memory, and whose processes may form groups.
 const HOLDERS: &[Role] = &[Role::Control, Role::Node, Role::Client];
 /// Roles that may request objects from shards.
 const ASKERS: &[Role] = &[Role::Control, Role::Client, Role::Admin];
@@ -160,11 +164,25 @@ rights! {
     JoinRanks = "join_ranks" HOLDERS;
     WantShards = "want_shards" HOLDERS;
     GetPeerKeys = "get_peer_keys" HOLDERS |call| Some(Scope::Tenant(call.tenant.clone()));
+    RegisterProcess = "register_process" HOLDERS |call| Some(of_world(&call.world));
+    UnregisterProcess = "unregister_process" HOLDERS |call| Some(of_world(&call.world));
+    ReportProcess = "report_process" HOLDERS |call| Some(of_world(&call.world));
+    AttachMember = "attach_member" HOLDERS |call| Some(of_world(&call.world));
+    DetachMember = "detach_member" HOLDERS |call| Some(of_world(&call.world));
+    ProposeChange = "propose_change" HOLDERS |call| Some(of_world(&call.world));
+    WatchWorld = "watch_world" HOLDERS |call| Some(of_world(&call.world));
+    ListWorlds = "list_worlds" OBSERVERS;
+    DescribeWorld = "describe_world" OBSERVERS;
 }
 
 /// A ticket for all tenants needs a certificate for all tenants.
 fn tenant_of(call: &GetTicket) -> Scope {
     all_or(call.tenant.as_ref())
+}
+
+/// A world's processes are those of its tenant.
+fn of_world(world: &WorldName) -> Scope {
+    Scope::Tenant(world.tenant.clone())
 }
 
 /// A call that names no tenant is for all of them.
@@ -271,6 +289,15 @@ mod tests {
         "join_ranks cnc",
         "want_shards cnc",
         "get_peer_keys cnc",
+        "register_process cnc",
+        "unregister_process cnc",
+        "report_process cnc",
+        "attach_member cnc",
+        "detach_member cnc",
+        "propose_change cnc",
+        "watch_world cnc",
+        "list_worlds csa",
+        "describe_world csa",
     ];
 
     /// Rights are decided in the table above and nowhere else; this list shows every change.

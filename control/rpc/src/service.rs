@@ -16,6 +16,10 @@ use crate::message::conductor::{
     PrefixHolders, QueryPrefix, RegisterCapabilities, RegisterInstance, ReportCache, ReportLoad, RequestExplained,
     Reschedule, Schedule, ScheduleOnTerms, ScheduleReply, ScheduleWithGroups, UpdateRequest, WatchAssignments,
 };
+use crate::message::groups::{
+    AttachMember, DescribeWorld, DetachMember, ListWorlds, MemberAttached, ProposeChange, RegisterProcess,
+    ReportProcess, UnregisterProcess, WatchWorld, WorldDescription, WorldList, WorldReply,
+};
 use crate::message::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, ObjectFound, ObjectHeld,
     ObjectList, ObjectMembers, ObjectPlaces, ObjectPublished, ObjectReleased, ObjectsRenewed, PublishObject,
@@ -343,6 +347,42 @@ pub trait Service: Send + Sync + 'static {
     fn watch_fetches(&self, _caller: Caller, _call: WatchFetches) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
         Err(no_objects())
     }
+    /// Begins a process in a world.
+    fn register_process(&self, _caller: Caller, _call: RegisterProcess) -> Result<WorldReply, Refusal> {
+        Err(no_worlds())
+    }
+    /// Ends a process in order.
+    fn unregister_process(&self, _caller: Caller, _call: UnregisterProcess) -> Result<EmptyReply, Refusal> {
+        Err(no_worlds())
+    }
+    /// Records the state of a process; the reply holds its status if it has a new one.
+    fn report_process(&self, _caller: Caller, _call: ReportProcess) -> Result<WorldReply, Refusal> {
+        Err(no_worlds())
+    }
+    /// Makes a process a member of a group.
+    fn attach_member(&self, _caller: Caller, _call: AttachMember) -> Result<MemberAttached, Refusal> {
+        Err(no_worlds())
+    }
+    /// Ends a membership.
+    fn detach_member(&self, _caller: Caller, _call: DetachMember) -> Result<EmptyReply, Refusal> {
+        Err(no_worlds())
+    }
+    /// Proposes to change the view of a group.
+    fn propose_change(&self, _caller: Caller, _call: ProposeChange) -> Result<EmptyReply, Refusal> {
+        Err(no_worlds())
+    }
+    /// Returns a page of worlds.
+    fn list_worlds(&self, _caller: Caller, _call: ListWorlds) -> Result<WorldList, Refusal> {
+        Err(no_worlds())
+    }
+    /// Returns the processes and groups of a world.
+    fn describe_world(&self, _caller: Caller, _call: DescribeWorld) -> Result<WorldDescription, Refusal> {
+        Err(no_worlds())
+    }
+    /// Subscribes a process to its status.
+    fn watch_world(&self, _caller: Caller, _call: WatchWorld) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
+        Err(no_worlds())
+    }
     /// Returns the current map, and every later one, as frames of [`MapReply`].
     fn maps(&self) -> watch::Receiver<MapFrame>;
     /// Counts an event.
@@ -364,6 +404,10 @@ fn no_conductor() -> Refusal {
 
 fn no_objects() -> Refusal {
     Refusal::new(RefusalCode::NotFound, "this service has no P2P store")
+}
+
+fn no_worlds() -> Refusal {
+    Refusal::new(RefusalCode::NotFound, "this service has no process groups")
 }
 
 /// An item of a stream, encoded once for all its watchers.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use kvplane_cluster::{ClusterConfig, StartError as ClusterError};
 use kvplane_conductor::conductor::ConductorConfig;
@@ -17,6 +18,7 @@ use crate::http::objects::ObjectsAccess;
 use crate::store::StoreError;
 use crate::store::etcd::{EtcdConfig, EtcdConfigError};
 use crate::tickets::TicketConfig;
+use crate::worlds::{WorldRestoreError, WorldsConfig};
 
 /// Settings of a control plane.
 #[derive(Clone, Debug)]
@@ -41,6 +43,11 @@ pub struct ControlConfig {
     pub conductor: Option<ConductorConfig>,
     /// Snapshots of the Conductor's index.
     pub conductor_snapshots: SnapshotConfig,
+    /// Limits of process groups.
+    pub worlds: WorldsConfig,
+    /// Time without a call of a process of a world after which the control plane ends by itself; none if it does not.
+    /// Not with `etcd`.
+    pub stop_when_idle: Option<Duration>,
     /// True if only configured tenants may put; otherwise unknown tenants have no quota.
     pub strict_tenants: bool,
     /// Makes shards require tickets of their peers, so that they may listen beyond loopback. If none, shards require no
@@ -74,6 +81,8 @@ impl ControlConfig {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             http_listen: None,
             http_token: None,
+            worlds: WorldsConfig::default(),
+            stop_when_idle: None,
             strict_tenants: false,
             tickets: None,
             objects: ObjectsAccess::default(),
@@ -107,6 +116,8 @@ pub enum StartError {
     Cluster(ClusterError),
     /// A stored record of the Conductor does not fit this version or its limits.
     Conductor(ConductorRestoreError),
+    /// A stored process group does not fit this version.
+    Worlds(WorldRestoreError),
     /// The directory of the Conductor's snapshots cannot be used.
     Snapshots(FileError),
     /// The state in etcd cannot be used.
@@ -151,6 +162,7 @@ impl fmt::Display for StartError {
             Self::Store(error) => error.fmt(f),
             Self::Etcd(error) => error.fmt(f),
             Self::Conductor(error) => write!(f, "the Conductor cannot restore its stored state: {error}"),
+            Self::Worlds(error) => write!(f, "the process groups cannot be restored: {error}"),
             Self::Snapshots(error) => write!(f, "no snapshots of the Conductor's index can be kept: {error}"),
             Self::EtcdShape(reason) => f.write_str(reason),
             Self::Cluster(error) => error.fmt(f),
@@ -193,6 +205,7 @@ impl std::error::Error for StartError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Conductor(error) => Some(error),
+            Self::Worlds(error) => Some(error),
             Self::EventsListen { source, .. }
             | Self::HttpListen { source, .. }
             | Self::Thread(source)

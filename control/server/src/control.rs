@@ -7,11 +7,13 @@
 //! | [`ConductorService`] | the Conductor and its streams; the event feeds that are followed | one for each |
 //! | [`P2p`] | the catalog of the P2P store and the streams of fetch orders | one |
 //! | [`TaskHost`] | replication tasks | one |
+//! | [`Worlds`] | the worlds of processes with their groups, and the streams of statuses | one |
 //! | [`Counts`] | counters of connections, calls and HTTP requests | one |
 //!
 //! Everything runs on one thread, so no lock is contended: each says which values change together, and none is held
-//! while something is awaited. Where one is taken under another, the order is: feeds, Conductor, cluster. The Conductor
-//! takes the cluster's to make its changes durable before it answers. All others are taken alone.
+//! while something is awaited. Where one is taken under another, the order is: feeds, Conductor or worlds, cluster. The
+//! Conductor and the worlds take the cluster's to make their changes durable before they answer. All others are taken
+//! alone.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock};
@@ -27,6 +29,7 @@ use crate::conductor::ConductorService;
 use crate::counts::Counts;
 use crate::p2p::P2p;
 use crate::tasks::TaskHost;
+use crate::worlds::Worlds;
 
 mod calls;
 
@@ -42,15 +45,23 @@ pub(crate) struct Control {
     pub(crate) p2p: Arc<P2p>,
     /// Host of replication tasks.
     pub(crate) tasks: Arc<TaskHost>,
+    /// Host of process groups.
+    pub(crate) worlds: Arc<Worlds>,
     pub(crate) counts: Counts,
     address: OnceLock<SocketAddr>,
 }
 
 impl Control {
     /// Joins the components to a control plane.
-    pub(crate) fn new(cluster: Arc<ClusterHost>, conductor: Option<Arc<ConductorService>>, p2p: P2p) -> Self {
+    pub(crate) fn new(
+        cluster: Arc<ClusterHost>,
+        conductor: Option<Arc<ConductorService>>,
+        p2p: P2p,
+        worlds: Worlds,
+    ) -> Self {
         let tasks = Arc::new(TaskHost::new(Arc::clone(&cluster)));
-        Self { cluster, conductor, p2p: Arc::new(p2p), tasks, counts: Counts::default(), address: OnceLock::new() }
+        let (p2p, worlds, counts) = (Arc::new(p2p), Arc::new(worlds), Counts::default());
+        Self { cluster, conductor, p2p, tasks, worlds, counts, address: OnceLock::new() }
     }
 
     /// Returns the Conductor.

@@ -221,7 +221,7 @@ fn route(pages: &Pages, request: &Request<Incoming>) -> (&'static str, Answer) {
             (StatusCode::OK, JSON, format!("{health}\n").into())
         }
         "/metrics" => {
-            let text = metrics::render(&control.counts.numbers(), &view, control.conductor.as_deref());
+            let text = metrics::render(control, &view);
             (StatusCode::OK, PROMETHEUS, text.into())
         }
         _ => {

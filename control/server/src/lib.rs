@@ -8,6 +8,7 @@
 //!   nodes, and orders to them.
 //! * `conductor`: hosts the pure `kvplane-conductor`, if enabled.
 //! * `p2p`: hosts the P2P store's catalog; `tasks`: hosts replication tasks.
+//! * `worlds`: hosts the pure `kvplane-group`.
 //! * `http`: pages, metrics, and paths of Mooncake's tools, with their authentication; `events`: ZeroMQ.
 //!
 //! This crate makes no decisions itself and is on no data path: while it is down, puts and gets continue with the last
@@ -29,6 +30,7 @@ mod server;
 mod store;
 mod tasks;
 mod tickets;
+mod worlds;
 
 pub use conductor::{ConductorRestoreError, SnapshotConfig};
 pub use config::{ControlConfig, StartError};
@@ -37,7 +39,9 @@ pub use http::admin::shard_json;
 pub use http::metadata::MetadataLimits;
 pub use http::objects::{Objects, ObjectsAccess, ObjectsError, Pin, PinOutcome, PinResult};
 pub use kvplane_conductor::conductor::ConductorConfig;
+pub use kvplane_group::WorldConfig;
 pub use server::{ControlHandle, ControlServer, EndError, Role, STATE_FILE};
 pub use store::StoreError;
 pub use store::etcd::{EtcdChangeError, EtcdConfig, EtcdConfigError};
 pub use tickets::TicketConfig;
+pub use worlds::{WorldRestoreError, WorldsConfig};

@@ -167,6 +167,10 @@ fn check_listeners(config: &ControlConfig) -> Result<(), StartError> {
 /// Checks that the state has exactly one place.
 fn check_state(config: &ControlConfig) -> Result<(), StartError> {
     match &config.etcd {
+        Some(_) if config.stop_when_idle.is_some() => Err(StartError::EtcdShape(
+            "a control plane that stops when idle shares its state with no other: give a state directory, or none \
+             (--state, --stop-when-idle)",
+        )),
         Some(_) if config.state_directory.is_some() => {
             Err(StartError::EtcdShape("a state directory and etcd are both given: choose one of them"))
         }
@@ -238,6 +242,8 @@ async fn bring_up(config: ControlConfig) -> Result<(ControlProcess, State), Star
         objects: config.objects,
         snapshots,
         conductor: config.conductor,
+        worlds: config.worlds,
+        stop_when_idle: config.stop_when_idle,
     };
     let own = own.map(|(store, records, keep)| rest.control(store, records, keep)).transpose()?;
     let standing = match &own {
@@ -313,7 +319,8 @@ impl ControlHandle {
         self.role.borrow().clone()
     }
 
-    /// Waits up to `patience` for the control plane to end by itself; returns none while it runs.
+    /// Waits up to `patience` for the control plane to end by itself; returns none while it runs. One that stops when
+    /// idle ends without an error.
     pub fn ended_within(&mut self, patience: Duration) -> Option<Result<(), EndError>> {
         if self.result.is_none() {
             self.result = match self.ended.recv_timeout(patience) {

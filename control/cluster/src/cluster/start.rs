@@ -132,8 +132,8 @@ impl Cluster {
                 }
                 Record::Segment(segment) => self.membership.effects().remove(RecordKey::Segment(segment.name)),
                 Record::Tenant(tenant) => self.tenants.insert(tenant),
-                // The Conductor's host restores these.
-                Record::Conductor(_) => {}
+                // Their hosts restore these.
+                Record::Conductor(_) | Record::World(_) => {}
                 record => self.membership.restore(record, graced_ns),
             }
         }

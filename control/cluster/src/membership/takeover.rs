@@ -20,7 +20,8 @@ impl Membership {
             }
             Record::Layout(layout) => self.maps.restore_layout(layout),
             Record::Devices(said) => self.devices.insert(said),
-            Record::Header(_) | Record::Segment(_) | Record::Tenant(_) | Record::Conductor(_) => {}
+            Record::Header(_) | Record::Segment(_) | Record::Tenant(_) => {}
+            Record::World(_) | Record::Conductor(_) => {}
         }
     }
 

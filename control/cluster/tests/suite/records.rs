@@ -5,7 +5,8 @@ use crate::support;
 use kvplane_cluster::{
     CapabilitiesRecord, ClassRecord, ClientId, ConductorKey, ConductorRecord, Devices, EventsRecord, Header,
     InstanceDuty, InstanceRecord, MasterRecord, MemberRecord, MemberState, PlacementRecord, Record, RecordKey,
-    SeedRecord, SegmentKind, SegmentOwner, StageRecord, Tenant, WeightRecord,
+    SeedRecord, SegmentKind, SegmentOwner, StageRecord, Tenant, WeightRecord, WorldGroup, WorldGroupKey, WorldKey,
+    WorldRecord,
 };
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_proto::map::codec::{begin, seal};
@@ -18,7 +19,7 @@ fn bytes_of(record: &Record) -> Vec<u8> {
     bytes
 }
 
-fn examples() -> [Record; 13] {
+fn examples() -> [Record; 15] {
     let (capacity_bytes, version) = (1 << 30, "0.1.0".to_owned());
     let left = MemberState::Left;
     let mut client = segment("y", SegmentOwner::Client { client: ClientId(2) }, 77);
@@ -58,6 +59,11 @@ fn examples() -> [Record; 13] {
         Record::Conductor(ConductorRecord::Seed(seed("acme", "llama"))),
         Record::Conductor(ConductorRecord::Class(ClassRecord { name: "chat".to_owned(), priority: -2, ttft_ns: 7 })),
         Record::Conductor(ConductorRecord::Weight(weight("acme", "bot"))),
+        Record::World(WorldRecord::Starts(7)),
+        Record::World(WorldRecord::Group(WorldGroup {
+            key: WorldGroupKey { tenant: "acme".to_owned(), world: "job".to_owned(), group: 9 },
+            contents: vec![1, 2, 3],
+        })),
     ]
 }
 
@@ -115,11 +121,24 @@ fn seeds_of_different_models_have_different_keys() {
 }
 
 #[test]
+fn keys_of_groups_sort_like_their_bytes() {
+    let key = |tenant: &str, world: &str, group| {
+        let key = WorldGroupKey { tenant: tenant.to_owned(), world: world.to_owned(), group };
+        RecordKey::World(WorldKey::Group(key))
+    };
+    let mut keys = vec![key("", "a", 2), key("", "ab", 1), key("a", "", 3), key("a", "b", 256), key("b", "a", 1)];
+    keys.push(RecordKey::World(WorldKey::Starts));
+    keys.push(RecordKey::Conductor(ConductorKey::Placement));
+    keys.sort_unstable();
+    assert!(keys.is_sorted_by_key(RecordKey::to_bytes));
+}
+
+#[test]
 fn golden_record_bytes() {
     let hex = examples().map(|record| bytes_of(&record).iter().map(|byte| format!("{byte:02x}")).collect::<String>());
     assert_eq!(hex, GOLDEN, "the encoding changed: that needs a new format number");
 }
-const GOLDEN: [&str; 13] = [
+const GOLDEN: [&str; 15] = [
     "4b5643520100000900000000000000020470726f64dcd2888f3ff0a341",
     concat!(
         "4b564352010001040800000000000000000000400000000005302e312e3001000000000000000500",
@@ -150,6 +169,8 @@ const GOLDEN: [&str; 13] = [
     "4b56435201001310000000040061636d6505006c6c616d61010030200ff029a516f79e",
     "4b564352010014fe0700000000000000040063686174a36811ec6d622be3",
     "4b5643520100152c010000040061636d650300626f74bc9ab732a9f3f62b",
+    "4b56435201000a07000000e70dd762dbeafd11",
+    "4b56435201000b09000000000000000461636d65036a6f6203000000010203255d1ac52c2ad4f5",
 ];
 
 #[test]
@@ -221,7 +242,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn records_survive_and_damage_is_noticed(which in 0usize..11, at: prop::sample::Index, flip in 1u8..) {
+    fn records_survive_and_damage_is_noticed(which in 0usize..15, at: prop::sample::Index, flip in 1u8..) {
         let examples = examples();
         let record = &examples[which];
         let mut bytes = bytes_of(record);

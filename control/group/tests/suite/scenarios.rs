@@ -251,3 +251,64 @@ fn a_successor_of_the_control_plane_finishes_a_flush() {
     assert_eq!((view.epoch, view.active.len()), (2, 2));
     assert_eq!(view.resolution, Resolution { completed: 8, holder: Some(GroupRank(1)) });
 }
+
+#[test]
+fn records_survive_the_round_trip_and_damage_is_named() {
+    let (host, _, _) = founded(&[2, 0, 1]);
+    let record = &host.records[0];
+    let bytes = record.to_bytes().expect("it has an encoding");
+    assert_eq!(GroupRecord::from_bytes(&bytes).as_ref(), Ok(record));
+    for length in 0..bytes.len() {
+        assert!(GroupRecord::from_bytes(&bytes[..length]).is_err(), "{length} bytes of {}", bytes.len());
+    }
+    let later = [&[2], &bytes[1..]].concat();
+    assert_eq!(GroupRecord::from_bytes(&later), Err(GroupRecordError::Format { found: Some(2), supported: 1 }));
+    assert!(matches!(
+        GroupRecord::from_bytes(&[&bytes[..], &[0]].concat()),
+        Err(GroupRecordError::Malformed { reason }) if reason.contains('1')
+    ));
+    let changes: [fn(&mut GroupRecord); 6] = [
+        |record| record.founders = 4,
+        |record| record.founders = 0,
+        |record| record.spec.order[0] = WorldRank(64),
+        |record| record.view.active.insert(GroupRank(3)),
+        |record| record.view.incarnations.clear(),
+        |record| record.addresses[1] = Some("a".repeat(MAX_ADDRESS_BYTES + 1)),
+    ];
+    for change in changes {
+        let mut damaged = record.clone();
+        change(&mut damaged);
+        let found = GroupRecord::from_bytes(&damaged.to_bytes().expect("it has an encoding"));
+        assert!(matches!(found, Err(GroupRecordError::Contents { .. })), "{found:?} of {damaged:?}");
+    }
+}
+
+#[test]
+fn deaths_exclusions_and_view_changes_are_counted() {
+    let (mut host, processes, group) = founded(&[0, 1, 2]);
+    host.call(Input::Unregister { process: processes[2] }).expect("a live process");
+    host.now_ns += 100 * MS;
+    host.report(processes[0], &[1], group, 1, fenced(0));
+    host.report(processes[1], &[0], group, 1, fenced(0));
+    let counters = host.world.counters();
+    assert_eq!((counters.foundings, counters.view_changes), (1, 1));
+    assert_eq!(counters.view_change_ns, 100 * MS);
+    host.call(Input::Unregister { process: processes[2] }).expect("it has ended before");
+    assert_eq!(counters.exclusions, ExclusionCounts { ended: 1, ..ExclusionCounts::default() });
+    // One is silent, and its peer finds that its address refuses connections.
+    let roster = host.world.status(processes[0]).expect("registered").roster;
+    let refused = [WorldRank(1)].into_iter().collect();
+    for _ in 0..3 {
+        host.now_ns += 100 * MS;
+        let (linked, overdue) = (RankSet::EMPTY, RankSet::EMPTY);
+        let report = Report { process: processes[0], roster, linked, refused, overdue, groups: vec![] };
+        host.call(Input::Report { report }).expect("a live process");
+    }
+    assert_eq!(host.world.counters().deaths, DeathCounts { refused: 1, ..DeathCounts::default() });
+    assert!(!host.world.is_empty());
+    let summaries: Vec<_> = host.world.group_summaries().collect();
+    assert_eq!(summaries.len(), 1);
+    assert!(summaries[0].changing_ns.is_some(), "the survivor has not been fenced yet");
+    let live: Vec<_> = host.world.process_summaries().map(|summary| summary.process.id).collect();
+    assert_eq!(live, [processes[0]]);
+}

@@ -19,6 +19,10 @@ use crate::message::conductor::{
     ReportCache, ReportLoad, Reschedule, Schedule, ScheduleOnTerms, ScheduleWithGroups, UpdateRequest,
     WatchAssignments, WatchInstances,
 };
+use crate::message::groups::{
+    AttachMember, DescribeWorld, DetachMember, ListWorlds, ProposeChange, RegisterProcess, ReportProcess,
+    UnregisterProcess, WatchWorld,
+};
 use crate::message::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, PublishObject,
     ReleaseObject, RenewObjects, ReportObject, WantShards, WatchFetches,
@@ -91,6 +95,10 @@ impl Call {
             }
             WatchFetches::KIND => {
                 let items = self.items(&frame, |c| self.service.watch_fetches(self.caller, c));
+                return self.stream(items, send).await;
+            }
+            WatchWorld::KIND => {
+                let items = self.items(&frame, |c| self.service.watch_world(self.caller, c));
                 return self.stream(items, send).await;
             }
             _ => {}
@@ -278,7 +286,26 @@ impl Call {
             JoinRanks::KIND => self.answer(frame, |c| service.join_ranks(caller, c)),
             WantShards::KIND => self.answer(frame, |c| service.want_shards(caller, c)),
             GetPeerKeys::KIND => self.answer(frame, |c| service.get_peer_keys(caller, c)),
-            kind => self.dispatch_member(kind, frame).unwrap_or(Err(CodecError::Kind(kind))),
+            kind => {
+                let of_group = || self.dispatch_group(kind, frame);
+                self.dispatch_member(kind, frame).or_else(of_group).unwrap_or(Err(CodecError::Kind(kind)))
+            }
+        }
+    }
+
+    /// Dispatches calls about process groups.
+    fn dispatch_group(&self, kind: u16, frame: &[u8]) -> Option<Result<Vec<u8>, CodecError>> {
+        let (service, caller) = (&*self.service, self.caller);
+        match kind {
+            RegisterProcess::KIND => Some(self.answer(frame, |c| service.register_process(caller, c))),
+            UnregisterProcess::KIND => Some(self.answer(frame, |c| service.unregister_process(caller, c))),
+            ReportProcess::KIND => Some(self.answer(frame, |c| service.report_process(caller, c))),
+            AttachMember::KIND => Some(self.answer(frame, |c| service.attach_member(caller, c))),
+            DetachMember::KIND => Some(self.answer(frame, |c| service.detach_member(caller, c))),
+            ProposeChange::KIND => Some(self.answer(frame, |c| service.propose_change(caller, c))),
+            ListWorlds::KIND => Some(self.answer(frame, |c| service.list_worlds(caller, c))),
+            DescribeWorld::KIND => Some(self.answer(frame, |c| service.describe_world(caller, c))),
+            _ => None,
         }
     }
 

@@ -3,6 +3,7 @@
 use kvplane_cluster as core;
 use kvplane_conductor::conductor::ConductorError;
 use kvplane_conductor::scheduler::{CapabilityError, SchedulerError};
+use kvplane_group as group;
 
 use crate::error::{Refusal, RefusalCode};
 
@@ -57,5 +58,27 @@ impl From<ConductorError> for Refusal {
             }
         };
         Self::new(code, error.to_string())
+    }
+}
+
+impl From<group::Rejection> for Refusal {
+    fn from(rejection: group::Rejection) -> Self {
+        use group::Rejection as R;
+        let code = match &rejection {
+            R::Ended { .. } => RefusalCode::IncarnationEnded,
+            R::UnknownProcess { .. } => RefusalCode::UnknownClient,
+            R::RankTaken { .. } | R::OtherGroup { .. } => RefusalCode::AlreadyExists,
+            R::UnknownGroup { .. } | R::NoGroupToJoin => RefusalCode::NotFound,
+            R::NotMember { .. } => RefusalCode::UnknownMember,
+            R::TooManyGroups { .. } | R::TooManyProposals { .. } => RefusalCode::LimitReached,
+            R::RankBeyondLimit { .. }
+            | R::LongAddress { .. }
+            | R::GroupName { .. }
+            | R::GroupSize { .. }
+            | R::DuplicateRank { .. }
+            | R::NotNamed { .. }
+            | R::ChangeOfNone => RefusalCode::BadRequest,
+        };
+        Self::new(code, rejection.to_string())
     }
 }

@@ -2,6 +2,8 @@
 
 #[path = "support/conductor.rs"]
 mod conductor;
+#[path = "support/groups.rs"]
+mod groups;
 #[path = "support/p2p.rs"]
 mod p2p;
 #[path = "support/tiers.rs"]
@@ -136,6 +138,7 @@ fn golden_frames() {
     conductor::show_requests(&mut show);
     conductor::show_replies(&mut show);
     p2p::show_all(&mut show);
+    groups::show_all(&mut show);
     show_tasks(&mut show);
     assert_eq!(found, include_str!("golden_frames.txt"));
     check_complete(&found);
@@ -445,6 +448,7 @@ fn decode_as_all(frame: &[u8]) {
     let _ = decode::<Refusal>(frame);
     conductor::decode_as_all(frame);
     p2p::decode_as_all(frame);
+    groups::decode_as_all(frame);
 }
 
 proptest! {

@@ -7,6 +7,10 @@ use kvplane_rpc::conductor::{
     PrefixHolders, QueryPrefix, RegisterCapabilities, RegisterInstance, ReportCache, ReportLoad, RequestExplained,
     Reschedule, Schedule, ScheduleOnTerms, ScheduleReply, ScheduleWithGroups, UpdateRequest, WatchAssignments,
 };
+use kvplane_rpc::groups::{
+    AttachMember, DescribeWorld, DetachMember, ListWorlds, MemberAttached, ProposeChange, RegisterProcess,
+    ReportProcess, UnregisterProcess, WatchWorld, WorldDescription, WorldList, WorldReply,
+};
 use kvplane_rpc::limits::PAGE_SEGMENTS;
 use kvplane_rpc::message::{
     Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Drain, EmptyReply,
@@ -522,6 +526,42 @@ impl Service for Control {
 
     fn watch_fetches(&self, _: Caller, call: WatchFetches) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
         self.p2p.watch(call)
+    }
+
+    fn register_process(&self, _: Caller, call: RegisterProcess) -> Result<WorldReply, Refusal> {
+        self.worlds.register(call)
+    }
+
+    fn unregister_process(&self, _: Caller, call: UnregisterProcess) -> Result<EmptyReply, Refusal> {
+        self.worlds.unregister(&call)
+    }
+
+    fn report_process(&self, _: Caller, call: ReportProcess) -> Result<WorldReply, Refusal> {
+        self.worlds.report(call)
+    }
+
+    fn attach_member(&self, _: Caller, call: AttachMember) -> Result<MemberAttached, Refusal> {
+        self.worlds.attach(call)
+    }
+
+    fn detach_member(&self, _: Caller, call: DetachMember) -> Result<EmptyReply, Refusal> {
+        self.worlds.detach(&call)
+    }
+
+    fn propose_change(&self, _: Caller, call: ProposeChange) -> Result<EmptyReply, Refusal> {
+        self.worlds.propose(&call)
+    }
+
+    fn watch_world(&self, _: Caller, call: WatchWorld) -> Result<mpsc::Receiver<ItemFrame>, Refusal> {
+        self.worlds.watch(&call)
+    }
+
+    fn list_worlds(&self, _: Caller, call: ListWorlds) -> Result<WorldList, Refusal> {
+        Ok(self.worlds.list(&call))
+    }
+
+    fn describe_world(&self, _: Caller, call: DescribeWorld) -> Result<WorldDescription, Refusal> {
+        self.worlds.describe(&call)
     }
 
     fn maps(&self) -> watch::Receiver<MapFrame> {

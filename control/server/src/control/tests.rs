@@ -13,6 +13,7 @@ use super::Control;
 use crate::cluster::ClusterHost;
 use crate::p2p::P2p;
 use crate::store::Store;
+use crate::worlds::{StoredWorlds, Worlds, WorldsConfig};
 
 fn join() -> Join {
     let address = SocketAddr::from(([127, 0, 0, 1], 7001));
@@ -31,7 +32,9 @@ fn join() -> Join {
 fn map_that_cannot_be_made_durable_is_not_published() {
     let cluster = Cluster::new(ClusterConfig::new("test"), [], 0).expect("defaults are valid");
     let host = ClusterHost::new(cluster, Store::in_memory(1), None, false).expect("no disk");
-    let control = Control::new(Arc::new(host), None, P2p::new(1, 0));
+    let host = Arc::new(host);
+    let worlds = Worlds::new(WorldsConfig::default(), StoredWorlds::default(), Arc::clone(&host), 1);
+    let control = Control::new(host, None, P2p::new(1, 0), worlds.expect("no disk"));
     let address = SocketAddr::from(([127, 0, 0, 1], 1));
     let caller = Caller { role: Role::Node, address };
     control.join(caller, join()).expect("a good member");

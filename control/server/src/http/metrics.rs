@@ -1,5 +1,5 @@
-//! Metrics of the control plane as Prometheus text: its own, the cluster's, the Conductor's, and those under the names
-//! of Mooncake's master.
+//! Metrics of the control plane as Prometheus text: its own, the cluster's, those of process groups, the Conductor's,
+//! and those under the names of Mooncake's master.
 //!
 //! A scrape copies all numbers into a fresh recorder and renders that, so nothing is global and a removed node leaves
 //! no series behind.
@@ -10,7 +10,7 @@ use metrics::{Unit, counter, describe_counter, describe_gauge, gauge, with_local
 use metrics_exporter_prometheus::PrometheusBuilder;
 
 use crate::cluster::view::View;
-use crate::conductor::ConductorService;
+use crate::control::Control;
 use crate::counts::{MetricKind, Numbers};
 use crate::http::mooncake_metrics;
 
@@ -18,7 +18,8 @@ use crate::http::mooncake_metrics;
 const STATES: [&str; 6] = ["joining", "active", "suspect", "draining", "dead", "left"];
 
 /// Renders all numbers of a leader.
-pub(crate) fn render(numbers: &Numbers, view: &View, conductor: Option<&ConductorService>) -> String {
+pub(crate) fn render(control: &Control, view: &View) -> String {
+    let numbers = &control.counts.numbers();
     let recorder = PrometheusBuilder::new().build_recorder();
     let calls = |method: &str| {
         let (answered, refused) = numbers.calls_of(method);
@@ -31,7 +32,8 @@ pub(crate) fn render(numbers: &Numbers, view: &View, conductor: Option<&Conducto
         record_rim(numbers);
         record_cluster(view);
         mooncake_metrics::record(&sums);
-        if let Some(conductor) = conductor {
+        control.worlds.record_metrics();
+        if let Some(conductor) = &control.conductor {
             conductor.record_metrics();
         }
     });

@@ -29,6 +29,7 @@ use crate::p2p::P2p;
 use crate::store::Store;
 use crate::store::etcd::{Etcd, Leadership, Takeover};
 use crate::tickets::{Keep, TicketConfig, Tickets};
+use crate::worlds::{StoredWorlds, Worlds, WorldsConfig};
 
 /// Time within a shutdown for close frames to reach the callers.
 const GOODBYE: Duration = Duration::from_millis(500);
@@ -84,6 +85,9 @@ pub(super) struct Rest {
     pub(super) conductor: Option<ConductorConfig>,
     /// Snapshots of the Conductor's index, if they are kept.
     pub(super) snapshots: Option<SnapshotFiles>,
+    pub(super) worlds: WorldsConfig,
+    /// Time without a call of a process of a world after which the control plane ends; none if it does not.
+    pub(super) stop_when_idle: Option<Duration>,
 }
 
 /// Place of the state.
@@ -117,6 +121,7 @@ impl Rest {
         if let Some((restored, files)) = conductor.as_mut().zip(self.snapshots.as_ref()) {
             files.adopt_all(store.state_id(), &mut restored.conductor);
         }
+        let stored = StoredWorlds::of(&records).map_err(StartError::Worlds)?;
         let cluster = Cluster::new(self.cluster.clone(), records, 0).map_err(StartError::Cluster)?;
         let cluster = ClusterHost::new(cluster, store, tickets, self.strict_tenants);
         let cluster = Arc::new(cluster.map_err(|refusal| StartError::FirstChange(refusal.reason))?);
@@ -124,7 +129,10 @@ impl Rest {
             P2p::new(random_u64().map_err(StartError::Randomness)?, random_u64().map_err(StartError::Randomness)?);
         let conductor = conductor
             .map(|restored| Arc::new(ConductorService::new(restored, Arc::clone(&cluster), self.snapshots.clone())));
-        Ok(Arc::new(Control::new(cluster, conductor, p2p)))
+        let seed = random_u64().map_err(StartError::Randomness)?;
+        let worlds = Worlds::new(self.worlds, stored, Arc::clone(&cluster), seed);
+        let worlds = worlds.map_err(|refusal| StartError::FirstChange(refusal.reason))?;
+        Ok(Arc::new(Control::new(cluster, conductor, p2p, worlds)))
     }
 }
 
@@ -181,10 +189,20 @@ pub(super) async fn live(
             State::Shared(etcd) => running.take_turns(etcd).await,
         })
     };
+    let idle = async {
+        match (running.rest.stop_when_idle, &state) {
+            (Some(limit), State::Own(control)) => control.worlds.idle_for(limit).await,
+            _ => std::future::pending().await,
+        }
+    };
     let result = tokio::select! {
         () = renew(server, source, mark, local, publication.as_ref()) => Ok(()),
         // A stop request, or a dropped handle: both mean to stop.
         _ = stopping => Ok(()),
+        () = idle => {
+            tracing::info!("no process of a world has reported for the time of --stop-when-idle");
+            Ok(())
+        }
         result = served => result,
     };
     // Leadership is given up first, so that rejected callers find the next leader.
@@ -208,6 +226,8 @@ impl ControlProcess {
         }
         let p2p = control.p2p.clone();
         parts.spawn("the P2P store", async move { p2p.run().await });
+        let worlds = control.worlds.clone();
+        parts.spawn("process groups", async move { worlds.run().await });
         let tasks = control.tasks.clone();
         parts.spawn("tasks", async move { tasks.run().await });
         let cluster = self.local.cluster.as_str().to_owned();

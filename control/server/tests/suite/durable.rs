@@ -39,7 +39,7 @@ fn child_control_plane() {
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
-struct KilledControl(Child);
+pub(crate) struct KilledControl(Child);
 
 impl Drop for KilledControl {
     fn drop(&mut self) {
@@ -49,9 +49,9 @@ impl Drop for KilledControl {
     }
 }
 
-const ANYWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+pub(crate) const ANYWHERE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-fn spawn(state: &Path, listen: SocketAddr) -> (KilledControl, LocalCluster) {
+pub(crate) fn spawn(state: &Path, listen: SocketAddr) -> (KilledControl, LocalCluster) {
     let mut child = Command::new(std::env::current_exe().expect("our own path"))
         .args(["--exact", "durable::child_control_plane", "--nocapture"])
         .env(STATE, state)

@@ -6,6 +6,7 @@ mod conductor_restart;
 mod control;
 mod durable;
 mod engines;
+mod groups;
 mod masters;
 mod metadata;
 mod schemes;

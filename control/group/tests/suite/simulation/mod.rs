@@ -2,8 +2,8 @@
 //! virtual time. A seed reproduces it.
 //!
 //! Checked at every step: no two members of a view disagree about who contributed to an operation that both completed,
-//! every result has the ranks of one view, and a view's epoch never goes back. Checked at the end, after all faults are
-//! over: all live members follow one view, and their operations advance.
+//! every result has the ranks of one view, a view's epoch never goes back, and no status changes unannounced. Checked
+//! at the end, after all faults are over: all live members follow one view, and their operations advance.
 
 mod process;
 
@@ -58,6 +58,8 @@ pub(crate) struct Simulation {
     next_incarnation: u64,
     next_proposal: u64,
     views: BTreeMap<u64, View>,
+    /// Status of each process as it was announced last.
+    announced: BTreeMap<ProcessId, Status>,
     mode: FailureMode,
     seed: u64,
 }
@@ -81,6 +83,7 @@ impl Simulation {
             next_incarnation: 1,
             next_proposal: 0,
             views: BTreeMap::new(),
+            announced: BTreeMap::new(),
             mode,
             seed,
         };
@@ -92,6 +95,7 @@ impl Simulation {
     pub(crate) fn start_control(&mut self) {
         self.term += 1;
         let records = self.records.values().cloned().collect();
+        self.announced.clear();
         self.world = Some(World::start("job", self.config, records, self.term, 7, self.now_ns));
     }
 
@@ -161,10 +165,25 @@ impl Simulation {
         }
         let due_ns = world.poll_timeout();
         assert!(due_ns.is_none_or(|due_ns| due_ns > self.now_ns), "the next call is due already: {due_ns:?}");
+        self.check_announced(&changed);
         for rank in changed {
             self.send_status(rank);
         }
         reply
+    }
+
+    /// Checks that the status of a process that was not announced is the same as before.
+    fn check_announced(&mut self, changed: &[WorldRank]) {
+        let Some(world) = &self.world else { return };
+        for rank in (0..self.ranks).map(WorldRank) {
+            let Some(process) = world.process(rank) else { continue };
+            let status = world.status(process).expect("a registered process");
+            let before = self.announced.insert(process, status.clone());
+            assert!(
+                changed.contains(&rank) || before.as_ref().is_none_or(|before| *before == status),
+                "the status of {process:?} changed from {before:?} to {status:?} unannounced",
+            );
+        }
     }
 
     fn send_status(&mut self, rank: WorldRank) {

@@ -91,7 +91,14 @@ const EDGES: [(&str, Uses); 36] = [
     ),
     (
         "kvplane-rpc",
-        Uses::Only(&["kvplane-proto", "kvplane-cluster", "kvplane-conductor", "kvplane-sys", "kvplane-ticket"]),
+        Uses::Only(&[
+            "kvplane-proto",
+            "kvplane-cluster",
+            "kvplane-conductor",
+            "kvplane-group",
+            "kvplane-sys",
+            "kvplane-ticket",
+        ]),
     ),
     // Libraries, independent of the control plane: client of HTTP and etcd; HTTP server.
     ("kvplane-etcd", Uses::Only(&["kvplane-sys"])),
@@ -102,6 +109,7 @@ const EDGES: [(&str, Uses); 36] = [
             "kvplane-proto",
             "kvplane-cluster",
             "kvplane-conductor",
+            "kvplane-group",
             "kvplane-rpc",
             "kvplane-etcd",
             "kvplane-http",
@@ -125,6 +133,7 @@ const EDGES: [(&str, Uses); 36] = [
             "kvplane-topology",
             "kvplane-cluster",
             "kvplane-conductor",
+            "kvplane-group",
             "kvplane-transfer",
             "kvplane-http",
             "kvplane-rpc",
