@@ -13,7 +13,7 @@ mod workload;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvplane_collective::{Member, MemberConfig};
+use kvplane_collective::{Member, MemberConfig, MemberCounts};
 use kvplane_group::*;
 use kvplane_proto::rng::Rng;
 
@@ -39,6 +39,21 @@ const WORLD: WorldConfig = WorldConfig {
     groups: 256,
     proposals: 64,
 };
+
+/// Fault of a rank.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fault {
+    Kill,
+    Stop,
+    /// It and its neighbour do not reach each other.
+    CutPair,
+    /// It and the control plane do not reach each other.
+    CutOff,
+    /// The control plane dies; the rank does not matter.
+    KillControl,
+    /// The control plane dies with the rank.
+    KillBoth,
+}
 
 /// Event that is delivered at a time.
 #[derive(Debug)]
@@ -75,12 +90,16 @@ pub(crate) struct Simulation {
     sent: u64,
     /// Frames that have arrived.
     pub(crate) frames: u64,
+    /// Fault of a rank when so many frames have arrived.
+    pub(crate) planned: Option<(u64, Fault, WorldRank)>,
     next_incarnation: u64,
     next_proposal: u64,
     pub(crate) views: BTreeMap<u64, View>,
     /// Highest number that ended with a result, and how many did.
     pub(crate) furthest: u64,
     pub(crate) results: u64,
+    /// Counters of all members whose processes have ended.
+    pub(crate) counts: MemberCounts,
 }
 
 impl Simulation {
@@ -93,7 +112,7 @@ impl Simulation {
             founders,
             mode,
             workload,
-            habits: Habits { late: 60, pause_ns: 12 * MS, has_messages: true },
+            habits: Habits { late: 60, pause_ns: 12 * MS, has_messages: true, timeout_ns: (300 * MS, 1_800 * MS) },
             world: None,
             term: 0,
             records: BTreeMap::new(),
@@ -105,11 +124,13 @@ impl Simulation {
             deliveries: BTreeMap::new(),
             sent: 0,
             frames: 0,
+            planned: None,
             next_incarnation: 1,
             next_proposal: 0,
             views: BTreeMap::new(),
             furthest: 0,
             results: 0,
+            counts: MemberCounts::default(),
         };
         simulation.start_control();
         (0..founders).for_each(|at| {
@@ -145,8 +166,20 @@ impl Simulation {
     fn begin(&mut self, rank: WorldRank, is_joiner: bool) {
         let id = ProcessId { rank, incarnation: self.next_incarnation };
         self.next_incarnation += 1;
-        self.processes.insert(rank, Process::new(id, is_joiner, self.seed));
+        let former = self.processes.insert(rank, Process::new(id, is_joiner, self.seed));
+        self.count(former);
         self.killed.remove(&rank);
+    }
+
+    fn count(&mut self, ended: Option<Process>) {
+        let Some(counts) = ended.and_then(|process| Some(process.member()?.counts())) else { return };
+        self.counts.completed += counts.completed;
+        self.counts.ended += counts.ended;
+        self.counts.repeated += counts.repeated;
+        self.counts.fetched += counts.fetched;
+        self.counts.stale += counts.stale;
+        self.counts.unexpected += counts.unexpected;
+        self.counts.kept += counts.kept;
     }
 
     fn begin_again(&mut self, rank: WorldRank) {
@@ -155,7 +188,9 @@ impl Simulation {
     }
 
     pub(crate) fn kill(&mut self, rank: WorldRank) {
-        if self.processes.remove(&rank).is_some() {
+        let former = self.processes.remove(&rank);
+        if former.is_some() {
+            self.count(former);
             self.killed.insert(rank);
             self.break_connections(rank);
         }
@@ -358,6 +393,9 @@ impl Simulation {
         let Some(host) = &mut process.host else { return };
         host.take(frame);
         self.frames += 1;
+        if let Some((_, fault, rank)) = self.planned.take_if(|(at, ..)| *at == self.frames) {
+            self.fail(fault, rank);
+        }
         self.drive(to, false);
         // The sender has room again.
         self.drive(from, false);
@@ -493,6 +531,20 @@ impl Simulation {
         }
     }
 
+    fn fail(&mut self, fault: Fault, rank: WorldRank) {
+        match fault {
+            Fault::Kill => self.kill(rank),
+            Fault::Stop => self.stop(rank, true),
+            Fault::CutPair => self.cut(rank, WorldRank((rank.0 + 1) % self.ranks)),
+            Fault::CutOff => self.cut_off(rank),
+            Fault::KillControl => self.kill_control(),
+            Fault::KillBoth => {
+                self.kill_control();
+                self.kill(rank);
+            }
+        }
+    }
+
     fn break_something(&mut self) {
         let rank = WorldRank(self.rng.below(u64::from(self.ranks)) as u8);
         let other = WorldRank(self.rng.below(u64::from(self.ranks)) as u8);
@@ -532,6 +584,14 @@ impl Simulation {
                 self.begin_again(rank);
             }
         }
+    }
+
+    /// Ends all processes, and returns the counters of their members.
+    pub(crate) fn end(mut self) -> MemberCounts {
+        for process in std::mem::take(&mut self.processes).into_values() {
+            self.count(Some(process));
+        }
+        self.counts
     }
 
     /// Checks the results that a process has got.
@@ -600,7 +660,7 @@ pub(crate) fn seeds(default: u64) -> std::ops::Range<u64> {
     from..from + number("KVPLANE_COLLECTIVE_SEEDS", default)
 }
 
-fn simulate(seed: u64) {
+fn simulate(seed: u64) -> MemberCounts {
     let ranks = 2 + (seed % 5) as u8;
     let founders = if seed % 3 == 0 { ranks.min(2) } else { ranks };
     let mode = if seed % 4 == 3 { FailureMode::Deferred } else { FailureMode::Automatic };
@@ -611,12 +671,21 @@ fn simulate(seed: u64) {
     simulation.heal();
     simulation.run(9_000, 0);
     simulation.check_healed();
+    simulation.end()
 }
 
 #[test]
 fn seeds_that_survive_faults() {
+    let mut all = MemberCounts::default();
     for seed in seeds(20) {
         println!("seed {seed}");
-        simulate(seed);
+        let counts = simulate(seed);
+        all.completed += counts.completed;
+        all.ended += counts.ended;
+        all.repeated += counts.repeated;
+        all.fetched += counts.fetched;
+        all.stale += counts.stale;
     }
+    println!("{all:?}");
+    assert!(all.repeated > 0 && all.fetched > 0 && all.ended > 0 && all.stale > 0, "faults have no effect: {all:?}");
 }

@@ -54,6 +54,8 @@ pub(crate) struct Habits {
     /// Most time between two calls.
     pub(crate) pause_ns: u64,
     pub(crate) has_messages: bool,
+    /// Least and most deadline of an operation.
+    pub(crate) timeout_ns: (u64, u64),
 }
 
 #[derive(Debug)]
@@ -180,14 +182,14 @@ impl Process {
         }
         self.take_ended(now_ns, habits);
         if self.call.is_none() && now_ns >= self.next_call_ns {
-            self.begin_call(now_ns, workload);
+            self.begin_call(now_ns, workload, habits);
         }
         if habits.has_messages && self.messages.len() < MESSAGES && self.rng.below(40) == 0 {
-            self.begin_message(now_ns);
+            self.begin_message(now_ns, habits);
         }
     }
 
-    fn begin_call(&mut self, now_ns: u64, workload: &Workload) {
+    fn begin_call(&mut self, now_ns: u64, workload: &Workload, habits: Habits) {
         let Some(host) = &mut self.host else { return };
         let member = &host.member;
         let is_founder = member.view().epoch == 0 && !self.is_joiner;
@@ -198,16 +200,19 @@ impl Process {
         let number = member.next_number();
         let operation = workload.operation(number, member.rank(), places);
         let source = workload.source(number, member.rank(), &operation);
-        let timeout_ns = (300 + self.rng.below(1_500)) * MS;
+        let (least, most) = habits.timeout_ns;
+        let timeout_ns = least + self.rng.below(most - least + 1);
         let work = host.submit(&operation, source, timeout_ns).expect("a good operation");
         host.advance(now_ns);
         self.call = Some(Call { work, number, operation, timeout_ns, since_ns: now_ns });
     }
 
-    fn begin_message(&mut self, now_ns: u64) {
+    fn begin_message(&mut self, now_ns: u64, habits: Habits) {
         let Some(host) = &mut self.host else { return };
-        let peer = GroupRank(self.rng.below(self.order.len() as u64) as u8);
-        if peer == host.member.rank() || host.member.status().is_none() {
+        // A control plane that has restarted may not know a joiner's rank yet.
+        let members = host.member.status().map_or(0, |status| status.order.len() as u64);
+        let peer = GroupRank(self.rng.below(members.max(1)) as u8);
+        if peer == host.member.rank() || members == 0 {
             return;
         }
         let tag = self.rng.below(MESSAGE_BYTES.len() as u64) as i32;
@@ -223,7 +228,7 @@ impl Process {
             host.receive(from, tag, bytes, deadline_ns)
         };
         self.messages.insert(work, Message { tag, is_sent, deadline_ns });
-        self.take_ended(now_ns, Habits { late: 0, pause_ns: 1, has_messages: true });
+        self.take_ended(now_ns, habits);
     }
 
     fn take_ended(&mut self, now_ns: u64, habits: Habits) {

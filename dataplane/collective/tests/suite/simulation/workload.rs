@@ -39,7 +39,10 @@ impl Workload {
             }
             Self::Fixed { collective, count } => (Rng::new(number, "operation"), collective, count, 1),
         };
-        let types: Vec<_> = DataType::all().collect();
+        let types: Vec<_> = match self {
+            Self::Random { .. } => DataType::all().collect(),
+            Self::Fixed { .. } => vec![DataType::I32],
+        };
         let data_type = types[rng.below(types.len() as u64) as usize];
         let reductions: Vec<_> = Reduction::all().filter(|reduction| reduction.is_of(data_type)).collect();
         let reduction = reductions[rng.below(reductions.len() as u64) as usize];
