@@ -114,14 +114,15 @@ impl Flush {
 }
 
 /// See [`Flush::resolve`]. `base` is the number of complete operations at the beginning of the former view. Only
-/// members of both views count: what an excluded member alone has completed, the others repeat without it.
+/// members of both views count: what excluded members alone have completed, the others repeat without them, even if it
+/// was complete at the beginning of the former view.
 fn resolve(
     base: u64,
     fenced: &BTreeMap<GroupRank, Progress>,
     next: RankSet<GroupRank>,
 ) -> (Resolution, RankSet<GroupRank>) {
     let survivors = || fenced.iter().filter(|(rank, _)| next.contains(**rank));
-    let furthest = survivors().map(|(_, progress)| progress.completed).fold(base, u64::max);
+    let furthest = survivors().map(|(_, progress)| progress.completed).max().unwrap_or(base);
     let is_prepared = |progress: &Progress| progress.completed == furthest && progress.is_prepared;
     if survivors().next().is_some() && survivors().all(|(_, progress)| is_prepared(progress)) {
         return (Resolution { completed: furthest + 1, holder: None }, RankSet::EMPTY);
@@ -175,6 +176,12 @@ mod tests {
     #[test]
     fn an_operation_that_only_an_excluded_member_completed_is_repeated() {
         assert_eq!(resolved(0, &[(0, 4, false), (1, 5, false)], &[0]), (4, None, vec![]));
+    }
+
+    #[test]
+    fn a_result_whose_holders_are_gone_before_it_was_fetched_is_made_again() {
+        assert_eq!(resolved(5, &[(0, 4, false), (1, 5, false)], &[0]), (4, None, vec![]));
+        assert_eq!(resolved(5, &[(0, 4, false), (1, 5, false), (2, 4, true)], &[0, 2]), (4, None, vec![]));
     }
 
     #[test]

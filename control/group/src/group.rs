@@ -130,6 +130,8 @@ struct Slot {
     incarnation: Option<u64>,
     /// Epoch and phase that it reported last.
     reported: Option<(u64, Phase)>,
+    /// Epoch of the view that it has to know before it is ready: that of its attachment, or the one that excluded it.
+    since: u64,
 }
 
 /// A process group.
@@ -207,6 +209,7 @@ impl Group {
         group.view.incarnations.resize(group.slots.len(), None);
         for (slot, incarnation) in group.slots.iter_mut().zip(&group.view.incarnations) {
             slot.incarnation = *incarnation;
+            slot.since = group.view.epoch;
         }
         group
     }
@@ -270,7 +273,7 @@ impl Group {
         let slot = &mut self.slots[usize::from(rank.0)];
         let is_new = slot.incarnation != Some(incarnation);
         if is_new {
-            *slot = Slot { incarnation: Some(incarnation), reported: None };
+            *slot = Slot { incarnation: Some(incarnation), reported: None, since: self.view.epoch };
         }
         self.empty_since_ns = None;
         has_grown || is_new
@@ -374,7 +377,8 @@ impl Group {
     fn ready(&self, processes: &Roster) -> RankSet<GroupRank> {
         self.ranks_where(|at| {
             let slot = self.slots[at];
-            let is_ready = matches!(slot.reported, Some((_, Phase::Ready)));
+            // What it reported before it knew that it was excluded, it said of another membership.
+            let is_ready = matches!(slot.reported, Some((epoch, Phase::Ready)) if epoch >= slot.since);
             is_ready && slot.incarnation == processes.incarnation(self.spec.order[at])
         })
     }
@@ -548,6 +552,9 @@ impl Group {
         };
         let incarnations = (0..self.slots.len()).map(incarnation).collect();
         let epoch = self.view.epoch + 1;
+        for rank in self.view.participants().without(active.without(failed)).iter() {
+            self.slots[usize::from(rank.0)].since = epoch;
+        }
         self.view = View { epoch, active, failed, incarnations, resolution };
         self.flush = None;
     }

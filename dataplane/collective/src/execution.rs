@@ -114,14 +114,18 @@ impl Execution {
         self.is_prepared() && (self.keeps_result() || is_confirmed())
     }
 
-    /// Peers from which something has not arrived.
+    /// Peers from which something has not arrived, or which do not take what is there for them.
     pub(crate) fn awaited(&self) -> RankSet<GroupRank> {
         let receives = self.schedule.receives.iter().enumerate().filter(|(at, _)| !self.has_received(*at));
-        let data: RankSet<_> = receives.map(|(_, receive)| receive.from).collect();
+        let sends = self.schedule.sends.iter().enumerate().filter(|(at, _)| !self.is_sent(*at));
+        let is_there =
+            |at: usize| self.available(at).is_some_and(|bytes| self.sent[at].is_none_or(|sent| bytes > sent));
+        let sends = sends.filter(|(at, _)| is_there(*at));
+        let data = receives.map(|(_, receive)| receive.from).chain(sends.map(|(_, send)| send.to)).collect();
         match (self.keeps_result(), self.is_prepared()) {
             (true, _) => data,
             (false, false) => data.union(self.peers.without(self.started)),
-            (false, true) => self.peers.without(self.confirmed),
+            (false, true) => self.peers.without(self.confirmed.intersection(self.confirm_sent)),
         }
     }
 

@@ -58,8 +58,8 @@ struct Submitted {
     deadline_ns: Option<u64>,
     /// The deadline has passed, and the peers that it waits for were reported.
     is_late: bool,
-    /// Participants of the view in which it was begun first.
-    first_participants: Option<RankSet<GroupRank>>,
+    /// Participants of the views in which it was begun.
+    begun_with: RankSet<GroupRank>,
 }
 
 /// The first operation, as far as it has come in the view.
@@ -70,9 +70,15 @@ enum Stage {
     /// In flight.
     Running(Execution),
     /// Complete elsewhere: its result is fetched. The execution is that of the former view, whose epoch and
-    /// participants made the result.
+    /// participants made the result. Nothing is received before the first frame, which may be empty.
     #[allow(missing_docs, reason = "the fields are named for what they hold")]
-    Fetching { execution: Execution, holder: GroupRank, received: u64, epoch: u64, participants: RankSet<GroupRank> },
+    Fetching {
+        execution: Execution,
+        holder: GroupRank,
+        received: Option<u64>,
+        epoch: u64,
+        participants: RankSet<GroupRank>,
+    },
 }
 
 /// Result of the last operation that was completed.
@@ -84,6 +90,28 @@ enum Kept {
     Aborted { cause: AbortCause, signature: Option<Signature> },
 }
 
+/// End of an operation that a peer has told.
+#[derive(Clone, Copy, Debug)]
+struct PeerAbort {
+    from: GroupRank,
+    cause: AbortCause,
+    signature: Option<Signature>,
+}
+
+impl PeerAbort {
+    /// Returns the failure for the caller of `operation` at the member of `rank`.
+    fn failure(self, rank: GroupRank, operation: &Operation) -> Failure {
+        let Self { from, cause, signature: theirs } = self;
+        match cause {
+            AbortCause::Mismatch { peer } if peer == rank => {
+                Failure::Mismatch { rank: from, calls: theirs, other: rank, ours: Some(operation.signature(from)) }
+            }
+            AbortCause::Mismatch { peer } => Failure::Mismatch { rank: peer, calls: None, other: from, ours: theirs },
+            AbortCause::Deadline { peer } => Failure::OthersDeadline { rank: from, awaited: peer },
+        }
+    }
+}
+
 /// A result that a peer has requested.
 #[derive(Clone, Copy, Debug)]
 struct Serving {
@@ -91,6 +119,9 @@ struct Serving {
     operation: u64,
     sent: u64,
 }
+
+/// Frames without a step that wait for room at a peer, at most.
+const MAX_CONTROL: usize = 1024;
 
 /// A member. See the crate's documentation.
 #[derive(Clone, Debug)]
@@ -107,17 +138,17 @@ pub struct Member {
     excluded: Option<u64>,
     /// Peers with which the operation in flight failed.
     failed: RankSet<GroupRank>,
+    /// Peers whose connection was lost since the view began, and has not been made again.
+    lost: RankSet<GroupRank>,
     overdue: RankSet<GroupRank>,
     completed: u64,
     kept: Option<Kept>,
     queue: VecDeque<Submitted>,
     stage: Stage,
-    /// Number of an operation that this member gave up while it was fenced.
-    abandoned: Option<(u64, AbortCause)>,
-    /// Operations that the others have ended without a result, and this member's caller has not submitted.
-    owed: u64,
-    /// An operation that a peer ended, before this member has begun it.
-    aborted: Option<(u64, GroupRank, AbortCause, Option<Signature>)>,
+    /// The next operations, which this member gave up while it was fenced: the others learn it in the next view.
+    abandoned: VecDeque<AbortCause>,
+    /// Operations that have ended without a result before this member's caller submitted them: how, if it is known.
+    owed: VecDeque<Option<PeerAbort>>,
     /// Frames without a step: aborts, requests and replies.
     control: VecDeque<(GroupRank, u64, FrameKind, Option<Signature>)>,
     serving: Vec<Serving>,
@@ -144,14 +175,14 @@ impl Member {
             is_fenced: false,
             excluded: None,
             failed: RankSet::EMPTY,
+            lost: RankSet::EMPTY,
             overdue: RankSet::EMPTY,
             completed: 0,
             kept: None,
             queue: VecDeque::new(),
             stage: Stage::Waiting,
-            abandoned: None,
-            owed: 0,
-            aborted: None,
+            abandoned: VecDeque::new(),
+            owed: VecDeque::new(),
             control: VecDeque::new(),
             serving: Vec::new(),
             stash: Stash::default(),
@@ -189,7 +220,7 @@ impl Member {
     /// Returns the number in the group's sequence of the operation that is submitted next.
     #[must_use]
     pub fn next_number(&self) -> u64 {
-        self.completed + 1 + self.queue.len() as u64 - self.owed
+        self.completed + 1 + (self.abandoned.len() + self.queue.len()) as u64 - self.owed.len() as u64
     }
 
     /// Returns true if the member takes part in the view's collectives.
@@ -252,7 +283,7 @@ impl Member {
         if let Some(epoch) = self.excluded {
             return Err(Failure::Excluded { epoch });
         }
-        if self.queue.len() >= MAX_WAITING {
+        if self.queue.len() + self.abandoned.len() >= MAX_WAITING {
             return Err(Failure::TooMany { limit: MAX_WAITING });
         }
         let work = self.new_work();
@@ -262,7 +293,7 @@ impl Member {
             timeout_ns,
             deadline_ns: None,
             is_late: false,
-            first_participants: None,
+            begun_with: RankSet::EMPTY,
         });
         Ok(work)
     }
@@ -330,7 +361,10 @@ impl Member {
         (self.is_fenced, self.failed, self.overdue) = (false, RankSet::EMPTY, RankSet::EMPTY);
         self.control.clear();
         self.serving.clear();
-        self.aborted = None;
+        if self.participates() {
+            // The view may have been decided while the connection existed, and nobody reports its loss again.
+            self.failed = std::mem::take(&mut self.lost).intersection(self.others());
+        }
         let complete = view.resolution.completed;
         if !self.participates() {
             if had {
@@ -340,7 +374,8 @@ impl Member {
         } else if !had {
             self.forget_kept();
             self.completed = complete;
-            (self.abandoned, self.owed) = (None, 0);
+            self.abandoned.clear();
+            self.owed.clear();
         } else if self.completed < complete {
             self.adopt(&former, view);
         } else if !matches!(self.stage, Stage::Waiting) {
@@ -365,10 +400,11 @@ impl Member {
                 self.complete_first(&execution, former.epoch, participants, true);
             }
             Stage::Running(execution) => {
-                if let Some(holder) = view.resolution.holder {
+                // Without a result that is kept, nobody has completed it without this member: it ended without one.
+                if let Some(holder) = view.resolution.holder.filter(|_| execution.keeps_result()) {
                     let (epoch, number) = (former.epoch, self.completed + 1);
                     self.control.push_back((holder, number, FrameKind::Fetch, None));
-                    self.stage = Stage::Fetching { execution, holder, received: 0, epoch, participants };
+                    self.stage = Stage::Fetching { execution, holder, received: None, epoch, participants };
                 } else {
                     self.give_up_first(view.resolution.completed);
                 }
@@ -376,7 +412,7 @@ impl Member {
             Stage::Fetching { execution, epoch, participants, .. } => {
                 if let Some(holder) = view.resolution.holder {
                     self.control.push_back((holder, self.completed + 1, FrameKind::Fetch, None));
-                    self.stage = Stage::Fetching { execution, holder, received: 0, epoch, participants };
+                    self.stage = Stage::Fetching { execution, holder, received: None, epoch, participants };
                 } else {
                     self.give_up_first(view.resolution.completed);
                 }
@@ -384,8 +420,8 @@ impl Member {
             Stage::Waiting => {
                 // Either this member gave it up, and its caller has the error; or the others ended it without a result
                 // before this one has begun it.
-                if self.abandoned.take().is_none() {
-                    self.owed += 1;
+                if self.abandoned.pop_front().is_none() {
+                    self.owed.push_back(None);
                 }
                 self.forget_kept();
                 self.completed = view.resolution.completed;
@@ -401,6 +437,7 @@ impl Member {
     }
 
     fn forget_kept(&mut self) {
+        self.serving.clear();
         if let Some(Kept::Result { work, .. }) = self.kept.take() {
             self.outputs.push_back(Output::Release(work));
         }
@@ -408,8 +445,14 @@ impl Member {
 
     /// Completes the first operation. `finishes` is false if the result was fetched.
     fn complete_first(&mut self, execution: &Execution, epoch: u64, participants: RankSet<GroupRank>, finishes: bool) {
-        let Some(first) = self.queue.pop_front() else { return };
-        let work = first.work;
+        let Some(first) = self.queue.front() else { return };
+        if let Some(root) = first.operation.root().filter(|root| !participants.contains(*root)) {
+            // All have found that.
+            self.abort_first(Failure::RootGone { root }, AbortCause::Deadline { peer: root }, None);
+            return;
+        }
+        let (work, begun_with) = (first.work, first.begun_with);
+        self.queue.pop_front();
         let finish = if finishes { execution.finish() } else { &[] };
         let steps: Vec<_> = finish.iter().chain(execution.deliver()).copied().collect();
         if !steps.is_empty() {
@@ -420,8 +463,7 @@ impl Member {
             Some(span) => self.kept = Some(Kept::Result { work, span }),
             None => self.outputs.push_back(Output::Release(work)),
         }
-        let failed = first.first_participants.unwrap_or(participants).without(participants);
-        let completion = Completion { epoch, failed, peer: None };
+        let completion = Completion { epoch, failed: begun_with.without(participants), peer: None };
         self.outputs.push_back(Output::Complete { work, outcome: Ok(completion) });
         self.completed += 1;
         self.counts.completed += 1;
@@ -432,6 +474,10 @@ impl Member {
     /// Ends the first operation without a result, at all members.
     fn abort_first(&mut self, failure: Failure, cause: AbortCause, signature: Option<Signature>) {
         self.end_first(failure);
+        self.end_without_result(cause, signature);
+    }
+
+    fn end_without_result(&mut self, cause: AbortCause, signature: Option<Signature>) {
         self.forget_kept();
         self.kept = Some(Kept::Aborted { cause, signature });
         self.completed += 1;
@@ -464,18 +510,34 @@ impl Member {
 
     /// Sends an abort to all other participants.
     fn tell_abort(&mut self, number: u64, cause: AbortCause, signature: Option<Signature>) {
-        for to in self.view.participants().iter().filter(|rank| *rank != self.rank) {
-            self.control.push_back((to, number, FrameKind::Abort { cause }, signature));
+        for to in self.others().iter() {
+            if self.control.iter().filter(|(other, ..)| *other == to).count() < MAX_CONTROL {
+                self.control.push_back((to, number, FrameKind::Abort { cause }, signature));
+            } else {
+                // It takes nothing: what it does not learn ends its part in the view.
+                self.failed.insert(to);
+            }
         }
+    }
+
+    /// The other participants of the view.
+    fn others(&self) -> RankSet<GroupRank> {
+        self.view.participants().without(RankSet::single(self.rank))
     }
 
     /// The connections to these peers were lost, with frames that may have been under way.
     pub fn lose(&mut self, peers: RankSet<GroupRank>) {
         self.messages.lose(peers, &mut self.outputs);
+        self.lost = self.lost.union(peers);
         if self.participates() {
-            let others = self.view.participants().without(RankSet::single(self.rank));
-            self.failed = self.failed.union(peers.intersection(others));
+            self.failed = self.failed.union(peers.intersection(self.others()));
         }
+    }
+
+    /// The connections to these peers exist, after they may have been lost. A host that does not call this costs its
+    /// group a view: a peer whose connection was lost before a view began counts as failed in it.
+    pub fn link(&mut self, peers: RankSet<GroupRank>) {
+        self.lost = self.lost.without(peers);
     }
 
     /// Processes the head of a frame with `bytes` bytes of payload. The host follows the disposition before it calls
@@ -535,20 +597,15 @@ impl Member {
         let ignored = Use::Done(Disposition::Ignore);
         let next = self.completed + 1;
         match head.kind {
-            FrameKind::Fetch if head.operation == self.completed => {
-                match self.kept {
-                    Some(Kept::Result { .. }) => {
-                        self.serving.push(Serving { to: from, operation: head.operation, sent: 0 });
-                    }
-                    Some(Kept::Aborted { cause, signature }) => {
-                        self.control.push_back((from, head.operation, FrameKind::Abort { cause }, signature));
-                    }
-                    None => self.counts.unexpected += 1,
-                }
+            FrameKind::Fetch if head.operation <= self.completed => {
+                self.answer_fetch(from, head.operation);
                 return ignored;
             }
             FrameKind::Abort { cause } if head.operation == next => {
-                self.take_abort(from, cause, head.signature);
+                // What is complete ends only if its holder does not have it.
+                if !matches!(self.stage, Stage::Fetching { holder, .. } if holder != from) {
+                    self.take_abort(PeerAbort { from, cause, signature: head.signature });
+                }
                 return ignored;
             }
             _ if head.operation != next => return ignored,
@@ -561,11 +618,12 @@ impl Member {
             Stage::Fetching { execution, holder, received, .. } => {
                 let FrameKind::Result { offset, total } = head.kind else { return ignored };
                 let Some(span) = execution.result() else { return ignored };
-                if from != *holder || offset != *received || total != span.bytes || offset + bytes > total {
+                let has = received.unwrap_or(0);
+                if from != *holder || offset != has || total != span.bytes || bytes > total - has {
                     self.counts.unexpected += 1;
                     return ignored;
                 }
-                *received += bytes;
+                *received = Some(has + bytes);
                 let placement = Placement::Store(span.part(offset, bytes));
                 Use::Done(if bytes > 0 { Disposition::Place(work, placement) } else { Disposition::Ignore })
             }
@@ -597,21 +655,37 @@ impl Member {
         }
     }
 
-    /// A peer has ended the next operation.
-    fn take_abort(&mut self, from: GroupRank, cause: AbortCause, theirs: Option<Signature>) {
-        let Some(first) = self.queue.front() else {
-            self.aborted = Some((self.completed + 1, from, cause, theirs));
-            return;
-        };
-        let failure = match cause {
-            AbortCause::Mismatch { peer } if peer == self.rank => {
-                let ours = Some(first.operation.signature(from));
-                Failure::Mismatch { rank: from, calls: theirs, other: self.rank, ours }
+    /// A peer requests the result of an operation that is complete.
+    fn answer_fetch(&mut self, from: GroupRank, operation: u64) {
+        let (cause, signature) = match self.kept {
+            Some(Kept::Result { .. }) if operation == self.completed => {
+                self.serving.push(Serving { to: from, operation, sent: 0 });
+                return;
             }
-            AbortCause::Mismatch { peer } => Failure::Mismatch { rank: peer, calls: None, other: from, ours: theirs },
-            AbortCause::Deadline { peer } => Failure::OthersDeadline { rank: from, awaited: peer },
+            Some(Kept::Aborted { cause, signature }) if operation == self.completed => (cause, signature),
+            // It was given up here, while the peer did not come for it.
+            _ => (AbortCause::Deadline { peer: from }, None),
         };
-        self.abort_first(failure, cause, theirs);
+        self.control.push_back((from, operation, FrameKind::Abort { cause }, signature));
+    }
+
+    /// A peer has ended the next operation.
+    fn take_abort(&mut self, abort: PeerAbort) {
+        let PeerAbort { from, cause, signature } = abort;
+        let is_submitted = self.abandoned.is_empty() && self.owed.is_empty();
+        if let Some(first) = self.queue.front().filter(|_| is_submitted) {
+            let failure = abort.failure(self.rank, &first.operation);
+            self.abort_first(failure, cause, signature);
+            return;
+        }
+        if self.abandoned.pop_front().is_none() {
+            if self.owed.len() >= MAX_WAITING {
+                self.failed.insert(from);
+                return;
+            }
+            self.owed.push_back(Some(abort));
+        }
+        self.end_without_result(cause, signature);
     }
 
     /// Offers the frames that were kept again, as long as one of them is of use.
@@ -666,7 +740,7 @@ impl Member {
 
     /// Makes one step, and returns true if there may be another one.
     fn step(&mut self) -> bool {
-        if self.queue.is_empty() && self.abandoned.is_none() {
+        if self.queue.is_empty() && self.abandoned.is_empty() {
             return false;
         }
         if !self.participates() {
@@ -675,31 +749,20 @@ impl Member {
         if self.is_fenced {
             return false;
         }
-        let next = self.completed + 1;
-        if let Some((number, cause)) = self.abandoned.take() {
-            if number == next {
-                self.tell_abort(number, cause, None);
-                self.forget_kept();
-                self.kept = Some(Kept::Aborted { cause, signature: None });
-                self.completed = number;
-            }
+        if let Some(cause) = self.abandoned.pop_front() {
+            self.tell_abort(self.completed + 1, cause, None);
+            self.end_without_result(cause, None);
             return true;
         }
-        if self.owed > 0 && matches!(self.stage, Stage::Waiting) {
-            self.owed -= 1;
-            self.end_first(Failure::EndedElsewhere);
+        if matches!(self.stage, Stage::Waiting)
+            && let (Some(first), Some(ended)) = (self.queue.front(), self.owed.pop_front())
+        {
+            let told = ended.map(|abort| abort.failure(self.rank, &first.operation));
+            self.end_first(told.unwrap_or(Failure::EndedElsewhere));
             return true;
         }
         match std::mem::replace(&mut self.stage, Stage::Waiting) {
-            Stage::Waiting => {
-                if let Some((number, from, cause, theirs)) = self.aborted.take()
-                    && number == next
-                {
-                    self.take_abort(from, cause, theirs);
-                    return true;
-                }
-                self.begin_first(self.view.participants())
-            }
+            Stage::Waiting => self.begin_first(self.view.participants()),
             Stage::Running(execution) => {
                 if execution.is_complete() {
                     let (epoch, participants) = (self.view.epoch, self.view.participants());
@@ -712,7 +775,7 @@ impl Member {
             }
             Stage::Fetching { execution, holder, received, epoch, participants } => {
                 let total = execution.result().map_or(0, |span| span.bytes);
-                if received == total {
+                if received == Some(total) {
                     self.counts.fetched += 1;
                     self.complete_first(&execution, epoch, participants, false);
                     self.replay_stash();
@@ -726,18 +789,10 @@ impl Member {
 
     fn begin_first(&mut self, participants: RankSet<GroupRank>) -> bool {
         let Some(first) = self.queue.front_mut() else { return false };
-        first.first_participants.get_or_insert(participants);
+        first.begun_with = first.begun_with.union(participants);
         let thresholds = self.config.thresholds;
-        let Some(schedule) = Schedule::new(&first.operation, self.rank, participants, thresholds) else {
-            // Every participant finds the same.
-            let root = first.operation.root().unwrap_or(self.rank);
-            self.end_first(Failure::RootGone { root });
-            self.forget_kept();
-            let cause = AbortCause::Deadline { peer: root };
-            self.kept = Some(Kept::Aborted { cause, signature: None });
-            self.completed += 1;
-            return true;
-        };
+        // Without its root, the members only find together that it cannot be done: none is ahead of another.
+        let schedule = Schedule::new(&first.operation, self.rank, participants, thresholds).unwrap_or_default();
         let execution =
             Execution::new(schedule, participants.without(RankSet::single(self.rank)), thresholds.one_shot_bytes);
         let (work, steps) = (first.work, execution.prepare().to_vec());
@@ -868,7 +923,7 @@ impl Member {
         let failure = Failure::Deadline { awaited };
         if self.is_fenced {
             // Its progress is final: the next view says whether the others completed it.
-            self.abandoned = Some((number, cause));
+            self.abandoned.push_back(cause);
             self.end_first(failure);
             return;
         }

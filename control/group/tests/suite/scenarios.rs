@@ -312,3 +312,26 @@ fn deaths_exclusions_and_view_changes_are_counted() {
     let live: Vec<_> = host.world.process_summaries().map(|summary| summary.process.id).collect();
     assert_eq!(live, [processes[0]]);
 }
+
+#[test]
+fn a_member_is_ready_again_only_after_it_knows_that_it_was_excluded() {
+    let (mut host, members, group) = founded(&[0, 1]);
+    // The founding view does not reach the second one, which has reported that it is ready for it.
+    let number = |number| ProposalId { process: members[0], number };
+    let second = RankSet::single(GroupRank(1));
+    host.call(Input::Propose { id: number(1), group, change: Change::Deactivate(second) }).expect("a member");
+    for _ in 0..WorldConfig::default().fence_ns / (100 * MS) {
+        host.now_ns += 100 * MS;
+        host.report(members[0], &[0, 1], group, 1, fenced(3));
+        host.report(members[1], &[0, 1], group, 0, Phase::Ready);
+    }
+    assert_eq!((host.view().epoch, host.view().active.bits()), (2, 0b01), "it was not fenced in time");
+    host.report(members[0], &[0, 1], group, 2, running());
+    host.call(Input::Propose { id: number(2), group, change: Change::Activate(second) }).expect("a member");
+    host.report(members[1], &[0, 1], group, 0, Phase::Ready);
+    assert_eq!(host.world.status(members[0]).expect("registered").groups[0].view.epoch, 2);
+    assert!(!host.world.status(members[0]).expect("registered").groups[0].is_changing, "it said that before");
+    host.report(members[1], &[0, 1], group, 2, Phase::Ready);
+    host.report(members[0], &[0, 1], group, 2, fenced(4));
+    assert_eq!((host.view().epoch, host.view().active.bits()), (3, 0b11));
+}

@@ -268,7 +268,7 @@ proptest! {
                 continue;
             }
             let payload = vec![number as u8; bytes];
-            net.hosts[from].send(GroupRank(to as u8), tag, payload.clone());
+            net.hosts[from].send(GroupRank(to as u8), tag, payload.clone(), u64::MAX);
             awaited.push((from, to, tag, payload));
             if seed % 3 == 0 {
                 net.settle();
@@ -276,7 +276,7 @@ proptest! {
         }
         let mut works = Vec::new();
         for (from, to, tag, payload) in &awaited {
-            let work = net.hosts[*to].receive(Some(GroupRank(*from as u8)), *tag, payload.len());
+            let work = net.hosts[*to].receive(Some(GroupRank(*from as u8)), *tag, payload.len(), u64::MAX);
             works.push((*to, work, payload.clone()));
         }
         net.settle();
@@ -351,8 +351,8 @@ fn members_that_call_different_operations_learn_who_called_what() {
 #[test]
 fn messages_of_another_size_are_named() {
     let mut net = Net::new(2, 5);
-    net.hosts[0].send(GroupRank(1), 0, vec![1; 200]);
-    net.hosts[1].receive(None, 0, 100);
+    net.hosts[0].send(GroupRank(1), 0, vec![1; 200], u64::MAX);
+    net.hosts[1].receive(None, 0, 100, u64::MAX);
     net.settle();
     let wrong = Err(Failure::MessageSize { rank: GroupRank(0), message: 200, room: 100 });
     assert_eq!(net.ended(1).1, wrong);

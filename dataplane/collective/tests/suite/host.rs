@@ -21,6 +21,17 @@ struct Memory {
     target: Option<Vec<u8>>,
     work: Vec<u8>,
     has_ended: bool,
+    /// The member does not need the work buffer any longer, or never did.
+    is_released: bool,
+    /// The source as the caller gave it, if the operation depends on it.
+    input: Option<Vec<u8>>,
+}
+
+impl Memory {
+    fn of_message(source: Vec<u8>, target: Option<Vec<u8>>) -> Self {
+        let input = Some(source.clone());
+        Self { source, target, work: Vec::new(), has_ended: false, is_released: true, input }
+    }
 }
 
 /// Result of a work: its target.
@@ -50,20 +61,23 @@ impl Host {
         let work = self.member.submit(operation.clone(), timeout_ns)?;
         let (_, target) = operation.buffer_bytes(self.member.rank());
         let target = (!operation.is_in_place()).then(|| vec![0xEE; target as usize]);
-        self.works.insert(work, Memory { source, target, work: Vec::new(), has_ended: false });
+        let is_broadcast = matches!(operation.collective, Collective::Broadcast { .. });
+        let is_input = !is_broadcast || operation.root() == Some(self.member.rank());
+        let input = is_input.then(|| source.clone());
+        let memory = Memory { source, target, work: Vec::new(), has_ended: false, is_released: false, input };
+        self.works.insert(work, memory);
         Ok(work)
     }
 
-    pub(crate) fn send(&mut self, to: GroupRank, tag: i32, bytes: Vec<u8>) -> WorkId {
-        let work = self.member.send(to, tag, bytes.len() as u64, u64::MAX).expect("a peer");
-        self.works.insert(work, Memory { source: bytes, target: None, work: Vec::new(), has_ended: false });
+    pub(crate) fn send(&mut self, to: GroupRank, tag: i32, bytes: Vec<u8>, deadline_ns: u64) -> WorkId {
+        let work = self.member.send(to, tag, bytes.len() as u64, deadline_ns).expect("a peer");
+        self.works.insert(work, Memory::of_message(bytes, None));
         work
     }
 
-    pub(crate) fn receive(&mut self, from: Option<GroupRank>, tag: i32, bytes: usize) -> WorkId {
-        let work = self.member.receive(from, tag, bytes as u64, u64::MAX).expect("a peer");
-        let target = Some(vec![0xEE; bytes]);
-        self.works.insert(work, Memory { source: Vec::new(), target, work: Vec::new(), has_ended: false });
+    pub(crate) fn receive(&mut self, from: Option<GroupRank>, tag: i32, bytes: usize, deadline_ns: u64) -> WorkId {
+        let work = self.member.receive(from, tag, bytes as u64, deadline_ns).expect("a peer");
+        self.works.insert(work, Memory::of_message(Vec::new(), Some(vec![0xEE; bytes])));
         self.drain();
         work
     }
@@ -139,7 +153,9 @@ impl Host {
         while let Some(output) = self.member.poll_output() {
             match output {
                 Output::Begin { work, work_bytes, steps } => {
-                    self.works.get_mut(&work).expect("memory").work = vec![0xDD; work_bytes as usize];
+                    let memory = self.works.get_mut(&work).expect("memory");
+                    assert!(memory.input.as_ref().is_none_or(|input| *input == memory.source), "{work:?}: no source");
+                    memory.work = vec![0xDD; work_bytes as usize];
                     self.run(work, &steps);
                 }
                 Output::Place { stash, work, placement } => {
@@ -153,13 +169,25 @@ impl Host {
                 Output::Complete { work, outcome } => {
                     let memory = self.works.get_mut(&work).expect("memory");
                     memory.has_ended = true;
+                    let is_whole = memory.input.as_ref().is_none_or(|input| *input == memory.source);
+                    assert!(memory.target.is_none() || is_whole, "the source of {work:?} was written");
                     let result = memory.target.take().unwrap_or_else(|| std::mem::take(&mut memory.source));
                     self.ended.push_back((work, outcome, result));
+                    self.forget(work);
                 }
                 Output::Release(work) => {
-                    self.works.get_mut(&work).expect("memory").work = Vec::new();
+                    let memory = self.works.get_mut(&work).expect("memory");
+                    (memory.work, memory.is_released) = (Vec::new(), true);
+                    self.forget(work);
                 }
             }
+        }
+    }
+
+    /// Forgets the memory of a work that neither its caller nor the member needs.
+    fn forget(&mut self, work: WorkId) {
+        if self.works.get(&work).is_some_and(|memory| memory.has_ended && memory.is_released) {
+            self.works.remove(&work);
         }
     }
 
@@ -180,5 +208,10 @@ impl Host {
     /// Payloads that are kept.
     pub(crate) fn kept(&self) -> usize {
         self.kept.len()
+    }
+
+    /// Works whose memory the host has.
+    pub(crate) fn works(&self) -> usize {
+        self.works.len()
     }
 }
