@@ -19,7 +19,7 @@ enum Uses {
 }
 
 /// Packages of the workspace with their allowed dependencies, from the inner ring outwards.
-const EDGES: [(&str, Uses); 35] = [
+const EDGES: [(&str, Uses); 36] = [
     ("xtask", Uses::Only(&[])),
     ("kvplane-topology", Uses::Only(&[])),
     ("kvplane-ticket", Uses::Only(&[])),
@@ -87,6 +87,10 @@ const EDGES: [(&str, Uses); 35] = [
             "kvplane-topology",
             "kvplane-transport",
         ]),
+    ),
+    (
+        "kvplane-mesh",
+        Uses::Only(&["kvplane-proto", "kvplane-soft-verbs", "kvplane-sys", "kvplane-tls", "kvplane-transport"]),
     ),
     (
         "kvplane-rpc",
