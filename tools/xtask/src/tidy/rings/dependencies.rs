@@ -90,6 +90,10 @@ const EDGES: [(&str, Uses); 36] = [
         ]),
     ),
     (
+        "kvplane-mesh",
+        Uses::Only(&["kvplane-proto", "kvplane-soft-verbs", "kvplane-sys", "kvplane-tls", "kvplane-transport"]),
+    ),
+    (
         "kvplane-rpc",
         Uses::Only(&[
             "kvplane-proto",
