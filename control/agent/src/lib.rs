@@ -27,7 +27,7 @@ mod asynchronous;
 mod client;
 mod data_tls;
 mod error;
-mod group;
+pub mod group;
 mod link;
 mod node;
 mod p2p;
@@ -43,7 +43,7 @@ pub use client::{
 };
 pub use data_tls::DataTlsError;
 pub use error::{ArgumentError, Error, LibraryThread};
-pub use group::{GroupLink, GroupLinkConfig, GroupLinkError, MemberHost, ReportSignal};
+pub use group::{GroupLink, GroupLinkConfig, GroupLinkError, GroupProcess, MemberHost, ProcessGroup, ReportSignal};
 pub use kvplane_http::MetricsServer;
 pub use kvplane_transfer::Error as TransferError;
 pub use kvplane_transfer::error as transfer_error;

@@ -1,5 +1,6 @@
 //! Proposals to change the view of a group, in the order in which they arrived.
 
+use core::fmt;
 use std::collections::VecDeque;
 
 use bincode::{Decode, Encode};
@@ -44,6 +45,21 @@ pub enum Outcome {
     Unchanged { epoch: u64 },
     /// Failed ranks are the caller's to deactivate in this group.
     NotAutomatic,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Applied { epoch, dropped } if dropped.is_empty() => write!(f, "applied by view {epoch}"),
+            Self::Applied { epoch, dropped } => write!(f, "applied by view {epoch}, without ranks {dropped:?}"),
+            Self::NotReady { ranks } => {
+                write!(f, "ranks {ranks:?} were not ready, or did not reach all others, until the deadline")
+            }
+            Self::NoMemberLeft => f.write_str("the group would have no member left"),
+            Self::Unchanged { epoch } => write!(f, "nothing to change in view {epoch}"),
+            Self::NotAutomatic => f.write_str("in this group, the caller names the failed ranks that are deactivated"),
+        }
+    }
 }
 
 /// A proposal that waits.

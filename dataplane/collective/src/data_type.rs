@@ -59,6 +59,25 @@ impl DataType {
         ALL[self as usize].2
     }
 
+    /// Returns the bytes of a small whole number, the first [`Self::bytes`] of these; a truth is 1 unless it is 0.
+    #[must_use]
+    pub fn encode(self, number: u32) -> [u8; 8] {
+        let mut bytes = [0; 8];
+        let mut put = |encoded: &[u8]| bytes[..encoded.len()].copy_from_slice(encoded);
+        match self {
+            Self::U8 | Self::I8 => put(&[number as u8]),
+            Self::Bool => put(&[u8::from(number != 0)]),
+            Self::I16 => put(&(number as u16).to_le_bytes()),
+            Self::I32 => put(&number.to_le_bytes()),
+            Self::I64 => put(&u64::from(number).to_le_bytes()),
+            Self::F16 => put(&half::f16::from_f32(number as f32).to_le_bytes()),
+            Self::Bf16 => put(&half::bf16::from_f32(number as f32).to_le_bytes()),
+            Self::F32 => put(&(number as f32).to_le_bytes()),
+            Self::F64 => put(&f64::from(number).to_le_bytes()),
+        }
+        bytes
+    }
+
     /// Returns true for the types with fractions.
     #[must_use]
     pub const fn is_float(self) -> bool {

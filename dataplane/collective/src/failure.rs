@@ -18,6 +18,8 @@ pub enum Failure {
     Deadline { awaited: RankSet<GroupRank> },
     /// The deadline passed at another member, which waited for `awaited`.
     OthersDeadline { rank: GroupRank, awaited: GroupRank },
+    /// A member had no memory for the operation; the number of bytes is known at that one.
+    NoMemory { rank: GroupRank, bytes: Option<u64> },
     /// The other members ended the operation without a result.
     EndedElsewhere,
     /// The deadline passed before the group had its first view, or activated this member.
@@ -71,6 +73,10 @@ impl fmt::Display for Failure {
                     rank.0, awaited.0
                 )
             }
+            Self::NoMemory { rank, bytes: Some(bytes) } => {
+                write!(f, "rank {} has no {bytes} bytes of memory for the operation", rank.0)
+            }
+            Self::NoMemory { rank, bytes: None } => write!(f, "rank {} has no memory for the operation", rank.0),
             Self::EndedElsewhere => f.write_str("the other ranks ended the operation without a result"),
             Self::NotActive => f.write_str("the deadline passed before the group was complete"),
             Self::RootGone { root } => write!(f, "the root, rank {}, takes part no longer", root.0),

@@ -52,6 +52,8 @@ pub enum AbortCause {
     Mismatch { peer: GroupRank },
     /// The sender's deadline passed while it waited for `peer`.
     Deadline { peer: GroupRank },
+    /// The sender has no memory for it.
+    NoMemory,
 }
 
 /// Head of a frame.
@@ -106,6 +108,7 @@ impl Head {
             FrameKind::Accept { message } => (8, 0, message, 0, 0),
             FrameKind::Reject { message, room } => (9, 0, message, room, 0),
             FrameKind::Message { message, offset } => (10, 0, message, offset, 0),
+            FrameKind::Abort { cause: AbortCause::NoMemory } => (11, 0, 0, 0, 0),
         };
         let mut bytes = [0; HEAD_BYTES];
         let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
@@ -155,6 +158,7 @@ impl Head {
             8 => FrameKind::Accept { message: first },
             9 => FrameKind::Reject { message: first, room: second },
             10 => FrameKind::Message { message: first, offset: second },
+            11 => FrameKind::Abort { cause: AbortCause::NoMemory },
             _ => return Err(HeadError::Invalid { field: "kind", found: u64::from(kind) }),
         };
         Ok(Self { group: GroupId(word(8)), epoch: word(16), operation: word(24), kind, signature: signature(bytes)? })
@@ -205,6 +209,7 @@ mod tests {
             FrameKind::Accept { message },
             FrameKind::Reject { message, room },
             FrameKind::Message { message, offset },
+            FrameKind::Abort { cause: AbortCause::NoMemory },
         ]
     }
 
@@ -253,7 +258,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn other_bytes_are_refused_or_decoded(bytes in proptest::array::uniform32(any::<u8>()), kind in 0u8..12) {
+        fn other_bytes_are_refused_or_decoded(bytes in proptest::array::uniform32(any::<u8>()), kind in 0u8..13) {
             let mut head = [0; HEAD_BYTES];
             head[..32].copy_from_slice(&bytes);
             head[32..].copy_from_slice(&bytes);

@@ -108,6 +108,7 @@ impl PeerAbort {
             }
             AbortCause::Mismatch { peer } => Failure::Mismatch { rank: peer, calls: None, other: from, ours: theirs },
             AbortCause::Deadline { peer } => Failure::OthersDeadline { rank: from, awaited: peer },
+            AbortCause::NoMemory => Failure::NoMemory { rank: from, bytes: None },
         }
     }
 }
@@ -463,7 +464,7 @@ impl Member {
             Some(span) => self.kept = Some(Kept::Result { work, span }),
             None => self.outputs.push_back(Output::Release(work)),
         }
-        let completion = Completion { epoch, failed: begun_with.without(participants), peer: None };
+        let completion = Completion { epoch, participants, failed: begun_with.without(participants), peer: None };
         self.outputs.push_back(Output::Complete { work, outcome: Ok(completion) });
         self.completed += 1;
         self.counts.completed += 1;
@@ -802,9 +803,9 @@ impl Member {
         true
     }
 
-    /// A member that was never active runs the operation with itself alone, once the group has a view without it.
+    /// A joiner that is not ready yet runs the operation with itself alone.
     fn run_alone(&mut self) -> bool {
-        if self.view.epoch == 0 || self.is_ready {
+        if self.is_ready {
             return false;
         }
         let alone = RankSet::single(self.rank);
@@ -914,20 +915,28 @@ impl Member {
         if now_ns < deadline_ns.saturating_add(self.config.verdict_ns) {
             return;
         }
-        let number = self.completed + 1;
         if !self.participates() {
             self.end_first(Failure::NotActive);
             return;
         }
         let cause = AbortCause::Deadline { peer: awaited.iter().next().unwrap_or(self.rank) };
-        let failure = Failure::Deadline { awaited };
+        self.end_for_all(Failure::Deadline { awaited }, cause);
+    }
+
+    /// Ends the first operation, for which the host has no memory of so many bytes.
+    pub fn lack_memory(&mut self, bytes: u64) {
+        self.end_for_all(Failure::NoMemory { rank: self.rank, bytes: Some(bytes) }, AbortCause::NoMemory);
+    }
+
+    /// Ends the first operation without a result, and tells the other members.
+    fn end_for_all(&mut self, failure: Failure, cause: AbortCause) {
         if self.is_fenced {
             // Its progress is final: the next view says whether the others completed it.
             self.abandoned.push_back(cause);
             self.end_first(failure);
             return;
         }
-        self.tell_abort(number, cause, None);
+        self.tell_abort(self.completed + 1, cause, None);
         self.abort_first(failure, cause, None);
     }
 }

@@ -338,6 +338,6 @@ impl Messages {
 }
 
 fn complete(work: WorkId, peer: GroupRank) -> Output {
-    let completion = Completion { epoch: 0, failed: RankSet::EMPTY, peer: Some(peer) };
+    let completion = Completion { epoch: 0, participants: RankSet::EMPTY, failed: RankSet::EMPTY, peer: Some(peer) };
     Output::Complete { work, outcome: Ok(completion) }
 }

@@ -40,6 +40,8 @@ pub struct Outgoing {
 pub struct Completion {
     /// Epoch of the view whose participants contributed.
     pub epoch: u64,
+    /// Those participants; of a message, none.
+    pub participants: RankSet<GroupRank>,
     /// Participants of the first view of the operation that did not contribute to the result.
     pub failed: RankSet<GroupRank>,
     /// The peer of a message.

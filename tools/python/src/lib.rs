@@ -9,6 +9,7 @@
 mod control;
 mod cpython;
 mod engine;
+mod group;
 mod memory;
 mod objects;
 mod outcome;
@@ -73,6 +74,9 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<objects::Objects>()?;
     module.add_class::<memory::host_memory::HostMemory>()?;
     module.add_class::<scheduler::Scheduler>()?;
+    module.add_class::<group::GroupProcess>()?;
+    module.add_class::<group::ProcessGroup>()?;
+    module.add_class::<group::GroupWork>()?;
     module.add_function(wrap_pyfunction!(last_error, module)?)?;
     module.add_function(wrap_pyfunction!(block_hashes, module)?)?;
     module.add_function(wrap_pyfunction!(devices, module)?)?;

@@ -1,8 +1,12 @@
-//! Errors of a process of a world; those of its calls are errors of the control plane.
+//! Errors of a process of a world, of its groups, and of its link to the control plane.
 
 use std::fmt;
+use std::time::Duration;
 
+use kvplane_collective::Failure;
+use kvplane_engine::RegionError;
 use kvplane_group::{ProcessId, WorldRank};
+use kvplane_mesh::MeshError;
 
 /// Reason why a process has no link to its world any more.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +42,96 @@ impl fmt::Display for GroupLinkError {
 }
 
 impl std::error::Error for GroupLinkError {}
+
+/// A call of a process group that failed.
+#[derive(Debug)]
+#[non_exhaustive]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub enum GroupError {
+    /// The control plane could not be reached, or refused.
+    Control(crate::Error),
+    /// The connections to the other processes could not be set up.
+    Mesh(MeshError),
+    /// An operation or a message ended without a result.
+    Failed(Failure),
+    /// A buffer has another size than the operation needs, in bytes.
+    BufferSize { source: u64, target: u64, needs_source: u64, needs_target: u64 },
+    /// The source and the target of an operation overlap.
+    Overlap { bytes: u64 },
+    /// There is no memory for a frame.
+    Memory(RegionError),
+    /// The control plane did not answer in time.
+    Late { call: &'static str, after: Duration },
+    /// The process has left the world: it was closed, or declared dead while it did not run.
+    Ended,
+    /// The system gave no random number.
+    Random(std::io::Error),
+    /// A handler of a signal ended the wait.
+    Interrupted { call: &'static str },
+    /// A thread could not be started.
+    Thread(std::io::Error),
+}
+
+impl fmt::Display for GroupError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Control(error) => error.fmt(f),
+            Self::Mesh(error) => error.fmt(f),
+            Self::Failed(failure) => failure.fmt(f),
+            Self::BufferSize { source, target, needs_source, needs_target } => write!(
+                f,
+                "the operation needs a source of {needs_source} and a target of {needs_target} bytes; they have \
+                 {source} and {target}"
+            ),
+            Self::Overlap { bytes } => write!(f, "source and target overlap by {bytes} bytes"),
+            Self::Memory(error) => error.fmt(f),
+            Self::Late { call, after } => {
+                write!(f, "{call}: the control plane did not answer within {} s", after.as_secs_f64())
+            }
+            Self::Random(error) => write!(f, "no random number for the incarnation: {error}"),
+            Self::Interrupted { call } => write!(f, "{call}: interrupted"),
+            Self::Ended => f.write_str("the process has left its world"),
+            Self::Thread(error) => write!(f, "a thread of the process group could not be started: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for GroupError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Control(error) => Some(error),
+            Self::Mesh(error) => Some(error),
+            Self::Failed(failure) => Some(failure),
+            Self::Memory(error) => Some(error),
+            Self::Thread(error) | Self::Random(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+impl From<Failure> for GroupError {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure)
+    }
+}
+
+impl From<RegionError> for GroupError {
+    fn from(error: RegionError) -> Self {
+        Self::Memory(error)
+    }
+}
+
+impl From<MeshError> for GroupError {
+    fn from(error: MeshError) -> Self {
+        Self::Mesh(error)
+    }
+}
+
+impl From<crate::Error> for GroupError {
+    fn from(error: crate::Error) -> Self {
+        Self::Control(error)
+    }
+}
 
 #[cfg(test)]
 mod tests {

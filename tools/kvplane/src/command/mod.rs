@@ -9,6 +9,7 @@ macro_rules! announce {
     }};
 }
 
+mod collectives;
 mod control;
 mod ctl;
 mod demo;
@@ -58,6 +59,8 @@ pub(crate) enum Command {
     /// Benchmark the transfer engine with the flags of Mooncake's transfer_engine_bench.
     #[command(name = "transfer_engine_bench")]
     TransferEngineBench(Box<transfer_engine_bench::TransferEngineBench>),
+    /// Run, measure and verify collectives with the other ranks of a world.
+    Collectives(Box<collectives::Collectives>),
     /// Replay a trace of requests against live nodes and verify every byte.
     Replay(replay::Replay),
     #[command(name = "replay-engine", hide = true)]
@@ -83,6 +86,7 @@ impl Command {
             Self::Ctl(command) => command.run(),
             Self::Tebench(command) => command.run(),
             Self::TransferEngineBench(command) => command.run(),
+            Self::Collectives(command) => command.run(),
             Self::Replay(command) => command.run(),
             Self::ReplayEngine(command) => command.run(),
             Self::Sim(command) => command.run(),
