@@ -5,6 +5,7 @@
 //! killed when their handles are dropped. The tests are one binary because linking takes most of the build time.
 
 mod failover;
+mod groups;
 #[path = "../../../../control/etcd/tests/launch/mod.rs"]
 mod launch;
 mod namespaces;
