@@ -7,6 +7,8 @@
 mod failover;
 #[path = "../../../../control/etcd/tests/launch/mod.rs"]
 mod launch;
+#[path = "../../../../tests/tests/groups/fake.rs"]
+mod members;
 mod namespaces;
 #[path = "../../../../dataplane/transfer/tests/suite/network/mod.rs"]
 mod network;
