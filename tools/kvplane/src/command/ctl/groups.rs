@@ -12,7 +12,7 @@ use crate::command::ctl::tenants::{external, internal};
 /// Worlds of processes and their groups.
 #[derive(Args)]
 pub(crate) struct Groups {
-    /// Name of a world (of the tenant of --tenant), whose processes and groups are shown. Default: a list of all worlds.
+    /// Name of a world of the tenant of --tenant, which is shown. Default: a list of all worlds.
     world: Option<String>,
     /// Print as JSON.
     #[arg(long)]
