@@ -1,5 +1,6 @@
 //! `kvplane control`: runs the control plane as a process.
 
+mod groups;
 mod limits;
 
 use std::net::SocketAddr;
@@ -18,6 +19,7 @@ use kvplane_server::{
 };
 
 use crate::command::Failure;
+use crate::command::control::groups::GroupLimits;
 use crate::command::control::limits::ConductorLimits;
 use crate::command::ctl::conductor::policies;
 use crate::command::objects::ClusterArguments;
@@ -139,6 +141,8 @@ pub(crate) struct Http {
     strict_tenants: bool,
     #[command(flatten)]
     conductor: Conductor,
+    #[command(flatten)]
+    groups: GroupLimits,
     /// Serve as the metadata server of Mooncake engines, at http://ADDRESS/metadata.
     #[arg(long)]
     mooncake_metadata: bool,
@@ -162,9 +166,13 @@ pub(crate) struct Control {
     http: Http,
     /// Location of the cluster state, which outlives the process: a directory, which then holds the authority's key
     /// too; or etcd://HOST:PORT,HOST:PORT, shared by several control planes of one cluster: one leader and its
-    /// standbys.
-    #[arg(long, value_name = "DIRECTORY or etcd://...")]
-    state: PathBuf,
+    /// standbys. Default with --stop-when-idle: in memory.
+    #[arg(long, value_name = "DIRECTORY or etcd://...", required_unless_present = "stop_when_idle")]
+    state: Option<PathBuf>,
+    /// Stop once no process of a world has reported for this time, in seconds: for a control plane of process groups
+    /// alone, which one of their processes starts. It also stops if none registers within this time.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=604_800))]
+    stop_when_idle: Option<u64>,
     /// Directory with ca.pem, client.pem and client.key for an etcd beyond loopback.
     #[arg(long, value_name = "DIRECTORY")]
     etcd_certs: Option<PathBuf>,
@@ -210,6 +218,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) tickets: Option<TicketConfig>,
     /// Time for members of a lost state to offer their maps, where there is no map; `None` where no state can be lost.
     pub(crate) adoption_wait: Option<Duration>,
+    /// Time without a report of a process of a world after which it stops; `None` where it does not.
+    pub(crate) stop_when_idle: Option<Duration>,
 }
 
 /// Default time for members of a lost state to offer their maps: their longest backoff between connection attempts, and
@@ -217,7 +227,18 @@ pub(crate) struct Setup<'a> {
 const ADOPTION_WAIT: Duration = Duration::from_secs(6);
 
 pub(crate) fn start(setup: Setup<'_>, http: &Http) -> Result<ControlHandle, Failure> {
-    let Setup { cluster, listen, state, etcd, identity, replicas, runtime_directory, tickets, adoption_wait } = setup;
+    let Setup {
+        cluster,
+        listen,
+        state,
+        etcd,
+        identity,
+        replicas,
+        runtime_directory,
+        tickets,
+        adoption_wait,
+        stop_when_idle,
+    } = setup;
     let publish = match runtime_directory {
         Some(path) => RuntimeDirectory::at(path),
         None => RuntimeDirectory::of_user()?,
@@ -232,6 +253,8 @@ pub(crate) fn start(setup: Setup<'_>, http: &Http) -> Result<ControlHandle, Fail
     config.http_without_authentication_anywhere = http.http_without_authentication;
     config.mooncake_metadata = http.mooncake_metadata.then(MetadataLimits::default);
     config.strict_tenants = http.strict_tenants;
+    config.worlds = http.groups.config()?;
+    config.stop_when_idle = stop_when_idle;
     config.conductor = http.conductor.config()?;
     config.conductor_snapshots = http.conductor.snapshots();
     let asked = ClusterArguments::new(cluster, runtime_directory, identity.as_deref()).map(Arc::new);
@@ -294,29 +317,42 @@ impl Control {
             runtime_directory: self.runtime_directory.as_ref(),
             tickets: (!self.no_tickets)
                 .then(|| TicketConfig { lifetime_s: self.ticket_lifetime, ..TicketConfig::default() }),
-            adoption_wait: Some(self.adoption_wait()),
+            adoption_wait: self.adoption_wait(),
+            stop_when_idle: self.stop_when_idle.map(Duration::from_secs),
         };
         let mut control = start(setup, &self.http)?;
         announce!("control plane of {:?} on {} (QUIC)", self.cluster, control.address());
         self.http.announce(&control);
-        stop::wait(|| watch(&mut control))?;
+        let mut was_idle = false;
+        let waited = stop::wait(|| match control.ended_within(Duration::ZERO) {
+            Some(Ok(())) if self.stop_when_idle.is_some() => {
+                was_idle = true;
+                Err("no process of a world has reported for the time of --stop-when-idle".into())
+            }
+            _ => watch(&mut control),
+        });
+        match waited {
+            Err(reason) if was_idle => announce!("{reason}: the control plane stops"),
+            waited => waited?,
+        }
         Ok(control.shutdown(SHUTDOWN)?)
     }
 
-    /// Returns the time for members of a lost state to offer their maps. A control plane that has yet to create its
-    /// authority belongs to a new cluster: no member can have a certificate of it.
-    fn adoption_wait(&self) -> Duration {
-        let is_new = self.identity.is_none() && !self.state.join("ca.key").exists();
-        match self.adoption_wait {
+    /// Returns the time for members of a lost state to offer their maps; none if the state is in memory. A control
+    /// plane that has yet to create its authority belongs to a new cluster: no member can have a certificate of it.
+    fn adoption_wait(&self) -> Option<Duration> {
+        let state = self.state.as_ref()?;
+        let is_new = self.identity.is_none() && !state.join("ca.key").exists();
+        Some(match self.adoption_wait {
             Some(seconds) => Duration::from_secs(seconds.into()),
             None if is_new => Duration::ZERO,
             None => ADOPTION_WAIT,
-        }
+        })
     }
 
     /// Returns the location of the state: a directory, or etcd.
     fn place(&self) -> Result<(Option<PathBuf>, Option<EtcdConfig>), Failure> {
-        let text = self.state.to_str().filter(|text| EtcdConfig::is_one(text));
+        let text = self.state.as_ref().and_then(|state| state.to_str()).filter(|text| EtcdConfig::is_one(text));
         match text {
             Some(text) => {
                 let etcd = EtcdConfig::parse(text, self.etcd_certs.clone())?;
@@ -325,7 +361,7 @@ impl Control {
             None if self.etcd_certs.is_some() || self.advertise.is_some() => {
                 Err("--etcd-certs and --advertise need a state in etcd: --state etcd://HOST:PORT".into())
             }
-            None => Ok((Some(self.state.clone()), None)),
+            None => Ok((self.state.clone(), None)),
         }
     }
 }

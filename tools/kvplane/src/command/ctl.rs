@@ -4,6 +4,7 @@ pub(crate) mod cert;
 pub(crate) mod conductor;
 pub(crate) mod drain_wait;
 pub(crate) mod events;
+pub(crate) mod groups;
 pub(crate) mod keys;
 pub(crate) mod pins;
 pub(crate) mod shards;
@@ -85,6 +86,8 @@ enum Action {
     Hot(shards::Hot),
     /// Print events of objects as they happen, after the objects that exist already.
     Events(events::Follow),
+    /// List the worlds of processes, or show the processes and groups of one.
+    Groups(groups::Groups),
     /// Operate the SSD tier of nodes.
     #[command(subcommand)]
     Tier(tier::Action),
@@ -181,6 +184,7 @@ impl Action {
             Self::Top(_) => "top",
             Self::Hot(_) => "hot",
             Self::Events(_) => "events",
+            Self::Groups(_) => "groups",
             Self::Tier(_) => "tier",
             Self::Cert(_) => "cert",
             Self::Tenants(_) => "tenants",
@@ -262,6 +266,7 @@ impl Ctl {
             Action::Top(top) => top.run(&self.link()?),
             Action::Hot(hot) => hot.run(&self.link()?),
             Action::Events(follow) => follow.run(&self.link()?),
+            Action::Groups(groups) => groups.run(&self.link()?, self.tenant.as_deref()),
             Action::Tier(action) => tier::run(&self.link()?, action),
             Action::Cert(action) => cert::run(&self.cluster, action),
             Action::Tenants(action) => tenants::run(&self.link()?, action),

@@ -68,6 +68,7 @@ impl Dev {
             tickets: None,
             // The only member ends with the process: no map can be adopted.
             adoption_wait: None,
+            stop_when_idle: None,
         };
         let mut stop = Stop::listen()?;
         let mut plane = control::start(setup, &self.http)?;

@@ -3,6 +3,7 @@
 
 use kvplane::rpc::Role;
 use kvplane::rpc::conductor::WatchInstances;
+use kvplane::rpc::groups::{DescribeWorld, ListWorlds};
 use kvplane::rpc::message::{
     Drain, GetTicket, Leave, ListSegments, ListShards, ListTasks, ListTenants, ListTiers, OrderTiers, RotateTickets,
     SetTenant, Status, WatchEvents,
@@ -24,9 +25,10 @@ struct Needs {
     order: &'static [Role],
 }
 
-const NEEDS: [Needs; 10] = [
+const NEEDS: [Needs; 11] = [
     Needs { commands: &["status"], calls: &[Status::CALLERS], order: &OPERATORS_FIRST },
     Needs { commands: &["shards", "top", "hot"], calls: &[ListShards::CALLERS], order: &OPERATORS_FIRST },
+    Needs { commands: &["groups"], calls: &[ListWorlds::CALLERS, DescribeWorld::CALLERS], order: &OPERATORS_FIRST },
     Needs { commands: &["segments"], calls: &[ListSegments::CALLERS], order: &OPERATORS_FIRST },
     Needs { commands: &["events"], calls: &[WatchEvents::CALLERS], order: &OPERATORS_FIRST },
     Needs { commands: &["tier"], calls: &[ListTiers::CALLERS, OrderTiers::CALLERS], order: &OPERATORS_FIRST },

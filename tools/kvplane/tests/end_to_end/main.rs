@@ -8,6 +8,8 @@ mod failover;
 mod groups;
 #[path = "../../../../control/etcd/tests/launch/mod.rs"]
 mod launch;
+#[path = "../../../../tests/tests/groups/fake.rs"]
+mod members;
 mod namespaces;
 #[path = "../../../../dataplane/transfer/tests/suite/network/mod.rs"]
 mod network;

@@ -10,6 +10,9 @@ fn world() -> WorldName {
     WorldName { tenant: "t".to_owned(), world: "job".to_owned() }
 }
 
+/// Most groups of a world that an operator may allow.
+const MOST_GROUPS: usize = 1024;
+
 const PROCESS: ProcessId = ProcessId { rank: WorldRank(3), incarnation: 9 };
 
 fn process() -> Process {
@@ -130,11 +133,11 @@ fn the_largest_status_fits() {
         ..groups[0].clone()
     };
     let peers = vec![Process { id: PROCESS, address: "a".repeat(MAX_ADDRESS_BYTES) }; MAX_RANKS];
-    let groups = vec![group; WorldConfig::default().groups];
+    let groups = vec![group; MOST_GROUPS];
     let status = WorldStatus { revision, status: Status { roster, peers, groups } };
     let reply = WorldReply { status: Some(status) };
     assert_eq!(decode::<WorldReply>(&encode(&reply).expect("it fits")), Ok(reply));
-    let groups = vec![report().groups[3]; WorldConfig::default().groups];
+    let groups = vec![report().groups[3]; MOST_GROUPS];
     let report = ReportProcess { world: world(), known: revision, report: Report { groups, ..report() } };
     assert_eq!(decode::<ReportProcess>(&encode(&report).expect("it fits")), Ok(report));
 }

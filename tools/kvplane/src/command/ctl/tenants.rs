@@ -47,11 +47,11 @@ pub(crate) struct Set {
 }
 
 /// Name of a tenant in the protocol, where the default tenant is the empty name.
-fn internal(name: &str) -> String {
+pub(super) fn internal(name: &str) -> String {
     if name == "default" { String::new() } else { name.to_owned() }
 }
 
-fn external(name: &str) -> &str {
+pub(super) fn external(name: &str) -> &str {
     if name.is_empty() { "default" } else { name }
 }
 

@@ -14,6 +14,7 @@ use kvplane::{Control, ControlLink, Remote};
 use kvplane_etcd::Operation;
 
 use crate::launch::{Etcd, soon};
+use crate::members::{LinkedProcess, PATIENCE};
 use crate::security::certificates::{authority, cert, ctl, issue, node};
 use crate::support::{Process, Workplace, http_try, wait_until};
 
@@ -179,6 +180,35 @@ fn a_standby_takes_over_from_a_killed_halted_or_stopped_leader() {
     cluster.assert_has("first", "1");
     cluster.assert_has("second", "2");
     assert!(cluster.epoch() >= before);
+}
+
+#[test]
+fn process_groups_go_on_with_the_next_leader() {
+    let Some(mut cluster) = Cluster::start("worlds", &[]) else { return };
+    let control = Control::Remote(Remote {
+        cluster: cluster.place.cluster.clone(),
+        addresses: cluster.addresses.clone(),
+        identity: cluster.place.path("people"),
+    });
+    let zero = LinkedProcess::attached(&control, 0, 1, 3);
+    let others = [1, 2].map(|rank| LinkedProcess::attached(&control, rank, 1, 3));
+    assert_eq!(zero.fake.wait_for_view(&[0, 1, 2]), 1);
+    let leader = cluster.leader();
+    cluster.planes[leader].kill();
+    // A process that ends while nobody leads waits for the next leader.
+    let [one, two] = others;
+    two.link.close(PATIENCE).expect("the next leader answers");
+    for process in [&zero, &one] {
+        assert_eq!(process.fake.wait_for_view(&[0, 1]), 2, "the epochs continue");
+    }
+    // A restarted standby and a second change of the leader.
+    let (name, at) = (cluster.name(), cluster.addresses[leader].to_string());
+    cluster.planes[leader] = plane(&cluster.place, &name, &at);
+    cluster.planes[leader].wait_for("is a standby");
+    cluster.planes[1 - leader].signal("TERM");
+    cluster.wait_for_leader(leader);
+    one.link.close(PATIENCE).expect("the next leader answers");
+    assert_eq!(zero.fake.wait_for_view(&[0]), 3);
 }
 
 #[test]

@@ -7,6 +7,7 @@ pub(crate) mod conductor;
 pub(crate) mod config_files;
 pub(crate) mod counted;
 pub(crate) mod deploy;
+pub(crate) mod groups;
 pub(crate) mod logs;
 pub(crate) mod reference;
 pub(crate) mod topology;
