@@ -946,6 +946,10 @@ impl Use {
 const fn is_message(kind: FrameKind) -> bool {
     matches!(
         kind,
-        FrameKind::Offer { .. } | FrameKind::Accept { .. } | FrameKind::Reject { .. } | FrameKind::Message { .. }
+        FrameKind::Offer { .. }
+            | FrameKind::Accept { .. }
+            | FrameKind::Reject { .. }
+            | FrameKind::Message { .. }
+            | FrameKind::Withdraw { .. }
     )
 }

@@ -384,3 +384,45 @@ fn a_deadline_names_the_ranks_that_did_not_call() {
     net.settle();
     assert_eq!(net.ended(2).1, others, "the rank that is late learns it at once");
 }
+
+#[test]
+fn a_receiver_keeps_a_limited_number_of_short_messages_and_loses_none() {
+    let mut net = Net::new(2, 5);
+    for number in 0..200u8 {
+        net.hosts[0].send(GroupRank(1), 0, vec![number; 8], u64::MAX);
+    }
+    net.settle();
+    assert_eq!((net.hosts[1].kept(), net.hosts[0].ended.len()), (64, 64), "the others wait");
+    for number in 0..200u8 {
+        let work = net.hosts[1].receive(None, 0, 8, u64::MAX);
+        net.settle();
+        let (ended, outcome, bytes) = net.ended(1);
+        assert_eq!((ended, outcome.is_ok(), bytes), (work, true, vec![number; 8]));
+    }
+    assert_eq!((net.hosts[1].kept(), net.hosts[0].ended.len()), (0, 200));
+}
+
+#[test]
+fn memory_for_a_message_that_was_given_up_takes_the_next_one() {
+    for is_accepted in [false, true] {
+        let mut net = Net::new(2, 5);
+        net.hosts[0].send(GroupRank(1), 0, vec![1; 300], 1_000);
+        if is_accepted {
+            net.hosts[1].receive(None, 0, 300, u64::MAX);
+        }
+        // The offer arrives; the acceptance, if there is one, does not leave.
+        net.send(0, u64::MAX);
+        net.arrive();
+        net.hosts[0].member.handle_timeout(1_000);
+        net.hosts[0].drain();
+        assert!(matches!(net.ended(0).1, Err(Failure::Deadline { .. })));
+        net.settle();
+        net.hosts[0].send(GroupRank(1), 0, vec![2; 300], u64::MAX);
+        if !is_accepted {
+            net.hosts[1].receive(None, 0, 300, u64::MAX);
+        }
+        net.settle();
+        assert_eq!(net.ended(1).2, vec![2; 300]);
+        assert_eq!(net.hosts[1].kept(), 0);
+    }
+}
