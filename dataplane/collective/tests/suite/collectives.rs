@@ -39,8 +39,8 @@ pub(crate) fn status_of(rank: usize, view: View) -> GroupStatus {
 }
 
 /// Members and the frames between them.
-struct Net {
-    hosts: Vec<Host>,
+pub(crate) struct Net {
+    pub(crate) hosts: Vec<Host>,
     links: BTreeMap<(usize, usize), VecDeque<Frame>>,
     rng: Rng,
     /// Bytes of payload that each member sent.
@@ -48,7 +48,7 @@ struct Net {
 }
 
 impl Net {
-    fn new(members: usize, seed: u64) -> Self {
+    pub(crate) fn new(members: usize, seed: u64) -> Self {
         let config = MemberConfig { thresholds: THRESHOLDS, ..MemberConfig::default() };
         let host = |rank: usize| {
             let mut member = Member::new(GroupId(3), GroupRank(rank as u8), 1, true, config);
@@ -64,7 +64,7 @@ impl Net {
     }
 
     /// Lets a member send a frame, if it has one for a peer in `room`.
-    fn send(&mut self, at: usize, room: u64) -> bool {
+    pub(crate) fn send(&mut self, at: usize, room: u64) -> bool {
         self.hosts[at].advance(0);
         let Some((to, frame)) = self.hosts[at].next_frame(RankSet::from_bits(room), LIMIT) else { return false };
         self.sent[at] += frame.payload.len() as u64;
@@ -73,7 +73,7 @@ impl Net {
     }
 
     /// Lets a frame arrive.
-    fn arrive(&mut self) -> bool {
+    pub(crate) fn arrive(&mut self) -> bool {
         let arriving: Vec<_> = self.links.iter().filter(|(_, frames)| !frames.is_empty()).map(|(k, _)| *k).collect();
         if arriving.is_empty() {
             return false;
@@ -86,7 +86,7 @@ impl Net {
     }
 
     /// Lets members send and receive at random until nothing is left to do.
-    fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         let members = self.hosts.len();
         loop {
             let (at, room) = (self.rng.below(members as u64) as usize, self.rng.next_u64());
@@ -97,7 +97,7 @@ impl Net {
         }
     }
 
-    fn ended(&mut self, rank: usize) -> Ended {
+    pub(crate) fn ended(&mut self, rank: usize) -> Ended {
         self.hosts[rank].ended.pop_front().unwrap_or_else(|| panic!("rank {rank} waits: {:?}", self.hosts[rank]))
     }
 }
