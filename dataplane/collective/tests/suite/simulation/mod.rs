@@ -653,11 +653,9 @@ impl Simulation {
     }
 }
 
-/// Seeds of each test: `KVPLANE_COLLECTIVE_SEEDS` of them, from `KVPLANE_COLLECTIVE_FROM` on.
-pub(crate) fn seeds(default: u64) -> std::ops::Range<u64> {
-    let number = |name, default| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default);
-    let from = number("KVPLANE_COLLECTIVE_FROM", 0);
-    from..from + number("KVPLANE_COLLECTIVE_SEEDS", default)
+/// Number in a variable of the environment.
+fn number(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
 fn simulate(seed: u64) -> MemberCounts {
@@ -674,10 +672,12 @@ fn simulate(seed: u64) -> MemberCounts {
     simulation.end()
 }
 
+/// `KVPLANE_COLLECTIVE_SEEDS` seeds, from `KVPLANE_SEED` on.
 #[test]
-fn seeds_that_survive_faults() {
+fn seeds() {
     let mut all = MemberCounts::default();
-    for seed in seeds(20) {
+    let (from, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_COLLECTIVE_SEEDS", 20));
+    for seed in from..from + count {
         println!("seed {seed}");
         let counts = simulate(seed);
         all.completed += counts.completed;
@@ -687,5 +687,6 @@ fn seeds_that_survive_faults() {
         all.stale += counts.stale;
     }
     println!("{all:?}");
-    assert!(all.repeated > 0 && all.fetched > 0 && all.ended > 0 && all.stale > 0, "faults have no effect: {all:?}");
+    let has_all = all.repeated > 0 && all.fetched > 0 && all.ended > 0 && all.stale > 0;
+    assert!(has_all || count < 20, "faults have no effect: {all:?}");
 }
