@@ -36,12 +36,14 @@ pub enum FrameKind {
     Abort { cause: AbortCause },
     /// The sender has a message of `total` bytes; its first bytes follow.
     Offer { message: u64, tag: i32, total: u64 },
-    /// The sender accepts the rest of a message.
+    /// The sender has memory for a message, and accepts the rest of it.
     Accept { message: u64 },
     /// The sender has no room of that size for a message.
     Reject { message: u64, room: u64 },
     /// More bytes of a message.
     Message { message: u64, offset: u64 },
+    /// The sender has given up a message that it offered.
+    Withdraw { message: u64 },
 }
 
 /// Cause of an operation's end without a result.
@@ -108,7 +110,8 @@ impl Head {
             FrameKind::Accept { message } => (8, 0, message, 0, 0),
             FrameKind::Reject { message, room } => (9, 0, message, room, 0),
             FrameKind::Message { message, offset } => (10, 0, message, offset, 0),
-            FrameKind::Abort { cause: AbortCause::NoMemory } => (11, 0, 0, 0, 0),
+            FrameKind::Withdraw { message } => (11, 0, message, 0, 0),
+            FrameKind::Abort { cause: AbortCause::NoMemory } => (12, 0, 0, 0, 0),
         };
         let mut bytes = [0; HEAD_BYTES];
         let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
@@ -158,7 +161,8 @@ impl Head {
             8 => FrameKind::Accept { message: first },
             9 => FrameKind::Reject { message: first, room: second },
             10 => FrameKind::Message { message: first, offset: second },
-            11 => FrameKind::Abort { cause: AbortCause::NoMemory },
+            11 => FrameKind::Withdraw { message: first },
+            12 => FrameKind::Abort { cause: AbortCause::NoMemory },
             _ => return Err(HeadError::Invalid { field: "kind", found: u64::from(kind) }),
         };
         Ok(Self { group: GroupId(word(8)), epoch: word(16), operation: word(24), kind, signature: signature(bytes)? })
@@ -209,6 +213,7 @@ mod tests {
             FrameKind::Accept { message },
             FrameKind::Reject { message, room },
             FrameKind::Message { message, offset },
+            FrameKind::Withdraw { message },
             FrameKind::Abort { cause: AbortCause::NoMemory },
         ]
     }
@@ -258,7 +263,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn other_bytes_are_refused_or_decoded(bytes in proptest::array::uniform32(any::<u8>()), kind in 0u8..13) {
+        fn other_bytes_are_refused_or_decoded(bytes in proptest::array::uniform32(any::<u8>()), kind in 0u8..14) {
             let mut head = [0; HEAD_BYTES];
             head[..32].copy_from_slice(&bytes);
             head[32..].copy_from_slice(&bytes);

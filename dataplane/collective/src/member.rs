@@ -2,15 +2,17 @@
 
 use std::collections::VecDeque;
 
-use kvplane_group::{GroupId, GroupRank, GroupStatus, MemberReport, Phase, Progress, RankSet, View};
+use kvplane_group::{GroupId, GroupRank, GroupStatus, MemberReport, Progress, RankSet, Resolution, View};
 
 use crate::execution::{Arrival, Execution};
 use crate::failure::Failure;
 use crate::frame::{AbortCause, FrameKind, Head};
+use crate::kept::{Kept, KeptResult, ResultFrame};
+use crate::membership::Membership;
 use crate::messages::{MAX_WAITING, Messages};
 use crate::operation::{Operation, OperationError, Signature};
 use crate::schedule::{Schedule, Thresholds};
-use crate::span::{Placement, Span};
+use crate::span::Placement;
 use crate::stash::{Stash, StashedFrame};
 use crate::work::{Completion, Disposition, Outgoing, Output, WorkId};
 
@@ -81,15 +83,6 @@ enum Stage {
     },
 }
 
-/// Result of the last operation that was completed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kept {
-    /// It is in the work buffer.
-    Result { work: WorkId, span: Span },
-    /// It ended without one.
-    Aborted { cause: AbortCause, signature: Option<Signature> },
-}
-
 /// End of an operation that a peer has told.
 #[derive(Clone, Copy, Debug)]
 struct PeerAbort {
@@ -113,37 +106,16 @@ impl PeerAbort {
     }
 }
 
-/// A result that a peer has requested.
-#[derive(Clone, Copy, Debug)]
-struct Serving {
-    to: GroupRank,
-    operation: u64,
-    sent: u64,
-}
-
 /// Frames without a step that wait for room at a peer, at most.
 const MAX_CONTROL: usize = 1024;
 
 /// A member. See the crate's documentation.
 #[derive(Clone, Debug)]
 pub struct Member {
-    group: GroupId,
-    rank: GroupRank,
-    incarnation: u64,
     config: MemberConfig,
-    status: Option<GroupStatus>,
-    view: View,
-    is_ready: bool,
-    is_fenced: bool,
-    /// Epoch of the view that excluded the member, until it is ready again.
-    excluded: Option<u64>,
-    /// Peers with which the operation in flight failed.
-    failed: RankSet<GroupRank>,
-    /// Peers whose connection was lost since the view began, and has not been made again.
-    lost: RankSet<GroupRank>,
-    overdue: RankSet<GroupRank>,
+    membership: Membership,
     completed: u64,
-    kept: Option<Kept>,
+    kept: KeptResult,
     queue: VecDeque<Submitted>,
     stage: Stage,
     /// The next operations, which this member gave up while it was fenced: the others learn it in the next view.
@@ -152,11 +124,10 @@ pub struct Member {
     owed: VecDeque<Option<PeerAbort>>,
     /// Frames without a step: aborts, requests and replies.
     control: VecDeque<(GroupRank, u64, FrameKind, Option<Signature>)>,
-    serving: Vec<Serving>,
     stash: Stash,
     messages: Messages,
     outputs: VecDeque<Output>,
-    next_work: u64,
+    next_work: WorkId,
     counts: MemberCounts,
 }
 
@@ -166,30 +137,19 @@ impl Member {
     #[must_use]
     pub fn new(group: GroupId, rank: GroupRank, incarnation: u64, is_ready: bool, config: MemberConfig) -> Self {
         Self {
-            group,
-            rank,
-            incarnation,
             config,
-            status: None,
-            view: View::default(),
-            is_ready,
-            is_fenced: false,
-            excluded: None,
-            failed: RankSet::EMPTY,
-            lost: RankSet::EMPTY,
-            overdue: RankSet::EMPTY,
+            membership: Membership::new(group, rank, incarnation, is_ready),
             completed: 0,
-            kept: None,
+            kept: KeptResult::default(),
             queue: VecDeque::new(),
             stage: Stage::Waiting,
             abandoned: VecDeque::new(),
             owed: VecDeque::new(),
             control: VecDeque::new(),
-            serving: Vec::new(),
             stash: Stash::default(),
             messages: Messages::new(config.thresholds.one_shot_bytes),
             outputs: VecDeque::new(),
-            next_work: 0,
+            next_work: WorkId(0),
             counts: MemberCounts::default(),
         }
     }
@@ -197,19 +157,19 @@ impl Member {
     /// Returns the rank in the group.
     #[must_use]
     pub const fn rank(&self) -> GroupRank {
-        self.rank
+        self.membership.rank
     }
 
     /// Returns the view that the member follows.
     #[must_use]
     pub const fn view(&self) -> &View {
-        &self.view
+        &self.membership.view
     }
 
     /// Returns the group's state as the control plane gave it last.
     #[must_use]
     pub const fn status(&self) -> Option<&GroupStatus> {
-        self.status.as_ref()
+        self.membership.status.as_ref()
     }
 
     /// Returns the counters.
@@ -227,48 +187,32 @@ impl Member {
     /// Returns true if the member takes part in the view's collectives.
     #[must_use]
     pub fn participates(&self) -> bool {
-        self.view.participants().contains(self.rank)
-            && self.view.incarnations.get(usize::from(self.rank.0)) == Some(&Some(self.incarnation))
+        self.membership.participates()
     }
 
     /// Returns what the control plane has to know.
     #[must_use]
     pub fn report(&self) -> MemberReport {
-        let phase = match (self.participates(), self.is_fenced) {
-            (false, _) if self.is_ready => Phase::Ready,
-            (false, _) => Phase::Joining,
-            (true, true) => Phase::Fenced(self.progress()),
-            (true, false) => Phase::Running { failed: self.failed },
-        };
-        MemberReport { group: self.group, epoch: self.view.epoch, phase }
+        let is_prepared = matches!(&self.stage, Stage::Running(execution) if execution.is_prepared());
+        let progress = Progress { completed: self.completed, has_result: self.kept.is_some(), is_prepared };
+        self.membership.report(progress)
     }
 
     /// Returns the peers that an operation waited for until its deadline.
     #[must_use]
     pub const fn overdue(&self) -> RankSet<GroupRank> {
-        self.overdue
-    }
-
-    fn progress(&self) -> Progress {
-        let is_prepared = matches!(&self.stage, Stage::Running(execution) if execution.is_prepared());
-        Progress { completed: self.completed, has_result: self.kept.is_some(), is_prepared }
+        self.membership.overdue
     }
 
     /// Says that a joiner, or a member that was deactivated, takes part when it is activated.
     pub fn set_ready(&mut self) {
-        (self.is_ready, self.excluded) = (true, None);
+        (self.membership.is_ready, self.membership.excluded) = (true, None);
     }
 
     /// Returns the number of operations and messages that have not ended.
     #[must_use]
     pub fn waiting(&self) -> usize {
         self.queue.len() + self.messages.waiting()
-    }
-
-    fn new_work(&mut self) -> WorkId {
-        let work = WorkId(self.next_work);
-        self.next_work += 1;
-        work
     }
 
     /// Submits an operation, whose memory the host has under the returned name from now on. Until the member is active
@@ -278,16 +222,16 @@ impl Member {
     /// When it is malformed, the member was deactivated, or too many wait.
     pub fn submit(&mut self, operation: Operation, timeout_ns: u64) -> Result<WorkId, Failure> {
         operation.check()?;
-        if self.rank.0 >= operation.places {
-            return Err(OperationError::NoRoot { root: self.rank.0, size: operation.places }.into());
+        if self.membership.rank.0 >= operation.places {
+            return Err(OperationError::NoRoot { root: self.membership.rank.0, size: operation.places }.into());
         }
-        if let Some(epoch) = self.excluded {
+        if let Some(epoch) = self.membership.excluded {
             return Err(Failure::Excluded { epoch });
         }
         if self.queue.len() + self.abandoned.len() >= MAX_WAITING {
             return Err(Failure::TooMany { limit: MAX_WAITING });
         }
-        let work = self.new_work();
+        let work = self.next_work.take();
         self.queue.push_back(Submitted {
             work,
             operation,
@@ -304,8 +248,11 @@ impl Member {
     /// # Errors
     /// When there is no such peer, or too many wait.
     pub fn send(&mut self, to: GroupRank, tag: i32, bytes: u64, deadline_ns: u64) -> Result<WorkId, Failure> {
-        self.check_peer(to)?;
-        let work = self.new_work();
+        self.membership.check_peer(to)?;
+        if self.messages.waiting() >= MAX_WAITING {
+            return Err(Failure::TooMany { limit: MAX_WAITING });
+        }
+        let work = self.next_work.take();
         self.messages.send(work, to, tag, bytes, deadline_ns);
         Ok(work)
     }
@@ -322,58 +269,45 @@ impl Member {
         deadline_ns: u64,
     ) -> Result<WorkId, Failure> {
         if let Some(from) = from {
-            self.check_peer(from)?;
-        }
-        let work = self.new_work();
-        self.messages.receive(work, from, tag, bytes, deadline_ns, &mut self.outputs);
-        Ok(work)
-    }
-
-    fn check_peer(&self, peer: GroupRank) -> Result<(), Failure> {
-        let members = self.status.as_ref().map_or(0, |status| status.order.len());
-        if peer == self.rank || usize::from(peer.0) >= members {
-            return Err(Failure::NoPeer { rank: peer });
+            self.membership.check_peer(from)?;
         }
         if self.messages.waiting() >= MAX_WAITING {
             return Err(Failure::TooMany { limit: MAX_WAITING });
         }
-        Ok(())
+        let work = self.next_work.take();
+        self.messages.receive(work, from, tag, bytes, deadline_ns, &mut self.outputs);
+        Ok(work)
     }
 
     /// Follows the group: fences the member while its view changes, and applies the next view. Older ones are ignored.
     pub fn follow(&mut self, status: &GroupStatus, now_ns: u64) {
-        if status.view.epoch < self.view.epoch {
+        if status.view.epoch < self.membership.view.epoch {
             return;
         }
-        if status.view.epoch > self.view.epoch {
+        if status.view.epoch > self.membership.view.epoch {
             self.apply(&status.view, now_ns);
         }
         if status.is_changing && self.participates() {
-            self.is_fenced = true;
-            self.serving.clear();
+            self.membership.is_fenced = true;
+            self.kept.stop_serving();
             self.control.clear();
         }
-        self.status = Some(status.clone());
+        self.membership.status = Some(status.clone());
     }
 
     fn apply(&mut self, view: &View, now_ns: u64) {
         let had = self.participates();
-        let former = std::mem::replace(&mut self.view, view.clone());
-        (self.is_fenced, self.failed, self.overdue) = (false, RankSet::EMPTY, RankSet::EMPTY);
+        let former = self.membership.enter(view);
         self.control.clear();
-        self.serving.clear();
-        if self.participates() {
-            // The view may have been decided while the connection existed, and nobody reports its loss again.
-            self.failed = std::mem::take(&mut self.lost).intersection(self.others());
-        }
+        self.kept.stop_serving();
         let complete = view.resolution.completed;
         if !self.participates() {
             if had {
-                (self.is_ready, self.excluded) = (false, Some(view.epoch));
+                (self.membership.is_ready, self.membership.excluded) = (false, Some(view.epoch));
                 self.end_all(|| Failure::Excluded { epoch: view.epoch });
             }
         } else if !had {
-            self.forget_kept();
+            self.kept.forget(&mut self.outputs);
             self.completed = complete;
             self.abandoned.clear();
             self.owed.clear();
@@ -400,23 +334,9 @@ impl Member {
             Stage::Running(execution) if execution.is_prepared() => {
                 self.complete_first(&execution, former.epoch, participants, true);
             }
-            Stage::Running(execution) => {
-                // Without a result that is kept, nobody has completed it without this member: it ended without one.
-                if let Some(holder) = view.resolution.holder.filter(|_| execution.keeps_result()) {
-                    let (epoch, number) = (former.epoch, self.completed + 1);
-                    self.control.push_back((holder, number, FrameKind::Fetch, None));
-                    self.stage = Stage::Fetching { execution, holder, received: None, epoch, participants };
-                } else {
-                    self.give_up_first(view.resolution.completed);
-                }
-            }
+            Stage::Running(execution) => self.fetch(execution, former.epoch, participants, view.resolution),
             Stage::Fetching { execution, epoch, participants, .. } => {
-                if let Some(holder) = view.resolution.holder {
-                    self.control.push_back((holder, self.completed + 1, FrameKind::Fetch, None));
-                    self.stage = Stage::Fetching { execution, holder, received: None, epoch, participants };
-                } else {
-                    self.give_up_first(view.resolution.completed);
-                }
+                self.fetch(execution, epoch, participants, view.resolution);
             }
             Stage::Waiting => {
                 // Either this member gave it up, and its caller has the error; or the others ended it without a result
@@ -424,23 +344,28 @@ impl Member {
                 if self.abandoned.pop_front().is_none() {
                     self.owed.push_back(None);
                 }
-                self.forget_kept();
+                self.kept.forget(&mut self.outputs);
                 self.completed = view.resolution.completed;
             }
         }
     }
 
-    /// The others ended the first operation without a result.
-    fn give_up_first(&mut self, completed: u64) {
-        self.end_first(Failure::EndedElsewhere);
-        self.forget_kept();
-        self.completed = completed;
-    }
-
-    fn forget_kept(&mut self) {
-        self.serving.clear();
-        if let Some(Kept::Result { work, .. }) = self.kept.take() {
-            self.outputs.push_back(Output::Release(work));
+    /// Fetches the result of the first operation from its holder.
+    fn fetch(
+        &mut self,
+        execution: Execution,
+        epoch: u64,
+        participants: RankSet<GroupRank>,
+        Resolution { completed, holder }: Resolution,
+    ) {
+        // Without a result that is kept, nobody has completed it without this member: it ended without one.
+        if let Some(holder) = holder.filter(|_| execution.keeps_result()) {
+            self.control.push_back((holder, completed, FrameKind::Fetch, None));
+            self.stage = Stage::Fetching { execution, holder, received: None, epoch, participants };
+        } else {
+            self.end_first(Failure::EndedElsewhere);
+            self.kept.forget(&mut self.outputs);
+            self.completed = completed;
         }
     }
 
@@ -449,7 +374,7 @@ impl Member {
         let Some(first) = self.queue.front() else { return };
         if let Some(root) = first.operation.root().filter(|root| !participants.contains(*root)) {
             // All have found that.
-            self.abort_first(Failure::RootGone { root }, AbortCause::Deadline { peer: root }, None);
+            self.abort_next(Some(Failure::RootGone { root }), AbortCause::Deadline { peer: root }, None);
             return;
         }
         let (work, begun_with) = (first.work, first.begun_with);
@@ -459,30 +384,29 @@ impl Member {
         if !steps.is_empty() {
             self.outputs.push_back(Output::Run { work, steps });
         }
-        self.forget_kept();
         match execution.result() {
-            Some(span) => self.kept = Some(Kept::Result { work, span }),
-            None => self.outputs.push_back(Output::Release(work)),
+            Some(span) => self.kept.replace(Kept::Result { work, span }, &mut self.outputs),
+            None => {
+                self.kept.forget(&mut self.outputs);
+                self.outputs.push_back(Output::Release(work));
+            }
         }
         let completion = Completion { epoch, participants, failed: begun_with.without(participants), peer: None };
         self.outputs.push_back(Output::Complete { work, outcome: Ok(completion) });
         self.completed += 1;
         self.counts.completed += 1;
-        self.overdue = RankSet::EMPTY;
+        self.membership.overdue = RankSet::EMPTY;
         self.stage = Stage::Waiting;
     }
 
-    /// Ends the first operation without a result, at all members.
-    fn abort_first(&mut self, failure: Failure, cause: AbortCause, signature: Option<Signature>) {
-        self.end_first(failure);
-        self.end_without_result(cause, signature);
-    }
-
-    fn end_without_result(&mut self, cause: AbortCause, signature: Option<Signature>) {
-        self.forget_kept();
-        self.kept = Some(Kept::Aborted { cause, signature });
+    /// Ends the next operation without a result, at all members. `failure` is its caller's, if it has submitted it.
+    fn abort_next(&mut self, failure: Option<Failure>, cause: AbortCause, signature: Option<Signature>) {
+        if let Some(failure) = failure {
+            self.end_first(failure);
+        }
+        self.kept.replace(Kept::Aborted { cause, signature }, &mut self.outputs);
         self.completed += 1;
-        self.overdue = RankSet::EMPTY;
+        self.membership.overdue = RankSet::EMPTY;
     }
 
     fn end_first(&mut self, failure: Failure) {
@@ -498,7 +422,7 @@ impl Member {
         while !self.queue.is_empty() {
             self.end_first(failure());
         }
-        self.forget_kept();
+        self.kept.forget(&mut self.outputs);
         let dropped = self.stash.take();
         self.outputs.extend(dropped.into_iter().filter_map(|frame| frame.payload).map(Output::Drop));
     }
@@ -511,34 +435,26 @@ impl Member {
 
     /// Sends an abort to all other participants.
     fn tell_abort(&mut self, number: u64, cause: AbortCause, signature: Option<Signature>) {
-        for to in self.others().iter() {
+        for to in self.membership.others().iter() {
             if self.control.iter().filter(|(other, ..)| *other == to).count() < MAX_CONTROL {
                 self.control.push_back((to, number, FrameKind::Abort { cause }, signature));
             } else {
                 // It takes nothing: what it does not learn ends its part in the view.
-                self.failed.insert(to);
+                self.membership.failed.insert(to);
             }
         }
-    }
-
-    /// The other participants of the view.
-    fn others(&self) -> RankSet<GroupRank> {
-        self.view.participants().without(RankSet::single(self.rank))
     }
 
     /// The connections to these peers were lost, with frames that may have been under way.
     pub fn lose(&mut self, peers: RankSet<GroupRank>) {
         self.messages.lose(peers, &mut self.outputs);
-        self.lost = self.lost.union(peers);
-        if self.participates() {
-            self.failed = self.failed.union(peers.intersection(self.others()));
-        }
+        self.membership.lose(peers);
     }
 
     /// The connections to these peers exist, after they may have been lost. A host that does not call this costs its
     /// group a view: a peer whose connection was lost before a view began counts as failed in it.
-    pub fn link(&mut self, peers: RankSet<GroupRank>) {
-        self.lost = self.lost.without(peers);
+    pub const fn link(&mut self, peers: RankSet<GroupRank>) {
+        self.membership.link(peers);
     }
 
     /// Processes the head of a frame with `bytes` bytes of payload. The host follows the disposition before it calls
@@ -549,30 +465,20 @@ impl Member {
             let keep = || Some(stash.name());
             return messages.handle(from, head.kind, bytes, keep, &mut self.outputs);
         }
-        if head.epoch < self.view.epoch {
+        if head.epoch < self.membership.view.epoch {
             self.counts.stale += 1;
             return Disposition::Ignore;
         }
-        if head.epoch == self.view.epoch && (self.is_fenced || !self.hears(from)) {
+        if head.epoch == self.membership.view.epoch && (self.membership.is_fenced || !self.membership.hears(from)) {
             self.counts.stale += 1;
             return Disposition::Ignore;
         }
-        let is_later = head.epoch > self.view.epoch || self.stash.has_before(from, head) || !self.can_use(head);
-        if is_later {
-            return self.keep(from, head, bytes);
+        let is_later =
+            head.epoch > self.membership.view.epoch || self.stash.has_before(from, head) || !self.can_use(head);
+        let used = if is_later { Use::TooEarly } else { self.use_frame(from, head, bytes) };
+        if let Use::Done(disposition) = used {
+            return disposition;
         }
-        match self.use_frame(from, head, bytes) {
-            Use::Done(disposition) => disposition,
-            Use::TooEarly => self.keep(from, head, bytes),
-        }
-    }
-
-    /// True if frames of a peer count in the present view: after a connection was lost, some are missing.
-    fn hears(&self, from: GroupRank) -> bool {
-        self.participates() && self.view.participants().contains(from) && !self.failed.contains(from)
-    }
-
-    fn keep(&mut self, from: GroupRank, head: &Head, bytes: u64) -> Disposition {
         self.counts.kept += 1;
         match self.stash.keep(from, *head, bytes) {
             Some(Some(payload)) => Disposition::Stash(payload),
@@ -580,7 +486,7 @@ impl Member {
             None => {
                 // The frame is lost: so is what it belonged to.
                 self.counts.unexpected += 1;
-                self.failed.insert(from);
+                self.membership.failed.insert(from);
                 Disposition::Ignore
             }
         }
@@ -599,7 +505,9 @@ impl Member {
         let next = self.completed + 1;
         match head.kind {
             FrameKind::Fetch if head.operation <= self.completed => {
-                self.answer_fetch(from, head.operation);
+                if let Some((cause, signature)) = self.kept.serve(from, head.operation, self.completed) {
+                    self.control.push_back((from, head.operation, FrameKind::Abort { cause }, signature));
+                }
                 return ignored;
             }
             FrameKind::Abort { cause } if head.operation == next => {
@@ -632,10 +540,11 @@ impl Member {
                 let ours = operation.signature(from);
                 if head.signature.is_none_or(|theirs| !ours.fits(&theirs)) {
                     let (theirs, number) = (head.signature, next);
-                    let failure = Failure::Mismatch { rank: from, calls: theirs, other: self.rank, ours: Some(ours) };
+                    let failure =
+                        Failure::Mismatch { rank: from, calls: theirs, other: self.membership.rank, ours: Some(ours) };
                     let cause = AbortCause::Mismatch { peer: from };
                     self.tell_abort(number, cause, Some(ours));
-                    self.abort_first(failure, cause, Some(ours));
+                    self.abort_next(Some(failure), cause, Some(ours));
                     return ignored;
                 }
                 match head.kind {
@@ -656,37 +565,23 @@ impl Member {
         }
     }
 
-    /// A peer requests the result of an operation that is complete.
-    fn answer_fetch(&mut self, from: GroupRank, operation: u64) {
-        let (cause, signature) = match self.kept {
-            Some(Kept::Result { .. }) if operation == self.completed => {
-                self.serving.push(Serving { to: from, operation, sent: 0 });
-                return;
-            }
-            Some(Kept::Aborted { cause, signature }) if operation == self.completed => (cause, signature),
-            // It was given up here, while the peer did not come for it.
-            _ => (AbortCause::Deadline { peer: from }, None),
-        };
-        self.control.push_back((from, operation, FrameKind::Abort { cause }, signature));
-    }
-
     /// A peer has ended the next operation.
     fn take_abort(&mut self, abort: PeerAbort) {
         let PeerAbort { from, cause, signature } = abort;
         let is_submitted = self.abandoned.is_empty() && self.owed.is_empty();
         if let Some(first) = self.queue.front().filter(|_| is_submitted) {
-            let failure = abort.failure(self.rank, &first.operation);
-            self.abort_first(failure, cause, signature);
+            let failure = abort.failure(self.membership.rank, &first.operation);
+            self.abort_next(Some(failure), cause, signature);
             return;
         }
         if self.abandoned.pop_front().is_none() {
             if self.owed.len() >= MAX_WAITING {
-                self.failed.insert(from);
+                self.membership.failed.insert(from);
                 return;
             }
             self.owed.push_back(Some(abort));
         }
-        self.end_without_result(cause, signature);
+        self.abort_next(None, cause, signature);
     }
 
     /// Offers the frames that were kept again, as long as one of them is of use.
@@ -697,14 +592,18 @@ impl Member {
             let mut has_used = false;
             for frame in frames {
                 let StashedFrame { from, head, bytes, payload } = frame;
-                let is_current = head.epoch == self.view.epoch && !self.is_fenced;
-                if head.epoch > self.view.epoch
+                let is_current = head.epoch == self.membership.view.epoch && !self.membership.is_fenced;
+                if head.epoch > self.membership.view.epoch
                     || (is_current && (rest.iter().any(|kept| kept.is_before(from, &head)) || !self.can_use(&head)))
                 {
                     rest.push(frame);
                     continue;
                 }
-                let used = if is_current && self.hears(from) { self.use_frame(from, &head, bytes) } else { Use::STALE };
+                let used = if is_current && self.membership.hears(from) {
+                    self.use_frame(from, &head, bytes)
+                } else {
+                    Use::STALE
+                };
                 match used {
                     Use::TooEarly => rest.push(frame),
                     Use::Done(disposition) => {
@@ -747,26 +646,26 @@ impl Member {
         if !self.participates() {
             return self.run_alone();
         }
-        if self.is_fenced {
+        if self.membership.is_fenced {
             return false;
         }
         if let Some(cause) = self.abandoned.pop_front() {
             self.tell_abort(self.completed + 1, cause, None);
-            self.end_without_result(cause, None);
+            self.abort_next(None, cause, None);
             return true;
         }
         if matches!(self.stage, Stage::Waiting)
             && let (Some(first), Some(ended)) = (self.queue.front(), self.owed.pop_front())
         {
-            let told = ended.map(|abort| abort.failure(self.rank, &first.operation));
+            let told = ended.map(|abort| abort.failure(self.membership.rank, &first.operation));
             self.end_first(told.unwrap_or(Failure::EndedElsewhere));
             return true;
         }
         match std::mem::replace(&mut self.stage, Stage::Waiting) {
-            Stage::Waiting => self.begin_first(self.view.participants()),
+            Stage::Waiting => self.begin_first(self.membership.view.participants()),
             Stage::Running(execution) => {
                 if execution.is_complete() {
-                    let (epoch, participants) = (self.view.epoch, self.view.participants());
+                    let (epoch, participants) = (self.membership.view.epoch, self.membership.view.participants());
                     self.complete_first(&execution, epoch, participants, true);
                     self.replay_stash();
                     return true;
@@ -793,9 +692,13 @@ impl Member {
         first.begun_with = first.begun_with.union(participants);
         let thresholds = self.config.thresholds;
         // Without its root, the members only find together that it cannot be done: none is ahead of another.
-        let schedule = Schedule::new(&first.operation, self.rank, participants, thresholds).unwrap_or_default();
-        let execution =
-            Execution::new(schedule, participants.without(RankSet::single(self.rank)), thresholds.one_shot_bytes);
+        let schedule =
+            Schedule::new(&first.operation, self.membership.rank, participants, thresholds).unwrap_or_default();
+        let execution = Execution::new(
+            schedule,
+            participants.without(RankSet::single(self.membership.rank)),
+            thresholds.one_shot_bytes,
+        );
         let (work, steps) = (first.work, execution.prepare().to_vec());
         self.outputs.push_back(Output::Begin { work, work_bytes: execution.work_bytes(), steps });
         self.stage = Stage::Running(execution);
@@ -805,52 +708,57 @@ impl Member {
 
     /// A joiner that is not ready yet runs the operation with itself alone.
     fn run_alone(&mut self) -> bool {
-        if self.is_ready {
+        if self.membership.is_ready {
             return false;
         }
-        let alone = RankSet::single(self.rank);
+        let alone = RankSet::single(self.membership.rank);
         let Some(first) = self.queue.front() else { return false };
         let thresholds = self.config.thresholds;
-        let Some(schedule) = Schedule::new(&first.operation, self.rank, alone, thresholds) else {
-            let root = first.operation.root().unwrap_or(self.rank);
+        let Some(schedule) = Schedule::new(&first.operation, self.membership.rank, alone, thresholds) else {
+            let root = first.operation.root().unwrap_or(self.membership.rank);
             self.end_first(Failure::RootGone { root });
             return true;
         };
         let execution = Execution::new(schedule, RankSet::EMPTY, thresholds.one_shot_bytes);
         let (work, steps) = (first.work, execution.prepare().to_vec());
         self.outputs.push_back(Output::Begin { work, work_bytes: execution.work_bytes(), steps });
-        let (completed, epoch) = (self.completed, self.view.epoch);
+        let (completed, epoch) = (self.completed, self.membership.view.epoch);
         self.complete_first(&execution, epoch, alone, true);
         // It is no operation of the group's sequence.
-        self.forget_kept();
+        self.kept.forget(&mut self.outputs);
         self.completed = completed;
         true
     }
 
     /// Returns the next frame for a peer in `room`, with a payload of at most `limit` bytes, a multiple of 64.
     pub fn next_frame(&mut self, room: RankSet<GroupRank>, limit: u64) -> Option<Outgoing> {
-        if let Some(outgoing) = self.messages.next_frame(self.group, room, limit, &mut self.outputs) {
+        if let Some(outgoing) = self.messages.next_frame(self.membership.group, room, limit, &mut self.outputs) {
             return Some(outgoing);
         }
-        if self.is_fenced || !self.participates() {
+        if self.membership.is_fenced || !self.participates() {
             return None;
         }
-        let room = room.without(self.failed);
-        let head =
-            |operation, kind, signature| Head { group: self.group, epoch: self.view.epoch, operation, kind, signature };
+        let room = room.without(self.membership.failed);
+        let head = |operation, kind, signature| Head {
+            group: self.membership.group,
+            epoch: self.membership.view.epoch,
+            operation,
+            kind,
+            signature,
+        };
         if let Some(at) = self.control.iter().position(|(to, ..)| room.contains(*to)) {
             let (to, operation, kind, signature) = self.control.remove(at)?;
             return Some(Outgoing { to, head: head(operation, kind, signature), payload: None });
         }
-        if let Some(outgoing) = self.next_served(room, limit) {
-            return Some(outgoing);
+        if let Some(ResultFrame { to, operation, kind, payload }) = self.kept.next_frame(room, limit) {
+            return Some(Outgoing { to, head: head(operation, kind, None), payload });
         }
         let number = self.completed + 1;
         let (Stage::Running(execution), Some(first)) = (&mut self.stage, self.queue.front()) else { return None };
         let frame = execution.next_frame(room, limit)?;
         let head = Head {
-            group: self.group,
-            epoch: self.view.epoch,
+            group: self.membership.group,
+            epoch: self.membership.view.epoch,
             operation: number,
             kind: frame.kind,
             signature: Some(first.operation.signature(frame.to)),
@@ -859,30 +767,11 @@ impl Member {
         Some(Outgoing { to: frame.to, head, payload })
     }
 
-    /// Returns the next bytes of a result that a peer has requested.
-    fn next_served(&mut self, room: RankSet<GroupRank>, limit: u64) -> Option<Outgoing> {
-        let at = self.serving.iter().position(|serving| room.contains(serving.to))?;
-        let Some(Kept::Result { work, span }) = self.kept else {
-            self.serving.clear();
-            return None;
-        };
-        let serving = &mut self.serving[at];
-        let (offset, bytes) = (serving.sent, limit.min(span.bytes - serving.sent));
-        serving.sent += bytes;
-        let (to, operation, is_all) = (serving.to, serving.operation, serving.sent == span.bytes);
-        if is_all {
-            self.serving.remove(at);
-        }
-        let kind = FrameKind::Result { offset, total: span.bytes };
-        let head = Head { group: self.group, epoch: self.view.epoch, operation, kind, signature: None };
-        let payload = (bytes > 0).then(|| (work, span.part(offset, bytes)));
-        Some(Outgoing { to, head, payload })
-    }
-
     /// True if a frame that could not be sent before may still be sent.
     #[must_use]
     pub fn may_send(&self, head: &Head) -> bool {
-        is_message(head.kind) || (head.epoch == self.view.epoch && !self.is_fenced && self.participates())
+        is_message(head.kind)
+            || (head.epoch == self.membership.view.epoch && !self.membership.is_fenced && self.participates())
     }
 
     /// Returns the next work of the host.
@@ -911,7 +800,7 @@ impl Member {
             Stage::Running(execution) => execution.awaited(),
             Stage::Fetching { holder, .. } => RankSet::single(*holder),
         };
-        self.overdue = awaited;
+        self.membership.overdue = awaited;
         if now_ns < deadline_ns.saturating_add(self.config.verdict_ns) {
             return;
         }
@@ -919,25 +808,26 @@ impl Member {
             self.end_first(Failure::NotActive);
             return;
         }
-        let cause = AbortCause::Deadline { peer: awaited.iter().next().unwrap_or(self.rank) };
+        let cause = AbortCause::Deadline { peer: awaited.iter().next().unwrap_or(self.membership.rank) };
         self.end_for_all(Failure::Deadline { awaited }, cause);
     }
 
     /// Ends the first operation, for which the host has no memory of so many bytes.
     pub fn lack_memory(&mut self, bytes: u64) {
-        self.end_for_all(Failure::NoMemory { rank: self.rank, bytes: Some(bytes) }, AbortCause::NoMemory);
+        let failure = Failure::NoMemory { rank: self.membership.rank, bytes: Some(bytes) };
+        self.end_for_all(failure, AbortCause::NoMemory);
     }
 
     /// Ends the first operation without a result, and tells the other members.
     fn end_for_all(&mut self, failure: Failure, cause: AbortCause) {
-        if self.is_fenced {
+        if self.membership.is_fenced {
             // Its progress is final: the next view says whether the others completed it.
             self.abandoned.push_back(cause);
             self.end_first(failure);
             return;
         }
         self.tell_abort(self.completed + 1, cause, None);
-        self.abort_first(failure, cause, None);
+        self.abort_next(Some(failure), cause, None);
     }
 }
 
@@ -955,6 +845,10 @@ impl Use {
 const fn is_message(kind: FrameKind) -> bool {
     matches!(
         kind,
-        FrameKind::Offer { .. } | FrameKind::Accept { .. } | FrameKind::Reject { .. } | FrameKind::Message { .. }
+        FrameKind::Offer { .. }
+            | FrameKind::Accept { .. }
+            | FrameKind::Reject { .. }
+            | FrameKind::Message { .. }
+            | FrameKind::Withdraw { .. }
     )
 }

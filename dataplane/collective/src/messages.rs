@@ -2,7 +2,8 @@
 //!
 //! The sender offers a message, with its first bytes; if there are more, they follow when the receiver has memory for
 //! them. Messages between two members with the same tag arrive in the order in which they were sent. They do not depend
-//! on views: one fails if the connection to its peer is lost.
+//! on views: one fails if the connection to its peer is lost. A short message is sent as a whole, and its sender has
+//! done its part; the receiver accepts it nevertheless, so that it keeps only so many.
 
 use std::collections::VecDeque;
 
@@ -13,7 +14,7 @@ use crate::frame::{FrameKind, Head};
 use crate::span::{Buffer, Placement, Span};
 use crate::work::{Completion, Disposition, Outgoing, Output, StashId, WorkId};
 
-/// Offers of a member that a peer has not accepted, at most: the rest waits.
+/// Offers of a member that a peer has not accepted, at most: the rest waits. The receiver keeps as many.
 const MAX_OFFERS: usize = 64;
 /// Messages of a member that wait, at most.
 pub(crate) const MAX_WAITING: usize = 4096;
@@ -68,9 +69,11 @@ pub(crate) struct Messages {
     /// Most bytes that are sent with an offer.
     first_bytes: u64,
     sending: VecDeque<Sending>,
+    /// Short messages that were sent, and that their receivers have not accepted.
+    unaccepted: Vec<(GroupRank, u64)>,
     receiving: VecDeque<Receiving>,
     offers: VecDeque<Offer>,
-    /// Answers to offers.
+    /// Answers to offers, and offers that are withdrawn.
     answers: VecDeque<(GroupRank, FrameKind)>,
     next: u64,
 }
@@ -80,6 +83,7 @@ impl Messages {
         Self {
             first_bytes,
             sending: VecDeque::new(),
+            unaccepted: Vec::new(),
             receiving: VecDeque::new(),
             offers: VecDeque::new(),
             answers: VecDeque::new(),
@@ -139,12 +143,12 @@ impl Messages {
     /// Ends a message that has all of its bytes; requests the rest otherwise.
     fn accept(&mut self, receiving: Receiving, outputs: &mut VecDeque<Output>) {
         let Some((from, message, bytes)) = receiving.matched else { return };
+        self.answers.push_back((from, FrameKind::Accept { message }));
         if bytes == receiving.room {
             outputs.push_back(complete(receiving.work, from));
-            return;
+        } else {
+            self.receiving.push_back(receiving);
         }
-        self.answers.push_back((from, FrameKind::Accept { message }));
-        self.receiving.push_back(receiving);
     }
 
     /// Processes a frame of a peer with `bytes` bytes of payload. `keep` makes the host keep them.
@@ -161,6 +165,7 @@ impl Messages {
                 self.take_offer(Offer { from, message, tag, total, bytes, first: None }, keep, outputs)
             }
             FrameKind::Accept { message } => {
+                self.unaccepted.retain(|other| *other != (from, message));
                 let found = self.sending.iter_mut().find(|sending| sending.to == from && sending.message == message);
                 if let Some(sending) = found
                     && sending.stage == Stage::Offered
@@ -170,6 +175,7 @@ impl Messages {
                 Disposition::Ignore
             }
             FrameKind::Reject { message, room } => {
+                self.unaccepted.retain(|other| *other != (from, message));
                 let found = self.sending.iter().position(|sending| sending.to == from && sending.message == message);
                 if let Some(sending) = found.and_then(|at| self.sending.remove(at)) {
                     let failure = Failure::MessageSize { rank: from, message: sending.total, room };
@@ -178,7 +184,25 @@ impl Messages {
                 Disposition::Ignore
             }
             FrameKind::Message { message, offset } => self.take_bytes(from, message, offset, bytes, outputs),
+            FrameKind::Withdraw { message } => {
+                self.withdraw(from, message, outputs);
+                Disposition::Ignore
+            }
             _ => Disposition::Ignore,
+        }
+    }
+
+    /// The sender of a message has given it up: memory for it waits for another one.
+    fn withdraw(&mut self, from: GroupRank, message: u64, outputs: &mut VecDeque<Output>) {
+        if let Some(at) = self.offers.iter().position(|offer| (offer.from, offer.message) == (from, message)) {
+            outputs.extend(self.offers.remove(at).and_then(|offer| offer.first).map(Output::Drop));
+        }
+        let is_for =
+            |receiving: &Receiving| receiving.matched.is_some_and(|(by, matched, _)| (by, matched) == (from, message));
+        if let Some(Receiving { work, from, tag, room, deadline_ns, .. }) =
+            self.receiving.iter().position(is_for).and_then(|at| self.receiving.remove(at))
+        {
+            self.receive(work, from, tag, room, deadline_ns, outputs);
         }
     }
 
@@ -249,13 +273,14 @@ impl Messages {
             let (to, kind) = self.answers.remove(at)?;
             return Some(Outgoing { to, head: head(kind), payload: None });
         }
-        let offered = |to, all: &VecDeque<Sending>| {
-            all.iter().filter(|sending| sending.to == to && sending.stage == Stage::Offered).count()
+        let offered = |to| {
+            let long = self.sending.iter().filter(|sending| sending.to == to && sending.stage == Stage::Offered);
+            long.count() + self.unaccepted.iter().filter(|(other, _)| *other == to).count()
         };
         let can_go = |sending: &Sending| {
             room.contains(sending.to)
                 && match sending.stage {
-                    Stage::Waiting => offered(sending.to, &self.sending) < MAX_OFFERS,
+                    Stage::Waiting => offered(sending.to) < MAX_OFFERS,
                     Stage::Offered => false,
                     Stage::Accepted(_) => true,
                 }
@@ -274,6 +299,9 @@ impl Messages {
         };
         let to = sending.to;
         if is_all {
+            if matches!(kind, FrameKind::Offer { .. }) {
+                self.unaccepted.push((to, message));
+            }
             self.sending.remove(at);
             // The host sends the frame before it processes this.
             outputs.push_back(complete(work, to));
@@ -286,6 +314,7 @@ impl Messages {
     pub(crate) fn lose(&mut self, peers: RankSet<GroupRank>, outputs: &mut VecDeque<Output>) {
         let failed = |work, rank| Output::Complete { work, outcome: Err(Failure::PeerLost { rank }) };
         self.answers.retain(|(to, _)| !peers.contains(*to));
+        self.unaccepted.retain(|(to, _)| !peers.contains(*to));
         for sending in self.sending.iter().filter(|sending| peers.contains(sending.to)) {
             outputs.push_back(failed(sending.work, sending.to));
         }
@@ -319,6 +348,9 @@ impl Messages {
         let is_late = |deadline_ns: u64| now_ns >= deadline_ns;
         for sending in self.sending.iter().filter(|sending| is_late(sending.deadline_ns)) {
             outputs.push_back(late(sending.work, Some(sending.to)));
+            if sending.stage != Stage::Waiting {
+                self.answers.push_back((sending.to, FrameKind::Withdraw { message: sending.message }));
+            }
         }
         self.sending.retain(|sending| !is_late(sending.deadline_ns));
         for receiving in self.receiving.iter().filter(|receiving| is_late(receiving.deadline_ns)) {
@@ -334,6 +366,7 @@ impl Messages {
         outputs.extend(works.into_iter().map(|work| Output::Complete { work, outcome: Err(Failure::Closed) }));
         outputs.extend(self.offers.drain(..).filter_map(|offer| offer.first).map(Output::Drop));
         self.answers.clear();
+        self.unaccepted.clear();
     }
 }
 

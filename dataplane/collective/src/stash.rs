@@ -2,7 +2,7 @@
 
 use kvplane_group::GroupRank;
 
-use crate::frame::Head;
+use crate::frame::{FrameKind, Head};
 use crate::work::StashId;
 
 /// Most bytes of payloads that a member's host keeps.
@@ -21,9 +21,10 @@ pub(crate) struct StashedFrame {
 }
 
 impl StashedFrame {
-    /// True if a frame that arrived later belongs to the same operation of the same peer.
+    /// True if a frame that arrived later belongs to the same operation of the same peer, and does not end it.
     pub(crate) fn is_before(&self, from: GroupRank, head: &Head) -> bool {
-        self.from == from && self.head.epoch == head.epoch && self.head.operation == head.operation
+        let is_end = matches!(head.kind, FrameKind::Abort { .. });
+        self.from == from && self.head.epoch == head.epoch && self.head.operation == head.operation && !is_end
     }
 }
 

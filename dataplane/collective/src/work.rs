@@ -10,6 +10,15 @@ use crate::span::{LocalStep, Placement, Span};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WorkId(pub u64);
 
+impl WorkId {
+    /// Returns this name, and continues with the next one.
+    pub(crate) const fn take(&mut self) -> Self {
+        let taken = *self;
+        self.0 += 1;
+        taken
+    }
+}
+
 /// Names a payload that the host keeps for later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StashId(pub u64);

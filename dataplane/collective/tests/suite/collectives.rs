@@ -39,8 +39,8 @@ pub(crate) fn status_of(rank: usize, view: View) -> GroupStatus {
 }
 
 /// Members and the frames between them.
-struct Net {
-    hosts: Vec<Host>,
+pub(crate) struct Net {
+    pub(crate) hosts: Vec<Host>,
     links: BTreeMap<(usize, usize), VecDeque<Frame>>,
     rng: Rng,
     /// Bytes of payload that each member sent.
@@ -48,7 +48,7 @@ struct Net {
 }
 
 impl Net {
-    fn new(members: usize, seed: u64) -> Self {
+    pub(crate) fn new(members: usize, seed: u64) -> Self {
         let config = MemberConfig { thresholds: THRESHOLDS, ..MemberConfig::default() };
         let host = |rank: usize| {
             let mut member = Member::new(GroupId(3), GroupRank(rank as u8), 1, true, config);
@@ -64,7 +64,7 @@ impl Net {
     }
 
     /// Lets a member send a frame, if it has one for a peer in `room`.
-    fn send(&mut self, at: usize, room: u64) -> bool {
+    pub(crate) fn send(&mut self, at: usize, room: u64) -> bool {
         self.hosts[at].advance(0);
         let Some((to, frame)) = self.hosts[at].next_frame(RankSet::from_bits(room), LIMIT) else { return false };
         self.sent[at] += frame.payload.len() as u64;
@@ -73,7 +73,7 @@ impl Net {
     }
 
     /// Lets a frame arrive.
-    fn arrive(&mut self) -> bool {
+    pub(crate) fn arrive(&mut self) -> bool {
         let arriving: Vec<_> = self.links.iter().filter(|(_, frames)| !frames.is_empty()).map(|(k, _)| *k).collect();
         if arriving.is_empty() {
             return false;
@@ -86,7 +86,7 @@ impl Net {
     }
 
     /// Lets members send and receive at random until nothing is left to do.
-    fn settle(&mut self) {
+    pub(crate) fn settle(&mut self) {
         let members = self.hosts.len();
         loop {
             let (at, room) = (self.rng.below(members as u64) as usize, self.rng.next_u64());
@@ -97,7 +97,7 @@ impl Net {
         }
     }
 
-    fn ended(&mut self, rank: usize) -> Ended {
+    pub(crate) fn ended(&mut self, rank: usize) -> Ended {
         self.hosts[rank].ended.pop_front().unwrap_or_else(|| panic!("rank {rank} waits: {:?}", self.hosts[rank]))
     }
 }
@@ -383,4 +383,46 @@ fn a_deadline_names_the_ranks_that_did_not_call() {
     net.hosts[2].submit(&barrier, Vec::new(), 1_000).expect("well-formed");
     net.settle();
     assert_eq!(net.ended(2).1, others, "the rank that is late learns it at once");
+}
+
+#[test]
+fn a_receiver_keeps_a_limited_number_of_short_messages_and_loses_none() {
+    let mut net = Net::new(2, 5);
+    for number in 0..200u8 {
+        net.hosts[0].send(GroupRank(1), 0, vec![number; 8], u64::MAX);
+    }
+    net.settle();
+    assert_eq!((net.hosts[1].kept(), net.hosts[0].ended.len()), (64, 64), "the others wait");
+    for number in 0..200u8 {
+        let work = net.hosts[1].receive(None, 0, 8, u64::MAX);
+        net.settle();
+        let (ended, outcome, bytes) = net.ended(1);
+        assert_eq!((ended, outcome.is_ok(), bytes), (work, true, vec![number; 8]));
+    }
+    assert_eq!((net.hosts[1].kept(), net.hosts[0].ended.len()), (0, 200));
+}
+
+#[test]
+fn memory_for_a_message_that_was_given_up_takes_the_next_one() {
+    for is_accepted in [false, true] {
+        let mut net = Net::new(2, 5);
+        net.hosts[0].send(GroupRank(1), 0, vec![1; 300], 1_000);
+        if is_accepted {
+            net.hosts[1].receive(None, 0, 300, u64::MAX);
+        }
+        // The offer arrives; the acceptance, if there is one, does not leave.
+        net.send(0, u64::MAX);
+        net.arrive();
+        net.hosts[0].member.handle_timeout(1_000);
+        net.hosts[0].drain();
+        assert!(matches!(net.ended(0).1, Err(Failure::Deadline { .. })));
+        net.settle();
+        net.hosts[0].send(GroupRank(1), 0, vec![2; 300], u64::MAX);
+        if !is_accepted {
+            net.hosts[1].receive(None, 0, 300, u64::MAX);
+        }
+        net.settle();
+        assert_eq!(net.ended(1).2, vec![2; 300]);
+        assert_eq!(net.hosts[1].kept(), 0);
+    }
 }

@@ -1,5 +1,6 @@
 //! Members on a network in memory.
 
 mod collectives;
+mod failures;
 mod host;
 mod simulation;

@@ -31,9 +31,9 @@ enum Outcome {
 }
 
 impl Host {
-    /// Returns the test of `tests/tests`, the function in it, and the variable with the number of its seeds.
-    const fn test(self) -> (&'static str, &'static str, &'static str) {
-        match self {
+    /// Returns the package, its test, the function in it, and the variable with the number of its seeds.
+    const fn test(self) -> (&'static str, &'static str, &'static str, &'static str) {
+        let (test, function, variable) = match self {
             Self::World => ("world", "seeds", "KVPLANE_SEEDS"),
             Self::MissedEpochs => ("world", "missed_epochs", "KVPLANE_SEEDS"),
             Self::Tiers => ("tiers", "seeds", "KVPLANE_TIER_SEEDS"),
@@ -52,7 +52,11 @@ impl Host {
             Self::LostState => {
                 ("replicas", "a_control_plane_that_loses_its_state_loses_no_object", "KVPLANE_LOSS_SEEDS")
             }
-        }
+            Self::Collectives => {
+                return ("kvplane-collective", "suite", "simulation::seeds", "KVPLANE_COLLECTIVE_SEEDS");
+            }
+        };
+        ("kvplane-tests", test, function, variable)
     }
 }
 
@@ -102,22 +106,17 @@ fn print_outcome(mutation: &Mutation, outcome: Outcome, time: Duration) {
         Outcome::Survived => "SURVIVED",
         Outcome::Broken => "DOES NOT COMPILE",
     };
-    println!(
-        "{:<44} {:<9} {word}, {} s: {}",
-        mutation.name,
-        mutation.host.test().0,
-        time.as_secs(),
-        mutation.invariant
-    );
+    let (_, test, ..) = mutation.host.test();
+    println!("{:<44} {:<9} {word}, {} s: {}", mutation.name, test, time.as_secs(), mutation.invariant);
 }
 
 fn try_one(workspace: &Workspace, mutation: &Mutation, copy: &Path, target: &Path) -> Result<Outcome, Failure> {
     let original = read(&workspace.root.join(mutation.file))?;
     let mutated = mutation.apply(&original)?;
     write(&copy.join(mutation.file), &mutated)?;
-    let (test, function, variable) = mutation.host.test();
+    let (package, test, function, variable) = mutation.host.test();
     let cargo = |last: &[&str]| {
-        let words = ["test", "--profile", "nightly", "--package", "kvplane-tests", "--test", test];
+        let words = ["test", "--profile", "nightly", "--package", package, "--test", test];
         let mut command = workspace.cargo(&[&words[..], last].concat());
         command.current_dir(copy).env("CARGO_TARGET_DIR", target).env(variable, SEEDS).env("KVPLANE_SEED", "0");
         command.stdout(Stdio::null()).stderr(Stdio::null());

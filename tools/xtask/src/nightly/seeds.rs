@@ -22,9 +22,10 @@ const MANY: u64 = 2000;
 /// Default number of seeds of a nightly run.
 const NIGHT: u64 = 100_000;
 
-/// Kind of simulation: its test and the function in it, the variable with the number of its seeds, and its share of a
-/// thousand nightly seeds.
+/// Kind of simulation: its package, its test and the function in it, the variable with the number of its seeds, and its
+/// share of a thousand nightly seeds.
 struct Kind {
+    package: &'static str,
     test: &'static str,
     name: &'static str,
     variable: &'static str,
@@ -33,12 +34,17 @@ struct Kind {
 
 impl Kind {
     const fn new(test: &'static str, name: &'static str, variable: &'static str, share: u64) -> Self {
-        Self { test, name, variable, share }
+        Self { package: "kvplane-tests", test, name, variable, share }
+    }
+
+    /// Returns a kind that a crate simulates for itself.
+    const fn of_crate(package: &'static str, name: &'static str, variable: &'static str, share: u64) -> Self {
+        Self { package, test: "suite", name, variable, share }
     }
 }
 
 /// All kinds of simulation.
-const KINDS: [Kind; 21] = [
+const KINDS: [Kind; 25] = [
     Kind::new("world", "seeds", "KVPLANE_SEEDS", 325),
     Kind::new("world", "clocks", "KVPLANE_SEEDS", 20),
     Kind::new("world", "missed_epochs", "KVPLANE_SEEDS", 20),
@@ -65,6 +71,15 @@ const KINDS: [Kind; 21] = [
     Kind::new("devices", "losses", "KVPLANE_DEVICE_POOL_SEEDS", 20),
     Kind::new("device_objects", "seeds", "KVPLANE_DEVICE_SEEDS", 10),
     Kind::new("device_gets", "seeds", "KVPLANE_DEVICE_SEEDS", 5),
+    Kind::of_crate("kvplane-group", "simulation::survivors_agree_whatever_fails", "KVPLANE_GROUP_SEEDS", 20),
+    Kind::of_crate(
+        "kvplane-group",
+        "simulation::survivors_agree_if_failed_members_stay_active",
+        "KVPLANE_GROUP_SEEDS",
+        20,
+    ),
+    Kind::of_crate("kvplane-collective", "simulation::seeds", "KVPLANE_COLLECTIVE_SEEDS", 20),
+    Kind::of_crate("kvplane-collective", "simulation::sweep::faults_at_frames", "KVPLANE_COLLECTIVE_CASES", 90),
 ];
 
 /// Parsed arguments.
@@ -122,8 +137,8 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
 /// prints the time of each kind.
 fn night(workspace: &Workspace, count: u64, from: &str) -> Result<(), Failure> {
     let mut failed = Vec::new();
-    for Kind { test, name, variable, share } in KINDS {
-        let words = ["test", "--profile", "nightly", "--package", "kvplane-tests", "--test", test, "--"];
+    for Kind { package, test, name, variable, share } in KINDS {
+        let words = ["test", "--profile", "nightly", "--package", package, "--test", test, "--"];
         let mut command = workspace.cargo(&words);
         let count = (count * share / 1000).max(1);
         command.args([name, "--exact", "--nocapture"]).env("KVPLANE_SEED", from).env(variable, count.to_string());

@@ -433,10 +433,10 @@ impl Simulation {
     }
 }
 
-/// Seeds of each test: `KVPLANE_GROUP_SEEDS` of them, from `KVPLANE_GROUP_FROM` on.
+/// Seeds of each test: `KVPLANE_GROUP_SEEDS` of them, from `KVPLANE_SEED` on.
 fn seeds() -> std::ops::Range<u64> {
     let number = |name, default| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default);
-    let from = number("KVPLANE_GROUP_FROM", 0);
+    let from = number("KVPLANE_SEED", 0);
     from..from + number("KVPLANE_GROUP_SEEDS", 20)
 }
 

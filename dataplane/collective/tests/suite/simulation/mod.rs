@@ -24,17 +24,17 @@ use workload::Workload;
 
 pub(crate) const MS: u64 = 1_000_000;
 /// Times of the members.
-pub(crate) const CONFIG: MemberConfig = MemberConfig { verdict_ns: 700 * MS, thresholds: THRESHOLDS };
+pub(crate) const CONFIG: MemberConfig = MemberConfig { verdict_ns: 400 * MS, thresholds: THRESHOLDS };
 /// Shorter than the defaults, so that a simulation ends sooner.
 const WORLD: WorldConfig = WorldConfig {
     interval_ns: 100 * MS,
     refused_ns: 250 * MS,
-    overdue_ns: 500 * MS,
-    silence_ns: 4_000 * MS,
+    overdue_ns: 300 * MS,
+    silence_ns: 2_000 * MS,
     reconnect_ns: 300 * MS,
-    fence_ns: 3_000 * MS,
-    proposal_ns: 3_000 * MS,
-    grace_ns: 1_000 * MS,
+    fence_ns: 1_500 * MS,
+    proposal_ns: 2_000 * MS,
+    grace_ns: 500 * MS,
     forget_ns: 600_000 * MS,
     groups: 256,
     proposals: 64,
@@ -95,8 +95,7 @@ pub(crate) struct Simulation {
     next_incarnation: u64,
     next_proposal: u64,
     pub(crate) views: BTreeMap<u64, View>,
-    /// Highest number that ended with a result, and how many did.
-    pub(crate) furthest: u64,
+    /// Operations that ended with a result.
     pub(crate) results: u64,
     /// Counters of all members whose processes have ended.
     pub(crate) counts: MemberCounts,
@@ -112,7 +111,7 @@ impl Simulation {
             founders,
             mode,
             workload,
-            habits: Habits { late: 60, pause_ns: 12 * MS, has_messages: true, timeout_ns: (300 * MS, 1_800 * MS) },
+            habits: Habits { late: 500, pause_ns: 3 * MS, has_messages: true, timeout_ns: (100 * MS, 600 * MS) },
             world: None,
             term: 0,
             records: BTreeMap::new(),
@@ -128,7 +127,6 @@ impl Simulation {
             next_incarnation: 1,
             next_proposal: 0,
             views: BTreeMap::new(),
-            furthest: 0,
             results: 0,
             counts: MemberCounts::default(),
         };
@@ -526,7 +524,7 @@ impl Simulation {
         if at.is_multiple_of(20) {
             let _ = self.input(Input::Tick);
         }
-        if at.is_multiple_of(250) {
+        if at.is_multiple_of(50) {
             self.propose();
         }
     }
@@ -545,28 +543,47 @@ impl Simulation {
         }
     }
 
+    /// Begins a fault, or ends one: there are at most two of them, so that the group works most of the time.
     fn break_something(&mut self) {
         let rank = WorldRank(self.rng.below(u64::from(self.ranks)) as u8);
         let other = WorldRank(self.rng.below(u64::from(self.ranks)) as u8);
-        match self.rng.below(16) {
-            0 | 1 if self.processes.len() > 1 => self.kill(rank),
-            2 | 3 if self.killed.contains(&rank) => self.begin_again(rank),
-            4 => self.stop(rank, true),
-            5 | 6 => self.stop(rank, false),
-            7 => self.cut(rank, other),
-            8 | 9 => {
-                self.cut_pairs.pop_first();
-            }
-            10 => self.cut_off(rank),
-            11 => {
-                self.cut_off.pop_first();
-            }
-            12 => self.kill_control(),
+        let stopped = self.processes.values().filter(|process| process.is_stopped).count();
+        let faults = self.killed.len() + stopped + self.cut_pairs.len() + self.cut_off.len();
+        let is_full = faults + usize::from(self.world.is_none()) >= 2;
+        match self.rng.below(14) {
+            0 | 1 if !is_full && self.processes.len() > 1 => self.kill(rank),
+            2 if !is_full => self.stop(rank, true),
+            3 if !is_full => self.cut(rank, other),
+            4 if !is_full => self.cut_off(rank),
+            5 if !is_full => self.kill_control(),
             // A connection that breaks and comes back.
-            13 => self.disconnect(rank, other),
-            14 if self.rng.below(2) == 0 => self.propose_exclusion(rank),
-            _ if self.world.is_none() => self.start_control(),
-            _ => {}
+            6..=9 => self.disconnect(rank, other),
+            10 => self.propose_exclusion(rank),
+            _ => self.end_fault(),
+        }
+    }
+
+    /// Ends one of the faults, if there are some.
+    fn end_fault(&mut self) {
+        let first = self.rng.below(5);
+        for kind in first..first + 5 {
+            let has_ended = match kind % 5 {
+                0 => self.killed.first().copied().map(|rank| self.begin_again(rank)).is_some(),
+                1 => {
+                    let stopped = self.processes.values_mut().find(|process| process.is_stopped);
+                    stopped.map(|process| process.is_stopped = false).is_some()
+                }
+                2 => self.cut_pairs.pop_first().is_some(),
+                3 => self.cut_off.pop_first().is_some(),
+                _ if self.world.is_none() => {
+                    self.start_control();
+                    true
+                }
+                _ => false,
+            };
+            if has_ended {
+                return;
+            }
         }
     }
 
@@ -574,7 +591,7 @@ impl Simulation {
     pub(crate) fn heal(&mut self) {
         self.cut_pairs.clear();
         self.cut_off.clear();
-        self.habits.late = 0;
+        (self.habits.late, self.habits.pause_ns) = (0, 25 * MS);
         if self.world.is_none() {
             self.start_control();
         }
@@ -608,7 +625,6 @@ impl Simulation {
             if let Err(wrong) = self.workload.check(number, rank, &operation, sets, &target) {
                 panic!("seed {}, view {}: {wrong}", self.seed, completion.epoch);
             }
-            self.furthest = self.furthest.max(number);
             self.results += 1;
         }
         self.check_agreement();
@@ -639,7 +655,7 @@ impl Simulation {
 
     /// Checks that all members follow one view of all ranks, and that their operations advance.
     pub(crate) fn check_healed(&mut self) {
-        let before = self.furthest;
+        let before = self.results;
         self.run(2_000, 0);
         let epochs: BTreeSet<u64> = self.processes.values().map(|process| process.view().epoch).collect();
         assert_eq!(epochs.len(), 1, "seed {}: members follow views {epochs:?}", self.seed);
@@ -649,15 +665,14 @@ impl Simulation {
             let host = process.host.as_ref().expect("a member");
             assert!(host.kept() <= 200, "{} payloads are kept in the end", host.kept());
         }
-        assert!(self.furthest > before + 10, "seed {}: operations stand still at {before}", self.seed);
+        let results = self.results - before;
+        assert!(results > 10 * u64::from(self.ranks), "seed {}: {results} results in the end", self.seed);
     }
 }
 
-/// Seeds of each test: `KVPLANE_COLLECTIVE_SEEDS` of them, from `KVPLANE_COLLECTIVE_FROM` on.
-pub(crate) fn seeds(default: u64) -> std::ops::Range<u64> {
-    let number = |name, default| std::env::var(name).ok().and_then(|text| text.parse().ok()).unwrap_or(default);
-    let from = number("KVPLANE_COLLECTIVE_FROM", 0);
-    from..from + number("KVPLANE_COLLECTIVE_SEEDS", default)
+/// Number in a variable of the environment.
+fn number(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).ok().and_then(|text| text.parse().ok()).unwrap_or(default)
 }
 
 fn simulate(seed: u64) -> MemberCounts {
@@ -666,18 +681,20 @@ fn simulate(seed: u64) -> MemberCounts {
     let mode = if seed % 4 == 3 { FailureMode::Deferred } else { FailureMode::Automatic };
     let mut simulation =
         Simulation::new(seed, (ranks, founders), mode, Workload::Random { seed, roots: ranks.min(founders) });
-    simulation.run(500, 0);
-    simulation.run(8_000, 150);
+    simulation.run(200, 0);
+    simulation.run(5_000, 60);
     simulation.heal();
-    simulation.run(9_000, 0);
+    simulation.run(5_000, 0);
     simulation.check_healed();
     simulation.end()
 }
 
+/// `KVPLANE_COLLECTIVE_SEEDS` seeds, from `KVPLANE_SEED` on.
 #[test]
-fn seeds_that_survive_faults() {
+fn seeds() {
     let mut all = MemberCounts::default();
-    for seed in seeds(20) {
+    let (from, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_COLLECTIVE_SEEDS", 20));
+    for seed in from..from + count {
         println!("seed {seed}");
         let counts = simulate(seed);
         all.completed += counts.completed;
@@ -687,5 +704,6 @@ fn seeds_that_survive_faults() {
         all.stale += counts.stale;
     }
     println!("{all:?}");
-    assert!(all.repeated > 0 && all.fetched > 0 && all.ended > 0 && all.stale > 0, "faults have no effect: {all:?}");
+    let has_all = all.repeated > 0 && all.fetched > 0 && all.ended > 0 && all.stale > 0;
+    assert!(has_all || count < 20, "faults have no effect: {all:?}");
 }

@@ -141,7 +141,7 @@ impl Process {
             let member = Member::new(group.group, group.rank, self.id.incarnation, !self.is_joiner, CONFIG);
             self.host = Some(Host::new(member));
             if self.is_joiner {
-                self.ready_ns = Some(now_ns + self.rng.below(300) * MS);
+                self.ready_ns = Some(now_ns + self.rng.below(80) * MS);
             }
         }
         let Some(host) = &mut self.host else { return };
@@ -156,7 +156,7 @@ impl Process {
                 self.next_call_ns = now_ns;
             }
             if had && !has {
-                self.ready_ns = Some(now_ns + self.rng.below(300) * MS);
+                self.ready_ns = Some(now_ns + self.rng.below(80) * MS);
             }
             let has_lost = !before.participants().without(view.participants()).is_empty();
             if let Some(call) = self.call.as_mut().filter(|_| has_lost) {
@@ -269,7 +269,7 @@ impl Process {
                 Err(other) => panic!("{other}"),
             }
             let pause_ns = match habits.late {
-                late if late > 0 && self.rng.below(late) == 0 => self.rng.below(4_000) * MS,
+                late if late > 0 && self.rng.below(late) == 0 => self.rng.below(2_000) * MS,
                 _ => self.rng.below(habits.pause_ns),
             };
             self.next_call_ns = now_ns + pause_ns;

@@ -27,6 +27,8 @@ pub(super) enum Host {
     LostState,
     /// Like `LostState`, while nodes come and go with their disks.
     LostStateWithDisks,
+    /// Members of process groups.
+    Collectives,
 }
 
 /// Planted bug.
@@ -321,5 +323,69 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         find: "flags & ONE == 0 && (local.is_recovering() || !context.fetches && is_comparing())",
         replace: "flags & ONE == 0 && !context.fetches && (local.is_recovering() || is_comparing())",
         host: Host::Departures,
+    },
+    Mutation {
+        name: "stale-frame-is-used",
+        invariant: "a frame of a former view has no effect",
+        file: "dataplane/collective/src/member.rs",
+        find: "        if head.epoch < self.view.epoch {\n            self.counts.stale += 1;",
+        replace: "        if head.epoch + 1 < self.view.epoch {\n            self.counts.stale += 1;",
+        host: Host::Collectives,
+    },
+    Mutation {
+        name: "member-works-on-in-a-fence",
+        invariant: "the progress of a fenced member is final",
+        file: "dataplane/collective/src/member.rs",
+        find: "        if status.is_changing && self.participates() {",
+        replace: "        if status.is_changing && self.participates() && status.view.epoch == 0 {",
+        host: Host::Collectives,
+    },
+    Mutation {
+        name: "fence-takes-frames",
+        invariant: "a fenced member uses no frame of its view",
+        file: "dataplane/collective/src/member.rs",
+        find: "        if head.epoch == self.view.epoch && (self.is_fenced || !self.hears(from)) {",
+        replace: "        if head.epoch == self.view.epoch && !self.hears(from) {",
+        host: Host::Collectives,
+    },
+    Mutation {
+        name: "confirmation-is-not-awaited",
+        invariant: "no member completes a long operation before all have their results",
+        file: "dataplane/collective/src/execution.rs",
+        find: "        self.is_prepared() && (self.keeps_result() || is_confirmed())",
+        replace: "        self.is_prepared() && (self.keeps_result() || is_confirmed() || self.confirmed.len() > 0)",
+        host: Host::Collectives,
+    },
+    Mutation {
+        name: "result-is-not-kept",
+        invariant: "the result of a short operation is kept until all have it",
+        file: "dataplane/collective/src/member.rs",
+        find: "            Some(Kept::Result { .. }) if operation == self.completed => {",
+        replace: "            Some(Kept::Result { .. }) if operation > self.completed => {",
+        host: Host::Collectives,
+    },
+    Mutation {
+        name: "ring-works-in-the-source",
+        invariant: "the source of an operation stays as it is until all have the result",
+        file: "dataplane/collective/src/schedule/pipeline.rs",
+        find: "    let whole = Span::new(Buffer::Work, 0, setting.part);\n    let source",
+        replace: "    let whole = Span::new(Buffer::Target, 0, setting.part);\n    let source",
+        host: Host::Collectives,
+    },
+    Mutation {
+        name: "frames-after-a-gap-are-used",
+        invariant: "nothing of a peer counts in a view after its connection was lost",
+        file: "dataplane/collective/src/member.rs",
+        find: "        self.participates() && self.view.participants().contains(from) && !self.failed.contains(from)",
+        replace: "        self.participates() && self.view.participants().contains(from)",
+        host: Host::Collectives,
+    },
+    Mutation {
+        name: "prepared-member-repeats",
+        invariant: "an operation that is complete by the next view is not repeated",
+        file: "dataplane/collective/src/member.rs",
+        find: "            Stage::Running(execution) if execution.is_prepared() => {",
+        replace: "            Stage::Running(execution) if execution.is_prepared() && former.epoch == 0 => {",
+        host: Host::Collectives,
     },
 ];
