@@ -39,6 +39,18 @@ def collective(group, name, kind, values, *arguments):
     return [after, work.failed, work.epoch]
 
 
+def begin(group, name, kind, values, *arguments):
+    """Begins a collective in place, which `end` waits for."""
+    memory = array.array(CODES[kind], values)
+    STATE["begun"] = getattr(STATE["groups"][group], name)(memory, *arguments), memory
+
+
+def end():
+    work, memory = STATE.pop("begun")
+    work.wait()
+    return [memory.tolist(), work.failed, work.epoch]
+
+
 def parts(group, name, kind, values, size, *arguments):
     """A collective from one array to another."""
     source, target = array.array(CODES[kind], values), array.array(CODES[kind], [77] * size)

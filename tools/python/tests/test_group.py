@@ -100,18 +100,26 @@ class _Suite:
         job = self.group(4)
         job.run("collective", "all", "all_reduce", "i32", lambda at: [at + 1], "sum")
         # The survivors are in the collective when rank 1 dies.
-        for at in (0, 2, 3):
-            job.ranks[at].begin("collective", "all", "all_reduce", "i32", [at + 1], "sum")
+        job.run("begin", "all", "all_reduce", "i32", lambda at: [at + 1], "sum", on=[0, 2, 3])
         job.kill(1)
-        for at in (0, 2, 3):
-            values, failed, _ = job.ranks[at].end()
-            self.assertEqual((values, failed), ([8], [1]))
+        self.assertEqual([one[:2] for one in job.run("end")], [[[8], [1]]] * 3)
         size, active, members, *_ = job.run("status", "all")[0]
         self.assertEqual((size, active), (4, [True, False, True, True]))
         self.assertNotEqual(members[1], "active")
-        # Its part stays as it was.
+        # There is room for it in arrays, and its part stays as it was.
         found = job.run("parts", "all", "all_gather", "i32", lambda at: [at], 4)
         self.assertEqual(found, [[[0, 77, 2, 3], []]] * 3)
+
+    def test_arrays_that_do_not_shrink_with_the_group(self):
+        job = self.group(3)
+        job.kill(2)
+        job.run("barrier", "all")
+        self.assertEqual(job.run("status", "all")[0][0], 2)
+        self.assertEqual(job.run("parts", "all", "all_gather", "i32", lambda at: [at], 3), [[[0, 1, 77], []]] * 2)
+        found = job.run("parts", "all", "all_to_all", "i32", lambda at: [at, at, 9], 3, [1, 1, 1], [1, 1, 1])
+        self.assertEqual(found, [[[0, 1, 77], []]] * 2)
+        found = job.run("parts", "all", "reduce_scatter", "i32", lambda at: [at, 10, 9], 1)
+        self.assertEqual([one[0] for one in found], [[1], [20]])
 
     def test_rank_zero_is_no_special_one(self):
         job = self.group(3)
@@ -316,11 +324,13 @@ class Arguments(unittest.TestCase):
     def test_sizes(self):
         ints = lambda count: array.array("i", [0] * count)  # noqa: E731
         self.rejects("target has 5 elements, not the 3 x 2", self.group.all_gather, ints(2), ints(5))
+        self.rejects("target has 10 elements, not the 3 x 2", self.group.all_gather, ints(2), ints(10))
+        self.rejects("target has 4 elements, not the 3 x 2", self.group.all_gather, ints(2), ints(4))
         self.rejects("source has elements of type i4, target of f4", self.group.all_gather, ints(1),
                      array.array("f", [0] * 3))
-        self.rejects("source has 4 elements, not the 3 x 1", self.group.reduce_scatter, ints(4), ints(1))
+        self.rejects("source has 5 elements, not the 3 x 1", self.group.reduce_scatter, ints(5), ints(1))
         self.rejects("3 ranks do not share evenly", self.group.all_to_all, ints(4), ints(3))
-        for counts in ([1, 1], [1, 1, 2], [4, -1, 0], [1, 1, 1, 0]):
+        for counts in ([1, 1], [1, 1, 2], [4, -1, 0], [1, 1, 1, 0, 0]):
             self.rejects("source_counts are .*add up to source's 3", self.group.all_to_all, ints(3), ints(3), counts)
         self.rejects("target_counts", self.group.all_to_all, ints(3), ints(3), [1, 1, 1], [3, 3, 3])
         self.rejects("passes no source", self.group.scatter, ints(1), None, 1)

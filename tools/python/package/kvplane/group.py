@@ -145,7 +145,8 @@ class Group:
     Each collective returns a `Work` at once, and those of a group run in the order in which they were begun. `deadline`
     is the seconds within which one ends, the group's by default: a process that is alive and slow is waited for until
     then, a dead one is not. Where `target` is left out, it is a new array of numpy, or of torch for a tensor, and the
-    parts of ranks that are missing are zeros in it; they are left as they were in one that was passed.
+    parts of ranks that are missing are zeros in it; they are left as they were in one that was passed. Arrays with a
+    part for each rank have `size` parts, or more, at most `max_size`: then they need not shrink with the group.
     """
 
     def __init__(self, group: Any, deadline: float):
@@ -271,7 +272,7 @@ class Group:
         deadline: Optional[float] = None,
     ) -> Work:
         """Sends a part of the source to each rank, and receives one of each. Counts are numbers of elements by rank;
-        without them, parts are of equal size."""
+        without them, the arrays are divided evenly by `size`."""
         ours, theirs = elements(source, "source"), elements(target, "target", True)
         self._same_type(ours, theirs)
         to = self._counts(ours, source_counts, "source")
@@ -393,8 +394,10 @@ class Group:
             raise InvalidArgument(-600, what)
 
     def _fits(self, whole: Elements, part: Elements, of_whole: str, of_part: str) -> None:
+        """Checks that there is a part for each rank; those of ranks beyond the highest active one are not used."""
         size = self.size
-        if whole.count != size * part.count:
+        parts, rest = divmod(whole.count, part.count) if part.count else (size, whole.count)
+        if rest or not size <= parts <= self.max_size:
             what = f"{of_whole} has {whole.count} elements, not the {size} x {part.count} of {size} ranks and {of_part}"
             raise InvalidArgument(-600, what)
 
@@ -413,10 +416,10 @@ class Group:
                 raise InvalidArgument(-600, f"{name} has {whole.count} elements, which {size} ranks do not share evenly")
             return [each] * size
         numbers = [operator.index(count) for count in counts]
-        if len(numbers) != size or min(numbers) < 0 or sum(numbers) != whole.count:
+        if not size <= len(numbers) <= self.max_size or min(numbers) < 0 or sum(numbers) != whole.count:
             what = f"{name}_counts are {numbers}: {size} numbers of 0 or more that add up to {name}'s {whole.count}"
             raise InvalidArgument(-600, what)
-        return numbers
+        return numbers[:size]
 
 
 class World:

@@ -51,9 +51,12 @@ class MooncakeWork(dist.Work):
                 for rank in work.failed:
                     self._hint[rank] = 1
             self._state.write_mirror()
-            if self._finish is not None and self._problem is None and not (self._is_message and self._hint.any()):
-                self._finish()
-            self._finish = None
+            finish, self._finish = self._finish, None
+            if finish is not None and self._problem is None and not (self._is_message and self._hint.any()):
+                try:
+                    finish()
+                except ProcessGroupError as problem:
+                    self._problem = problem
             self._works = ()
             self._is_done = True
 

@@ -448,6 +448,19 @@ class _Collectives:
         """Returns one work of several."""
         return _Several(self._state, works)
 
+    def _narrowed(self, room, then):
+        """Returns the end of a collective whose tensor has no room for the highest ranks, as its caller knows that they
+        failed before the group does: an error if they take part."""
+        group = self._state.member()
+
+        def finish():
+            active = [rank for rank, takes_part in enumerate(group.active) if takes_part and rank >= room]
+            if active:
+                raise _invalid(f"a tensor has room for {room} ranks, and rank {active[0]} is active")
+            then()
+
+        return finish
+
     def allreduce(self, tensors, opts=None, op=None, timeout=None):
         """Combines tensors of all ranks in place."""
         if getattr(opts, "sparseIndices", None) is not None:
@@ -505,7 +518,11 @@ class _Collectives:
         source, target = _Staged(input, self._state), _Staged(output, self._state)
         group, deadline = self._state.member(), self._deadline(opts, timeout)
         finish = target.give_back if target.is_copied() else None
-        return self._begin(group.all_gather, source.host, target.host, deadline, outputs=[output], finish=finish)
+        into, room = target.host, _room(output, input, group)
+        if room < group.size:
+            into = target.host.new_empty(group.size * input.numel())
+            finish = _joined(self._narrowed(room, lambda: _copy_front(into, target.host)), finish)
+        return self._begin(group.all_gather, source.host, into, deadline, outputs=[output], finish=finish)
 
     all_gather_single = all_gather_into_tensor = _allgather_base
 
@@ -570,9 +587,14 @@ class _Collectives:
     def _reduce_scatter_base(self, output, input, opts=None, op=None, timeout=None):
         """Combines the tensors of all ranks, and gives each rank its part."""
         source, target = _Staged(input, self._state), _Staged(output, self._state)
-        arguments = source.host, target.host, self._reduction_of(opts, op), self._deadline(opts, timeout)
-        group = self._state.member()
-        return self._begin(group.reduce_scatter, *arguments, outputs=[output], finish=target.give_back)
+        group, whole, finish = self._state.member(), source.host, target.give_back
+        room = _room(input, output, group)
+        if room < group.size:
+            whole = source.host.new_zeros(group.size * output.numel())
+            _copy_front(source.host, whole)
+            finish = _joined(self._narrowed(room, lambda: None), finish)
+        arguments = whole, target.host, self._reduction_of(opts, op), self._deadline(opts, timeout)
+        return self._begin(group.reduce_scatter, *arguments, outputs=[output], finish=finish)
 
     reduce_scatter_single = reduce_scatter_tensor = _reduce_scatter_base
 
@@ -661,6 +683,16 @@ class _Collectives:
     def supports_abort_hooks(self):
         """True: `abort` calls the hooks."""
         return True
+
+    @property
+    def supports_coalescing(self):
+        """False: torch begins the parts of a batch one by one, which then run together."""
+        return False
+
+    @property
+    def supports_splitting(self):
+        """False: `new_group` makes smaller groups."""
+        return False
 
     @property
     def supports_window(self):
@@ -780,11 +812,21 @@ class _Several(MooncakeWork):
         return self._is_done
 
 
+def _room(whole, part, group):
+    """Number of ranks whose parts a tensor has room for."""
+    return whole.numel() // part.numel() if part.numel() else group.size
+
+
+def _copy_front(source, target):
+    count = min(source.numel(), target.numel())
+    target.view(-1)[:count].copy_(source.view(-1)[:count])
+
+
 def _joined(first, second):
     def both():
-        if first is not None:
-            first()
-        second()
+        for one in (first, second):
+            if one is not None:
+                one()
 
     return both
 
