@@ -114,7 +114,16 @@ class Job:
         numbers = [at for at, rank in enumerate(self.ranks) if rank.process.poll() is None] if on is None else on
         for at in numbers:
             self.ranks[at].begin(step, *(one(at) if callable(one) else one for one in arguments))
-        return [self.ranks[at].end() for at in numbers]
+        results, problems = [], []
+        for at in numbers:
+            # Those of all are read, or the next step would have them.
+            try:
+                results.append(self.ranks[at].end())
+            except (AssertionError, queue.Empty) as problem:
+                problems.append(f"process {at}: {problem or 'no result'}")
+        if problems:
+            raise AssertionError("\n".join(problems))
+        return results
 
     def kill(self, number):
         """Kills a process, as `kill -9` does."""
@@ -137,6 +146,9 @@ def until(condition, longest=LONGEST_S):
 
 def serve(module):
     """Runs the steps that arrive at standard input."""
+    import faulthandler
+
+    faulthandler.register(signal.SIGUSR1)
     import importlib
     import traceback
 
