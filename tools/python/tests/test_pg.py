@@ -91,6 +91,15 @@ class Options(unittest.TestCase):
             pg.set_p2p_timeout_us(-1)
         with self.assertRaises(TypeError):
             pg.set_transfer_engine(3)
+        from mooncake.engine import TransferEngine
+
+        engine = TransferEngine()
+        with self.assertRaisesRegex(RuntimeError, "not initialized"):
+            pg.set_transfer_engine(engine)
+        self.assertEqual(engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""), 0)
+        self.addCleanup(pg.set_transfer_engine, None)
+        pg.set_transfer_engine(engine)
+        self.assertEqual(pg.settings.host, "127.0.0.1")
         with self.assertRaises(TypeError):
             pg.get_active_ranks(object())
         self.assertIs(pg.ViewUpdateStatus, pg.ProposalStatus)

@@ -37,9 +37,9 @@ pub fn wheel(workspace: &Workspace) -> Result<(), Failure> {
 /// Builds, lays the packages out and runs the tests: all, or those that `arguments` name (`test_store`,
 /// `test_store.Puts.test_empty`). `--debug` among them builds with the development profile, `--nightly` makes the
 /// search for leaks 100,000 calls long, `--gpu` gives the tests of device pointers the drivers of this machine, and
-/// `--upstream DIR` runs Mooncake's own client tests from a checkout instead. `--torch DIR` installs torch without a GPU's
-/// libraries in a folder of its own (`KVPLANE_TORCH`, else `target/torch`), and runs there the tests of `mooncake.pg` and
-/// Mooncake's own tests of process groups on CPUs.
+/// `--upstream DIR` runs Mooncake's own client tests from a checkout instead. `--torch DIR` installs torch, without the
+/// libraries of a GPU, in a folder of its own (`KVPLANE_TORCH`, else `target/torch`), and runs there the tests of
+/// `mooncake.pg` and Mooncake's own tests of process groups on CPUs.
 pub fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     setup::run(&[Group::Build])?;
     let Some(python) = find() else {

@@ -28,8 +28,6 @@ class Settings:
     collective_s = None
     message_s = None
     reconciliation_s = None
-    #: Keeps the engine that the caller passed.
-    engine = None
 
 
 settings = Settings()

@@ -31,6 +31,7 @@ from kvplane.group import MAX_RANKS
 from mooncake import _pg_process
 from mooncake._pg_process import settings
 from mooncake._pg_work import MooncakeWork, ProcessGroupError, seconds
+from mooncake.engine import TransferEngine
 
 __all__ = [
     "MooncakeBackendOptions",
@@ -977,17 +978,16 @@ def set_device_filter(filters):
 
 
 def set_transfer_engine(engine):
-    """Has groups use the host address of a `mooncake.engine.TransferEngine`, which is initialized; None has them use
-    their own."""
+    """Has the other processes reach this one on the host of a `mooncake.engine.TransferEngine`, which is initialized;
+    groups have connections of their own. None sets the default again: loopback. For groups that are made afterwards."""
     if engine is None:
-        settings.engine, settings.host = None, None
+        settings.host = None
         return
-    if not hasattr(engine, "get_engine_ptr"):
-        raise TypeError(f"{type(engine).__name__} is no TransferEngine")
-    peer = engine.get_local_topology and engine.get_engine_ptr()
-    if not peer:
+    if not isinstance(engine, TransferEngine):
+        raise TypeError(f"{type(engine).__name__} is no TransferEngine of mooncake.engine")
+    if not engine.get_engine_ptr():
         raise RuntimeError("the TransferEngine is not initialized")
-    settings.engine = engine
+    settings.host = engine._native.name().rpartition(":")[0].strip("[]")
 
 
 def _timeout(us):
