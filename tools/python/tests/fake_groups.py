@@ -197,6 +197,8 @@ class Group:
                 self.processes[rank].tell(("reply", request, None, (MISMATCH, what, differing)))
             return True
         given = {rank: operation for rank, (_, operation) in heads.items()}
+        root = given[first].get("root", first)
+        failed = sorted({*failed, root} - self.participants)
         try:
             results = compute(given, max(self.participants) + 1)
         except Failure as failure:
@@ -263,7 +265,8 @@ def compute(given, size):
         for rank in ranks:
             results[rank] = [(0, done)] if name == "all_reduce" or rank == one["root"] else []
     elif name in ("broadcast", "scatter") and one["root"] not in given:
-        raise Failure(EXCLUDED, f"rank {one['root']}, the root, is no participant", [one["root"]])
+        # Nobody has what it would send: the root is among the ranks that failed.
+        pass
     elif name == "broadcast":
         for rank in ranks:
             results[rank] = [] if rank == one["root"] else [(0, given[one["root"]]["data"])]
@@ -692,7 +695,7 @@ class ProcessGroup:
 
 
 class Work:
-    """As `kvplane._native.Work`."""
+    """As `kvplane._native.GroupWork`."""
 
     def __init__(self, group, target):
         self.group, self.target = group, target
@@ -728,7 +731,7 @@ def install():
     """Puts the classes in the place of the native module's."""
     from kvplane import _native
 
-    _native.GroupProcess, _native.ProcessGroup, _native.Work = GroupProcess, ProcessGroup, Work
+    _native.GroupProcess, _native.ProcessGroup, _native.GroupWork = GroupProcess, ProcessGroup, Work
 
 
 def main():

@@ -189,6 +189,13 @@ class _Suite:
         found = job.run("exchange", "all", 2, True, [9], on=[0, 1])
         self.assertEqual([one[1] for one in found], [[2]] * 2)
 
+    def test_a_root_that_is_dead(self):
+        job = self.group(3)
+        job.kill(2)
+        for name in ("broadcast", "reduce"):
+            found = job.run("collective", "all", name, "i32", lambda at: [at], 2)
+            self.assertEqual([one[:2] for one in found], [[[0], [2]], [[1], [2]]], name)
+
     def test_tags_keep_messages_apart(self):
         job = self.group(2)
         job.ranks[1].begin("exchange", "all", 0, False, [0], 5)

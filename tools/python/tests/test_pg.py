@@ -1,8 +1,11 @@
 """`mooncake.pg` with torch: options, and what torch calls of a backend, by processes on the stand-in and on the native
 module. Skipped without torch (`cargo x python --torch` has one)."""
 
+import ast
 import importlib.util
 import os
+import pathlib
+import re
 import signal
 import socket
 import stat
@@ -15,9 +18,8 @@ import ranks
 SIZE = 3
 
 
-def setUpModule():
-    if importlib.util.find_spec("torch") is None:
-        raise unittest.SkipTest("torch is not installed")
+HAS_TORCH = importlib.util.find_spec("torch") is not None
+GOLDEN = ranks.HERE.parent / "golden" / "mooncake-pg-3b5a594.txt"
 
 
 def free_port():
@@ -26,6 +28,49 @@ def free_port():
         return listener.getsockname()[1]
 
 
+class Surface(unittest.TestCase):
+    """The names of Mooncake's module, from the source: torch is not needed."""
+
+    def setUp(self):
+        import kvplane
+
+        source = pathlib.Path(kvplane.__file__).parent.parent / "mooncake" / "pg.py"
+        self.body = ast.parse(source.read_text(encoding="utf-8")).body
+        self.found = {}
+        for item in self.body:
+            if isinstance(item, (ast.FunctionDef, ast.ClassDef)):
+                self.found[item.name] = item
+            elif isinstance(item, ast.Assign):
+                alias = item.value.id if isinstance(item.value, ast.Name) else None
+                self.found[item.targets[0].id] = self.found.get(alias, item)
+
+    def test_every_name_and_parameter(self):
+        for line in GOLDEN.read_text(encoding="utf-8").splitlines():
+            name, inside = re.fullmatch(r"([\w.]+)(.*)", line).groups()
+            owner, _, attribute = name.partition(".")
+            self.assertIn(owner, self.found, line)
+            item = self.found[owner]
+            if isinstance(item, ast.ClassDef) and inside.startswith("("):
+                item = next(one for one in item.body if getattr(one, "name", "") == "__init__")
+            if inside.startswith("("):
+                taken = [one.arg for one in (*item.args.args, *item.args.kwonlyargs) if one.arg != "self"]
+                wanted = inside.strip("()").split(", ")
+                named = [one for one in wanted if not re.fullmatch(r"arg\d", one)]
+                self.assertLessEqual(set(named), set(taken), line)
+                self.assertTrue(item.args.vararg or len(taken) >= len(wanted), line)
+            elif inside:
+                values = {one.targets[0].id: one.value.value for one in item.body if isinstance(one, ast.Assign)}
+                self.assertEqual(f" = {values.get(attribute)}", inside, line)
+            elif attribute:
+                self.assertIn(f"self.{attribute}", ast.unparse(item), line)
+
+    def test_what_is_exported(self):
+        exported = next(one for one in self.body if isinstance(one, ast.Assign) and one.targets[0].id == "__all__")
+        names = {line.partition("(")[0].partition(".")[0].split()[0] for line in GOLDEN.read_text().splitlines()}
+        self.assertLessEqual(names, {one.value for one in exported.value.elts})
+
+
+@unittest.skipUnless(HAS_TORCH, "torch is not installed")
 class Options(unittest.TestCase):
     """Overloads of the options."""
 
@@ -110,6 +155,8 @@ class _Suite:
 
     @classmethod
     def setUpClass(cls):
+        if not HAS_TORCH:
+            raise unittest.SkipTest("torch is not installed")
         if not cls.fake and not ranks.has_native():
             raise unittest.SkipTest("the native module has no process groups")
         cls.folder = tempfile.TemporaryDirectory(prefix="kvplane-pg-")

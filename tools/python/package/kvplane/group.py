@@ -49,6 +49,10 @@ MAX_RANKS = 64
 FAILURE_MODES = ("automatic", "deferred", "manual")
 
 
+#: Longest wait for collectives in flight, when a group is closed.
+_DRAIN_S = 5.0
+
+
 class Change(NamedTuple):
     """Outcome of a change of a group's view."""
 
@@ -89,7 +93,7 @@ def _rank(rank: Any, below: int, what: str) -> int:
 class Work:
     """A collective that was begun. It keeps the arrays until it is done."""
 
-    def __init__(self, work: Any, result: Any, keeps: Sequence[Elements]):
+    def __init__(self, work: "_native.GroupWork", result: Any, keeps: Sequence[Elements]):
         self._work = work
         self._result = result
         self._keeps: Any = keeps
@@ -149,7 +153,7 @@ class Group:
     part for each rank have `size` parts, or more, at most `max_size`: then they need not shrink with the group.
     """
 
-    def __init__(self, group: Any, deadline: float):
+    def __init__(self, group: "_native.ProcessGroup", deadline: float):
         self._group = group
         #: Seconds within which a collective ends, unless its call says otherwise.
         self.deadline = deadline
@@ -331,11 +335,20 @@ class Group:
         return True
 
     def close(self) -> None:
-        """Leaves the group, after the collectives that were begun have ended. Idempotent."""
-        if self._is_open:
-            self._is_open = False
-            _called(self._group.detach)
-            self._running.clear()
+        """Leaves the group, after the collectives that were begun have ended, or 5 s: then those end with an error.
+        Idempotent."""
+        if not self._is_open:
+            return
+        self._is_open = False
+        until = time.monotonic() + _DRAIN_S
+        for work in self._running:
+            try:
+                work.wait(max(until - time.monotonic(), 0.0))
+            except Error:
+                # Whoever waits for it gets it, too.
+                pass
+        _called(self._group.detach)
+        self._running.clear()
 
     def __enter__(self) -> "Group":
         return self
