@@ -76,6 +76,9 @@ usage: cargo x COMMAND [...]
                        --nightly: search for leaks over 100,000 calls; --gpu: device pointers are of this machine's GPU
   python [--debug] --upstream DIR [FILE...]
                        run Mooncake's own client tests of the checkout in DIR against kvplane
+  python [--debug] --torch DIR [NAME...]
+                       install torch without a GPU's libraries in target/torch (or $KVPLANE_TORCH), and run there the
+                       tests of mooncake.pg, and Mooncake's tests of process groups on CPUs of the checkout in DIR
   help                 this text";
 
 /// Parsed command.

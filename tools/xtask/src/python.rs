@@ -37,7 +37,9 @@ pub fn wheel(workspace: &Workspace) -> Result<(), Failure> {
 /// Builds, lays the packages out and runs the tests: all, or those that `arguments` name (`test_store`,
 /// `test_store.Puts.test_empty`). `--debug` among them builds with the development profile, `--nightly` makes the
 /// search for leaks 100,000 calls long, `--gpu` gives the tests of device pointers the drivers of this machine, and
-/// `--upstream DIR` runs Mooncake's own client tests from a checkout instead.
+/// `--upstream DIR` runs Mooncake's own client tests from a checkout instead. `--torch DIR` installs torch, without the
+/// libraries of a GPU, in a folder of its own (`KVPLANE_TORCH`, else `target/torch`), and runs there the tests of
+/// `mooncake.pg` and Mooncake's own tests of process groups on CPUs.
 pub fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     setup::run(&[Group::Build])?;
     let Some(python) = find() else {
@@ -64,6 +66,10 @@ pub fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> 
         tests.arg(checkout).args(&words[2..]);
         return process::run(&mut tests);
     }
+    if words.first().is_some_and(|word| *word == "--torch") {
+        let checkout = words.get(1).ok_or_else(|| Failure::new("--torch: name a checkout of Mooncake"))?;
+        return with_torch(workspace, &python, environment, checkout, &words[2..]);
+    }
     let mut surface = script(workspace, &python, "surface.py");
     environment(&mut surface);
     process::run(&mut surface)?;
@@ -80,6 +86,29 @@ pub fn test(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> 
     }
     tests.args(words);
     process::run(&mut tests)
+}
+
+/// Runs the tests that need torch: this package's own, unless `names` name some of Mooncake's, and Mooncake's.
+fn with_torch(
+    workspace: &Workspace,
+    python: &Path,
+    environment: impl Fn(&mut Command),
+    checkout: &str,
+    names: &[&String],
+) -> Result<(), Failure> {
+    let folder = std::env::var_os("KVPLANE_TORCH").map_or_else(|| workspace.target().join("torch"), PathBuf::from);
+    let folder = std::path::absolute(&folder).unwrap_or(folder);
+    process::run(script(workspace, python, "torch_cpu.py").arg(&folder))?;
+    let tests = |name: &str| {
+        let mut command = Command::new(folder.join("run"));
+        command.arg("python").arg(workspace.root.join("tools/python/tests").join(name)).current_dir(&workspace.root);
+        environment(&mut command);
+        command
+    };
+    if names.is_empty() {
+        process::run(tests("run.py").arg("test_pg"))?;
+    }
+    process::run(tests("upstream_groups.py").arg(checkout).args(names))
 }
 
 fn build(workspace: &Workspace, release: bool) -> Result<(), Failure> {

@@ -4,20 +4,18 @@ import contextlib
 import io
 import os
 import pathlib
-import shutil
 import signal
 import sys
 import threading
+
+from kvplane import _program
 
 from mooncake._flags import configured, end, flags, port, said, truth
 
 
 def program():
-    """Returns the path of the program `kvplane`: from `KVPLANE_BINARY`, beside this interpreter, or in the search
-    path."""
-    named = os.environ.get("KVPLANE_BINARY")
-    beside = pathlib.Path(sys.executable).parent / "kvplane"
-    found = named or (str(beside) if beside.exists() else shutil.which("kvplane"))
+    """Returns the path of the program `kvplane`; ends this process if it is nowhere."""
+    found = _program.program()
     if found is None:
         end("the program `kvplane` is not in the path; set KVPLANE_BINARY")
     return found

@@ -1,0 +1,117 @@
+"""Installs torch from its package into a folder of its own, for a machine without a GPU; run by `cargo x python --torch`.
+
+    python torch_cpu.py FOLDER [VERSION]
+
+The package on PyPI is the one for CUDA, whose libraries would be another 3 GB. Nothing calls them without a device, but
+the loader asks for them, so stand-ins take their place: an empty library for each that is missing, and one that is
+preloaded and defines the functions and variables that torch's libraries take from them. Needs a C compiler, and `nm`
+and `readelf` of binutils. `FOLDER/run PROGRAM...` runs a program with the libraries in place, and
+`FOLDER/run python ...` torch's interpreter.
+"""
+
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+#: Requirements of torch without those for a device.
+PURE = ["filelock", "typing_extensions", "sympy", "mpmath", "networkx", "jinja2", "markupsafe", "fsspec", "numpy"]
+#: Libraries for which there is a small package, by distribution.
+SMALL = ["nvidia-cuda-runtime"]
+VERSION = "2.15.0"
+#: Result of each function that a stand-in defines: CUDA's `cudaErrorNoDevice`.
+NO_DEVICE = 100
+#: Libraries whose symbols belong to a device; what another one lacks is an error to be seen.
+DEVICE = re.compile(r"^_?(cu|nccl|nvshmem|nvrtc|nvml|nvtx|CUPTI|cupti|__cuda)")
+
+
+def output(*words):
+    """Runs a program and returns its output."""
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout
+
+
+def needed(library):
+    """Names of the libraries that a library asks for."""
+    return set(re.findall(r"\(NEEDED\).*\[(.+)\]", output("readelf", "-d", str(library))))
+
+
+def symbols(library, which):
+    """Dynamic symbols of a library, `--undefined-only` or `--defined-only`, without their versions."""
+    lines = output("nm", "-D", which, str(library)).splitlines()
+    return {line.split()[-1].partition("@")[0]: line.split()[-2] for line in lines}
+
+
+def install(python, version):
+    """Installs torch and its requirements that matter on a CPU."""
+    command = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check"]
+    subprocess.run([*command, f"torch=={version}", *PURE, *SMALL], check=True)
+
+
+def stand_in(folder, packages):
+    """Compiles the stand-ins; returns the preloaded one."""
+    libraries = [path for path in (packages / "torch" / "lib").glob("*.so*") if path.is_file()]
+    real = [path for path in (packages / "nvidia").rglob("*.so*") if path.is_file()]
+    there = {path.name for path in libraries + real}
+    asked = set().union(*map(needed, libraries)) - there
+    resolved = output("ldconfig", "-p") + " libc.so.6"
+    missing = sorted(name for name in asked if name not in resolved)
+    defined, undefined = set(), {}
+    for path in libraries + real:
+        defined |= set(symbols(path, "--defined-only"))
+    for path in libraries:
+        undefined.update(symbols(path, "--undefined-only"))
+    lacking = sorted(name for name in set(undefined) - defined if DEVICE.match(name))
+    source = folder / "stand_in.c"
+    lines = [f"int {name}(void) {{ return {NO_DEVICE}; }}" for name in lacking if not name.startswith("nvshmem_sel")]
+    lines += [f"int {name} = 0;" for name in lacking if name.startswith("nvshmem_sel")]
+    source.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    directory = folder / "lib"
+    directory.mkdir(exist_ok=True)
+    preloaded = directory / "libstand_in.so"
+    quiet = ["-shared", "-fPIC", "-fno-builtin", "-w"]
+    subprocess.run(["cc", *quiet, "-o", str(preloaded), str(source)], check=True)
+    empty = folder / "empty.c"
+    empty.write_text("", encoding="utf-8")
+    for name in missing:
+        subprocess.run(["cc", *quiet, f"-Wl,-soname,{name}", "-o", str(directory / name), str(empty)], check=True)
+    print(f"torch: {len(lacking)} symbols and {len(missing)} libraries of devices have stand-ins")
+    return preloaded
+
+
+def main():
+    """Command line entry point."""
+    folder = pathlib.Path(sys.argv[1]).resolve()
+    version = sys.argv[2] if len(sys.argv) > 2 else VERSION
+    done = folder / f"torch-{version}.done"
+    if done.exists():
+        return
+    if folder.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True)
+    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
+    python = folder / "venv" / "bin" / "python"
+    install(str(python), version)
+    packages = pathlib.Path(output(str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    preloaded = stand_in(folder, packages)
+    runner = folder / "run"
+    found = {str(path.parent) for path in (packages / "nvidia").rglob("*.so*")}
+    paths = ":".join([str(folder / "lib"), *sorted(found)])
+    runner.write_text(
+        "#!/bin/sh\n"
+        f'export LD_LIBRARY_PATH="{paths}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}"\n'
+        f'export LD_PRELOAD="{preloaded}${{LD_PRELOAD:+:$LD_PRELOAD}}"\n'
+        f'export PATH="{python.parent}:$PATH"\n'
+        'exec "$@"\n',
+        encoding="utf-8",
+    )
+    runner.chmod(0o755)
+    seen = output(str(runner), "python", "-c", "import torch.distributed as d; print(d.is_gloo_available())")
+    if seen.strip() != "True":
+        sys.exit(f"torch {version} was installed in {folder}, and has no torch.distributed with gloo: {seen}")
+    done.write_text("", encoding="utf-8")
+    print(f"torch: {version} in {folder}: {runner} python")
+
+
+if __name__ == "__main__":
+    main()
