@@ -518,6 +518,24 @@ class Calls(unittest.TestCase):
 
         self.assertEqual(thread_groups.World(2).run(body), [2, 1])
 
+    def test_ranks_never_become_fewer(self):
+        """The last rank is gone: its experts keep their numbers, also for a rank that makes its buffer afterwards."""
+        one = fixed(3, 6, [[1, 2], [3], [4]], [[[0], [5]], [[2]], [[4]]], 2)
+
+        def body(group):
+            buffer, mask = Buffer(group), numpy.ones(3, numpy.int32)
+            dispatch(buffer, one, mask)
+            if group.rank:
+                buffer = Buffer(group)
+            else:
+                buffer.update_ep_member()
+            received, count, handle, _, _ = dispatch(buffer, one, mask)
+            out = combine(buffer, one, received, handle, mask)[0]
+            return buffer.group_size, mask.tolist(), count.tolist(), out[:, 0].tolist()
+
+        results = thread_groups.World(3, deaths=[(2, 1)]).run(body)
+        self.assertEqual(results, [(3, [1, 1, 0], [1, 0], [1, 0]), (3, [1, 1, 0], [1, 0], [3]), None])
+
     def test_masks_of_another_length_stand_for_all(self):
         one = fixed(2, 2, [[1], [2]], [[[1]], [[0]]], 1)
 

@@ -98,10 +98,10 @@ class _TorchGroup:
         import torch.distributed
 
         self._torch, self._group = torch, group
-        self.rank, self.size = group.rank(), group.size()
+        self.rank = group.rank()
 
     def present(self):
-        """Size of the group now: it may have lost its last ranks, or got others."""
+        """Ranks of the group now: it may have lost its last ones, or got others."""
         return self._group.size()
 
     def start(self, source, target, sent, received, timeout):
@@ -147,7 +147,7 @@ class _OwnGroup:
 
     def __init__(self, group):
         self._group = group
-        self.rank, self.size = group.rank, group.size
+        self.rank = group.rank
 
     def present(self):
         """As that of `_TorchGroup`."""
@@ -171,7 +171,7 @@ class _OwnGroup:
 
     def missing(self):
         """As that of `_TorchGroup`."""
-        return [rank for rank, there in enumerate(self._group.peers[: self.size]) if not there and rank != self.rank]
+        return [rank for rank, there in enumerate(self._group.peers) if not there and rank != self.rank]
 
 
 def _group_of(group):
@@ -210,8 +210,9 @@ class Exchange:
     """Calls of one buffer over a process group. Calls of the ranks are in the same order; one thread at a time."""
 
     def __init__(self, group):
-        self._given = group
         self._group = _group_of(group)
+        #: Ranks of the calls: those that the group has had, of which some may be gone.
+        self.size = self._group.present()
         self._number = 0
         # Operations in flight, and their memory, which must outlive them even when nobody waits for them.
         self._in_flight = []
@@ -222,16 +223,16 @@ class Exchange:
         """This process's rank in the group."""
         return self._group.rank
 
-    @property
-    def size(self):
-        """Ranks of the group when the buffer was connected."""
-        return self._group.size
-
     def connect(self, timeout):
-        """Agrees with the other ranks on a first call: those that have joined count from it as the others do."""
-        self._group = _group_of(self._given)
+        """Agrees with the other ranks on a first call, from which those that have joined count as the others do, and on
+        the number of ranks, which never falls: a rank that is gone may return. Returns the ranks that took part."""
+        self.size = max(self.size, self._group.present())
         self._number = -1
-        return self.agree("connect", timeout)
+        with self._lock:
+            mask = numpy.ones(self.size, numpy.int32)
+            heads = self._heads(self._next("connect"), [(self.size, 0)] * self.size, mask, timeout)
+            self.size = max(rows for _, rows, _ in filter(None, heads))
+            return numpy.pad(mask, (0, self.size - len(mask)))
 
     def agree(self, kind, timeout):
         """A call without messages; returns the ranks that took part, as a mask of int32."""

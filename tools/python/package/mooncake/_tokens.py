@@ -63,10 +63,11 @@ def fill_dispatch(sections, rank, share, routing, weights, scales, data):
 
 
 class Received(NamedTuple):
-    """What a rank has after a dispatch, without padding; `_elastic_layout` of the arrays is the caller's."""
+    """What a rank has after a dispatch: a row for each token, as the sources sent it."""
 
-    #: Tokens of the sources up to each, and tokens of the experts up to each.
+    #: Tokens of the sources up to each.
     of_ranks: numpy.ndarray
+    #: Tokens of each local expert, and rows that it gets when expanded.
     counts: numpy.ndarray
     aligned: numpy.ndarray
     #: (tokens, choices): local experts or -1; weights, if there are any.

@@ -160,7 +160,7 @@ class ElasticBuffer:
 
     def update_ep_member(self):
         """Takes the group's members as they are now: all ranks call it after a change of members, and a rank that has
-        joined makes its buffer meanwhile."""
+        joined makes its buffer meanwhile. `num_ranks` grows with the group, and never falls."""
         self._there()
         self._connect()
 

@@ -114,7 +114,7 @@ class Buffer:
 
     def update_ep_member(self):
         """Takes the group's members as they are now: all ranks call it after a change of members, and a rank that has
-        joined makes its buffer meanwhile."""
+        joined makes its buffer meanwhile. `group_size` grows with the group, and never falls."""
         self.connect(True)
 
     @staticmethod
