@@ -17,6 +17,31 @@ def open_buffer(name, rank, size, control):
     STATE["mask"] = numpy.ones(size, numpy.int32)
 
 
+def open_joiner(name, rank, size, control):
+    """Makes a member of the group that exists."""
+    STATE["world"] = World(name, rank, control)
+    STATE["group"] = STATE["world"].group("experts", range(size), joining=True)
+
+
+def join(size):
+    """Waits until another member has activated this one, and makes a buffer."""
+    STATE["group"].join(30)
+    STATE["buffer"] = Buffer(STATE["group"])
+    STATE["mask"] = numpy.ones(size, numpy.int32)
+
+
+def activate(rank):
+    """Activates a rank that joins."""
+    assert STATE["group"].await_peers(rank)
+    return STATE["group"].activate(rank).applied
+
+
+def update():
+    """Takes the members as they are, all of which take part again."""
+    STATE["buffer"].update_ep_member()
+    STATE["mask"][:] = 1
+
+
 def passes(seeds, size):
     """Dispatches and combines for some seeds; returns the mask of active ranks, and for each seed the ranks without
     which the result is the dense computation's."""

@@ -44,8 +44,8 @@ class _Suite:
 
         job = ranks.Job("expert_steps", size, self.fake)
         self.addCleanup(job.close)
-        name = f"experts-{type(self).__name__}-{next(_NUMBERS)}"
-        job.run("open_buffer", name, lambda at: at, size, self.address)
+        self.name = f"experts-{type(self).__name__}-{next(_NUMBERS)}"
+        job.run("open_buffer", self.name, lambda at: at, size, self.address)
         return job
 
     def test_without_failures(self):
@@ -64,6 +64,25 @@ class _Suite:
             for rank in left:
                 # From the first call on, whose ranks wait for the one that was killed.
                 self.assertEqual(job.ranks[rank].end(), [gone] * 10)
+
+    def test_a_process_takes_the_place_of_one_that_was_killed(self):
+        """The last rank, so that the group is smaller meanwhile."""
+        job = self.job(3)
+        name = self.name
+        for rank in range(2):
+            job.ranks[rank].begin("passes", [0, 1, 2], 3)
+        job.kill(2)
+        for rank in range(2):
+            self.assertEqual(job.ranks[rank].end(), [[2]] * 3)
+        new = job.add()
+        job.run("open_joiner", name, 2, 3, self.address, on=[new])
+        job.ranks[new].begin("join", 3)
+        self.assertEqual(job.run("activate", 2, on=[0]), [True])
+        for rank in range(2):
+            job.ranks[rank].begin("update")
+        for rank in (0, 1, new):
+            job.ranks[rank].end()
+        self.assertEqual(job.run("passes", list(range(10)), 3), [[[]] * 10] * 3)
 
 
 @HAS_NUMPY
