@@ -13,12 +13,14 @@ const PAGE: &str = "docs/mooncake-parity.md";
 /// First words of valid states.
 const STATES: [&str; 4] = ["done", "different", "open", "not planned"];
 const COLUMNS: usize = 4;
+const PYTHON_TESTS: &str = "tools/python/tests";
 
 /// Checks the page, if it exists.
 pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
     let Some(page) = tree.files.iter().find(|file| file.path == PAGE) else { return };
-    let functions: BTreeSet<&str> =
-        tree.rust().flat_map(|file| &file.outline.functions).map(|function| function.name.as_str()).collect();
+    let rust = tree.rust().flat_map(|file| &file.outline.functions).map(|function| function.name.as_str());
+    let python = tree.below(PYTHON_TESTS).flat_map(|file| file.text.lines().filter_map(python_test));
+    let functions: BTreeSet<&str> = rust.chain(python).collect();
     for (at, line) in page.text.lines().enumerate() {
         let Some(row) = line.strip_prefix("| ").and_then(|line| line.strip_suffix('|')) else { continue };
         let cells: Vec<&str> = row.split('|').map(str::trim).collect();
@@ -46,6 +48,12 @@ pub fn check(tree: &Tree, out: &mut Vec<Violation>) {
     }
 }
 
+/// The name of the test that a line of Python defines.
+fn python_test(line: &str) -> Option<&str> {
+    let (name, _) = line.trim_start().strip_prefix("def ")?.split_once('(')?;
+    name.starts_with("test_").then_some(name)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -56,8 +64,9 @@ mod tests {
     #[test]
     fn named_tests_must_exist_and_done_names_one() {
         let good = "| row | state | how | tests |\n|---|---|---|---|\n| a | done | b | `it_holds` `for_all` |\n\
-                    | c | open (issue 6) | | |\n| d | not planned | `word` | |\n";
-        assert_eq!(places(check, &[(PAGE, good), ("a.rs", TEST)]), Vec::<String>::new());
+                    | c | open (issue 6) | | |\n| d | not planned | `word` | |\n| e | done | | `test_it` |\n";
+        let python = ("tools/python/tests/test_a.py", "class A:\n    def test_it(self):\n        pass\n");
+        assert_eq!(places(check, &[(PAGE, good), ("a.rs", TEST), python]), Vec::<String>::new());
         let bad = "| a | done | b | |\n| c | different | d | `it_hold` |\n| e | perhaps | f | |\n| g | done |\n";
         let found = places(check, &[(PAGE, bad), ("a.rs", TEST)]);
         assert_eq!(found, [1, 2, 3, 4].map(|line| format!("{PAGE}:{line}")));
