@@ -4,13 +4,14 @@
 //! Only the leader among several control planes welcomes clients. Therefore all of them are contacted in parallel, and
 //! the first that welcomes the client is used.
 
-use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::net::{SocketAddr, UdpSocket};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use kvplane_rpc::message::Welcome;
 use kvplane_rpc::{
-    CallError, Client, ClientConfig, ClusterName, ConnectError, Identity, Limits, Role, RuntimeDirectory, Trust,
+    CallError, Client, ClientConfig, ClusterName, ConnectError, Identity, Limits, LocalError, Role, RuntimeDirectory,
+    Trust,
 };
 use tokio::task::JoinSet;
 
@@ -91,6 +92,44 @@ const SEVERAL: Limits = Limits {
 };
 
 impl Control {
+    /// Returns the live control planes of this user on this host: clusters and addresses, by name. They are those of
+    /// the user's runtime directory, or of another one.
+    ///
+    /// # Errors
+    /// When the user has no runtime directory.
+    pub fn published(runtime_directory: Option<&Path>) -> Result<Vec<(String, SocketAddr)>, LocalError> {
+        let directory = match runtime_directory {
+            Some(path) => RuntimeDirectory::at(path),
+            None => RuntimeDirectory::of_user()?,
+        };
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir(directory.path()).into_iter().flatten().flatten() {
+            let file = entry.file_name();
+            let Some(name) = file.to_str().and_then(|name| name.strip_suffix(".local")) else { continue };
+            let Ok(cluster) = ClusterName::new(name) else { continue };
+            if let Ok(local) = directory.discover(&cluster) {
+                found.push((name.to_owned(), local.control));
+            }
+        }
+        found.sort();
+        Ok(found)
+    }
+
+    /// Returns true if an address belongs to this host: a socket can be bound to it.
+    #[must_use]
+    pub fn is_of_this_host(address: SocketAddr) -> bool {
+        let ip = address.ip();
+        ip.is_loopback() || ip.is_unspecified() || UdpSocket::bind((ip, 0)).is_ok()
+    }
+
+    /// Returns true if a control plane of this host that listens on an address is the one that is wanted at another.
+    #[must_use]
+    pub fn is_reached_at(wanted: SocketAddr, listening: SocketAddr) -> bool {
+        let any = listening.ip().is_unspecified() || wanted.ip().is_unspecified();
+        let loopback = wanted.ip().is_loopback() && listening.ip().is_loopback();
+        wanted.port() == listening.port() && (any || wanted.ip() == listening.ip() || loopback)
+    }
+
     /// Returns the name of the cluster.
     pub(crate) fn cluster(&self) -> &str {
         match self {

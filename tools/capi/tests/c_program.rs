@@ -31,7 +31,11 @@ fn a_c_program_moves_bytes_of_devices() {
 
 #[test]
 fn exactly_the_functions_of_the_headers_are_exported() {
-    let headers = [include_str!("../include/transfer_engine_c.h"), include_str!("../include/p2p_store_c.h")];
+    let headers = [
+        include_str!("../include/transfer_engine_c.h"),
+        include_str!("../include/p2p_store_c.h"),
+        include_str!("../include/mooncake_pg.h"),
+    ];
     let declared = headers.into_iter().flat_map(str::lines).filter(|line| {
         line.contains('(') && !line.starts_with([' ', '#', '/', '*', '}']) && line.as_bytes()[0].is_ascii_lowercase()
     });
@@ -41,7 +45,7 @@ fn exactly_the_functions_of_the_headers_are_exported() {
     };
     let mut wanted: Vec<String> = declared.filter(|line| !line.starts_with("extern")).map(name).collect();
     wanted.sort();
-    assert_eq!(wanted.len(), 27 + 12, "{wanted:?}");
+    assert_eq!(wanted.len(), 27 + 12 + 51, "{wanted:?}");
     let Ok(listed) = Command::new("nm")
         .args(["-D", "--defined-only"])
         .arg(library_directory().join("libtransfer_engine.so"))

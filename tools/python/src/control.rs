@@ -13,7 +13,7 @@ use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use kvplane::interrupt::{self, ReceiveError};
-use kvplane::rpc::{ClusterName, LocalError, RuntimeDirectory};
+use kvplane::rpc::{LocalError, RuntimeDirectory};
 use kvplane::{Control, DataTls, Error, Remote};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -204,11 +204,13 @@ impl ControlArguments {
             return Ok(Control::Local { cluster: cluster.clone(), runtime_directory });
         }
         let addresses = self.addresses()?;
-        if let Some(far) = addresses.iter().find(|address| !is_here(address)) {
+        if let Some(far) = addresses.iter().find(|address| !Control::is_of_this_host(**address)) {
             return Err(SetupError::OtherHost { address: *far });
         }
         let (directory, found) = self.published()?;
-        let at_address = |(_, address): &&(String, SocketAddr)| addresses.iter().any(|wanted| same(*wanted, *address));
+        let at_address = |(_, listening): &&(String, SocketAddr)| {
+            addresses.iter().any(|wanted| Control::is_reached_at(*wanted, *listening))
+        };
         let named = found.iter().find(at_address);
         let default = addresses.iter().all(|address| address.port() == DEFAULT_PORT);
         match (named, &found[..]) {
@@ -242,42 +244,17 @@ impl ControlArguments {
     /// Returns the live control planes of this user on this host, and the directory that was searched.
     fn published(&self) -> Result<(PathBuf, Vec<(String, SocketAddr)>), SetupError> {
         let directory = match &self.runtime_directory {
-            Some(path) => RuntimeDirectory::at(path),
-            None => RuntimeDirectory::of_user().map_err(SetupError::Directory)?,
+            Some(path) => path.clone(),
+            None => RuntimeDirectory::of_user().map_err(SetupError::Directory)?.path().to_owned(),
         };
-        let path = directory.path().to_owned();
-        let mut found = Vec::new();
-        for entry in std::fs::read_dir(&path).into_iter().flatten().flatten() {
-            let file = entry.file_name();
-            let Some(name) = file.to_str().and_then(|name| name.strip_suffix(".local")) else { continue };
-            let Ok(cluster) = ClusterName::new(name) else { continue };
-            if let Ok(local) = directory.discover(&cluster) {
-                found.push((name.to_owned(), local.control));
-            }
-        }
-        found.sort();
-        Ok((path, found))
+        let found = Control::published(Some(&directory)).map_err(SetupError::Directory)?;
+        Ok((directory, found))
     }
 }
 
 fn has_port(text: &str) -> bool {
     text.rsplit_once(':')
         .is_some_and(|(host, port)| port.parse::<u16>().is_ok() && (!host.contains(':') || host.ends_with(']')))
-}
-
-/// Returns true if an address belongs to this host: a socket can be bound to it.
-fn is_here(address: &SocketAddr) -> bool {
-    let ip = address.ip();
-    ip.is_loopback() || ip.is_unspecified() || std::net::UdpSocket::bind((ip, 0)).is_ok()
-}
-
-fn same(wanted: SocketAddr, listening: SocketAddr) -> bool {
-    let any = listening.ip().is_unspecified() || wanted.ip().is_unspecified();
-    wanted.port() == listening.port() && (any || wanted.ip() == listening.ip() || both_loopback(wanted, listening))
-}
-
-fn both_loopback(one: SocketAddr, other: SocketAddr) -> bool {
-    one.ip().is_loopback() && other.ip().is_loopback()
 }
 
 /// Returns the mode of TLS on data connections: `off`, `offer` or `require`, as the caller gives, else from

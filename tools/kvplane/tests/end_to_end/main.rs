@@ -4,6 +4,8 @@
 //! Each test has a directory, a cluster name and free loopback ports of its own, so all run side by side; children are
 //! killed when their handles are dropped. The tests are one binary because linking takes most of the build time.
 
+#[path = "../../../capi/tests/compiled/mod.rs"]
+mod compiled;
 mod failover;
 mod groups;
 #[path = "../../../../control/etcd/tests/launch/mod.rs"]
