@@ -36,7 +36,8 @@ const REFUSED: i32 = 111;
 /// Change of a channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    Up(u8),
+    /// With the number of the channel.
+    Up(u8, u64),
     Down(u8, DownCause),
 }
 
@@ -143,7 +144,14 @@ impl Connections {
     }
 
     pub(crate) fn next_change(&mut self) -> Option<Change> {
-        self.changes.pop_front()
+        let change = self.changes.pop_front();
+        if let Some(Change::Up(rank, number)) = &change
+            && let Some(channel) = self.entries[usize::from(*rank)].as_mut().and_then(|entry| entry.channel.as_mut())
+        {
+            // The event may be of a channel that has ended since.
+            channel.announced |= channel.number == *number;
+        }
+        change
     }
 
     pub(crate) fn has_changes(&self) -> bool {
@@ -301,11 +309,7 @@ impl Connections {
                 NetworkEvent::Hello(id, Ok(hello)) => self.greet(hello, Caller::Tcp(id)),
                 NetworkEvent::Hello(id, Err(status)) => self.refuse_tcp(id, status),
                 NetworkEvent::Answer(id, welcome) => self.take_tcp_answer(id, welcome),
-                NetworkEvent::Input(wire) => {
-                    if let Some(Channel { lane: Lane::Streamed(channel), .. }) = self.channel_on(wire) {
-                        channel.note_input();
-                    }
-                }
+                NetworkEvent::Input(wire) => self.note_input(wire),
                 NetworkEvent::RdmaUp(id) => self.rdma_up(id),
                 NetworkEvent::Sent(hold) => {
                     let entry = self.entries.get_mut(rank_of_hold(hold)).and_then(Option::as_mut);
@@ -317,6 +321,15 @@ impl Connections {
                 }
                 NetworkEvent::Gone(wire, cause) => self.network_gone(wire, &cause),
             }
+        }
+    }
+
+    fn note_input(&mut self, wire: Wire) {
+        let Some(Channel { lane: Lane::Streamed(channel), .. }) = self.channel_on(wire) else { return };
+        if channel.wire == wire {
+            channel.note_input();
+        } else if let Some(network) = &mut self.network {
+            network.expect_end(wire);
         }
     }
 
@@ -490,11 +503,11 @@ impl Connections {
         self.channels += 1;
         let Some(entry) = &mut self.entries[rank] else { return };
         entry.settle();
-        entry.channel = Some(Channel { lane, number: self.channels, up, ending: None });
+        entry.channel = Some(Channel { lane, number: self.channels, up, announced: false, ending: None });
         self.list_ranks();
         if up {
             self.counters.ups += 1;
-            self.changes.push_back(Change::Up(rank as u8));
+            self.changes.push_back(Change::Up(rank as u8, self.channels));
         }
     }
 
@@ -506,7 +519,7 @@ impl Connections {
         if let Some(channel) = self.entries[rank].as_mut().and_then(|entry| entry.channel.as_mut()) {
             channel.up = true;
             self.counters.ups += 1;
-            self.changes.push_back(Change::Up(rank as u8));
+            self.changes.push_back(Change::Up(rank as u8, channel.number));
         }
     }
 

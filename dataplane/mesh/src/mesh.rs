@@ -212,7 +212,7 @@ impl Mesh {
         loop {
             if let Some(change) = self.connections.next_change() {
                 return Some(match change {
-                    Change::Up(rank) => MeshEvent::Up(rank),
+                    Change::Up(rank, _) => MeshEvent::Up(rank),
                     Change::Down(rank, cause) => MeshEvent::Down { rank, cause },
                 });
             }

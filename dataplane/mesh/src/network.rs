@@ -205,6 +205,13 @@ impl Network {
         }
     }
 
+    /// Receives on a connection whose frames go over another one: only its end is expected.
+    pub(crate) fn expect_end(&mut self, wire: Wire) {
+        if let (Wire::Tcp(id), Input::Frame(_) | Input::Payload(_)) = (wire, self.input(wire)) {
+            self.tcp.close(id, CloseCause::Setup("a frame arrived where none is expected".to_owned()));
+        }
+    }
+
     /// Sets the destination of the payload of the last frame.
     pub(crate) fn receive_payload(&mut self, wire: Wire, target: Target) {
         match (wire, &mut self.rdma) {

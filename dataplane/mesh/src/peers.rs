@@ -46,6 +46,8 @@ pub(crate) struct Channel {
     pub(crate) number: u64,
     /// False while its RDMA connection is being established.
     pub(crate) up: bool,
+    /// True once its owner was told: what is sent before that may be meant for the former channel.
+    pub(crate) announced: bool,
     /// Set once the connection has ended: what has arrived before is still delivered.
     pub(crate) ending: Option<DownCause>,
 }
@@ -53,7 +55,7 @@ pub(crate) struct Channel {
 impl Channel {
     /// Returns true if frames can be sent.
     pub(crate) const fn is_open(&self) -> bool {
-        self.up && self.ending.is_none()
+        self.announced && self.ending.is_none()
     }
 
     /// Returns true if taking from it may bring something: a frame, its end, or room for one that found none.

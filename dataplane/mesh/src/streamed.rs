@@ -36,6 +36,9 @@ pub(crate) struct StreamedChannel {
     first_hold: u64,
     next_hold: u64,
     sent: u32,
+    /// True since a send found no room; true if some was freed since then.
+    wants_room: bool,
+    has_more_room: bool,
     inbox: Arc<Region>,
     arrival: Arrival,
     received: u32,
@@ -99,6 +102,8 @@ impl StreamedChannel {
             first_hold: options.first_hold,
             next_hold: options.first_hold,
             sent: 0,
+            wants_room: false,
+            has_more_room: false,
             inbox: memory(HEAD_BYTES + options.payload_limit)?,
             arrival: Arrival::None,
             received: 0,
@@ -125,7 +130,11 @@ impl StreamedChannel {
         payload_bytes: usize,
     ) -> bool {
         let bytes = HEAD_BYTES + payload_bytes;
-        let Some(place) = self.room.place(bytes.next_multiple_of(LINE_BYTES)) else { return false };
+        let Some(place) = self.room.place(bytes.next_multiple_of(LINE_BYTES)) else {
+            (self.wants_room, self.has_more_room) = (true, false);
+            return false;
+        };
+        self.wants_room = false;
         self.outbox.copy_in(place.at, head);
         let mut to = place.at + HEAD_BYTES;
         for part in parts {
@@ -160,6 +169,7 @@ impl StreamedChannel {
             self.sending.pop_front();
             self.first_hold += 1;
             self.room.free_to(end);
+            self.has_more_room = true;
         }
     }
 
@@ -168,8 +178,11 @@ impl StreamedChannel {
         self.input = true;
     }
 
-    /// Returns true if [`Self::take`] may find a frame.
+    /// Returns true if [`Self::take`] may find a frame, or a send that found no room may find some.
     pub(crate) const fn is_ready(&self) -> bool {
+        if self.wants_room && self.has_more_room {
+            return true;
+        }
         match self.arrival {
             Arrival::Complete { .. } => true,
             Arrival::None | Arrival::Partial { .. } => self.input,

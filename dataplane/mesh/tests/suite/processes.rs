@@ -72,7 +72,7 @@ impl Other {
 
 #[test]
 fn a_process_that_is_killed_is_seen_and_its_whole_frames_only_are_delivered() {
-    for way in WAYS {
+    for way in WAYS.into_iter().inspect(|way| println!("{way:?}")) {
         for rank in [0, 2] {
             let mut end = End::new(way.config("processes", 1, 1));
             let (mut other, peer) = Other::start(way, rank, &end);
@@ -89,7 +89,7 @@ fn a_process_that_is_killed_is_seen_and_its_whole_frames_only_are_delivered() {
 
 #[test]
 fn a_process_that_is_stopped_and_continued_corrupts_nothing() {
-    for way in WAYS {
+    for way in WAYS.into_iter().inspect(|way| println!("{way:?}")) {
         for rank in [0, 2] {
             let mut end = End::new(way.config("processes", 1, 1));
             let (other, peer) = Other::start(way, rank, &end);
