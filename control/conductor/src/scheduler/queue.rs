@@ -20,10 +20,14 @@
 //! gives way to targets as well, and admission counts it once it has earned its work: so targets defer it by the
 //! longest objective at most.
 
+mod admission;
 pub(super) mod flows;
 pub(super) mod plan;
 pub(super) mod promise;
 
+use std::cell::RefCell;
+
+use admission::{KeptPlan, Newcomer, PromisedPrefill};
 use flows::{FlowNumber, Flows};
 use plan::{Plan, PlannedInstance, PlannedPrefill};
 use promise::{Margins, Promise};
@@ -32,12 +36,6 @@ use super::bookings::PrefillBook;
 use super::request::Request;
 use super::sizes::SizeWindow;
 use crate::policy::{Admission, Placement, QueueRules, Refusal, Slo};
-
-/// Delay before a retry of a request whose own prefill leaves no room for its objective: nothing but other contents of
-/// the caches could help it.
-const HOPELESS_NS: u64 = 3_600_000_000_000;
-/// Precision of the delay before a retry.
-const RETRY_STEP_NS: u64 = 1_000_000;
 
 /// Outcome for a queued request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,6 +110,13 @@ impl WaitingRequest {
         self.rank.promise.filter(|_| !self.is_late(order)).map(|promise| promise.target_ns)
     }
 
+    /// Returns what admission counts before a new request.
+    fn promised_prefill(&self, order: &QueueOrder<'_>) -> PromisedPrefill {
+        let promise = self.rank.promise.filter(|_| !self.is_late(order));
+        let target = promise.map(|promise| (self.rank.deadline_ns, promise));
+        PromisedPrefill { best_ns: self.best_ns, excluded: self.request.barred.prefill.clone(), target }
+    }
+
     /// Adds it to a plan.
     fn plan(&self, plan: &mut Plan<'_>, order: &QueueOrder<'_>) -> Option<PlannedPrefill> {
         plan.add(self.best_ns, order.now_ns, &self.request.barred.prefill)
@@ -140,47 +145,26 @@ pub(super) struct CentralQueue {
     sizes: SizeWindow,
     flows: Flows,
     margins: Margins,
-}
-
-/// Request that is tested for admission.
-struct Newcomer<'a> {
-    request: &'a Request,
-    best_ns: u64,
-    /// Its objective, and the time up to its target.
-    window_ns: Option<(u64, u64)>,
-    /// True if it is booked at once, before all queued requests.
-    at_once: bool,
-}
-
-impl Newcomer<'_> {
-    /// Returns true if it goes before a queued request, when it arrives at `then_ns`.
-    fn goes_before(&self, other: &WaitingRequest, then_ns: u64, order: &QueueOrder<'_>) -> bool {
-        let is_due = |(objective_ns, _): (u64, u64)| then_ns.saturating_add(objective_ns) < other.rank.deadline_ns;
-        self.at_once || other.target_ns(order).is_some() && self.window_ns.is_some_and(is_due)
-    }
-
-    /// Adds it to a plan, arriving at `then_ns`; returns true if it is done by its target.
-    fn plan(&self, plan: &mut Plan<'_>, then_ns: u64) -> bool {
-        let planned = plan.add(self.best_ns, then_ns, &self.request.barred.prefill);
-        let target_ns = self.window_ns.map(|(_, until_target_ns)| then_ns.saturating_add(until_target_ns));
-        planned.zip(target_ns).is_none_or(|(planned, target_ns)| planned.done_ns <= target_ns)
-    }
+    /// Plan of the promised requests: a test for admission does not change the queue.
+    plan: RefCell<KeptPlan>,
 }
 
 impl CentralQueue {
     /// Creates an empty queue of at most `most` requests, and of `most_flows` flows with a share of their own.
-    pub(super) const fn new(most: usize, most_flows: usize) -> Self {
+    pub(super) fn new(most: usize, most_flows: usize) -> Self {
         Self {
             waiting: Vec::new(),
             most,
             sizes: SizeWindow::new(),
             flows: Flows::new(most_flows),
             margins: Margins::new(),
+            plan: RefCell::default(),
         }
     }
 
     /// Returns the flows, to charge them for work that was never queued.
-    pub(super) const fn flows(&mut self) -> &mut Flows {
+    pub(super) fn flows(&mut self) -> &mut Flows {
+        self.plan.get_mut().discard();
         &mut self.flows
     }
 
@@ -226,6 +210,14 @@ impl CentralQueue {
         self.sizes.add(best_ns);
         let flow = self.flows.enter(&request.terms, best_ns, rank.deferred, order.now_ns);
         let waiting = WaitingRequest { request, best_ns, rank, flow, after_ns: 0 };
+        // One that was admitted before may be the oldest of its flow, and one that is late goes before others.
+        let goes_by_deadline = waiting.target_ns(order).is_some() && !waiting.request.admitted;
+        let plan = self.plan.get_mut();
+        if goes_by_deadline {
+            plan.queued_last(waiting.promised_prefill(order));
+        } else {
+            plan.discard();
+        }
         let behind = self.waiting.partition_point(|other| other.rank.deadline_ns <= rank.deadline_ns);
         self.waiting.insert(behind, waiting);
     }
@@ -270,6 +262,7 @@ impl CentralQueue {
     }
 
     pub(super) fn remove_at(&mut self, at: usize) -> Request {
+        self.plan.get_mut().discard();
         let WaitingRequest { request, best_ns, rank, flow, .. } = self.waiting.remove(at);
         self.flows.leave(flow, best_ns, rank.deferred);
         request
@@ -380,7 +373,7 @@ impl CentralQueue {
 
     /// Returns the queued requests that admission counts before a new one, in the order in which they go: late ones,
     /// the oldest of flows that have earned their work, and those with a target, by deadline.
-    fn promised(&self, order: &QueueOrder<'_>) -> Vec<&WaitingRequest> {
+    fn promised(&self, order: &QueueOrder<'_>) -> Vec<PromisedPrefill> {
         let late = self.waiting.iter().filter(|waiting| waiting.is_late(order));
         let oldest = self.oldest_of_flows(self.waiting.iter().enumerate());
         let has_earned = |waiting: &&WaitingRequest| {
@@ -388,7 +381,7 @@ impl CentralQueue {
         };
         let earned = oldest.into_iter().flatten().map(|at| &self.waiting[at]).filter(has_earned);
         let targeted = self.waiting.iter().filter(|waiting| waiting.target_ns(order).is_some());
-        late.chain(earned).chain(targeted).collect()
+        late.chain(earned).chain(targeted).map(|waiting| waiting.promised_prefill(order)).collect()
     }
 
     /// Tests whether a request whose prefill takes `best_ns` can be admitted: queued, or booked at once, behind which
@@ -411,54 +404,9 @@ impl CentralQueue {
         }
         let window_ns = promise.map(|promise| (promise.objective_ns, promise.objective_ns - margin_ns));
         let newcomer = Newcomer { request, best_ns, window_ns, at_once };
-        let mut plan = Plan::new(order.instances);
-        let queued: Vec<_> =
-            self.promised(order).into_iter().map(|waiting| (waiting, waiting.plan(&mut plan, order))).collect();
-        let fits_after = |after_ns: u64| Self::fits(&newcomer, &queued, order.now_ns.saturating_add(after_ns), order);
-        if fits_after(0) {
-            return Admission { margin_ns, after_ns: 0 };
-        }
-        let booked = order.instances.iter().map(|instance| instance.free_ns);
-        let planned = queued.iter().filter_map(|(_, planned)| Some(planned.as_ref()?.done_ns));
-        let drained_ns = booked.chain(planned).max().unwrap_or(0).saturating_sub(order.now_ns);
-        if !fits_after(drained_ns) {
-            return Admission { margin_ns, after_ns: HOPELESS_NS };
-        }
-        let (mut too_early_ns, mut enough_ns) = (0, drained_ns);
-        while enough_ns - too_early_ns > RETRY_STEP_NS {
-            let middle_ns = too_early_ns + (enough_ns - too_early_ns) / 2;
-            *(if fits_after(middle_ns) { &mut enough_ns } else { &mut too_early_ns }) = middle_ns;
-        }
-        Admission { margin_ns, after_ns: enough_ns }
-    }
-
-    /// Returns true if a request can be admitted at `then_ns`, when the queued ones that were planned to begin before
-    /// have begun, and no other has arrived.
-    fn fits(
-        newcomer: &Newcomer<'_>,
-        queued: &[(&WaitingRequest, Option<PlannedPrefill>)],
-        then_ns: u64,
-        order: &QueueOrder<'_>,
-    ) -> bool {
-        let mut plan = Plan::new(order.instances);
-        let mut is_planned = false;
-        for (waiting, alone) in queued {
-            let has_begun = alone.is_some_and(|alone| alone.begins_ns < then_ns);
-            if !is_planned && !has_begun && newcomer.goes_before(waiting, then_ns, order) {
-                is_planned = true;
-                if !newcomer.plan(&mut plan, then_ns) {
-                    return false;
-                }
-            }
-            let done_ns = waiting.plan(&mut plan, order).map(|planned| planned.done_ns);
-            let misses = done_ns.zip(waiting.target_ns(order)).is_some_and(|(done_ns, target_ns)| done_ns > target_ns);
-            // A target that is missed without the newcomer, as behind a request that has earned its work and will give
-            // way, is not missed by more.
-            if misses && done_ns > alone.map(|alone| alone.done_ns) {
-                return false;
-            }
-        }
-        is_planned || newcomer.plan(&mut plan, then_ns)
+        let mut plan = self.plan.borrow_mut();
+        plan.renew(order, || self.promised(order));
+        Admission { margin_ns, after_ns: plan.admits_after_ns(&newcomer, order.now_ns) }
     }
 
     /// Returns the position of a request that excludes every existing instance. A request that excludes none waits for

@@ -20,6 +20,10 @@ pub(in crate::scheduler) struct PlannedPrefill {
     pub(in crate::scheduler) done_ns: u64,
 }
 
+/// State of a plan: instances by the time at which they are free, and by position.
+#[derive(Clone, Debug, Default)]
+pub(in crate::scheduler) struct PlanState(BinaryHeap<Reverse<(u64, usize)>>);
+
 /// Plan of prefills: each begins, in the order in which they are added, on the instance that is free first; of several
 /// that are free when it could begin, on the fastest.
 ///
@@ -27,8 +31,7 @@ pub(in crate::scheduler) struct PlannedPrefill {
 /// free.
 pub(in crate::scheduler) struct Plan<'a> {
     instances: &'a [PlannedInstance],
-    /// Instances by the time at which they are free, and by position.
-    free: BinaryHeap<Reverse<(u64, usize)>>,
+    free: PlanState,
     /// Least factor of an instance: one with it need not be compared with others.
     least_factor: f64,
 }
@@ -37,8 +40,23 @@ impl<'a> Plan<'a> {
     /// Creates a plan in which the instances have their bookings only.
     pub(in crate::scheduler) fn new(instances: &'a [PlannedInstance]) -> Self {
         let free = instances.iter().enumerate().map(|(at, instance)| Reverse((instance.free_ns, at))).collect();
+        Self::resume(instances, PlanState(free))
+    }
+
+    /// Continues a plan of these instances.
+    pub(in crate::scheduler) fn resume(instances: &'a [PlannedInstance], state: PlanState) -> Self {
         let least_factor = instances.iter().map(|instance| instance.factor).fold(f64::INFINITY, f64::min);
-        Self { instances, free, least_factor }
+        Self { instances, free: state, least_factor }
+    }
+
+    /// Returns the state, from which the plan can be continued.
+    pub(in crate::scheduler) const fn state(&self) -> &PlanState {
+        &self.free
+    }
+
+    /// Returns the state, from which the plan can be continued.
+    pub(in crate::scheduler) fn into_state(self) -> PlanState {
+        self.free
     }
 
     /// Adds a prefill that begins at `from_ns` at the earliest and takes `work_ns` by the model alone; `None` if it
@@ -46,14 +64,14 @@ impl<'a> Plan<'a> {
     pub(in crate::scheduler) fn add(&mut self, work_ns: u64, from_ns: u64, excluded: &[u32]) -> Option<PlannedPrefill> {
         let mut passed = Vec::new();
         let mut found: Option<(u64, usize)> = None;
-        while let Some(Reverse(entry)) = self.free.peek().copied() {
+        while let Some(Reverse(entry)) = self.free.0.peek().copied() {
             let is_chosen = |(free_ns, at): (u64, usize)| {
                 entry.0 > free_ns.max(from_ns) || self.instances[at].factor <= self.least_factor
             };
             if found.is_some_and(is_chosen) {
                 break;
             }
-            self.free.pop();
+            self.free.0.pop();
             if excluded.contains(&self.instances[entry.1].number) {
                 passed.push(Reverse(entry));
                 continue;
@@ -65,11 +83,11 @@ impl<'a> Plan<'a> {
                 None => found = Some(entry),
             }
         }
-        self.free.extend(passed);
+        self.free.0.extend(passed);
         let (free_ns, at) = found?;
         let begins_ns = free_ns.max(from_ns);
         let done_ns = begins_ns.saturating_add((work_ns as f64 * self.instances[at].factor) as u64);
-        self.free.push(Reverse((done_ns, at)));
+        self.free.0.push(Reverse((done_ns, at)));
         Some(PlannedPrefill { begins_ns, done_ns })
     }
 }

@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 
 use proptest::prelude::*;
 
+use super::admission::RETRY_STEP_NS;
 use super::*;
 use crate::index::{ContextId, IndexConfig, PrefixIndex, PromptContext};
 use crate::scheduler::{ExcludedInstances, ServiceTerms};
@@ -458,6 +459,30 @@ fn flows_beyond_the_limit_are_ahead_of_each_other() {
     assert_eq!(queue.before(&of_flow(2, "c", 0), 9 * SECOND, &order(0)), (2, 6 * SECOND));
 }
 
+/// A full queue of two thousand promised requests on 32 instances is planned once for all calls that find it unchanged;
+/// a call plans what is behind its request's place.
+#[test]
+fn admission_plans_an_unchanged_queue_once() {
+    let mut servers = Servers::new(32, QueueRules::default());
+    let planned = |servers: &Servers| servers.queue.plan.borrow().planned();
+    let mut queued = 0;
+    while servers.offer(promised(queued, 0, "", 0, 600), 8 * SECOND) == 0 {
+        queued += 1;
+    }
+    assert!(queued > 2_000, "{queued}");
+    let before = planned(&servers);
+    assert!(before < queued + 20 * 64, "each is added to the plan of those before: {before} for {queued}");
+    // Rejected, with the search for the time to retry after: less than 64 prefills for each time that is tried.
+    (0..100).for_each(|id| assert!(servers.offer(promised(9_000 + id, 0, "", 0, 600), 8 * SECOND) > 0));
+    let rejected = planned(&servers) - before;
+    assert!(rejected < 100 * 20 * 64, "{rejected}");
+    // The queue has changed, and half of it is behind this one's place.
+    servers.run_until(60 * SECOND);
+    let before = planned(&servers);
+    assert_eq!(servers.offer(promised(9_999, 60 * SECOND, "", 0, 300), SECOND), 0);
+    assert!(planned(&servers) - before < 2 * queued, "{}", planned(&servers) - before);
+}
+
 proptest! {
     /// Bound of a wait, whatever arrives later: a request is served before all work served since its arrival exceeds
     /// the work that was there then, its own included, divided by the share of the oldest, and two prefills more.
@@ -522,6 +547,31 @@ proptest! {
         prop_assert_eq!(servers.done.len(), targets_ns.iter().flatten().count());
         for (id, done_ns) in servers.done {
             prop_assert!(targets_ns[id as usize].is_some_and(|target_ns| done_ns <= target_ns), "{id} at {done_ns}");
+        }
+    }
+
+    /// A plan that was kept answers as one that is made anew, to a millisecond.
+    #[test]
+    fn a_kept_plan_is_that_of_the_queue(arrivals in arrivals(), count in 1..4_usize, barred in 0..4_u32) {
+        let rules = QueueRules { oldest_share: 0.1, saturated_ns: 20 * SECOND, ..QueueRules::default() };
+        let mut servers = Servers::new(count, rules);
+        let mut now_ns = 0;
+        for (id, (gap_s, work_s, objective_s, priority, flow)) in arrivals.into_iter().enumerate() {
+            now_ns += gap_s * SECOND;
+            servers.run_until(now_ns);
+            let mut request = promised(id as u64, now_ns, ["", "a", "b"][flow], priority, objective_s);
+            if id % 3 == 0 && barred + 1 < count as u32 {
+                request.barred.prefill = [barred].into();
+            }
+            let instances = servers.instances();
+            let test = |queue: &CentralQueue| {
+                let at_once = id % 5 == 0;
+                queue.admission(&request, work_s * SECOND, at_once, &servers.order(&instances)).after_ns
+            };
+            let kept_ns = test(&servers.queue);
+            servers.queue.plan.borrow_mut().discard();
+            prop_assert!(kept_ns.abs_diff(test(&servers.queue)) <= RETRY_STEP_NS);
+            servers.offer(request, work_s * SECOND);
         }
     }
 
