@@ -52,11 +52,11 @@ impl DataTlsIdentity {
         })
     }
 
-    fn keychain(&self, mode: DataTls) -> Result<Option<Arc<Keychain>>, Error> {
+    fn keychain(&self, mode: DataTls, peers: Role) -> Result<Option<Arc<Keychain>>, Error> {
         if mode == DataTls::Off {
             return Ok(None);
         }
-        let keychain = self.keychain.get_or_init(|| Arc::new(Keychain::new(mode, Role::Node.name())));
+        let keychain = self.keychain.get_or_init(|| Arc::new(Keychain::new(mode, peers.name())));
         if keychain.mode() != mode {
             return Err(DataTlsError::Mode { earlier: keychain.mode(), now: mode }.into());
         }
@@ -108,7 +108,13 @@ impl ControlLink {
     /// # Errors
     /// When TLS is required and the certificate cannot be used, or the control link was used with another mode.
     pub(crate) fn keychain(&self, mode: DataTls) -> Result<Option<Arc<Keychain>>, Error> {
-        self.sealing().keychain(mode)
+        self.sealing().keychain(mode, Role::Node)
+    }
+
+    /// Returns the keychain of connections between processes of this process's own role, as [`Self::keychain`] does. A
+    /// control link has a keychain for one of both.
+    pub(crate) fn keychain_among_peers(&self, mode: DataTls) -> Result<Option<Arc<Keychain>>, Error> {
+        self.sealing().keychain(mode, self.sealing().role)
     }
 }
 

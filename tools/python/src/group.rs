@@ -7,12 +7,12 @@
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use kvplane::rpc::{CallError, RefusalCode};
-use kvplane::{Error, IoBuf};
 use kvplane::group::{
     self, Change, Collective, DataType, Failure, FailureMode, GroupError, GroupProcessConfig, GroupRank, GroupSpec,
     MemberState, Operation, Outcome, ProcessState, RankSet, Reduction, WorldRank,
 };
+use kvplane::rpc::{CallError, RefusalCode};
+use kvplane::{Error, IoBuf};
 use pyo3::exceptions::{PyConnectionError, PyRuntimeError};
 use pyo3::prelude::*;
 
@@ -129,12 +129,13 @@ impl GroupProcess {
         certificates: Option<std::path::PathBuf>,
         runtime_directory: Option<std::path::PathBuf>,
     ) -> PyResult<Self> {
-        let host = host.map(|host| host.parse()).transpose().map_err(|error| invalid(format!("host: {error}")))?;
+        let host = host.unwrap_or_else(|| "127.0.0.1".to_owned());
+        let kvplane::OwnAddress { listen, announce, .. } = kvplane::OwnAddress::resolve(&host, None);
         let wanted = ControlArguments { master: control, cluster, certificates, runtime_directory }.completed();
         let connected = waiting(py, || {
             wanted.connect(move |control| {
                 let mut config = GroupProcessConfig::new(control, world, rank);
-                config.host = host;
+                (config.listen, config.announce) = (listen, announce);
                 Ok(group::GroupProcess::join(config))
             })
         })?;
@@ -263,7 +264,8 @@ impl ProcessGroup {
             MemberState::AwaitingActivation => "awaiting",
             MemberState::Active => "active",
         };
-        let mut states: Vec<_> = py.detach(|| self.group.members()).into_iter().map(|(member, _)| state(member)).collect();
+        let mut states: Vec<_> =
+            py.detach(|| self.group.members()).into_iter().map(|(member, _)| state(member)).collect();
         states.resize(usize::from(self.max_size()), "absent");
         states
     }

@@ -11,8 +11,8 @@ use kvplane_engine::IoBuf;
 use kvplane_group::{GroupId, ProcessId, Rank, RankSet, Report, Status, WorldRank};
 use kvplane_mesh::{Mesh, MeshEvent, PayloadPart, Peer, Sent};
 
-use super::memory::WorkBuffers;
 use super::membership::Membership;
+use super::memory::WorkBuffers;
 
 /// Frames that are received or sent before the other is done again.
 const TURN: usize = 32;
@@ -276,11 +276,8 @@ impl GroupHost {
             let Some(held) = self.held.get(&to) else { continue };
             let may_send =
                 self.groups.get(&held.head.group).is_some_and(|membership| membership.member.may_send(&held.head));
-            let sent = if may_send {
-                send_frame(&mut self.mesh, to, &held.head, held.payload.as_ref())
-            } else {
-                Sent::Down
-            };
+            let sent =
+                if may_send { send_frame(&mut self.mesh, to, &held.head, held.payload.as_ref()) } else { Sent::Down };
             if sent == Sent::Full {
                 continue;
             }

@@ -28,7 +28,13 @@ pub(super) struct Membership {
 }
 
 impl Membership {
-    pub(super) fn new(group: GroupId, rank: GroupRank, incarnation: u64, order: Vec<WorldRank>, is_ready: bool) -> Self {
+    pub(super) fn new(
+        group: GroupId,
+        rank: GroupRank,
+        incarnation: u64,
+        order: Vec<WorldRank>,
+        is_ready: bool,
+    ) -> Self {
         let member = Member::new(group, rank, incarnation, is_ready, MemberConfig::default());
         Self { member, order, works: HashMap::new(), stashed: HashMap::new() }
     }
@@ -71,12 +77,7 @@ impl Membership {
         let (needs_source, needs_target) = operation.buffer_bytes(self.member.rank());
         let (has_source, has_target) = (bytes_of(source.as_ref()), bytes_of(target.as_ref()));
         if has_source != needs_source || has_target != needs_target {
-            return Err(GroupError::BufferSize {
-                source: has_source,
-                target: has_target,
-                needs_source,
-                needs_target,
-            });
+            return Err(GroupError::BufferSize { source: has_source, target: has_target, needs_source, needs_target });
         }
         let work = self.member.submit(operation, timeout_ns)?;
         self.keep(work, WorkMemory::new(source, target), state);

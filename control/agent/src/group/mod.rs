@@ -31,6 +31,7 @@ pub use kvplane_group::{
     View, WorldRank,
 };
 pub use kvplane_mesh::MeshError;
+pub use kvplane_tls::DataTls;
 pub use link::{GroupLink, GroupLinkConfig, MemberHost};
 pub use mailbox::ReportSignal;
 pub use process::{GroupProcess, GroupProcessConfig};
@@ -38,4 +39,4 @@ pub use process_group::{ProcessGroup, mask};
 pub use work::Work;
 
 /// Roles of a process of a world, the one that is meant for it first.
-const ROLES: [Role; 2] = [Role::Client, Role::Scheduler];
+const ROLES: [Role; 2] = [Role::Client, Role::Node];

@@ -1,6 +1,6 @@
 //! One run of the process of a rank in a world: its connections, its memberships, and the threads that move them on.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -10,6 +10,8 @@ use kvplane_group::{GroupSpec, Process, ProcessId, Report, Status, WorldRank};
 use kvplane_mesh::{Mesh, MeshConfig};
 use kvplane_sys::interrupt;
 use kvplane_sys::random::random_u64;
+use kvplane_sys::verbs::Device;
+use kvplane_tls::DataTls;
 
 use super::error::{GroupError, GroupLinkError};
 use super::host::{GroupCounters, GroupHost};
@@ -31,7 +33,7 @@ const IDLE: Duration = Duration::from_millis(10);
 const LOOK: Duration = Duration::from_millis(50);
 
 /// Settings of a process of a world.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct GroupProcessConfig {
     /// The control plane.
     pub control: Control,
@@ -41,10 +43,19 @@ pub struct GroupProcessConfig {
     pub world: String,
     /// Rank of the process in the world, below 64.
     pub rank: u8,
-    /// Address that the other processes connect to; loopback, if there is none.
-    pub host: Option<IpAddr>,
+    /// Address to listen on for processes of other hosts.
+    pub listen: IpAddr,
+    /// Address that they connect to, where it differs.
+    pub announce: Option<IpAddr>,
+    /// TLS between the processes, by the certificates of their connections to the control plane; `None` requires it
+    /// beyond loopback, and does without on loopback.
+    pub data_tls: Option<DataTls>,
+    /// Allow an address beyond loopback without TLS: whoever reaches it can take part as any rank.
+    pub open_to_network: bool,
     /// Use shared memory with processes of this host.
     pub shared_memory: bool,
+    /// RDMA devices for processes of other hosts, the best one first.
+    pub rdma: Vec<Device>,
     /// Deadline of calls to the control plane.
     pub deadline: Duration,
 }
@@ -58,10 +69,27 @@ impl GroupProcessConfig {
             tenant: String::new(),
             world: world.into(),
             rank,
-            host: None,
+            listen: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            announce: None,
+            data_tls: None,
+            open_to_network: false,
             shared_memory: true,
+            rdma: Vec::new(),
             deadline: Duration::from_secs(10),
         }
+    }
+
+    fn mesh(&mut self, id: ProcessId, link: &ControlLink) -> Result<MeshConfig, GroupError> {
+        let secured = if self.listen.is_loopback() || self.open_to_network { DataTls::Off } else { DataTls::Require };
+        Ok(MeshConfig {
+            listen: self.listen,
+            announce: self.announce,
+            open_to_network: self.open_to_network,
+            shared_memory: self.shared_memory,
+            rdma: std::mem::take(&mut self.rdma),
+            tls: link.keychain_among_peers(self.data_tls.unwrap_or(secured))?,
+            ..MeshConfig::new(self.world.clone(), id.rank.0, id.incarnation)
+        })
     }
 }
 
@@ -225,9 +253,10 @@ impl GroupProcess {
     ///
     /// # Errors
     /// When the connections cannot be set up, the control plane does not answer, or another live process has the rank.
-    pub fn join(config: GroupProcessConfig) -> Result<Self, GroupError> {
+    pub fn join(mut config: GroupProcessConfig) -> Result<Self, GroupError> {
         let id = ProcessId { rank: WorldRank(config.rank), incarnation: random_u64().map_err(GroupError::Random)? };
-        let mesh = Mesh::start(mesh_config(&config, id))?;
+        let link = ControlLink::to(&config.control, config.control.role_among(&super::ROLES)?)?;
+        let mesh = Mesh::start(config.mesh(id, &link)?)?;
         let address = mesh.address().to_owned();
         let signal = ReportSignal::new();
         let shared = Arc::new(SharedProcess {
@@ -241,14 +270,10 @@ impl GroupProcess {
             link: Mutex::new(None),
             thread: Mutex::new(None),
         });
-        let control = ControlLink::to(&config.control, config.control.role_among(&super::ROLES)?)?;
-        let link_config = GroupLinkConfig {
-            tenant: config.tenant,
-            world: config.world,
-            process: Process { id, address },
-        };
+        let link_config =
+            GroupLinkConfig { tenant: config.tenant, world: config.world, process: Process { id, address } };
         let linked = Box::new(LinkedProcess(Arc::clone(&shared)));
-        let link = GroupLink::begin(control, &link_config, linked, &signal, config.deadline)?;
+        let link = GroupLink::begin(link, &link_config, linked, &signal, config.deadline)?;
         *shared.link.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(link));
         let process = Self { shared: Arc::clone(&shared), deadline: config.deadline };
         let thread = thread::Builder::new().name("kvplane-frames".into()).spawn(move || shared.run());
@@ -270,8 +295,7 @@ impl GroupProcess {
     /// When the control plane does not answer, or the group is another one under this name.
     pub fn attach(&self, spec: GroupSpec) -> Result<ProcessGroup, GroupError> {
         let (group, rank) = self.shared.link()?.attach(&spec, self.deadline)?;
-        let membership =
-            Membership::new(group, rank, self.shared.id.incarnation, spec.order.clone(), !spec.is_joining);
+        let membership = Membership::new(group, rank, self.shared.id.incarnation, spec.order.clone(), !spec.is_joining);
         self.shared.host().attach(group, membership);
         // What the control plane said of the group so far.
         let status = self.shared.status().clone();
@@ -317,13 +341,4 @@ impl Drop for GroupProcess {
         // Without an answer, the control plane finds the process silent.
         drop(self.close());
     }
-}
-
-fn mesh_config(config: &GroupProcessConfig, id: ProcessId) -> MeshConfig {
-    let mut mesh = MeshConfig::new(config.world.clone(), id.rank.0, id.incarnation);
-    mesh.shared_memory = config.shared_memory;
-    if let Some(host) = config.host {
-        mesh.listen = host;
-    }
-    mesh
 }

@@ -117,13 +117,7 @@ impl ProcessGroup {
     ///
     /// # Errors
     /// When there is no such member, or too many messages wait.
-    pub fn send(
-        &self,
-        source: Option<IoBuf>,
-        to: GroupRank,
-        tag: i32,
-        deadline: Duration,
-    ) -> Result<Work, GroupError> {
+    pub fn send(&self, source: Option<IoBuf>, to: GroupRank, tag: i32, deadline: Duration) -> Result<Work, GroupError> {
         self.begin(|host, state| {
             let deadline_ns = host.now_ns().saturating_add(nanoseconds(deadline));
             let membership = host.membership(self.group).ok_or(GroupError::Ended)?;

@@ -72,4 +72,3 @@ impl Work {
         Some(self.state.outcome()?.map_err(GroupError::Failed))
     }
 }
-

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use kvplane::OwnAddress;
-use kvplane::group::{GroupProcess, GroupProcessConfig, MeshConfig};
+use kvplane::group::{GroupProcess, GroupProcessConfig};
 use kvplane::verbs::{Device, Verbs};
 
 use super::coordinator::{self, CoordinatorAddress};
@@ -91,11 +91,12 @@ impl ContextState {
         Ok(())
     }
 
-    /// Returns the connections to the other processes.
-    fn mesh(&self, world: &str, rank: u8) -> Result<MeshConfig, CallFailure> {
+    /// Returns the settings of the process.
+    fn process_config(&self, control: kvplane::Control, world: &str, rank: u8) -> Result<GroupProcessConfig, CallFailure> {
         let OwnAddress { listen, announce, .. } = OwnAddress::resolve(&self.settings.host, None);
         let devices = devices_of(&self.settings.devices)?;
-        Ok(MeshConfig { listen, announce, rdma: devices, ..MeshConfig::new(world, rank, 0) })
+        let config = GroupProcessConfig::new(control, world, rank);
+        Ok(GroupProcessConfig { listen, announce, rdma: devices, deadline: CONTROL, ..config })
     }
 }
 
@@ -192,9 +193,8 @@ impl Context {
         if state.process.is_some() {
             return Ok(());
         }
-        let mesh = state.mesh(address.world(), rank)?;
-        let (control, world) = (address.control()?, address.world().to_owned());
-        let process = GroupProcess::join(GroupProcessConfig { control, world, rank, mesh, deadline: CONTROL })?;
+        let config = state.process_config(address.control()?, address.world(), rank)?;
+        let process = GroupProcess::join(config)?;
         state.process = Some(Arc::new(process));
         Ok(())
     }

@@ -5,7 +5,7 @@ use std::ffi::{CStr, c_char, c_int};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use kvplane::group::{Failure, GroupError, OperationError, Outcome, Rank, RankSet, Rejection};
+use kvplane::group::{Failure, GroupError, OperationError, Outcome, Rank, RankSet};
 use kvplane::rpc::{CallError, RefusalCode};
 use kvplane::{ControlLinkError, Error};
 
@@ -68,12 +68,11 @@ impl From<GroupError> for CallFailure {
     fn from(error: GroupError) -> Self {
         let code = match &error {
             GroupError::Control(error) => code_of_control(error),
-            GroupError::Rejected(rejection) => code_of_rejection(rejection),
             GroupError::Mesh(_) => ResultCode::TransferEngine,
             GroupError::Failed(failure) => code_of_failure(failure),
             GroupError::BufferSize { .. } | GroupError::Overlap { .. } => ResultCode::InvalidArgument,
             GroupError::Memory(_) | GroupError::Thread(_) => ResultCode::System,
-            GroupError::NotApplied(_) | GroupError::Ended => ResultCode::InvalidState,
+            GroupError::Ended => ResultCode::InvalidState,
             GroupError::Late { .. } => ResultCode::Timeout,
             _ => ResultCode::Internal,
         };
@@ -113,20 +112,6 @@ fn code_of_control(error: &Error) -> ResultCode {
     }
 }
 
-const fn code_of_rejection(rejection: &Rejection) -> ResultCode {
-    match rejection {
-        Rejection::RankBeyondLimit { .. }
-        | Rejection::LongAddress { .. }
-        | Rejection::GroupName { .. }
-        | Rejection::GroupSize { .. }
-        | Rejection::DuplicateRank { .. }
-        | Rejection::NotNamed { .. }
-        | Rejection::ChangeOfNone => ResultCode::InvalidArgument,
-        Rejection::TooManyGroups { .. } | Rejection::TooManyProposals { .. } => ResultCode::ResourceBusy,
-        _ => ResultCode::InvalidState,
-    }
-}
-
 const fn code_of_operation(error: &OperationError) -> ResultCode {
     match error {
         OperationError::NotReducible { .. } => ResultCode::NotSupported,
@@ -147,7 +132,6 @@ const fn code_of_failure(failure: &Failure) -> ResultCode {
 /// True if a joiner's group does not exist: its founding members may be about to make it.
 pub(crate) fn is_without_group(error: &GroupError) -> bool {
     match error {
-        GroupError::Rejected(Rejection::NoGroupToJoin) => true,
         GroupError::Control(Error::Call(CallError::Refused(refusal))) => {
             refusal.known_code() == Some(RefusalCode::NotFound)
         }

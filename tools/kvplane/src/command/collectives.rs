@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use kvplane::group::{
-    Change, Collective, DataType, GroupError, GroupProcess, GroupProcessConfig, GroupRank, GroupSpec, FailureMode,
+    Change, Collective, DataType, FailureMode, GroupError, GroupProcess, GroupProcessConfig, GroupRank, GroupSpec,
     Operation, ProcessGroup, RankSet, Reduction, WorldRank,
 };
 use kvplane::{IoBuf, Region, RegionOptions};
@@ -118,7 +118,9 @@ impl Collectives {
     pub(crate) fn run(self) -> Result<(), Failure> {
         let control = self.which.control(&self.cluster, self.runtime_directory.clone());
         let mut config = GroupProcessConfig::new(control, self.world.clone(), self.rank);
-        config.host = self.host;
+        if let Some(host) = self.host {
+            config.listen = host;
+        }
         config.shared_memory = !self.no_shared_memory;
         let process = GroupProcess::join(config)?;
         let group = process.attach(GroupSpec {
@@ -214,8 +216,7 @@ impl Collectives {
         let number = IoBuf::whole(Region::allocate(&RegionOptions::new("number", 8))?);
         number.copy_in(&(times.clamp(FEWEST, MOST) as u64).to_le_bytes());
         let collective = Collective::Broadcast { root: GroupRank(0) };
-        let operation =
-            Operation { collective, data_type: DataType::I64, count: 1, places: group.size() as u8 };
+        let operation = Operation { collective, data_type: DataType::I64, count: 1, places: group.size() as u8 };
         let work = group.submit(operation, Some(number.clone()), Some(number.clone()), deadline)?;
         work.wait(Duration::MAX).ok_or("an operation did not end by its deadline")??;
         let mut bytes = [0; 8];
@@ -334,9 +335,7 @@ impl Case {
             OperationChoice::AllReduce => Some(sum(at)),
             OperationChoice::ReduceScatter => Some(sum(u64::from(rank.0) * each + at)),
             OperationChoice::Broadcast => Some(number(GroupRank(0), at)),
-            OperationChoice::AllGather => {
-                ranks.contains(part_of(at)).then(|| number(part_of(at), at % each))
-            }
+            OperationChoice::AllGather => ranks.contains(part_of(at)).then(|| number(part_of(at), at % each)),
             OperationChoice::AllToAll => {
                 ranks.contains(part_of(at)).then(|| number(part_of(at), u64::from(rank.0) * each + at % each))
             }
@@ -355,9 +354,7 @@ impl Case {
         });
         match wrong {
             None => Ok(()),
-            Some(byte) => {
-                Err(WrongResult { operation: self.choice, bytes: target.bytes() as u64, byte, epoch })
-            }
+            Some(byte) => Err(WrongResult { operation: self.choice, bytes: target.bytes() as u64, byte, epoch }),
         }
     }
 }
