@@ -74,8 +74,8 @@ fn code_of(failure: &Failure) -> (i64, RankSet<GroupRank>) {
     }
 }
 
-fn invalid(why: impl ToString) -> PyErr {
-    PyRuntimeError::new_err((INVALID, why.to_string(), Vec::<u8>::new()))
+fn invalid(why: impl Into<String>) -> PyErr {
+    PyRuntimeError::new_err((INVALID, why.into(), Vec::<u8>::new()))
 }
 
 fn deadline_of(value: f64) -> PyResult<Duration> {
@@ -193,14 +193,15 @@ pub(crate) struct ProcessGroup {
 
 impl ProcessGroup {
     fn data_type(name: &str) -> PyResult<DataType> {
-        name.parse().map_err(invalid)
+        name.parse().map_err(|error| invalid(format!("{error}")))
     }
 
     fn reduction(name: &str) -> PyResult<Reduction> {
-        name.parse().map_err(invalid)
+        name.parse().map_err(|error| invalid(format!("{error}")))
     }
 
     /// Submits a collective. Of a collective in place, the target is the source.
+    #[allow(clippy::too_many_arguments, reason = "the package passes numbers")]
     fn submit(
         &self,
         py: Python<'_>,
@@ -214,7 +215,7 @@ impl ProcessGroup {
         let deadline = deadline_of(deadline)?;
         let size = self.group.size();
         let operation = Operation { collective, data_type, count, places: size as u8 };
-        operation.check().map_err(|error| invalid(&error))?;
+        operation.check().map_err(|error| invalid(error.to_string()))?;
         let (source_bytes, target_bytes) = operation.buffer_bytes(self.group.rank());
         let source = buffer(source, source_bytes)?;
         let target = if operation.is_in_place() { source.clone() } else { buffer(target, target_bytes)? };

@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn failures_of_peers_and_roots_are_told_by_the_hint() {
-        let completion = kvplane::group::Completion { epoch: 2, failed: ranks(&[1]), peer: None };
+        let completion = kvplane::group::Completion { epoch: 2, participants: ranks(&[0]), failed: ranks(&[1]), peer: None };
         assert_eq!(judge(Ok(completion), None), (ranks(&[1]), Ok(())));
         let lost = Failure::PeerLost { rank: GroupRank(2) };
         assert_eq!(judge(Err(lost.into()), Some(GroupRank(2))), (ranks(&[2]), Ok(())));

@@ -210,7 +210,8 @@ impl Context {
         }
         state.is_destroyed = true;
         if let Some(process) = state.process.take() {
-            process.close();
+            // Without an answer, the control plane finds the process silent.
+            drop(process.close());
         }
         Ok(())
     }

@@ -258,9 +258,6 @@ mod tests {
         assert_eq!(code(GroupError::Late { call: "join", after: Duration::from_secs(1) }), 4);
         assert_eq!(code(Failure::Deadline { awaited: RankSet::single(GroupRank(1)) }.into()), 4);
         assert_eq!(code(Failure::TooMany { limit: 1 }.into()), 5);
-        assert_eq!(code(GroupError::Rejected(Rejection::TooManyGroups { limit: 1 })), 5);
-        assert_eq!(code(GroupError::Rejected(Rejection::NoGroupToJoin)), 2);
-        assert_eq!(code(GroupError::Rejected(Rejection::ChangeOfNone)), 1);
     }
 
     #[test]

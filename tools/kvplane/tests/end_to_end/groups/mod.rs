@@ -122,5 +122,6 @@ fn ranks_that_differ_are_named() {
         said.iter().any(|line| line.contains("rank 0")).then_some(())
     });
     assert!(refused.is_some(), "{:?} and {:?}", twice.said(), again.said());
-    drop((twice.stop(), again.stop()));
+    twice.kill();
+    again.kill();
 }
