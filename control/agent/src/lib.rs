@@ -3,6 +3,8 @@
 //! * [`Client`]: blocking puts and gets on the calling thread; [`AsyncClient`] is the same API for futures.
 //! * [`TransferEngine`]: registers memory as segments; reads and writes the segments of other processes.
 //! * [`P2pStore`]: shares large objects between peers.
+//! * [`GroupLink`]: connects a process of a job to the control plane, which keeps the job's process groups and their
+//!   views ([`group_membership`]).
 //! * [`Scheduler`]: requests the placement of inference requests from the Conductor.
 //! * [`Node`]: a storage node: pinned shards, membership, heartbeats.
 //!

@@ -5,7 +5,7 @@ mod fake;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use fake::{LinkedProcess, PATIENCE};
 use kvplane::group_membership::*;
@@ -113,12 +113,14 @@ fn a_killed_process_is_left_out_and_its_successor_is_activated() {
         assert_eq!(process.fake.wait_for_view(&[0, 1, 2]), 1);
     }
     drop(killed);
+    let at = Instant::now();
     for process in survivors {
         process.find_refused(&[2]);
     }
     for process in survivors {
         assert_eq!(process.fake.wait_for_view(&[0, 1]), 2);
     }
+    println!("killed: the survivors have a view after {} ms", at.elapsed().as_millis());
 
     for process in survivors {
         process.find_refused(&[]);

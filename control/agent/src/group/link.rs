@@ -33,7 +33,9 @@ const GOODBYE: Duration = Duration::from_millis(500);
 pub trait MemberHost: Send {
     /// Returns the state of the process.
     fn report(&self) -> Report;
-    /// Follows a status, which is newer than the one before.
+    /// Follows a status, which is newer than the one before. One that lacks a group of this process's members comes
+    /// from a control plane that does not know the membership any more, as it was in no view when the control plane
+    /// restarted, or the state was lost: the process may attach again.
     fn follow(&mut self, status: &Status);
     /// The link has ended by itself, for this reason: the process is not part of its world any more.
     fn end(&mut self, reason: &GroupLinkError);
