@@ -295,7 +295,7 @@ fn directory_of(config: &NodeConfig) -> Result<RuntimeDirectory, Error> {
         None => RuntimeDirectory::of_user()?,
     };
     kvplane_sys::private_files::private_directory(directory.path())?;
-    kvplane_engine::sockets::sweep(directory.path());
+    kvplane_transport::sockets::sweep(directory.path());
     Ok(directory)
 }
 

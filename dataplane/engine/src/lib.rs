@@ -7,7 +7,6 @@
 //! * [`pacing`]: the choice between spinning and parking.
 //! * [`machine`]: discovery of the machine that the process runs on, from sysfs and hwloc.
 //! * [`prometheus`]: text format of metrics.
-//! * [`sockets`]: removal of sockets of dead processes.
 //! * `piece_list`: pieces of memory as if they were contiguous.
 //! * `staging`: pinned memory that the bytes of devices pass through.
 
@@ -21,7 +20,6 @@ pub mod pacing;
 mod piece_list;
 pub mod prometheus;
 pub mod shard;
-pub mod sockets;
 mod staging;
 
 pub use buffers::{Buffer, DeviceBuffer, FIRST_BUFFER, Slice};

@@ -196,7 +196,7 @@ pub(crate) fn directory_of(config: &TransferEngineConfig) -> Result<PathBuf, Err
         None => runtime_directory()?,
     };
     private_directory(&directory)?;
-    kvplane_engine::sockets::sweep(&directory);
+    kvplane_transport::sockets::sweep(&directory);
     Ok(directory)
 }
 

@@ -10,6 +10,7 @@
 //! * [`mooncake`]: the protocol of stock Mooncake engines, client and server side.
 //! * [`rdma`]: frames over verbs; payloads and segments are moved by the NIC.
 //! * [`shm`]: peers on the same machine: frames over rings in shared memory; the receiving side copies the payloads.
+//! * [`sockets`]: removal of Unix sockets of dead processes.
 
 #![forbid(unsafe_code)]
 
@@ -19,6 +20,7 @@ pub mod mooncake;
 pub mod nvme;
 pub mod rdma;
 pub mod shm;
+pub mod sockets;
 mod table;
 pub mod tcp;
 pub mod token;
