@@ -170,12 +170,12 @@ impl Header {
     }
 
     /// Returns the number of reply frames of a request: one for each item if each item has a payload of its own, else
-    /// one; none for `Abort` and `Release`.
+    /// one; none for `Abort`, `Release` and `MeshFrame`.
     #[must_use]
     pub const fn replies(&self) -> u32 {
         match self.kind {
             Kind::Request(Operation::Get | Operation::GetRange | Operation::Read) => self.items,
-            Kind::Request(Operation::Abort | Operation::Release) | Kind::Reply(_) => 0,
+            Kind::Request(Operation::Abort | Operation::Release | Operation::MeshFrame) | Kind::Reply(_) => 0,
             Kind::Request(_) => 1,
         }
     }

@@ -125,6 +125,12 @@ kinds! {
     /// Pins objects in memory for a time, or ends that: soft pins, and retentions. [`RetainItem`]s /
     /// [`RetainReply`]s. Does not count as an access.
     Retain = 29;
+    /// First frame between two processes of a mesh (crate `kvplane-mesh`), which both sides identify themselves with.
+    /// Shards do not serve it.
+    Mesh = 30;
+    /// Frame of a mesh, in either direction: the payload is the head and the payload of the mesh's frame. The accepting
+    /// side sends its frames as replies; no frame is answered.
+    MeshFrame = 31;
 }
 
 /// Kind of a frame.

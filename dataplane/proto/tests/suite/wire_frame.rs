@@ -171,6 +171,8 @@ fn kinds_are_stable_and_invertible() {
         (27, "Prove"),
         (28, "RemoveCopy"),
         (29, "Retain"),
+        (30, "Mesh"),
+        (31, "MeshFrame"),
     ];
     let both = expected.iter().map(|(code, name)| format!("{code} Request({name})"));
     let both = both.chain(expected.iter().map(|(code, name)| format!("{} Reply({name})", code | 0x80)));

@@ -19,7 +19,7 @@ enum Uses {
 }
 
 /// Packages of the workspace with their allowed dependencies, from the inner ring outwards.
-const EDGES: [(&str, Uses); 35] = [
+const EDGES: [(&str, Uses); 36] = [
     ("xtask", Uses::Only(&[])),
     ("kvplane-topology", Uses::Only(&[])),
     ("kvplane-ticket", Uses::Only(&[])),
@@ -87,6 +87,10 @@ const EDGES: [(&str, Uses); 35] = [
             "kvplane-topology",
             "kvplane-transport",
         ]),
+    ),
+    (
+        "kvplane-mesh",
+        Uses::Only(&["kvplane-proto", "kvplane-soft-verbs", "kvplane-sys", "kvplane-tls", "kvplane-transport"]),
     ),
     (
         "kvplane-rpc",
@@ -166,8 +170,8 @@ const HOMES: [(&str, &[&str]); 31] = [
     ("pyo3", &["kvplane-python"]),
     ("quinn", &["kvplane-rpc", "kvplane-server", "kvplane", "kvplane-tools"]),
     ("quinn-proto", &["kvplane-rpc"]),
-    // The last two use it in their tests only.
-    ("rcgen", &["kvplane-rpc", "kvplane-tls", "kvplane-transport"]),
+    // The last three use it in their tests only.
+    ("rcgen", &["kvplane-rpc", "kvplane-tls", "kvplane-transport", "kvplane-mesh"]),
     ("redb", &["kvplane-server"]),
     ("regex", &["kvplane"]),
     // The second passes it to quinn, which takes ring's keys for stateless resets; the third hashes tokens as vLLM
