@@ -34,7 +34,7 @@ const USAGE: &str =
        kvplane-bench [peers | stores] [...]: see `cargo x help`";
 
 /// Benchmarks that run by default: all that need only this machine.
-const ALL: [&str; 20] = [
+const ALL: [&str; 19] = [
     "tcp-stream",
     "tcp-latency",
     "shm-stream",
@@ -54,7 +54,6 @@ const ALL: [&str; 20] = [
     "hedged-gets",
     "schedule",
     "staging",
-    "mesh",
 ];
 
 /// Error of a benchmark that cannot continue.
