@@ -8,6 +8,7 @@
 
 mod bed;
 mod idle;
+mod mesh;
 mod objects;
 mod peer;
 mod peers;
@@ -26,7 +27,7 @@ use transports::{data_tls, handshakes, latency, many_peers, perftest, same_host,
 const USAGE: &str =
     "usage: kvplane-bench [tcp-stream | tcp-latency | shm-stream | shm-latency | same-host | many-peers | \
     handshakes | idle | killed-client | keys | verbs | perftest | perftest-bandwidth | perftest-latency | \
-    read-ahead | put-latency | exists | data-tls | get-tails | hedged-gets | schedule | staging | all] \
+    read-ahead | put-latency | exists | data-tls | get-tails | hedged-gets | schedule | staging | mesh | all] \
                      [--rounds N]
        kvplane-bench tier [--path FILE] [--size BYTES] [--rounds N] [--seconds S] [--only TEXT]
        kvplane-bench [tier-puts | tier-recovery] [--path FILE] [--rounds N] [--keys N] ...
@@ -62,6 +63,9 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     if words.first().map(String::as_str) == Some(peer::ROLE) {
         return finish(peer::run(&words[1..]));
+    }
+    if words.first().map(String::as_str) == Some(mesh::ROLE) {
+        return finish(mesh::peer(&words[1..]));
     }
     if words.first().map(String::as_str) == Some(verbs::ROLE) {
         return finish(verbs::counted(&words[1..]));
@@ -118,6 +122,7 @@ fn main() -> ExitCode {
             "hedged-gets" => hedged::run(rounds),
             "schedule" => schedule::run(rounds),
             "staging" => staging::run(rounds),
+            "mesh" => mesh::run(rounds),
             _ => return usage(&format!("unknown benchmark {name}")),
         };
         if let Err(error) = outcome {

@@ -25,14 +25,14 @@ pub struct MeshConfig {
     pub world: String,
     /// Rank of this process, below [`MAX_RANKS`].
     pub rank: u8,
-    /// Incarnation of this process: greater than those of former processes of its rank.
+    /// Incarnation of this process: a number that no former process of its rank had.
     pub incarnation: u64,
     /// Address to listen on for peers of other hosts; any free port.
     pub listen: IpAddr,
     /// Address to announce to peers, where it differs from [`Self::listen`].
     pub announce: Option<IpAddr>,
-    /// Allow an address beyond loopback although [`Self::tls`] is not required there: whoever reaches the port can then
-    /// take part as any rank.
+    /// Allow an address beyond loopback although [`Self::tls`] is not required there: a process that reaches the port
+    /// can then take part as any rank.
     pub open_to_network: bool,
     /// Use shared memory with peers of this host, over Unix sockets.
     pub shared_memory: bool,
@@ -40,7 +40,8 @@ pub struct MeshConfig {
     pub tcp: bool,
     /// RDMA devices to use with peers that TCP reaches; empty: none. The best one is first.
     pub rdma: Vec<Device>,
-    /// Certificates for connections over TCP. Frames over RDMA are not encrypted, as elsewhere in kvplane.
+    /// Certificates for connections over TCP, of the keychain's role. Frames over RDMA are not encrypted, as elsewhere in
+    /// kvplane.
     pub tls: Option<Arc<Keychain>>,
     /// Send checksums with frames over TCP and RDMA, which the receiver verifies.
     pub checksum: bool,

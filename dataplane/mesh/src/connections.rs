@@ -53,6 +53,15 @@ struct FormerMemory {
     regions: [Arc<Region>; 2],
 }
 
+/// Ranks that have a channel.
+#[derive(Default)]
+pub(crate) struct ActiveRanks {
+    pub(crate) ranks: Vec<u8>,
+    /// Number of channels in shared memory, and of those over connections.
+    pub(crate) shared: usize,
+    pub(crate) streamed: usize,
+}
+
 enum Verdict {
     Admit,
     Wait,
@@ -72,11 +81,7 @@ pub(crate) struct Connections {
     waiting: Vec<(Hello, Caller)>,
     former: Vec<FormerMemory>,
     changes: VecDeque<Change>,
-    /// Ranks that have a channel.
-    pub(crate) ranks: Vec<u8>,
-    /// Number of channels in shared memory, and of those over connections.
-    pub(crate) shared: usize,
-    pub(crate) streamed: usize,
+    pub(crate) active: ActiveRanks,
     channels: u64,
     due: Option<Instant>,
     readiness: Vec<Readiness>,
@@ -125,9 +130,7 @@ impl Connections {
             waiting: Vec::new(),
             former: Vec::new(),
             changes: VecDeque::new(),
-            ranks: Vec::new(),
-            shared: 0,
-            streamed: 0,
+            active: ActiveRanks::default(),
             channels: 0,
             due: None,
             readiness: Vec::new(),
@@ -246,15 +249,16 @@ impl Connections {
     }
 
     fn list_ranks(&mut self) {
-        self.ranks.clear();
-        (self.shared, self.streamed) = (0, 0);
+        let active = &mut self.active;
+        active.ranks.clear();
+        (active.shared, active.streamed) = (0, 0);
         for (rank, entry) in self.entries.iter().enumerate() {
             match entry.as_ref().and_then(|entry| entry.channel.as_ref()) {
                 None => continue,
-                Some(Channel { lane: Lane::Shared(_), .. }) => self.shared += 1,
-                Some(Channel { lane: Lane::Streamed(_), .. }) => self.streamed += 1,
+                Some(Channel { lane: Lane::Shared(_), .. }) => active.shared += 1,
+                Some(Channel { lane: Lane::Streamed(_), .. }) => active.streamed += 1,
             }
-            self.ranks.push(rank as u8);
+            active.ranks.push(rank as u8);
         }
     }
 
@@ -355,7 +359,6 @@ impl Connections {
         }
         match &self.entries[usize::from(rank)] {
             Some(entry) if entry.incarnation == incarnation => Verdict::Admit,
-            Some(entry) if entry.incarnation > incarnation => Verdict::Refuse(Status::Stale),
             _ => Verdict::Wait,
         }
     }
@@ -564,7 +567,10 @@ impl Connections {
         if let Some(rank) = self.rank_with(|entry| entry.attempt == Some(Attempt::Local(id))) {
             return self.retry(rank);
         }
-        let is = |entry: &Entry| matches!(&entry.channel, Some(Channel { lane: Lane::Shared(channel), .. }) if channel.connection == id);
+        let is = |entry: &Entry| match entry.channel.as_ref().map(|channel| &channel.lane) {
+            Some(Lane::Shared(channel)) => channel.connection == id,
+            _ => false,
+        };
         if let Some(rank) = self.rank_with(is) {
             self.end(rank, cause);
         }

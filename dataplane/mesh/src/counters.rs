@@ -19,9 +19,9 @@ impl Traffic {
 /// Traffic of one kind of lane.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaneTraffic {
-    /// What was sent; over TCP and RDMA, queued to be sent.
+    /// Frames sent; over TCP and RDMA, queued to be sent.
     pub sent: Traffic,
-    /// What was received.
+    /// Frames received.
     pub received: Traffic,
 }
 
@@ -34,7 +34,7 @@ pub struct MeshCounters {
     pub tcp: LaneTraffic,
     /// Traffic over RDMA.
     pub rdma: LaneTraffic,
-    /// Sends that found no room ([`Sent::Full`](crate::Sent::Full)).
+    /// Sends that found no room ([`SendOutcome::Full`](crate::SendOutcome::Full)).
     pub stalls: u64,
     /// Channels that came up.
     pub ups: u64,

@@ -4,7 +4,7 @@ use core::fmt;
 use std::io;
 use std::net::SocketAddr;
 
-use kvplane_proto::Status;
+use kvplane_proto::message::Kind;
 use kvplane_sys::RegionError;
 use kvplane_sys::private_files::FileError;
 use kvplane_transport::{CloseCause, RdmaError};
@@ -39,8 +39,6 @@ pub enum MeshError {
     Memory(RegionError),
     /// An RDMA device cannot be used.
     Rdma(RdmaError),
-    /// A peer wrote what no sender writes into the memory that we share.
-    Corrupt { position: u64, found: u64 },
 }
 
 impl fmt::Display for MeshError {
@@ -77,9 +75,6 @@ impl fmt::Display for MeshError {
             Self::Directory(error) => error.fmt(f),
             Self::Memory(error) => error.fmt(f),
             Self::Rdma(error) => error.fmt(f),
-            Self::Corrupt { position, found } => {
-                write!(f, "the peer corrupted the channel: found {found} at position {position}")
-            }
         }
     }
 }
@@ -106,6 +101,39 @@ pub(crate) fn kernel(what: &'static str) -> impl FnOnce(io::Error) -> MeshError 
     move |source| MeshError::Kernel { what, source }
 }
 
+/// Violation of the rules of a channel by its peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ChannelError {
+    /// Shared memory has a position or a length that no sender writes.
+    Corrupt { position: u64, found: u64 },
+    /// The bytes of a frame do not match their checksum.
+    Checksum { number: u32 },
+    /// A frame arrived within another one.
+    Nested { number: u32 },
+    /// Another frame arrived than the next one.
+    Order { kind: Kind, number: u32, expected: u32 },
+    /// A frame is shorter than a head, or longer than the longest.
+    Length { bytes: u64 },
+}
+
+impl fmt::Display for ChannelError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Corrupt { position, found } => {
+                write!(f, "the peer corrupted the channel: found {found} at position {position}")
+            }
+            Self::Checksum { number } => write!(f, "the bytes of frame {number} do not match their checksum"),
+            Self::Nested { number } => write!(f, "a frame arrived within frame {number}"),
+            Self::Order { kind, number, expected } => {
+                write!(f, "{kind:?} {number} arrived where frame {expected} is next")
+            }
+            Self::Length { bytes } => write!(f, "a frame of {bytes} bytes arrived"),
+        }
+    }
+}
+
+impl std::error::Error for ChannelError {}
+
 /// Cause of the end of a channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DownCause {
@@ -113,8 +141,6 @@ pub enum DownCause {
     Ended,
     /// The peer connected again: it had lost the former connection.
     Reconnected,
-    /// The peer refused the connection.
-    Refused(Status),
     /// The connection failed, or the peer violated the protocol; the text says how.
     Failed(String),
 }
@@ -124,7 +150,6 @@ impl fmt::Display for DownCause {
         match self {
             Self::Ended => f.write_str("the peer closed the connection, or died"),
             Self::Reconnected => f.write_str("the peer connected again"),
-            Self::Refused(status) => write!(f, "the peer refused the connection: {status}"),
             Self::Failed(why) => f.write_str(why),
         }
     }

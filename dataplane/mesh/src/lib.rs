@@ -8,12 +8,12 @@
 //!
 //! * A channel lives with one connection, and its memory is made for it. Frames of a former channel are never
 //!   delivered, whatever a process that was stopped writes when it continues.
-//! * Memory in flight is bounded; [`Sent::Full`] says that the peer has to take frames first.
+//! * Memory in flight is bounded; [`SendOutcome::Full`] says that the peer has to take frames first.
 //! * The end of a peer's process is seen at once ([`MeshEvent::Down`]); one that is only silent is not noticed here.
 //!
 //! ```no_run
 //! use std::time::{Duration, Instant};
-//! use kvplane_mesh::{HEAD_BYTES, Mesh, MeshConfig, MeshEvent, Peer, Sent};
+//! use kvplane_mesh::{HEAD_BYTES, Mesh, MeshConfig, MeshEvent, Peer, SendOutcome};
 //!
 //! let mut mesh = Mesh::start(MeshConfig::new("job 7", 1, 1))?;
 //! println!("my address: {}", mesh.address());
@@ -21,7 +21,7 @@
 //! mesh.set_peers(&[peer]);
 //! loop {
 //!     match mesh.poll() {
-//!         Some(MeshEvent::Up(rank)) => assert_eq!(mesh.send(rank, &[7; HEAD_BYTES], &[]), Sent::Sent),
+//!         Some(MeshEvent::Up(rank)) => assert_eq!(mesh.send(rank, &[7; HEAD_BYTES], &[]), SendOutcome::Sent),
 //!         Some(MeshEvent::Frame(frame)) => println!("{} bytes of rank {}", frame.payload.bytes(), frame.from),
 //!         Some(MeshEvent::Down { rank, cause }) => println!("rank {rank}: {cause}"),
 //!         None => mesh.wait(Instant::now() + Duration::from_secs(1)),
@@ -49,5 +49,5 @@ mod streamed;
 pub use config::{MAX_RANKS, MeshConfig};
 pub use counters::{LaneTraffic, MeshCounters, Traffic};
 pub use error::{DownCause, MeshError};
-pub use mesh::{Frame, HEAD_BYTES, Mesh, MeshEvent, PayloadPart, Sent};
+pub use mesh::{Frame, HEAD_BYTES, Mesh, MeshEvent, PayloadPart, SendOutcome};
 pub use peers::{Channels, Peer};

@@ -7,22 +7,28 @@ use kvplane_sys::{IoBuf, Region, cpu};
 use crate::config::MeshConfig;
 use crate::connections::{Change, Connections};
 use crate::counters::{LaneTraffic, MeshCounters};
-use crate::error::{DownCause, MeshError};
+use crate::error::{ChannelError, DownCause, MeshError};
 use crate::network::Wire;
 use crate::peers::{Channel, Channels, Lane, Peer};
-use crate::shared::Taken;
+use crate::shared::TakenFrame;
 
 /// Bytes of a frame's head.
 pub const HEAD_BYTES: usize = 64;
-/// Polls after which the kernel is asked for events: of these many with a frame, or of these many without.
+/// Polls after which the poller is called: of these many with a frame, or of these many without.
 const BUSY_POLLS: u32 = 64;
 const IDLE_POLLS: u32 = 16;
-/// Looks of a wait before it yields the core, where every process of the host can have a core of its own.
-const SPINS: u32 = 400;
+/// Polls without a frame, where frames come over connections: the first leaves the question to the wait behind it.
+const IDLE_POLLS_STREAMED: u32 = 2;
+/// Looks of a wait before it yields the core, where every process of the host can have a core of its own: at least, and
+/// at most. The number doubles when looking has paid off, and halves when it was in vain, because then the peer may
+/// need this very core.
+const SPINS: (u32, u32) = (4, 256);
+/// Waits after which one looks for longer than the last ones have taught.
+const PROBE_WAITS: u32 = 64;
 /// Looks between two yields, and yields before it sleeps: where processes have cores of their own, and where they
 /// share them.
 const LOOKS: u32 = 4;
-const YIELDS: (u32, u32) = (100, 20);
+const YIELDS: (u32, u32) = (100, 3);
 /// Longest sleep without a look: a peer that stops between its frame and its ring must not delay others for longer.
 const LONGEST_PARK: Duration = Duration::from_millis(20);
 
@@ -39,7 +45,7 @@ pub struct PayloadPart<'a> {
 
 /// Outcome of [`Mesh::send`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sent {
+pub enum SendOutcome {
     /// The frame is on its way; its memory may change.
     Sent,
     /// There is no room for it now: the peer has to take frames first.
@@ -79,7 +85,7 @@ pub enum MeshEvent {
 }
 
 /// A frame that the caller has.
-struct Held {
+struct HeldFrame {
     rank: u8,
     /// Number of its channel.
     channel: u64,
@@ -89,13 +95,16 @@ struct Held {
 /// Channels of frames between this process and the others of its world. Of one thread at a time.
 pub struct Mesh {
     connections: Connections,
-    held: Option<Held>,
+    held: Option<HeldFrame>,
     /// Index, among the ranks that have a channel, of the one to look at next.
     next: usize,
     busy: u32,
     idle: u32,
     /// Cores that this process may use.
     cores: usize,
+    /// Looks of the next wait, and the waits since the last one that looked for longer.
+    spins: u32,
+    waits: u32,
 }
 
 impl core::fmt::Debug for Mesh {
@@ -112,7 +121,7 @@ impl Mesh {
     pub fn start(config: MeshConfig) -> Result<Self, MeshError> {
         let connections = Connections::start(config)?;
         let cores = cpu::allowed_cores().len().max(1);
-        Ok(Self { connections, held: None, next: 0, busy: 0, idle: 0, cores })
+        Ok(Self { connections, held: None, next: 0, busy: 0, idle: 0, cores, spins: SPINS.1, waits: 0 })
     }
 
     /// Returns the address that peers connect to, at most 512 bytes.
@@ -140,12 +149,12 @@ impl Mesh {
         self.connections.payload_bytes()
     }
 
-    /// Sends a frame, whose payload is the concatenation of the parts. Copies it before it returns; never blocks. Frames
-    /// to a peer arrive in order.
+    /// Sends a frame, whose payload is the concatenation of the parts. Copies it before it returns; never blocks.
+    /// Frames to a peer arrive in order.
     ///
     /// # Panics
     /// If the payload is longer than [`Self::payload_limit`], or a part is outside its region.
-    pub fn send(&mut self, to: u8, head: &[u8; HEAD_BYTES], payload: &[PayloadPart<'_>]) -> Sent {
+    pub fn send(&mut self, to: u8, head: &[u8; HEAD_BYTES], payload: &[PayloadPart<'_>]) -> SendOutcome {
         let bytes: usize = payload.iter().map(|part| part.bytes).sum();
         let limit = self.payload_limit();
         assert!(bytes <= limit, "a payload of {bytes} bytes is over the limit of {limit}");
@@ -153,7 +162,7 @@ impl Mesh {
         let entry = entries.get_mut(usize::from(to)).and_then(Option::as_mut);
         let channel = entry.and_then(|entry| entry.channel.as_mut()).filter(|channel| channel.is_open());
         let sent = match channel.map(|channel| &mut channel.lane) {
-            None => return Sent::Down,
+            None => return SendOutcome::Down,
             Some(Lane::Shared(channel)) => {
                 channel.send(head, payload, bytes).map(|sent| (sent, &mut counters.shared_memory))
             }
@@ -169,18 +178,18 @@ impl Mesh {
         match sent {
             Ok((true, traffic)) => {
                 traffic.sent.count(bytes);
-                if self.connections.streamed > 0 {
+                if self.connections.active.streamed > 0 {
                     self.connections.flush();
                 }
-                Sent::Sent
+                SendOutcome::Sent
             }
             Ok((false, _)) => {
                 counters.stalls += 1;
-                Sent::Full
+                SendOutcome::Full
             }
             Err(error) => {
                 self.connections.end(usize::from(to), DownCause::Failed(error.to_string()));
-                Sent::Down
+                SendOutcome::Down
             }
         }
     }
@@ -196,7 +205,7 @@ impl Mesh {
             return Some(event);
         }
         self.idle += 1;
-        if self.idle < IDLE_POLLS && self.connections.streamed == 0 {
+        if self.idle < if self.connections.active.streamed == 0 { IDLE_POLLS } else { IDLE_POLLS_STREAMED } {
             return None;
         }
         self.drive(Duration::ZERO);
@@ -216,11 +225,11 @@ impl Mesh {
                     Change::Down(rank, cause) => MeshEvent::Down { rank, cause },
                 });
             }
-            let count = self.connections.ranks.len();
+            let count = self.connections.active.ranks.len();
             let mut found = None;
             for step in 0..count {
                 let index = (self.next + step) % count;
-                let rank = self.connections.ranks[index];
+                let rank = self.connections.active.ranks[index];
                 match self.take(rank) {
                     Taking::Frame(frame) => {
                         self.next = index + 1;
@@ -235,7 +244,7 @@ impl Mesh {
             }
             let (rank, cause) = found?;
             if let Some(cause) = cause {
-                self.connections.end(usize::from(rank), DownCause::Failed(cause));
+                self.connections.end(usize::from(rank), DownCause::Failed(cause.to_string()));
             }
             self.connections.finish(usize::from(rank));
         }
@@ -246,23 +255,22 @@ impl Mesh {
         let Connections { entries, network, counters, .. } = &mut self.connections;
         let Some(entry) = &mut entries[usize::from(rank)] else { return Taking::Nothing };
         let Some(channel) = entry.channel.as_mut().filter(|channel| channel.up) else { return Taking::Nothing };
-        let (taken, traffic): (Result<Option<Taken>, String>, &mut LaneTraffic) = match (&mut channel.lane, network) {
-            (Lane::Shared(shared), _) => {
-                (shared.take().map_err(|error| error.to_string()), &mut counters.shared_memory)
-            }
-            (Lane::Streamed(streamed), Some(network)) => {
-                let traffic = match streamed.wire {
-                    Wire::Tcp(_) => &mut counters.tcp,
-                    Wire::Rdma(_) => &mut counters.rdma,
-                };
-                (streamed.take(network), traffic)
-            }
-            (Lane::Streamed(_), None) => return Taking::Nothing,
-        };
+        let (taken, traffic): (Result<Option<TakenFrame>, ChannelError>, &mut LaneTraffic) =
+            match (&mut channel.lane, network) {
+                (Lane::Shared(shared), _) => (shared.take(), &mut counters.shared_memory),
+                (Lane::Streamed(streamed), Some(network)) => {
+                    let traffic = match streamed.wire {
+                        Wire::Tcp(_) => &mut counters.tcp,
+                        Wire::Rdma(_) => &mut counters.rdma,
+                    };
+                    (streamed.take(network), traffic)
+                }
+                (Lane::Streamed(_), None) => return Taking::Nothing,
+            };
         match taken {
-            Ok(Some(Taken { head, payload, end })) => {
+            Ok(Some(TakenFrame { head, payload, end })) => {
                 traffic.received.count(payload.bytes());
-                self.held = Some(Held { rank, channel: channel.number, end });
+                self.held = Some(HeldFrame { rank, channel: channel.number, end });
                 Taking::Frame(Frame { from: rank, incarnation: entry.incarnation, head, payload })
             }
             Ok(None) if channel.ending.is_some() => Taking::Ended(None),
@@ -286,14 +294,14 @@ impl Mesh {
     }
 
     /// Waits until [`Self::poll`] may have something, or a send that found no room may find some, at most until this
-    /// time; releases the frame that was returned before. May return early. Spins for a moment where processes have cores of their own, then lets others run, then
-    /// sleeps.
+    /// time; releases the frame that was returned before. May return early. Spins for a moment where processes have
+    /// cores of their own, then lets others run, then sleeps.
     pub fn wait(&mut self, until: Instant) {
         self.release();
         if self.is_ready() {
             return;
         }
-        if self.connections.shared > 0 && self.look_for_a_while() {
+        if self.connections.active.shared > 0 && self.look_for_a_while() {
             return;
         }
         loop {
@@ -310,12 +318,20 @@ impl Mesh {
 
     /// Looks until something has arrived or it is better to sleep. Returns true in the former case.
     fn look_for_a_while(&mut self) -> bool {
-        let crowded = self.connections.shared >= self.cores;
-        for _ in 0..if crowded { 0 } else { SPINS } {
-            cpu::pause();
-            if self.is_ready() {
-                return true;
+        let crowded = self.connections.active.shared >= self.cores;
+        if !crowded {
+            self.waits += 1;
+            if self.waits >= PROBE_WAITS {
+                (self.waits, self.spins) = (0, SPINS.1);
             }
+            for _ in 0..self.spins {
+                cpu::pause();
+                if self.is_ready() {
+                    self.spins = (self.spins * 2).min(SPINS.1);
+                    return true;
+                }
+            }
+            self.spins = (self.spins / 2).max(SPINS.0);
         }
         for _ in 0..if crowded { YIELDS.1 } else { YIELDS.0 } {
             self.connections.counters.yields += 1;
@@ -349,9 +365,9 @@ impl Mesh {
     }
 
     fn is_ready(&self) -> bool {
-        let Connections { entries, ranks, .. } = &self.connections;
+        let Connections { entries, active, .. } = &self.connections;
         self.connections.has_changes()
-            || ranks.iter().any(|rank| {
+            || active.ranks.iter().any(|rank| {
                 let channel = entries[usize::from(*rank)].as_ref().and_then(|entry| entry.channel.as_ref());
                 channel.is_some_and(Channel::is_ready)
             })
@@ -369,5 +385,5 @@ enum Taking {
     Frame(Frame),
     Nothing,
     /// The channel has ended; with a reason if that was found just now.
-    Ended(Option<String>),
+    Ended(Option<ChannelError>),
 }

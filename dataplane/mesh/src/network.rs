@@ -24,7 +24,7 @@ use kvplane_transport::{
 use crate::error::MeshError;
 use crate::hello::{Hello, Welcome};
 
-/// Where frames of a channel go.
+/// Connection that carries the frames of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Wire {
     /// The TCP connection with this id.

@@ -46,7 +46,7 @@ pub(crate) struct Channel {
     pub(crate) number: u64,
     /// False while its RDMA connection is being established.
     pub(crate) up: bool,
-    /// True once its owner was told: what is sent before that may be meant for the former channel.
+    /// True once its owner has the event: a frame that is sent before may be meant for the former channel.
     pub(crate) announced: bool,
     /// Set once the connection has ended: what has arrived before is still delivered.
     pub(crate) ending: Option<DownCause>,

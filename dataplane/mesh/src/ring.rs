@@ -4,7 +4,7 @@
 //! that its payload can be used where it lies; where the rest of the ring is too short for one, the producer skips that
 //! rest, and the record goes to the start.
 
-use crate::MeshError;
+use crate::error::ChannelError;
 
 /// Granularity of records, in bytes: a cache line.
 pub(crate) const LINE_BYTES: usize = 64;
@@ -81,7 +81,7 @@ impl Room {
     }
 }
 
-/// What lies at the consumer's position.
+/// Content of the ring at the consumer's position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Record {
     /// A skipped rest; the next record is at this position.
@@ -125,8 +125,8 @@ impl Progress {
     ///
     /// # Errors
     /// When a position or a length is none that a producer writes.
-    pub(crate) fn record(&self, tail: u64, length: u64) -> Result<Record, MeshError> {
-        let corrupt = |found| Err(MeshError::Corrupt { position: self.head, found });
+    pub(crate) fn record(&self, tail: u64, length: u64) -> Result<Record, ChannelError> {
+        let corrupt = |found| Err(ChannelError::Corrupt { position: self.head, found });
         let available = tail.wrapping_sub(self.head);
         if available == 0 || available > self.capacity as u64 || !available.is_multiple_of(LINE_BYTES as u64) {
             return corrupt(tail);

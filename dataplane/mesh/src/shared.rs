@@ -20,6 +20,7 @@ use std::sync::atomic::Ordering;
 use kvplane_sys::{HugePages, IoBuf, Region, RegionOptions, SharedDoorbell};
 use kvplane_transport::ConnectionId;
 
+use crate::error::ChannelError;
 use crate::ring::{LINE_BYTES, Place, Progress, RECORD_HEAD_BYTES, Record, Room, SKIP, record_bytes};
 use crate::{HEAD_BYTES, MeshError, PayloadPart};
 
@@ -63,7 +64,7 @@ pub(crate) struct SharedChannel {
 }
 
 /// A frame that was taken from a channel and not released yet.
-pub(crate) struct Taken {
+pub(crate) struct TakenFrame {
     pub(crate) head: [u8; HEAD_BYTES],
     pub(crate) payload: IoBuf,
     /// Position to release.
@@ -95,7 +96,7 @@ impl SharedChannel {
         head: &[u8; HEAD_BYTES],
         parts: &[PayloadPart<'_>],
         payload_bytes: usize,
-    ) -> Result<bool, MeshError> {
+    ) -> Result<bool, ChannelError> {
         let Some(place) = self.place(record_bytes(payload_bytes))? else { return Ok(false) };
         let records = self.out_at + RECORDS_AT;
         if let Some(skipped) = place.skipped {
@@ -117,7 +118,7 @@ impl SharedChannel {
         Ok(true)
     }
 
-    fn place(&mut self, bytes: usize) -> Result<Option<Place>, MeshError> {
+    fn place(&mut self, bytes: usize) -> Result<Option<Place>, ChannelError> {
         if let Some(place) = self.room.place(bytes) {
             return Ok(Some(place));
         }
@@ -134,11 +135,11 @@ impl SharedChannel {
     }
 
     /// Takes the consumer's position.
-    fn look(&mut self) -> Result<(), MeshError> {
+    fn look(&mut self) -> Result<(), ChannelError> {
         let head = self.region.atomic_u64(self.out_at + HEAD_AT).load(Ordering::SeqCst);
         match self.room.free_to(head) {
             true => Ok(()),
-            false => Err(MeshError::Corrupt { position: 0, found: head }),
+            false => Err(ChannelError::Corrupt { position: 0, found: head }),
         }
     }
 
@@ -159,7 +160,7 @@ impl SharedChannel {
     ///
     /// # Errors
     /// When the peer has corrupted the channel.
-    pub(crate) fn take(&mut self) -> Result<Option<Taken>, MeshError> {
+    pub(crate) fn take(&mut self) -> Result<Option<TakenFrame>, ChannelError> {
         let tail = self.tail();
         while tail != self.progress.head() {
             let records = self.in_at + RECORDS_AT;
@@ -171,7 +172,7 @@ impl SharedChannel {
                     self.region.copy_out(records + at + LINE_BYTES, &mut head);
                     let from = records + at + RECORD_HEAD_BYTES;
                     let payload = IoBuf::new(Arc::clone(&self.region), from, payload_bytes);
-                    return Ok(Some(Taken { head, payload, end }));
+                    return Ok(Some(TakenFrame { head, payload, end }));
                 }
             }
         }

@@ -14,9 +14,10 @@ use kvplane_proto::message::{Kind, Operation};
 use kvplane_sys::{HugePages, IoBuf, Region, RegionOptions};
 use kvplane_transport::{ConnectionId, Input, OutgoingPayload, Target};
 
+use crate::error::ChannelError;
 use crate::network::{Network, Wire};
 use crate::ring::{LINE_BYTES, Room};
-use crate::shared::Taken;
+use crate::shared::TakenFrame;
 use crate::{HEAD_BYTES, MeshError, PayloadPart};
 
 /// A channel over a connection.
@@ -27,21 +28,33 @@ pub(crate) struct StreamedChannel {
     pub(crate) wire: Wire,
     connects: bool,
     checksum: bool,
-    payload_limit: usize,
-    outbox: Arc<Region>,
+    outbox: Outbox,
+    inbox: Inbox,
+}
+
+/// Frames that are being sent.
+struct Outbox {
+    region: Arc<Region>,
     room: Room,
     /// Payloads that the driver has, oldest first.
     sending: VecDeque<Sending>,
     /// Hold of the oldest of them.
     first_hold: u64,
     next_hold: u64,
-    sent: u32,
+    /// Number of the next frame.
+    next: u32,
     /// True since a send found no room; true if some was freed since then.
     wants_room: bool,
     has_more_room: bool,
-    inbox: Arc<Region>,
+}
+
+/// The frame that is being received.
+struct Inbox {
+    region: Arc<Region>,
+    payload_limit: usize,
     arrival: Arrival,
-    received: u32,
+    /// Number of the next frame.
+    next: u32,
     /// True if the connection may have input.
     input: bool,
 }
@@ -95,30 +108,34 @@ impl StreamedChannel {
             wire,
             connects: options.connects,
             checksum: options.checksum,
-            payload_limit: options.payload_limit,
-            outbox: memory(options.capacity)?,
-            room: Room::new(options.capacity),
-            sending: VecDeque::new(),
-            first_hold: options.first_hold,
-            next_hold: options.first_hold,
-            sent: 0,
-            wants_room: false,
-            has_more_room: false,
-            inbox: memory(HEAD_BYTES + options.payload_limit)?,
-            arrival: Arrival::None,
-            received: 0,
-            input: true,
+            outbox: Outbox {
+                region: memory(options.capacity)?,
+                room: Room::new(options.capacity),
+                sending: VecDeque::new(),
+                first_hold: options.first_hold,
+                next_hold: options.first_hold,
+                next: 0,
+                wants_room: false,
+                has_more_room: false,
+            },
+            inbox: Inbox {
+                region: memory(HEAD_BYTES + options.payload_limit)?,
+                payload_limit: options.payload_limit,
+                arrival: Arrival::None,
+                next: 0,
+                input: true,
+            },
         })
     }
 
     /// Returns the memory that devices access.
     pub(crate) const fn memory(&self) -> [&Arc<Region>; 2] {
-        [&self.outbox, &self.inbox]
+        [&self.outbox.region, &self.inbox.region]
     }
 
     /// Returns the number of the next hold.
     pub(crate) const fn next_hold(&self) -> u64 {
-        self.next_hold
+        self.outbox.next_hold
     }
 
     /// Queues a frame; returns false while there is no room for it.
@@ -130,62 +147,64 @@ impl StreamedChannel {
         payload_bytes: usize,
     ) -> bool {
         let bytes = HEAD_BYTES + payload_bytes;
-        let Some(place) = self.room.place(bytes.next_multiple_of(LINE_BYTES)) else {
-            (self.wants_room, self.has_more_room) = (true, false);
+        let outbox = &mut self.outbox;
+        let Some(place) = outbox.room.place(bytes.next_multiple_of(LINE_BYTES)) else {
+            (outbox.wants_room, outbox.has_more_room) = (true, false);
             return false;
         };
-        self.wants_room = false;
-        self.outbox.copy_in(place.at, head);
+        outbox.wants_room = false;
+        outbox.region.copy_in(place.at, head);
         let mut to = place.at + HEAD_BYTES;
         for part in parts {
-            Region::copy_between(&self.outbox, to, part.region, part.offset, part.bytes);
+            Region::copy_between(&outbox.region, to, part.region, part.offset, part.bytes);
             to += part.bytes;
         }
-        self.room.fill(&place);
-        self.sending.push_back(Sending { end: place.end, sent: false });
+        outbox.room.fill(&place);
+        outbox.sending.push_back(Sending { end: place.end, sent: false });
         let kind = match self.connects {
             true => Kind::Request(Operation::MeshFrame),
             false => Kind::Reply(Operation::MeshFrame),
         };
-        let header = Header::request(kind, RequestId { index: self.sent, generation: 0 });
+        let header = Header::request(kind, RequestId { index: outbox.next, generation: 0 });
         // Announced with value 0: the driver computes it.
         let header = header.with_payload(bytes as u64, self.checksum.then_some(0));
-        self.sent = self.sent.wrapping_add(1);
-        let buffers = IoBuf::new(Arc::clone(&self.outbox), place.at, bytes).into();
+        outbox.next = outbox.next.wrapping_add(1);
+        let buffers = IoBuf::new(Arc::clone(&outbox.region), place.at, bytes).into();
         // If the connection is gone, its end was reported or will be.
-        network.send(self.wire, &header, OutgoingPayload { buffers, hold: Some(self.next_hold) });
-        self.next_hold += 1;
+        network.send(self.wire, &header, OutgoingPayload { buffers, hold: Some(outbox.next_hold) });
+        outbox.next_hold += 1;
         true
     }
 
     /// Notes that the payload with this hold was sent. One of a former channel of the peer has no effect.
     pub(crate) fn take_sent(&mut self, hold: u64) {
-        let index = hold.checked_sub(self.first_hold).map_or(usize::MAX, |index| index as usize);
-        if let Some(sending) = self.sending.get_mut(index) {
+        let outbox = &mut self.outbox;
+        let index = hold.checked_sub(outbox.first_hold).map_or(usize::MAX, |index| index as usize);
+        if let Some(sending) = outbox.sending.get_mut(index) {
             sending.sent = true;
         }
         // Reads of an RDMA peer may end in another order.
-        while let Some(Sending { end, sent: true }) = self.sending.front().copied() {
-            self.sending.pop_front();
-            self.first_hold += 1;
-            self.room.free_to(end);
-            self.has_more_room = true;
+        while let Some(Sending { end, sent: true }) = outbox.sending.front().copied() {
+            outbox.sending.pop_front();
+            outbox.first_hold += 1;
+            outbox.room.free_to(end);
+            outbox.has_more_room = true;
         }
     }
 
     /// Notes that the connection may have input.
     pub(crate) const fn note_input(&mut self) {
-        self.input = true;
+        self.inbox.input = true;
     }
 
     /// Returns true if [`Self::take`] may find a frame, or a send that found no room may find some.
     pub(crate) const fn is_ready(&self) -> bool {
-        if self.wants_room && self.has_more_room {
+        if self.outbox.wants_room && self.outbox.has_more_room {
             return true;
         }
-        match self.arrival {
+        match self.inbox.arrival {
             Arrival::Complete { .. } => true,
-            Arrival::None | Arrival::Partial { .. } => self.input,
+            Arrival::None | Arrival::Partial { .. } => self.inbox.input,
             Arrival::Taken => false,
         }
     }
@@ -193,61 +212,61 @@ impl StreamedChannel {
     /// Takes the next frame, which lies in memory of this channel until it is released.
     ///
     /// # Errors
-    /// When the peer has sent what is no next frame; the text says what.
-    pub(crate) fn take(&mut self, network: &mut Network) -> Result<Option<Taken>, String> {
-        while self.input && matches!(self.arrival, Arrival::None | Arrival::Partial { .. }) {
+    /// When the peer has sent what is no next frame.
+    pub(crate) fn take(&mut self, network: &mut Network) -> Result<Option<TakenFrame>, ChannelError> {
+        while self.inbox.input && matches!(self.inbox.arrival, Arrival::None | Arrival::Partial { .. }) {
             self.arrive(network)?;
         }
-        let Arrival::Complete { bytes } = self.arrival else { return Ok(None) };
-        self.arrival = Arrival::Taken;
+        let Arrival::Complete { bytes } = self.inbox.arrival else { return Ok(None) };
+        self.inbox.arrival = Arrival::Taken;
         let mut head = [0; HEAD_BYTES];
-        self.inbox.copy_out(0, &mut head);
-        let payload = IoBuf::new(Arc::clone(&self.inbox), HEAD_BYTES, bytes - HEAD_BYTES);
-        Ok(Some(Taken { head, payload, end: 0 }))
+        self.inbox.region.copy_out(0, &mut head);
+        let payload = IoBuf::new(Arc::clone(&self.inbox.region), HEAD_BYTES, bytes - HEAD_BYTES);
+        Ok(Some(TakenFrame { head, payload, end: 0 }))
     }
 
-    fn arrive(&mut self, network: &mut Network) -> Result<(), String> {
-        match (network.input(self.wire), self.arrival) {
-            (Input::Wait, _) => self.input = false,
+    fn arrive(&mut self, network: &mut Network) -> Result<(), ChannelError> {
+        match (network.input(self.wire), self.inbox.arrival) {
+            (Input::Wait, _) => self.inbox.input = false,
             (Input::Frame(header), Arrival::None) => {
                 let bytes = self.check(&header)?;
-                self.received = self.received.wrapping_add(1);
-                self.arrival = Arrival::Partial { bytes, checksum: header.checksum() };
-                let buffer = IoBuf::new(Arc::clone(&self.inbox), 0, bytes);
+                self.inbox.next = self.inbox.next.wrapping_add(1);
+                self.inbox.arrival = Arrival::Partial { bytes, checksum: header.checksum() };
+                let buffer = IoBuf::new(Arc::clone(&self.inbox.region), 0, bytes);
                 let target = Target::Memory { buffer, checksum: header.checksum().is_some() };
                 network.receive_payload(self.wire, target);
             }
             (Input::Payload(computed), Arrival::Partial { bytes, checksum }) => {
                 if checksum.is_some() && computed != checksum {
-                    return Err("the bytes of a frame do not match their checksum".to_owned());
+                    return Err(ChannelError::Checksum { number: self.inbox.next.wrapping_sub(1) });
                 }
-                self.arrival = Arrival::Complete { bytes };
+                self.inbox.arrival = Arrival::Complete { bytes };
             }
             (Input::Frame(_) | Input::Payload(_), _) => {
-                return Err("a frame arrived within another one".to_owned());
+                return Err(ChannelError::Nested { number: self.inbox.next.wrapping_sub(1) });
             }
         }
         Ok(())
     }
 
     /// Returns the bytes of the next frame.
-    fn check(&self, header: &Header) -> Result<usize, String> {
+    fn check(&self, header: &Header) -> Result<usize, ChannelError> {
         let kind = match self.connects {
             true => Kind::Reply(Operation::MeshFrame),
             false => Kind::Request(Operation::MeshFrame),
         };
-        if header.kind != kind || header.request.index != self.received {
-            let (found, number, expected) = (header.kind, header.request.index, self.received);
-            return Err(format!("{found:?} {number} arrived where frame {expected} is next"));
+        if header.kind != kind || header.request.index != self.inbox.next {
+            let (number, expected) = (header.request.index, self.inbox.next);
+            return Err(ChannelError::Order { kind: header.kind, number, expected });
         }
-        let fits = |bytes: &usize| (HEAD_BYTES..=HEAD_BYTES + self.payload_limit).contains(bytes);
+        let fits = |bytes: &usize| (HEAD_BYTES..=HEAD_BYTES + self.inbox.payload_limit).contains(bytes);
         let bytes = usize::try_from(header.payload_bytes).ok().filter(fits);
-        bytes.ok_or_else(|| format!("a frame of {} bytes arrived", header.payload_bytes))
+        bytes.ok_or(ChannelError::Length { bytes: header.payload_bytes })
     }
 
     /// Releases the frame that was taken: its memory is used for the next one.
     pub(crate) fn release(&mut self) {
-        self.arrival = Arrival::None;
-        self.input = true;
+        self.inbox.arrival = Arrival::None;
+        self.inbox.input = true;
     }
 }

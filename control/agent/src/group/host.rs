@@ -9,7 +9,7 @@ use std::time::Instant;
 use kvplane_collective::{HEAD_BYTES, Head};
 use kvplane_engine::IoBuf;
 use kvplane_group::{GroupId, ProcessId, Rank, RankSet, Report, Status, WorldRank};
-use kvplane_mesh::{Mesh, MeshEvent, PayloadPart, Peer, Sent};
+use kvplane_mesh::{Mesh, MeshEvent, PayloadPart, Peer, SendOutcome};
 
 use super::membership::Membership;
 use super::memory::WorkBuffers;
@@ -244,11 +244,11 @@ impl GroupHost {
                 let Some(to) = membership.world_rank(outgoing.to) else { continue };
                 let payload = membership.payload(&outgoing);
                 match send_frame(&mut self.mesh, to, &outgoing.head, payload.as_ref()) {
-                    Sent::Sent => {
+                    SendOutcome::Sent => {
                         self.counters.frames_sent += 1;
                         self.counters.bytes_sent += payload.map_or(0, |payload| payload.bytes() as u64);
                     }
-                    Sent::Full => {
+                    SendOutcome::Full => {
                         self.counters.stalls += 1;
                         // Without memory for it the frame is lost, and so is what it belongs to.
                         match payload.map(|payload| self.buffers.copy_of(&payload)).transpose() {
@@ -259,7 +259,7 @@ impl GroupHost {
                         }
                     }
                     // The mesh says so by an event.
-                    Sent::Down => {}
+                    SendOutcome::Down => {}
                 }
             }
             // Frames that were the last of their work end it.
@@ -277,12 +277,12 @@ impl GroupHost {
             let may_send =
                 self.groups.get(&held.head.group).is_some_and(|membership| membership.member.may_send(&held.head));
             let sent =
-                if may_send { send_frame(&mut self.mesh, to, &held.head, held.payload.as_ref()) } else { Sent::Down };
-            if sent == Sent::Full {
+                if may_send { send_frame(&mut self.mesh, to, &held.head, held.payload.as_ref()) } else { SendOutcome::Down };
+            if sent == SendOutcome::Full {
                 continue;
             }
             if let Some(held) = self.held.remove(&to) {
-                if sent == Sent::Sent {
+                if sent == SendOutcome::Sent {
                     has_sent = true;
                     self.counters.frames_sent += 1;
                     self.counters.bytes_sent += held.payload.as_ref().map_or(0, |payload| payload.bytes() as u64);
@@ -294,7 +294,7 @@ impl GroupHost {
     }
 }
 
-fn send_frame(mesh: &mut Mesh, to: WorldRank, head: &Head, payload: Option<&IoBuf>) -> Sent {
+fn send_frame(mesh: &mut Mesh, to: WorldRank, head: &Head, payload: Option<&IoBuf>) -> SendOutcome {
     let part = payload.map(|payload| PayloadPart {
         region: payload.region(),
         offset: payload.offset(),

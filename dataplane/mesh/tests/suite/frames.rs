@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
-use kvplane_mesh::{HEAD_BYTES, Mesh, MeshEvent, Sent};
+use kvplane_mesh::{HEAD_BYTES, Mesh, MeshEvent, SendOutcome};
 use kvplane_proto::rng::Rng;
 
 use crate::rig::{End, Fabric, Way, introduce, until};
@@ -27,7 +27,7 @@ fn storm(way: Way, ranks: u8, frames: u64) {
                 end.until("all frames", |end| {
                     for (to, left) in &mut left {
                         let longest = if rng.below(8) == 0 { limit + 1 } else { 300 };
-                        while *left > 0 && end.send(*to, rng.below(longest) as usize) == Sent::Sent {
+                        while *left > 0 && end.send(*to, rng.below(longest) as usize) == SendOutcome::Sent {
                             *left -= 1;
                         }
                     }
@@ -57,22 +57,22 @@ fn storm(way: Way, ranks: u8, frames: u64) {
 
 #[test]
 fn frames_of_two_arrive_in_order() {
-    Way::ALL.into_iter().inspect(|way| println!("{way:?}")).for_each(|way| storm(way, 2, 400));
+    Way::ALL.into_iter().for_each(|way| storm(way, 2, 400));
 }
 
 #[test]
 fn frames_of_three_arrive_in_order() {
-    Way::ALL.into_iter().inspect(|way| println!("{way:?}")).for_each(|way| storm(way, 3, 150));
+    Way::ALL.into_iter().for_each(|way| storm(way, 3, 150));
 }
 
 #[test]
 fn frames_of_eight_arrive_in_order() {
-    Way::ALL.into_iter().inspect(|way| println!("{way:?}")).for_each(|way| storm(way, 8, 40));
+    Way::ALL.into_iter().for_each(|way| storm(way, 8, 40));
 }
 
 #[test]
 fn a_full_channel_loses_nothing_and_has_room_again() {
-    for way in Way::ALL.into_iter().inspect(|way| println!("{way:?}")) {
+    for way in Way::ALL {
         let fabric = Fabric::new(2);
         let end = |rank| End::new(fabric.config(way, "full", rank, 1));
         let (mut a, mut b) = (end(0), end(1));
@@ -84,16 +84,16 @@ fn a_full_channel_loses_nothing_and_has_room_again() {
             let mut refused = 0;
             while refused < 1000 {
                 match a.send(1, bytes) {
-                    Sent::Sent => (sent, refused) = (sent + 1, 0),
-                    Sent::Full => refused += 1,
-                    Sent::Down => panic!("{way:?}: down"),
+                    SendOutcome::Sent => (sent, refused) = (sent + 1, 0),
+                    SendOutcome::Full => refused += 1,
+                    SendOutcome::Down => panic!("{way:?}: down"),
                 }
                 a.take();
                 assert!(sent < 1_000_000, "{way:?}: memory in flight is bounded");
             }
             assert!(a.mesh.counters().stalls > 0);
             until(&mut [&mut a, &mut b], "all arrive", |ends| ends[1].frames == before + sent);
-            assert_eq!(a.send(1, bytes), Sent::Sent, "{way:?}: there is room again");
+            assert_eq!(a.send(1, bytes), SendOutcome::Sent, "{way:?}: there is room again");
             until(&mut [&mut a, &mut b], "one more", |ends| ends[1].frames == before + sent + 1);
         }
     }
@@ -103,7 +103,7 @@ fn a_full_channel_loses_nothing_and_has_room_again() {
 /// sleeps to the end of its wait.
 #[test]
 fn sleepers_are_woken() {
-    for way in Way::ALL.into_iter().inspect(|way| println!("{way:?}")) {
+    for way in Way::ALL {
         let fabric = Fabric::new(2);
         let end = |rank| End::new(fabric.config(way, "sleep", rank, 1));
         let (mut a, mut b) = (end(0), end(1));
@@ -114,7 +114,7 @@ fn sleepers_are_woken() {
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 for _ in 0..FRAMES {
-                    while a.send(1, 100_000) == Sent::Full {
+                    while a.send(1, 100_000) == SendOutcome::Full {
                         a.mesh.wait(Instant::now() + long);
                         a.take();
                     }
@@ -128,7 +128,7 @@ fn sleepers_are_woken() {
                         b.mesh.wait(Instant::now() + long);
                     }
                 }
-                assert_eq!(b.send(0, 1), Sent::Sent);
+                assert_eq!(b.send(0, 1), SendOutcome::Sent);
                 b.until("the other end has it", |_| done.load(Ordering::SeqCst) == 1);
             });
         });
@@ -137,12 +137,12 @@ fn sleepers_are_woken() {
 
 #[test]
 fn a_payload_stays_until_it_is_released() {
-    for way in Way::ALL.into_iter().inspect(|way| println!("{way:?}")) {
+    for way in Way::ALL {
         let fabric = Fabric::new(2);
         let end = |rank| End::new(fabric.config(way, "held", rank, 1));
         let (mut a, mut b) = (end(0), end(1));
         introduce(&mut [&mut a, &mut b]);
-        assert_eq!(a.send(1, 500), Sent::Sent);
+        assert_eq!(a.send(1, 500), SendOutcome::Sent);
         let frame = loop {
             a.take();
             if let Some(MeshEvent::Frame(frame)) = b.mesh.poll() {
@@ -151,7 +151,7 @@ fn a_payload_stays_until_it_is_released() {
         };
         let mut before = vec![0; 500];
         frame.payload.copy_out(&mut before);
-        while a.send(1, 20_000) == Sent::Sent {}
+        while a.send(1, 20_000) == SendOutcome::Sent {}
         (0..100).for_each(|_| _ = a.take());
         let mut after = vec![0; 500];
         frame.payload.copy_out(&mut after);
@@ -166,7 +166,7 @@ fn a_payload_stays_until_it_is_released() {
 fn there_is_no_channel_to_oneself_or_to_strangers() {
     let mut mesh = Mesh::start(Way::Shm.config("alone", 3, 1)).expect("a mesh");
     for to in [3, 4, 63, 255] {
-        assert_eq!(mesh.send(to, &[0; HEAD_BYTES], &[]), Sent::Down);
+        assert_eq!(mesh.send(to, &[0; HEAD_BYTES], &[]), SendOutcome::Down);
     }
     assert!(mesh.poll().is_none());
     mesh.wait(Instant::now() + Duration::from_millis(1));

@@ -1,6 +1,6 @@
 //! The largest world: 63 peers, within the memory that the settings give.
 
-use kvplane_mesh::{MAX_RANKS, Sent};
+use kvplane_mesh::{MAX_RANKS, SendOutcome};
 
 use crate::rig::{End, Way, until};
 
@@ -39,15 +39,14 @@ fn sixty_three_peers_fit_the_memory() {
     until(&mut ends, "frames", |ends| {
         for rank in 1..MAX_RANKS as u8 {
             left[usize::from(rank)] -=
-                u64::from(left[usize::from(rank)] > 0 && ends[0].send(rank, 30_000) == Sent::Sent);
+                u64::from(left[usize::from(rank)] > 0 && ends[0].send(rank, 30_000) == SendOutcome::Sent);
         }
-        let all = ends[1..].iter_mut().map(|end| {
+        for end in &mut ends[1..] {
             if end.received[0] == 20 && end.frames == 20 {
-                end.frames += u64::from(end.send(0, 100) == Sent::Sent);
+                end.frames += u64::from(end.send(0, 100) == SendOutcome::Sent);
             }
-            end.frames == 21
-        });
-        all.fold(true, |all, one| all && one) && ends[0].frames == 63
+        }
+        ends[1..].iter().all(|end| end.frames == 21) && ends[0].frames == 63
     });
 }
 

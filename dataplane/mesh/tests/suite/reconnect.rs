@@ -1,12 +1,12 @@
 //! Channels that end and begin: peers that are dropped, replaced, gone, or not who they should be.
 
-use kvplane_mesh::{DownCause, MeshConfig, Peer, Sent};
+use kvplane_mesh::{DownCause, MeshConfig, Peer, SendOutcome};
 
 use crate::rig::{End, Fabric, Way, introduce, until};
 
 #[test]
 fn the_same_incarnation_begins_a_new_channel() {
-    for way in Way::ALL.into_iter().inspect(|way| println!("{way:?}")) {
+    for way in Way::ALL {
         let fabric = Fabric::new(2);
         let end = |rank| End::new(fabric.config(way, "again", rank, 1));
         let (mut a, mut b) = (end(0), end(1));
@@ -14,21 +14,21 @@ fn the_same_incarnation_begins_a_new_channel() {
         for round in 1..=5 {
             // Frames that the other end may not have taken when the channel ends: it takes them before, or never.
             for _ in 0..5 {
-                assert_eq!(a.send(1, 3000), Sent::Sent);
+                assert_eq!(a.send(1, 3000), SendOutcome::Sent);
                 b.send(0, 70_000);
             }
             let peers = [a.peer(), b.peer()];
             // The end that connects, and the one that is connected to.
             let one = if round % 2 == 0 { &mut a } else { &mut b };
             one.mesh.set_peers(&[]);
-            assert_eq!(one.send(1 - one.rank, 0), Sent::Down);
+            assert_eq!(one.send(1 - one.rank, 0), SendOutcome::Down);
             one.mesh.set_peers(&peers);
             let ups = round + 1;
             until(&mut [&mut a, &mut b], "both are up", |ends| ends.iter().all(|end| end.ups.len() == ups));
             assert_eq!((a.downs.len() + b.downs.len(), a.mesh.channels().open), (round, 2), "{way:?}");
             // Numbered from 0: nothing of the former channel arrives.
             let frames = (a.frames, b.frames);
-            assert_eq!((a.send(1, 100_000), b.send(0, 5)), (Sent::Sent, Sent::Sent));
+            assert_eq!((a.send(1, 100_000), b.send(0, 5)), (SendOutcome::Sent, SendOutcome::Sent));
             until(&mut [&mut a, &mut b], "frames", |ends| {
                 (ends[0].frames, ends[1].frames) == (frames.0 + 1, frames.1 + 1)
             });
@@ -45,7 +45,7 @@ fn the_same_incarnation_begins_a_new_channel() {
 
 #[test]
 fn a_new_incarnation_takes_the_place_of_the_former_one() {
-    for way in Way::ALL.into_iter().inspect(|way| println!("{way:?}")) {
+    for way in Way::ALL {
         // The rank that connects is replaced, and the one that is connected to.
         for replaced in [0, 1] {
             let fabric = Fabric::new(2);
@@ -64,7 +64,7 @@ fn a_new_incarnation_takes_the_place_of_the_former_one() {
                 ends[2].send(1 - replaced, 0);
                 ends[0].ups.len() == 1 && ends[1].ups.len() == 2
             });
-            assert_eq!(newer.send(1 - replaced, 9000), Sent::Sent);
+            assert_eq!(newer.send(1 - replaced, 9000), SendOutcome::Sent);
             let before = other.frames;
             until(&mut [&mut newer, &mut other, &mut former], "its frame", |ends| {
                 ends[2].send(1 - replaced, 0);
@@ -80,7 +80,7 @@ fn a_new_incarnation_takes_the_place_of_the_former_one() {
 
 #[test]
 fn an_address_that_nobody_listens_at_is_refused() {
-    for way in Way::ALL.into_iter().inspect(|way| println!("{way:?}")) {
+    for way in Way::ALL {
         let fabric = Fabric::new(3);
         let end = |rank| End::new(fabric.config(way, "gone", rank, 1));
         let (mut a, mut b, mut c) = (end(0), end(1), end(2));
@@ -102,7 +102,7 @@ fn an_address_that_nobody_listens_at_is_refused() {
 
 #[test]
 fn strangers_get_no_channel() {
-    for way in Way::ALL.into_iter().inspect(|way| println!("{way:?}")) {
+    for way in Way::ALL {
         let fabric = Fabric::new(3);
         let mut a = End::new(fabric.config(way, "right", 0, 5));
         // Of another world; with an older list, that names a former incarnation of rank 0; with other settings.
@@ -115,7 +115,7 @@ fn strangers_get_no_channel() {
         let right = a.peer();
         let peer = others[0].peer();
         a.mesh.set_peers(&[peer]);
-        others[0].mesh.set_peers(&[right.clone()]);
+        others[0].mesh.set_peers(core::slice::from_ref(&right));
         others[1].mesh.set_peers(&[stale]);
         others[2].mesh.set_peers(&[right]);
         let [first, second, third] = &mut others;
@@ -129,7 +129,7 @@ fn strangers_get_no_channel() {
 
 #[test]
 fn a_caller_that_is_not_listed_yet_waits() {
-    for way in Way::ALL.into_iter().inspect(|way| println!("{way:?}")) {
+    for way in Way::ALL {
         let fabric = Fabric::new(2);
         let end = |rank| End::new(fabric.config(way, "early", rank, 1));
         let (mut a, mut b) = (end(0), end(1));
@@ -152,7 +152,7 @@ fn lanes_that_are_missing_are_not_needed() {
         let end = |way: Way, rank| End::new(MeshConfig { tcp: true, ..way.config("mixed", rank, 1) });
         let (mut a, mut b) = (end(first, 0), end(second, 1));
         introduce(&mut [&mut a, &mut b]);
-        assert_eq!(a.send(1, 777), Sent::Sent);
+        assert_eq!(a.send(1, 777), SendOutcome::Sent);
         until(&mut [&mut a, &mut b], "a frame", |ends| ends[1].frames == 1);
         assert_eq!(b.mesh.counters().tcp.received.frames, 1);
     }
@@ -162,7 +162,7 @@ fn lanes_that_are_missing_are_not_needed() {
         let (mut a, mut b) =
             (End::new(fabric.config(ways.0, "mixed", 0, 1)), End::new(fabric.config(ways.1, "mixed", 1, 1)));
         introduce(&mut [&mut a, &mut b]);
-        assert_eq!(a.send(1, 777), Sent::Sent);
+        assert_eq!(a.send(1, 777), SendOutcome::Sent);
         until(&mut [&mut a, &mut b], "a frame", |ends| ends[1].frames == 1);
         assert_eq!(b.mesh.counters().tcp.received.frames, 1);
     }

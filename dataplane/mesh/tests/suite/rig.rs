@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvplane_mesh::{DownCause, Frame, HEAD_BYTES, Mesh, MeshConfig, MeshEvent, PayloadPart, Peer, Sent};
+use kvplane_mesh::{DownCause, Frame, HEAD_BYTES, Mesh, MeshConfig, MeshEvent, PayloadPart, Peer, SendOutcome};
 use kvplane_proto::rng::mix64;
 use kvplane_soft_verbs::{Loopback, SoftPort};
 use kvplane_sys::{HugePages, Region, RegionOptions};
@@ -26,6 +26,7 @@ impl Way {
     /// Returns settings of a process that has this lane only; RDMA devices are set by [`Fabric`].
     pub(crate) fn config(self, world: &str, rank: u8, incarnation: u64) -> MeshConfig {
         let mut config = MeshConfig::new(world, rank, incarnation);
+        config.payload_bytes = 16 << 10;
         (config.shared_memory, config.tcp) = (self == Self::Shm, self != Self::Shm);
         config
     }
@@ -105,8 +106,9 @@ impl End {
         Peer { rank: self.rank, incarnation: self.incarnation, address: self.mesh.address().to_owned() }
     }
 
-    /// Sends the next frame to a rank, with a payload in two parts.
-    pub(crate) fn send(&mut self, to: u8, bytes: usize) -> Sent {
+    /// Sends the next frame to a rank, with a payload of at most this many bytes in two parts.
+    pub(crate) fn send(&mut self, to: u8, bytes: usize) -> SendOutcome {
+        let bytes = bytes.min(self.mesh.payload_limit());
         let number = self.sent[usize::from(to)];
         let from = self.rank;
         self.memory.fill_with(0, bytes, &mut |start, part| {
@@ -118,7 +120,7 @@ impl End {
         let sent = self.mesh.send(to, &head_of(from, self.incarnation, to, number, bytes), &parts);
         // The frame was copied: what follows does not change it.
         self.memory.fill_with(0, bytes.min(100), &mut |_, part| part.fill(0xEE));
-        self.sent[usize::from(to)] += u64::from(sent == Sent::Sent);
+        self.sent[usize::from(to)] += u64::from(sent == SendOutcome::Sent);
         sent
     }
 

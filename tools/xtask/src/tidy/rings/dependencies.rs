@@ -183,8 +183,8 @@ const HOMES: [(&str, &[&str]); 32] = [
     ("pyo3", &["kvplane-python"]),
     ("quinn", &["kvplane-rpc", "kvplane-server", "kvplane", "kvplane-tools"]),
     ("quinn-proto", &["kvplane-rpc"]),
-    // The last two use it in their tests only.
-    ("rcgen", &["kvplane-rpc", "kvplane-tls", "kvplane-transport"]),
+    // The last three use it in their tests only.
+    ("rcgen", &["kvplane-rpc", "kvplane-tls", "kvplane-transport", "kvplane-mesh"]),
     ("redb", &["kvplane-server"]),
     ("regex", &["kvplane"]),
     // The second passes it to quinn, which takes ring's keys for stateless resets; the third hashes tokens as vLLM
