@@ -328,8 +328,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         name: "stale-frame-is-used",
         invariant: "a frame of a former view has no effect",
         file: "dataplane/collective/src/member.rs",
-        find: "        if head.epoch < self.view.epoch {\n            self.counts.stale += 1;",
-        replace: "        if head.epoch + 1 < self.view.epoch {\n            self.counts.stale += 1;",
+        find: "if head.epoch < self.membership.view.epoch {",
+        replace: "if head.epoch + 1 < self.membership.view.epoch {",
         host: Host::Collectives,
     },
     Mutation {
@@ -344,8 +344,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         name: "fence-takes-frames",
         invariant: "a fenced member uses no frame of its view",
         file: "dataplane/collective/src/member.rs",
-        find: "        if head.epoch == self.view.epoch && (self.is_fenced || !self.hears(from)) {",
-        replace: "        if head.epoch == self.view.epoch && !self.hears(from) {",
+        find: "&& (self.membership.is_fenced || !self.membership.hears(from))",
+        replace: "&& !self.membership.hears(from)",
         host: Host::Collectives,
     },
     Mutation {
@@ -357,11 +357,11 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         host: Host::Collectives,
     },
     Mutation {
-        name: "result-is-not-kept",
-        invariant: "the result of a short operation is kept until all have it",
+        name: "fetched-result-is-not-awaited",
+        invariant: "a member that lacks a result gets it from one that has it",
         file: "dataplane/collective/src/member.rs",
-        find: "            Some(Kept::Result { .. }) if operation == self.completed => {",
-        replace: "            Some(Kept::Result { .. }) if operation > self.completed => {",
+        find: "                if received == Some(total) {",
+        replace: "                if received.is_none_or(|received| received == total) {",
         host: Host::Collectives,
     },
     Mutation {
@@ -375,7 +375,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     Mutation {
         name: "frames-after-a-gap-are-used",
         invariant: "nothing of a peer counts in a view after its connection was lost",
-        file: "dataplane/collective/src/member.rs",
+        file: "dataplane/collective/src/membership.rs",
         find: "        self.participates() && self.view.participants().contains(from) && !self.failed.contains(from)",
         replace: "        self.participates() && self.view.participants().contains(from)",
         host: Host::Collectives,
