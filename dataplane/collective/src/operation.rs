@@ -10,7 +10,7 @@ use crate::reduction::Reduction;
 /// Most bytes of a buffer of an operation: 1 TiB.
 pub const MAX_BUFFER_BYTES: u64 = 1 << 40;
 
-/// Kind of a collective, with its parameters. Buffers of `places` parts have a part for each rank of the group, in order.
+/// Kind of a collective, with its parameters. Buffers of `places` parts have one for each rank of the group, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum Collective {

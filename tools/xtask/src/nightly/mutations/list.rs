@@ -325,6 +325,14 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         host: Host::Departures,
     },
     Mutation {
+        name: "stale-frame-is-used",
+        invariant: "a frame of a former view has no effect",
+        file: "dataplane/collective/src/member.rs",
+        find: "if head.epoch < self.membership.view.epoch {",
+        replace: "if head.epoch + 1 < self.membership.view.epoch {",
+        host: Host::Collectives,
+    },
+    Mutation {
         name: "member-works-on-in-a-fence",
         invariant: "the progress of a fenced member is final",
         file: "dataplane/collective/src/member.rs",
