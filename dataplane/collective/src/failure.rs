@@ -6,7 +6,8 @@ use kvplane_group::{GroupRank, Rank, RankSet};
 
 use crate::operation::{OperationError, Signature};
 
-/// Why an operation or a message has no result. The group goes on with the next one, unless the member was excluded.
+/// Reason for which an operation or a message has no result. The group goes on with the next one, unless the member was
+/// excluded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum Failure {

@@ -67,9 +67,9 @@ pub struct Head {
     pub epoch: u64,
     /// Number of the operation; of a message, 0.
     pub operation: u64,
-    /// What the frame means.
+    /// Meaning of the frame.
     pub kind: FrameKind,
-    /// What the sender calls; frames of messages and fetches have none.
+    /// Operation that the sender calls; frames of messages and fetches have none.
     pub signature: Option<Signature>,
 }
 

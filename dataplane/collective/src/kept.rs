@@ -9,9 +9,9 @@ use crate::operation::Signature;
 use crate::span::Span;
 use crate::work::{Output, WorkId};
 
-/// Result of an operation.
+/// End of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kept {
+pub(crate) enum OperationEnd {
     /// It is in the work buffer.
     Result { work: WorkId, span: Span },
     /// It ended without one.
@@ -38,7 +38,7 @@ pub(crate) struct ResultFrame {
 /// The result of the last operation, and the peers that get it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct KeptResult {
-    last: Option<Kept>,
+    last: Option<OperationEnd>,
     serving: Vec<Serving>,
 }
 
@@ -50,13 +50,13 @@ impl KeptResult {
     /// Forgets it: nobody lacks it any longer.
     pub(crate) fn forget(&mut self, outputs: &mut VecDeque<Output>) {
         self.serving.clear();
-        if let Some(Kept::Result { work, .. }) = self.last.take() {
+        if let Some(OperationEnd::Result { work, .. }) = self.last.take() {
             outputs.push_back(Output::Release(work));
         }
     }
 
     /// Keeps that of the next operation instead.
-    pub(crate) fn replace(&mut self, kept: Kept, outputs: &mut VecDeque<Output>) {
+    pub(crate) fn replace(&mut self, kept: OperationEnd, outputs: &mut VecDeque<Output>) {
         self.forget(outputs);
         self.last = Some(kept);
     }
@@ -75,11 +75,11 @@ impl KeptResult {
         completed: u64,
     ) -> Option<(AbortCause, Option<Signature>)> {
         match self.last {
-            Some(Kept::Result { .. }) if operation == completed => {
+            Some(OperationEnd::Result { .. }) if operation == completed => {
                 self.serving.push(Serving { to, operation, sent: 0 });
                 None
             }
-            Some(Kept::Aborted { cause, signature }) if operation == completed => Some((cause, signature)),
+            Some(OperationEnd::Aborted { cause, signature }) if operation == completed => Some((cause, signature)),
             // It was given up here, while the peer did not come for it.
             _ => Some((AbortCause::Deadline { peer: to }, None)),
         }
@@ -88,7 +88,7 @@ impl KeptResult {
     /// Returns the next frame for a peer in `room`, with a payload of at most `limit` bytes.
     pub(crate) fn next_frame(&mut self, room: RankSet<GroupRank>, limit: u64) -> Option<ResultFrame> {
         let at = self.serving.iter().position(|serving| room.contains(serving.to))?;
-        let Some(Kept::Result { work, span }) = self.last else { return None };
+        let Some(OperationEnd::Result { work, span }) = self.last else { return None };
         let serving = &mut self.serving[at];
         let (offset, bytes) = (serving.sent, limit.min(span.bytes - serving.sent));
         serving.sent += bytes;

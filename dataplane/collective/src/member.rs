@@ -7,7 +7,7 @@ use kvplane_group::{GroupId, GroupRank, GroupStatus, MemberReport, Progress, Ran
 use crate::execution::{Arrival, Execution};
 use crate::failure::Failure;
 use crate::frame::{AbortCause, FrameKind, Head};
-use crate::kept::{Kept, KeptResult, ResultFrame};
+use crate::kept::{KeptResult, OperationEnd, ResultFrame};
 use crate::membership::Membership;
 use crate::messages::{MAX_WAITING, Messages};
 use crate::operation::{Operation, OperationError, Signature};
@@ -52,7 +52,7 @@ pub struct MemberCounts {
 
 /// An operation that the caller has submitted.
 #[derive(Clone, Debug)]
-struct Submitted {
+struct Submission {
     work: WorkId,
     operation: Operation,
     timeout_ns: u64,
@@ -116,7 +116,7 @@ pub struct Member {
     membership: Membership,
     completed: u64,
     kept: KeptResult,
-    queue: VecDeque<Submitted>,
+    queue: VecDeque<Submission>,
     stage: Stage,
     /// The next operations, which this member gave up while it was fenced: the others learn it in the next view.
     abandoned: VecDeque<AbortCause>,
@@ -132,8 +132,8 @@ pub struct Member {
 }
 
 impl Member {
-    /// Begins a membership of the process of an incarnation. A founding member is ready at once; a joiner is ready after
-    /// [`Self::set_ready`].
+    /// Begins a membership of the process of an incarnation. A founding member is ready at once; a joiner is ready
+    /// after [`Self::set_ready`].
     #[must_use]
     pub fn new(group: GroupId, rank: GroupRank, incarnation: u64, is_ready: bool, config: MemberConfig) -> Self {
         Self {
@@ -232,7 +232,7 @@ impl Member {
             return Err(Failure::TooMany { limit: MAX_WAITING });
         }
         let work = self.next_work.take();
-        self.queue.push_back(Submitted {
+        self.queue.push_back(Submission {
             work,
             operation,
             timeout_ns,
@@ -351,13 +351,8 @@ impl Member {
     }
 
     /// Fetches the result of the first operation from its holder.
-    fn fetch(
-        &mut self,
-        execution: Execution,
-        epoch: u64,
-        participants: RankSet<GroupRank>,
-        Resolution { completed, holder }: Resolution,
-    ) {
+    fn fetch(&mut self, execution: Execution, epoch: u64, participants: RankSet<GroupRank>, resolution: Resolution) {
+        let Resolution { completed, holder } = resolution;
         // Without a result that is kept, nobody has completed it without this member: it ended without one.
         if let Some(holder) = holder.filter(|_| execution.keeps_result()) {
             self.control.push_back((holder, completed, FrameKind::Fetch, None));
@@ -385,7 +380,7 @@ impl Member {
             self.outputs.push_back(Output::Run { work, steps });
         }
         match execution.result() {
-            Some(span) => self.kept.replace(Kept::Result { work, span }, &mut self.outputs),
+            Some(span) => self.kept.replace(OperationEnd::Result { work, span }, &mut self.outputs),
             None => {
                 self.kept.forget(&mut self.outputs);
                 self.outputs.push_back(Output::Release(work));
@@ -404,7 +399,7 @@ impl Member {
         if let Some(failure) = failure {
             self.end_first(failure);
         }
-        self.kept.replace(Kept::Aborted { cause, signature }, &mut self.outputs);
+        self.kept.replace(OperationEnd::Aborted { cause, signature }, &mut self.outputs);
         self.completed += 1;
         self.membership.overdue = RankSet::EMPTY;
     }
@@ -445,7 +440,7 @@ impl Member {
         }
     }
 
-    /// The connections to these peers were lost, with frames that may have been under way.
+    /// The connections to these peers were lost, with frames that had not arrived.
     pub fn lose(&mut self, peers: RankSet<GroupRank>) {
         self.messages.lose(peers, &mut self.outputs);
         self.membership.lose(peers);
@@ -831,7 +826,7 @@ impl Member {
     }
 }
 
-/// What became of a frame.
+/// Use of a frame.
 enum Use {
     Done(Disposition),
     /// An earlier one has to be combined first.

@@ -10,7 +10,7 @@ use crate::reduction::Reduction;
 /// Most bytes of a buffer of an operation: 1 TiB.
 pub const MAX_BUFFER_BYTES: u64 = 1 << 40;
 
-/// What a collective does. Buffers of `places` parts have a part for each rank of the group, in order.
+/// Kind of a collective, with its parameters. Buffers of `places` parts have one for each rank of the group, in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum Collective {
@@ -26,7 +26,8 @@ pub enum Collective {
     Gather { root: GroupRank },
     /// Every participant gets its part of the root's source.
     Scatter { root: GroupRank },
-    /// Every participant gets the reduction of its part: `places * count` elements of the source, `count` of the target.
+    /// Every participant gets the reduction of its part: `places * count` elements of the source, and `count` of the
+    /// target.
     ReduceScatter { reduction: Reduction },
     /// Every participant sends a part to each, of `sources` elements by rank, and gets one of `targets` elements.
     AllToAll { sources: Vec<u64>, targets: Vec<u64> },
@@ -37,7 +38,7 @@ pub enum Collective {
 /// A collective on buffers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Operation {
-    /// What it does.
+    /// Kind and parameters.
     pub collective: Collective,
     /// Type of the elements.
     pub data_type: DataType,

@@ -3,7 +3,7 @@
 //! | operation | up to | schedule |
 //! |---|---|---|
 //! | all_reduce | [`Thresholds::one_shot_bytes`] | each member sends all to all, and reduces by itself |
-//! | | [`Thresholds::halving_bytes`] | recursive halving and doubling (Rabenseifner, 2004), with one fold for other numbers than powers of two |
+//! | | [`Thresholds::halving_bytes`] | halving and doubling (Rabenseifner, 2004), with a fold if need be |
 //! | | | ring: reduce-scatter, then all-gather (Patarasuk and Yuan, 2009) |
 //! | all_gather, barrier | [`Thresholds::one_shot_bytes`] | each sends to all, and keeps the result |
 //! | all_gather, gather, scatter, all_to_all | | each sends to those that need the part |
@@ -42,10 +42,10 @@ impl Default for Thresholds {
     }
 }
 
-/// What has to arrive before bytes are sent.
+/// Bytes that have to arrive before others are sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Dependency {
-    /// Nothing.
+    /// No bytes.
     Nothing,
     /// This receive and all before it.
     All(usize),

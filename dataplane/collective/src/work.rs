@@ -1,4 +1,4 @@
-//! What passes between a member and its host.
+//! Values that pass between a member and its host.
 
 use kvplane_group::{GroupRank, RankSet};
 
@@ -23,7 +23,8 @@ impl WorkId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StashId(pub u64);
 
-/// What the host does with the payload of a frame, before it calls the member again.
+/// Work of the host on the payload of a frame. It comes before the next call of the member, and before the outputs; all
+/// outputs are carried out before the next frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disposition {
     /// It is not needed.

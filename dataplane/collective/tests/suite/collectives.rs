@@ -8,7 +8,7 @@ use kvplane_group::*;
 use kvplane_proto::rng::Rng;
 use proptest::prelude::*;
 
-use crate::host::{Ended, Frame, Host};
+use crate::host::{Frame, Host, WorkEnd};
 
 /// Small, so that small operations take every schedule.
 pub(crate) const THRESHOLDS: Thresholds = Thresholds { one_shot_bytes: 64, one_shot_total: 256, halving_bytes: 512 };
@@ -97,7 +97,7 @@ impl Net {
         }
     }
 
-    pub(crate) fn ended(&mut self, rank: usize) -> Ended {
+    pub(crate) fn ended(&mut self, rank: usize) -> WorkEnd {
         self.hosts[rank].ended.pop_front().unwrap_or_else(|| panic!("rank {rank} waits: {:?}", self.hosts[rank]))
     }
 }
@@ -235,7 +235,7 @@ proptest! {
     ) {
         let mut net = Net::new(members, seed);
         let operations: Vec<_> =
-            calls.into_iter().map(|(collective, data_type, count)| fit(collective, data_type, count, members)).collect();
+            calls.into_iter().map(|(collective, data_type, size)| fit(collective, data_type, size, members)).collect();
         for (rank, host) in net.hosts.iter_mut().enumerate() {
             for operation in &operations {
                 let operation = for_rank(operation, rank, members);

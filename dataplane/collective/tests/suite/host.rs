@@ -35,7 +35,7 @@ impl Memory {
 }
 
 /// Result of a work: its target.
-pub(crate) type Ended = (WorkId, Result<Completion, Failure>, Vec<u8>);
+pub(crate) type WorkEnd = (WorkId, Result<Completion, Failure>, Vec<u8>);
 
 /// A member and its memory.
 #[derive(Clone, Debug)]
@@ -43,7 +43,7 @@ pub(crate) struct Host {
     pub(crate) member: Member,
     works: BTreeMap<WorkId, Memory>,
     kept: BTreeMap<StashId, Vec<u8>>,
-    pub(crate) ended: VecDeque<Ended>,
+    pub(crate) ended: VecDeque<WorkEnd>,
 }
 
 impl Host {

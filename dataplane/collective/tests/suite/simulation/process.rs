@@ -38,7 +38,7 @@ struct Message {
 
 /// An operation that ended with a result.
 #[derive(Clone, Debug)]
-pub(crate) struct Finished {
+pub(crate) struct CallEnd {
     pub(crate) number: u64,
     pub(crate) rank: GroupRank,
     pub(crate) operation: Operation,
@@ -72,7 +72,7 @@ pub(crate) struct Process {
     pub(crate) results: BTreeMap<u64, u64>,
     pub(crate) reported: Option<(MemberReport, RankSet<GroupRank>)>,
     /// Results that the simulation has not checked.
-    pub(crate) finished: Vec<Finished>,
+    pub(crate) finished: Vec<CallEnd>,
     rng: Rng,
     call: Option<Call>,
     next_call_ns: u64,
@@ -255,7 +255,7 @@ impl Process {
                         self.results.pop_first();
                     }
                     let Call { number, operation, .. } = call;
-                    self.finished.push(Finished { number, rank, operation, completion, target });
+                    self.finished.push(CallEnd { number, rank, operation, completion, target });
                 }
                 Err(Failure::Mismatch { .. }) => self.mismatches += 1,
                 Err(Failure::RootGone { root }) => assert_eq!(call.operation.root(), Some(root)),
