@@ -334,14 +334,12 @@ pub enum Choice {
 /// Order in which a policy serves its central queue: the shortest prefill first, unless others would miss their
 /// deadlines by that; then the earliest deadline.
 ///
-/// A deadline is the objective for the first token. Without an objective it follows from the wait that first come,
-/// first served would have meant: so a longer backlog makes deadlines later, and a short request does not wait for it.
+/// A deadline is the objective for the first token. Without an objective it is the time at which first come, first
+/// served would have had the prefill done, and later by the longest prefill of those that are not deferred, or its own
+/// if that is longer: the slowest requests need as much in any order. So a longer backlog makes deadlines later, and a
+/// short request does not wait for it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QueueRules {
-    /// Wait of a request that arrives at an empty queue, up to its deadline.
-    pub grace_ns: u64,
-    /// Ratio of a wait to that of first come, first served, up to the deadline.
-    pub stretch: f64,
     /// Fraction of all requests, those with the longest prefills, that go after the others: so that as few as possible
     /// bear what a backlog costs. None are with an objective for the first token.
     pub deferred: f64,
@@ -356,14 +354,7 @@ pub struct QueueRules {
 
 impl Default for QueueRules {
     fn default() -> Self {
-        Self {
-            grace_ns: 15_000_000_000,
-            stretch: 1.1,
-            deferred: 0.01,
-            oldest_share: 0.02,
-            saturated_ns: 120_000_000_000,
-            lead_ns: 200_000_000_000,
-        }
+        Self { deferred: 0.01, oldest_share: 0.02, saturated_ns: 120_000_000_000, lead_ns: 200_000_000_000 }
     }
 }
 
