@@ -190,6 +190,9 @@ pub struct View<'a> {
     /// Decode instance with the shortest step if it gets this request, and that step, at the end of its prefill. A full
     /// instance only if all are full.
     pub fastest_decode: Option<(usize, u64)>,
+    /// Time after which a request like this one is predicted to find a decode instance that is fast enough, if the
+    /// fastest one is too slow now; 0 if none is predicted to be within some minutes.
+    pub decode_after_ns: u64,
     /// Time until the busiest NIC of the accepting instances has sent its booked transfers.
     pub busiest_ns: u64,
     /// Result of the queue's admission test, for a request that arrives; [`Admission::NOW`] for a queued one.
