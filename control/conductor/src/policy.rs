@@ -190,6 +190,9 @@ pub struct View<'a> {
     /// Decode instance with the shortest step if it gets this request, and that step, at the end of its prefill. A full
     /// instance only if all are full.
     pub fastest_decode: Option<(usize, u64)>,
+    /// Time after which a request like this one is predicted to find a decode instance that is fast enough, if the
+    /// fastest one is too slow now; 0 if none is predicted to be within some minutes.
+    pub decode_after_ns: u64,
     /// Time until the busiest NIC of the accepting instances has sent its booked transfers.
     pub busiest_ns: u64,
     /// Result of the queue's admission test, for a request that arrives; [`Admission::NOW`] for a queued one.
@@ -334,14 +337,12 @@ pub enum Choice {
 /// Order in which a policy serves its central queue: the shortest prefill first, unless others would miss their
 /// deadlines by that; then the earliest deadline.
 ///
-/// A deadline is the objective for the first token. Without an objective it follows from the wait that first come,
-/// first served would have meant: so a longer backlog makes deadlines later, and a short request does not wait for it.
+/// A deadline is the objective for the first token. Without an objective it is the time at which first come, first
+/// served would have had the prefill done, and later by the longest prefill of those that are not deferred, or its own
+/// if that is longer: the slowest requests need as much in any order. So a longer backlog makes deadlines later, and a
+/// short request does not wait for it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QueueRules {
-    /// Wait of a request that arrives at an empty queue, up to its deadline.
-    pub grace_ns: u64,
-    /// Ratio of a wait to that of first come, first served, up to the deadline.
-    pub stretch: f64,
     /// Fraction of all requests, those with the longest prefills, that go after the others: so that as few as possible
     /// bear what a backlog costs. None are with an objective for the first token.
     pub deferred: f64,
@@ -356,14 +357,7 @@ pub struct QueueRules {
 
 impl Default for QueueRules {
     fn default() -> Self {
-        Self {
-            grace_ns: 15_000_000_000,
-            stretch: 1.1,
-            deferred: 0.01,
-            oldest_share: 0.02,
-            saturated_ns: 120_000_000_000,
-            lead_ns: 200_000_000_000,
-        }
+        Self { deferred: 0.01, oldest_share: 0.02, saturated_ns: 120_000_000_000, lead_ns: 200_000_000_000 }
     }
 }
 

@@ -294,15 +294,19 @@ fn handovers_occupy_nics_and_lose_no_request() {
     assert!(sent.egress_imbalance > 0.0 && sent.mean_ttft_s() >= at_once.mean_ttft_s());
 }
 
+/// One trace tells little: any other order of its requests changes the hit rate of this small cluster by up to 0.1.
 #[test]
 fn expected_sessions_lose_nothing() {
-    for seed in [5, 6] {
+    const SEEDS: u64 = 16;
+    let mut hits = [0.0; 2];
+    for seed in 1..=SEEDS {
         let plain = sessions(400, seed);
         let mut named = plain.clone();
         assert!(name_sessions(&mut named) > 100);
         let config = SimConfig { prefill: 4, cache_tokens: 200_000, ..SimConfig::default() };
         let [without, with] = [&plain, &named].map(|trace| run(trace, &config, Box::new(LateBinding::default())));
         assert_eq!(with.count(RequestStatus::Served), plain.len());
-        assert!(with.hit() > without.hit() - 0.01, "hit rate {} without sessions, {} with", without.hit(), with.hit());
+        hits = [hits[0] + without.hit() / SEEDS as f64, hits[1] + with.hit() / SEEDS as f64];
     }
+    assert!(hits[1] > hits[0] - 0.01, "mean hit rate {} without sessions, {} with", hits[0], hits[1]);
 }

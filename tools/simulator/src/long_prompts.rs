@@ -110,6 +110,7 @@ fn idle_s(tokens: u32, cached: u32, stages: usize, layer_wise: bool, chunk_token
         ahead_ns: 0,
         placed: 0,
         fastest_decode: None,
+        decode_after_ns: 0,
         busiest_ns: 0,
         admission: Admission::NOW,
         busiest_fetch_ns: 0,

@@ -81,7 +81,9 @@ impl LateBinding {
         }
         let (_, step_ns) = view.fastest_decode?;
         let is_slow = self.refuses && view.tbt_limit_ns < u64::MAX && step_ns > view.tbt_limit_ns;
-        is_slow.then_some((Refusal::Tbt, view.ahead_ns.max(1_000_000_000)))
+        let unknown_ns = view.ahead_ns.max(1_000_000_000);
+        let after_ns = if view.decode_after_ns > 0 { view.decode_after_ns } else { unknown_ns };
+        is_slow.then_some((Refusal::Tbt, after_ns))
     }
 
     /// Returns the time after which a newly arrived request meets this objective for its first token, and lets those

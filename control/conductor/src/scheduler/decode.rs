@@ -9,7 +9,7 @@ use super::request::{RequestOutput, ServiceTerms};
 use crate::cost::{DecodeModel, DecodeSteps, LearnedDecode};
 
 pub(super) use book::{DecodeBook, DecodeJob};
-use gate::DecodeGate;
+pub(super) use gate::DecodeGate;
 pub(super) use outputs::ExpectedOutput;
 pub use outputs::OutputErrors;
 use outputs::OutputLengths;

@@ -243,10 +243,10 @@ impl CentralQueue {
             let deadline_ns = request.arrival_ns.saturating_add(promise.objective_ns);
             return QueueRank { deadline_ns, promise: Some(promise), deferred: false };
         }
-        let QueueRules { grace_ns, stretch, deferred, .. } = order.rules;
-        let timely_ns = self.flows.timely_before_ns(&request.terms);
-        let wait_ns = (order.share_ns(timely_ns) as f64 * stretch) as u64;
-        let deadline_ns = request.arrival_ns.saturating_add(best_ns).saturating_add(grace_ns).saturating_add(wait_ns);
+        let deferred = order.rules.deferred;
+        let wait_ns = order.share_ns(self.flows.timely_before_ns(&request.terms));
+        let longest_ns = self.sizes.quantile(1.0 - deferred).unwrap_or(0).max(best_ns);
+        let deadline_ns = request.arrival_ns.saturating_add(best_ns).saturating_add(longest_ns).saturating_add(wait_ns);
         let deferred = self.sizes.is_among_longest(best_ns, deferred);
         QueueRank { deadline_ns, promise: None, deferred }
     }

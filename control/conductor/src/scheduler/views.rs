@@ -1,9 +1,12 @@
 //! Views of the cluster for policies.
 
-use super::decode::ExpectedOutput;
+use super::decode::{DecodeGate, ExpectedOutput};
 use super::{Request, Scheduler, Scratch};
 use crate::cost::DecodeModel;
 use crate::policy::{Admission, Choice, DecodeView, GroupView, PrefillView, View};
+
+/// Longest time after which decode instances are predicted to be fast enough.
+const MOST_DECODE_WAIT_NS: u64 = 600_000_000_000;
 
 /// Time at which a request is bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +27,7 @@ pub(super) struct Views {
     admission: Admission,
     ahead_ns: u64,
     fastest_decode: Option<(usize, u64)>,
+    decode_after_ns: u64,
     busiest_ns: u64,
     busiest_fetch_ns: u64,
     holding_decode: Option<usize>,
@@ -79,18 +83,36 @@ impl Scheduler {
         let then_ns = now_ns.saturating_add(before_ns).saturating_add(soonest_ns);
         let decoding = self.bookings.decodes().iter().filter(|book| book.alive && book.takes).count();
         let prompt = self.queue.tokens() / self.queue.len().max(1) as u64;
-        let queued = self.decodes.share_of(before, before_ns, prompt, output, decoding);
-        let decode = self.bookings.decodes().iter().enumerate().map(|(at, book)| {
-            let view = book.view(now_ns, then_ns, self.decodes.model());
-            let expected = (view.expected.0.saturating_add(queued.0), view.expected.1.saturating_add(queued.1));
-            let held = book.prefill.and_then(|at| prefill.get(at)).map_or(0, |view| view.held);
-            DecodeView { alive: view.alive && !request.barred.decode.contains(&(at as u32)), expected, held, ..view }
-        });
-        let decode: Vec<DecodeView> = decode.collect();
+        // Decode instances at the end of the prefill, if that is so much later.
+        let decode_after = |later_ns: u64| -> Vec<DecodeView> {
+            let served_ns = before_ns.saturating_add(later_ns);
+            let queued = self.decodes.share_of(before, served_ns, prompt, output, decoding);
+            let views = self.bookings.decodes().iter().enumerate().map(|(at, book)| {
+                let view = book.view(now_ns, then_ns.saturating_add(later_ns), self.decodes.model());
+                let expected = (view.expected.0.saturating_add(queued.0), view.expected.1.saturating_add(queued.1));
+                let held = book.prefill.and_then(|at| prefill.get(at)).map_or(0, |view| view.held);
+                let alive = view.alive && !request.barred.decode.contains(&(at as u32));
+                DecodeView { alive, expected, held, ..view }
+            });
+            views.collect()
+        };
+        let decode = decode_after(0);
         let taking = prefill.iter().filter(|view| view.alive);
         let busiest_ns = taking.clone().map(|view| view.egress_wait_ns).max().unwrap_or(0);
         let busiest_fetch_ns = taking.map(|view| view.fetch_wait_ns).max().unwrap_or(0);
-        let fastest_decode = fastest(&decode, request.tokens, output, self.decodes.model());
+        let fastest_of = |decode: &[DecodeView]| fastest(decode, request.tokens, output, self.decodes.model());
+        let fastest_decode = fastest_of(&decode);
+        let tbt_ns = self.config.slo.tbt_ns;
+        let is_slower_than = |fastest: Option<(usize, u64)>, limit_ns| fastest.is_some_and(|(_, ns)| ns > limit_ns);
+        let is_rejected = tbt_ns < u64::MAX
+            && binding != Binding::Queued
+            && is_slower_than(fastest_decode, self.decodes.gate.limit_ns(tbt_ns));
+        let decode_after_ns = if is_rejected {
+            let limit_ns = DecodeGate::limit_after_rejection_ns(tbt_ns);
+            fast_enough_after_ns(|later_ns| !is_slower_than(fastest_of(&decode_after(later_ns)), limit_ns))
+        } else {
+            0
+        };
         let holding = decode.iter().enumerate().filter(|(_, view)| view.alive && view.held > 0);
         let holding_decode = holding.max_by_key(|(_, view)| view.held).map(|(at, _)| at);
         let output_tokens = output.map_or(0, |output| output.mean);
@@ -118,6 +140,7 @@ impl Scheduler {
             admission,
             ahead_ns,
             fastest_decode,
+            decode_after_ns,
             busiest_ns,
             busiest_fetch_ns,
             holding_decode,
@@ -144,6 +167,7 @@ impl Scheduler {
             ahead_ns: views.ahead_ns,
             placed: self.placed,
             fastest_decode: views.fastest_decode,
+            decode_after_ns: views.decode_after_ns,
             busiest_ns: views.busiest_ns,
             admission: views.admission,
             busiest_fetch_ns: views.busiest_fetch_ns,
@@ -210,6 +234,25 @@ impl Scheduler {
         let cached = self.caches.best_blocks(request).saturating_mul(self.config.block_tokens);
         self.model.predict_ns(request.tokens, cached.min(request.tokens))
     }
+}
+
+/// Returns the least time, to a quarter of a second, after which decode instances are fast enough; 0 if they are not
+/// within [`MOST_DECODE_WAIT_NS`].
+fn fast_enough_after_ns(is_enough: impl Fn(u64) -> bool) -> u64 {
+    const STEP_NS: u64 = 250_000_000;
+    let mut enough_ns = STEP_NS;
+    while !is_enough(enough_ns) {
+        enough_ns *= 2;
+        if enough_ns > MOST_DECODE_WAIT_NS {
+            return 0;
+        }
+    }
+    let mut too_early_ns = if enough_ns > STEP_NS { enough_ns / 2 } else { 0 };
+    while enough_ns - too_early_ns > STEP_NS {
+        let middle_ns = too_early_ns + (enough_ns - too_early_ns) / 2;
+        *(if is_enough(middle_ns) { &mut enough_ns } else { &mut too_early_ns }) = middle_ns;
+    }
+    enough_ns
 }
 
 /// Returns the decode instance with the shortest step if it gets a request with this prompt and expected output; a full

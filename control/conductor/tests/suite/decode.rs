@@ -39,6 +39,37 @@ fn finish(conductor: &mut Conductor, placed: &Assignment, output: RequestOutput,
 }
 
 #[test]
+fn retry_after_a_rejection_for_decodes_is_when_some_are_predicted_to_have_ended() {
+    let mut conductor = conductor(1);
+    let slo = Slo { ttft_ns: u64::MAX, tbt_ns: 33 * MS, ..Slo::NONE };
+    conductor.set_placement(PlacementPolicy::Kvplane, true, slo, 0);
+    // Steps take up to 30 ms, so each decode lasts up to 30 s.
+    let terms = RequestTerms { output_tokens: 1_000, ..RequestTerms::default() };
+    let mut decoding = Vec::new();
+    let retry_after_ns = loop {
+        let at = decoding.len() as u64;
+        assert!(at < 1_000, "the objective is missed at some time");
+        match conductor.schedule_on_terms(&asked(&format!("r{at}"), prompt(at, 200)), &terms, false, 0).expect("good") {
+            ScheduleReply::Refused { why: ScheduleRefusal::Tbt, retry_after_ns } => break retry_after_ns,
+            answer => {
+                let placed = assigned(&answer).clone();
+                let done = RequestStep::PrefillDone { reused_tokens: 0, took_ns: placed.prefill_ns };
+                for step in [done, RequestStep::Decoding] {
+                    conductor.update(placed.reservation, step, 0).expect("booked");
+                }
+                decoding.push(placed.reservation);
+            }
+        }
+    };
+    assert!(decoding.len() > 2, "{}", decoding.len());
+    assert!((20 * SECOND..40 * SECOND).contains(&retry_after_ns), "{retry_after_ns}");
+    for reservation in decoding {
+        conductor.update(reservation, RequestStep::Ended, retry_after_ns).expect("booked");
+    }
+    place(&mut conductor, "again", prompt(9_999, 200), &terms, retry_after_ns);
+}
+
+#[test]
 fn objective_between_tokens_is_judged_by_reported_steps() {
     let mut conductor = conductor(1);
     let slo = Slo { ttft_ns: u64::MAX, tbt_ns: 60 * MS, ..Slo::NONE };

@@ -25,6 +25,11 @@ impl DecodeGate {
         (objective_ns as f64 * if self.closed { REOPENS } else { ADMITS }) as u64
     }
 
+    /// Returns the limit up to which a new request is admitted after one was rejected.
+    pub(in crate::scheduler) const fn limit_after_rejection_ns(objective_ns: u64) -> u64 {
+        (objective_ns as f64 * REOPENS) as u64
+    }
+
     /// Opens the gate, for other objectives.
     pub(in crate::scheduler) const fn open(&mut self) {
         self.closed = false;

@@ -1,9 +1,9 @@
 //! Admission test of the central queue, on a plan of the promised requests that is kept between calls.
 //!
-//! The plan is that of the queue without the request that is tested. A test adds the request at its place, and plans the
-//! requests behind it again: none where all have the same objective, since the last one has the latest deadline. The plan
-//! is made anew when the queue has changed, when a request has become late, or when an instance is free at another time
-//! than planned; a promised request that is queued last is added to it.
+//! The plan is that of the queue without the request that is tested. A test adds the request at its place, and plans
+//! the requests behind it again: none where all have the same objective, since the last one has the latest deadline.
+//! The plan is made anew when the queue has changed, when a request has become late, or when an instance is free at
+//! another time than planned; a promised request that is queued last is added to it.
 
 #[cfg(test)]
 use std::cell::Cell;

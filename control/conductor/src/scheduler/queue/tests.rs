@@ -33,8 +33,7 @@ fn request(id: u64, arrival_s: u64) -> Request {
 }
 
 fn order(now_s: u64) -> QueueOrder<'static> {
-    let rules =
-        QueueRules { grace_ns: 10 * SECOND, stretch: 1.0, deferred: 0.0, oldest_share: 0.0, ..QueueRules::default() };
+    let rules = QueueRules { deferred: 0.0, oldest_share: 0.0, ..QueueRules::default() };
     QueueOrder { rules, slo: NO_OBJECTIVE, now_ns: now_s * SECOND, servers: 1, instances: &[] }
 }
 
@@ -69,11 +68,11 @@ fn the_shortest_goes_first_while_others_can_wait() {
 
 #[test]
 fn the_earliest_deadline_goes_first_when_it_would_be_missed() {
-    // Deadlines: 18 s; 21 s, behind the work of the first.
+    // Deadlines: 16 s; 19 s, behind the work of the first.
     let queue = queue(&[8, 3], &order(0));
-    assert_eq!(first(&queue, &order(7)), Some(1), "the first can be done at 18 s");
-    assert_eq!(first(&queue, &order(8)), Some(0), "it would be done at 19 s");
-    let two = QueueOrder { servers: 3, ..order(8) };
+    assert_eq!(first(&queue, &order(5)), Some(1), "the first can be done at 16 s");
+    assert_eq!(first(&queue, &order(6)), Some(0), "it would be done at 17 s");
+    let two = QueueOrder { servers: 3, ..order(6) };
     assert_eq!(first(&queue, &two), Some(1), "other instances are free sooner");
 }
 
@@ -82,9 +81,9 @@ fn a_deadline_is_later_behind_a_backlog() {
     let mut queue = queue(&[100], &order(0));
     queue.push(request(1, 0), 20 * SECOND, &order(0));
     queue.push(request(2, 0), SECOND, &order(0));
-    // 20 + 10 + 100 s, and 1 + 10 + 120 s.
+    // The longest prefill takes 100 s. 20 + 100 + 100 s, and 1 + 100 + 120 s.
     let deadlines: Vec<u64> = queue.waiting.iter().map(|one| one.rank.deadline_ns / SECOND).collect();
-    assert_eq!(deadlines, [110, 130, 131]);
+    assert_eq!(deadlines, [200, 220, 221]);
 }
 
 #[test]

@@ -3,14 +3,8 @@
 use super::*;
 
 const SECOND: u64 = 1_000_000_000;
-const RULES: QueueRules = QueueRules {
-    grace_ns: 15 * SECOND,
-    stretch: 1.1,
-    deferred: 0.0,
-    oldest_share: 0.0,
-    saturated_ns: 30 * SECOND,
-    lead_ns: 10 * SECOND,
-};
+const RULES: QueueRules =
+    QueueRules { deferred: 0.0, oldest_share: 0.0, saturated_ns: 30 * SECOND, lead_ns: 10 * SECOND };
 
 fn name(flow: &str) -> ServiceTerms {
     ServiceTerms { flow: flow.into(), ..ServiceTerms::default() }
