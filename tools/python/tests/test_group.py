@@ -4,6 +4,12 @@ stand-in."""
 import array
 import importlib.util
 import itertools
+import os
+import pathlib
+import signal
+import socket
+import sys
+import tempfile
 import unittest
 
 import ranks
@@ -265,6 +271,60 @@ class Native(_Suite, unittest.TestCase):
     """On the native module."""
 
     fake = False
+
+
+class ControlPlanes(unittest.TestCase):
+    """A job's own control plane."""
+
+    def program(self, text):
+        """Has a script in the place of the program."""
+        folder = tempfile.TemporaryDirectory(prefix="kvplane-group-")
+        self.addCleanup(folder.cleanup)
+        path = pathlib.Path(folder.name) / "kvplane"
+        path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        path.chmod(0o700)
+        kept = os.environ.get("KVPLANE_BINARY")
+        os.environ["KVPLANE_BINARY"] = str(path)
+        self.addCleanup(os.environ.pop if kept is None else os.environ.__setitem__, "KVPLANE_BINARY", kept)
+
+    def test_it_outlives_its_process_and_ends_when_idle(self):
+        self.program(f'exec "{sys.executable}" "{ranks.HERE / "fake_groups.py"}" "$@"')
+        script = (
+            "import time; from kvplane._program import start_control_plane as start\n"
+            "print(start('job', 1.0), flush=True); time.sleep(60)"
+        )
+        starter = ranks.Lines([sys.executable, "-c", script], True)
+        self.addCleanup(starter.kill)
+        host, _, port = starter.next().strip().rpartition(":")
+        self.assertEqual(host, "127.0.0.1")
+        starter.signal(signal.SIGKILL)
+        starter.process.wait()
+        socket.create_connection((host, int(port)), timeout=30).close()
+
+        def is_gone():
+            try:
+                socket.create_connection((host, int(port)), timeout=1).close()
+            except OSError:
+                return True
+            return False
+
+        ranks.until(is_gone)
+
+    def test_one_that_does_not_begin(self):
+        from kvplane import Unreachable
+        from kvplane._program import start_control_plane
+
+        self.program("echo no such flag; exit 3")
+        with self.assertRaisesRegex(Unreachable, "(?s)control --cluster job .* ended with 3: no such flag"):
+            start_control_plane("job", 1.0)
+        self.program("sleep 60")
+        with self.assertRaisesRegex(Unreachable, "has not begun within 0.2 s"):
+            start_control_plane("job", 1.0, 0.2)
+        os.environ["KVPLANE_BINARY"] = ""
+        self.addCleanup(os.environ.__setitem__, "PATH", os.environ["PATH"])
+        os.environ["PATH"] = "/nowhere"
+        with self.assertRaisesRegex(Unreachable, "set KVPLANE_BINARY, or KVPLANE_CONTROL"):
+            start_control_plane("job", 1.0)
 
 
 class Arguments(unittest.TestCase):

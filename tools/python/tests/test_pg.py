@@ -35,7 +35,7 @@ class Surface(unittest.TestCase):
         import kvplane
 
         source = pathlib.Path(kvplane.__file__).parent.parent / "mooncake" / "pg.py"
-        self.body = ast.parse(source.read_text(encoding="utf-8")).body
+        self.place, self.body = source, ast.parse(source.read_text(encoding="utf-8")).body
         self.found = {}
         for item in self.body:
             if isinstance(item, (ast.FunctionDef, ast.ClassDef)):
@@ -63,6 +63,18 @@ class Surface(unittest.TestCase):
                 self.assertEqual(f" = {values.get(attribute)}", inside, line)
             elif attribute:
                 self.assertIn(f"self.{attribute}", ast.unparse(item), line)
+
+    def test_the_stub(self):
+        source = pathlib.Path(self.place).with_suffix(".pyi").read_text(encoding="utf-8")
+        stub = {one.name: one for one in ast.parse(source).body if isinstance(one, (ast.FunctionDef, ast.ClassDef))}
+        exported = next(one for one in self.body if isinstance(one, ast.Assign) and one.targets[0].id == "__all__")
+        names = {one.value for one in exported.value.elts} - {"ViewUpdateStatus"}
+        self.assertEqual(set(stub), names)
+        for name, one in stub.items():
+            if isinstance(one, ast.FunctionDef):
+                parameters = [[each.arg for each in item.args.args] for item in (one, self.found[name]) if
+                              isinstance(item, ast.FunctionDef)]
+                self.assertEqual(parameters[0], parameters[-1], name)
 
     def test_what_is_exported(self):
         exported = next(one for one in self.body if isinstance(one, ast.Assign) and one.targets[0].id == "__all__")

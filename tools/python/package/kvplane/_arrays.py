@@ -49,7 +49,7 @@ class Elements(NamedTuple):
     """Contiguous memory of elements."""
 
     address: int
-    count: int
+    length: int
     #: Kind and size as in numpy's type strings, `bf16`, or another name of a type that is not reduced.
     kind: str
     item: int
@@ -59,11 +59,11 @@ class Elements(NamedTuple):
     @property
     def size(self) -> int:
         """Returns the length in bytes."""
-        return self.count * self.item
+        return self.length * self.item
 
     def part(self, begin: int, end: int) -> "Elements":
         """Returns the elements from `begin` to `end`."""
-        return self._replace(address=self.address + begin * self.item, count=end - begin)
+        return self._replace(address=self.address + begin * self.item, length=end - begin)
 
     def reduced(self, reduction: str) -> str:
         """Returns the type by which a collective reduces the elements. InvalidArgument if it cannot."""
@@ -84,7 +84,7 @@ class Elements(NamedTuple):
         collectives know, or bytes."""
         if self.kind == "bf16" or self.kind in _TYPES:
             return self
-        return self._replace(kind="u1", item=1, count=self.size)
+        return self._replace(kind="u1", item=1, length=self.size)
 
     @property
     def data_type(self) -> str:

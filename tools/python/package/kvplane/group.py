@@ -210,25 +210,25 @@ class Group:
         """Combines the arrays of all ranks, in place."""
         whole = elements(array, "array", True)
         kind = whole.reduced(reduction)
-        return self._begin("all_reduce", array, [whole], deadline, whole.address, whole.count, kind, reduction)
+        return self._begin("all_reduce", array, [whole], deadline, whole.address, whole.length, kind, reduction)
 
     def reduce(self, array: Any, root: int = 0, reduction: str = "sum", deadline: Optional[float] = None) -> Work:
         """Combines the arrays of all ranks, in place at the root."""
         whole = elements(array, "array", self._is_at(root))
         kind = whole.reduced(reduction)
-        return self._begin("reduce", array, [whole], deadline, whole.address, whole.count, kind, reduction, root)
+        return self._begin("reduce", array, [whole], deadline, whole.address, whole.length, kind, reduction, root)
 
     def broadcast(self, array: Any, root: int = 0, deadline: Optional[float] = None) -> Work:
         """Copies the root's array to all ranks."""
         whole = elements(array, "array", not self._is_at(root)).moved()
-        return self._begin("broadcast", array, [whole], deadline, whole.address, whole.count, whole.data_type, root)
+        return self._begin("broadcast", array, [whole], deadline, whole.address, whole.length, whole.data_type, root)
 
     def all_gather(self, source: Any, target: Any = None, deadline: Optional[float] = None) -> Work:
         """Copies the arrays of all ranks, in the order of the ranks, to all."""
         if target is None:
             target = like(source, [self.size, *shape_of(source)])
         parts, whole = self._whole(source, target, "source", "target", True)
-        numbers = parts.address, whole.address, parts.count, parts.data_type
+        numbers = parts.address, whole.address, parts.length, parts.data_type
         return self._begin("all_gather", target, [parts, whole], deadline, *numbers)
 
     def gather(self, source: Any, target: Any = None, root: int = 0, deadline: Optional[float] = None) -> Work:
@@ -241,7 +241,7 @@ class Group:
         else:
             parts = elements(source, "source").moved()
             kept, address = [parts], 0
-        numbers = parts.address, address, parts.count, parts.data_type, root
+        numbers = parts.address, address, parts.length, parts.data_type, root
         return self._begin("gather", target, kept, deadline, *numbers)
 
     def scatter(self, target: Any, source: Any = None, root: int = 0, deadline: Optional[float] = None) -> Work:
@@ -254,7 +254,7 @@ class Group:
         else:
             parts = elements(target, "target", True).moved()
             kept, address = [parts], 0
-        numbers = address, parts.address, parts.count, parts.data_type, root
+        numbers = address, parts.address, parts.length, parts.data_type, root
         return self._begin("scatter", target, kept, deadline, *numbers)
 
     def reduce_scatter(
@@ -264,7 +264,7 @@ class Group:
         whole, part = elements(source, "source"), elements(target, "target", True)
         self._same_type(whole, part)
         self._fits(whole, part, "source", "target")
-        numbers = whole.address, part.address, part.count, part.reduced(reduction), reduction
+        numbers = whole.address, part.address, part.length, part.reduced(reduction), reduction
         return self._begin("reduce_scatter", target, [whole, part], deadline, *numbers)
 
     def all_to_all(
@@ -295,13 +295,13 @@ class Group:
         """Sends an array to a rank, whose `receive` has the same tag and number of elements. If the rank fails, the
         work ends, and `failed` names it."""
         whole = elements(array, "array").moved()
-        numbers = whole.address, whole.count, whole.data_type, self._peer(peer), operator.index(tag)
+        numbers = whole.address, whole.length, whole.data_type, self._peer(peer), operator.index(tag)
         return self._begin("send", array, [whole], deadline, *numbers)
 
     def receive(self, array: Any, peer: int, tag: int = 0, deadline: Optional[float] = None) -> Work:
         """Receives an array from a rank."""
         whole = elements(array, "array", True).moved()
-        numbers = whole.address, whole.count, whole.data_type, self._peer(peer), operator.index(tag)
+        numbers = whole.address, whole.length, whole.data_type, self._peer(peer), operator.index(tag)
         return self._begin("receive", array, [whole], deadline, *numbers)
 
     def join(self, deadline: float = 30.0) -> None:
@@ -409,9 +409,9 @@ class Group:
     def _fits(self, whole: Elements, part: Elements, of_whole: str, of_part: str) -> None:
         """Checks that there is a part for each rank; those of ranks beyond the highest active one are not used."""
         size = self.size
-        parts, rest = divmod(whole.count, part.count) if part.count else (size, whole.count)
+        parts, rest = divmod(whole.length, part.length) if part.length else (size, whole.length)
         if rest or not size <= parts <= self.max_size:
-            what = f"{of_whole} has {whole.count} elements, not the {size} x {part.count} of {size} ranks and {of_part}"
+            what = f"{of_whole} has {whole.length} elements, not the {size} x {part.length} of {size} ranks and {of_part}"
             raise InvalidArgument(-600, what)
 
     def _whole(self, part: Any, whole: Any, of_part: str, of_whole: str, writes: bool) -> Tuple[Elements, Elements]:
@@ -424,13 +424,13 @@ class Group:
     def _counts(self, whole: Elements, counts: Optional[Sequence[int]], name: str) -> List[int]:
         size = self.size
         if counts is None:
-            each, rest = divmod(whole.count, size)
+            each, rest = divmod(whole.length, size)
             if rest:
-                raise InvalidArgument(-600, f"{name} has {whole.count} elements, which {size} ranks do not share evenly")
+                raise InvalidArgument(-600, f"{name} has {whole.length} elements, which {size} ranks do not share evenly")
             return [each] * size
         numbers = [operator.index(count) for count in counts]
-        if not size <= len(numbers) <= self.max_size or min(numbers) < 0 or sum(numbers) != whole.count:
-            what = f"{name}_counts are {numbers}: {size} numbers of 0 or more that add up to {name}'s {whole.count}"
+        if not size <= len(numbers) <= self.max_size or min(numbers) < 0 or sum(numbers) != whole.length:
+            what = f"{name}_counts are {numbers}: {size} numbers of 0 or more that add up to {name}'s {whole.length}"
             raise InvalidArgument(-600, what)
         return numbers[:size]
 

@@ -42,6 +42,11 @@ class MooncakeWork(dist.Work):
         self._lock = threading.Lock()
         self._future = None
 
+    def also(self, finish):
+        """Adds a step at the end of a work that nobody has waited for yet."""
+        first = self._finish
+        self._finish = finish if first is None else lambda: (first(), finish())
+
     def _end(self, works):
         """Ends once: copies results, notes which ranks failed, and writes the mirror of active ranks."""
         with self._lock:

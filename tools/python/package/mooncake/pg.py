@@ -249,6 +249,8 @@ class _State:
         self.failures, self.hooks, self.shrinks = "automatic", {}, 0
         #: Works of a coalescing block; None outside of one.
         self.coalesced = None
+        #: Works that copy results at their end, oldest first: also of callers that do not wait for them.
+        self.copying = []
         self._lock = threading.Lock()
         self._written = None
 
@@ -295,8 +297,14 @@ class _State:
             raise RuntimeError(f"the group {self.name} was destroyed, or waits for reconfigure()")
         return self.group
 
+    def copy_results(self):
+        """Copies the results of collectives that have ended."""
+        while self.copying and self.copying[0].is_completed():
+            self.copying.pop(0)
+
     def leave(self):
         """Leaves the group. Idempotent."""
+        self.copy_results()
         group, self.group = self.group, None
         if group is not None:
             try:
@@ -433,6 +441,7 @@ class _Collectives:
         return found + getattr(opts, "rootTensor", 0)
 
     def _begin(self, function, *arguments, outputs=(), finish=None, peer=None):
+        self._state.copy_results()
         try:
             work = function(*arguments)
         except Error as problem:
@@ -441,6 +450,8 @@ class _Collectives:
 
     def _made(self, works, outputs, finish=None, peer=None):
         made = MooncakeWork(self._state, works, outputs, finish, peer)
+        if finish is not None:
+            self._state.copying.append(made)
         if self._state.coalesced is not None:
             self._state.coalesced.append(made)
         return made
@@ -482,7 +493,8 @@ class _Collectives:
             flat = torch.cat([one.detach().reshape(-1) for one in several])
             work = self.allreduce([flat], opts)
             works.append(work)
-            work._finish = _joined(work._finish, _split_back(flat, several))
+            work.also(_split_back(flat, several))
+            self._state.copying.append(work)
         return self._all(works)
 
     def reduce(self, tensors, opts=None, root=None, op=None, timeout=None):
