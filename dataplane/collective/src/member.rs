@@ -253,7 +253,7 @@ impl Member {
             return Err(Failure::TooMany { limit: MAX_WAITING });
         }
         let work = self.next_work.take();
-        self.messages.send(work, to, tag, bytes, deadline_ns);
+        self.messages.send(work, to, tag, bytes, deadline_ns, &mut self.outputs);
         Ok(work)
     }
 
@@ -450,6 +450,7 @@ impl Member {
     /// group a view: a peer whose connection was lost before a view began counts as failed in it.
     pub const fn link(&mut self, peers: RankSet<GroupRank>) {
         self.membership.link(peers);
+        self.messages.link(peers);
     }
 
     /// Processes the head of a frame with `bytes` bytes of payload. The host follows the disposition before it calls
@@ -684,7 +685,8 @@ impl Member {
 
     fn begin_first(&mut self, participants: RankSet<GroupRank>) -> bool {
         let Some(first) = self.queue.front_mut() else { return false };
-        first.begun_with = first.begun_with.union(participants);
+        // Active members that failed before contribute nothing either.
+        first.begun_with = first.begun_with.union(participants).union(self.membership.view.failed);
         let thresholds = self.config.thresholds;
         // Without its root, the members only find together that it cannot be done: none is ahead of another.
         let schedule =

@@ -75,6 +75,8 @@ pub(crate) struct Messages {
     offers: VecDeque<Offer>,
     /// Answers to offers, and offers that are withdrawn.
     answers: VecDeque<(GroupRank, FrameKind)>,
+    /// Peers whose connection was lost, and has not been made again.
+    gone: RankSet<GroupRank>,
     next: u64,
 }
 
@@ -87,12 +89,25 @@ impl Messages {
             receiving: VecDeque::new(),
             offers: VecDeque::new(),
             answers: VecDeque::new(),
+            gone: RankSet::EMPTY,
             next: 0,
         }
     }
 
     /// Sends a message.
-    pub(crate) fn send(&mut self, work: WorkId, to: GroupRank, tag: i32, total: u64, deadline_ns: u64) {
+    pub(crate) fn send(
+        &mut self,
+        work: WorkId,
+        to: GroupRank,
+        tag: i32,
+        total: u64,
+        deadline_ns: u64,
+        outputs: &mut VecDeque<Output>,
+    ) {
+        if self.gone.contains(to) {
+            outputs.push_back(lost(work, to));
+            return;
+        }
         let message = self.next;
         self.next += 1;
         self.sending.push_back(Sending { work, to, message, tag, total, deadline_ns, stage: Stage::Waiting });
@@ -111,7 +126,10 @@ impl Messages {
         let mut receiving = Receiving { work, from, tag, room, deadline_ns, matched: None };
         let fits = |offer: &Offer| offer.tag == tag && from.is_none_or(|from| from == offer.from);
         let Some(offer) = self.offers.iter().position(fits).and_then(|at| self.offers.remove(at)) else {
-            self.receiving.push_back(receiving);
+            match from.filter(|from| self.gone.contains(*from)) {
+                Some(from) => outputs.push_back(lost(work, from)),
+                None => self.receiving.push_back(receiving),
+            }
             return;
         };
         if let Some(failure) = self.size_failure(&offer, room) {
@@ -310,23 +328,28 @@ impl Messages {
         Some(Outgoing { to, head: head(kind), payload })
     }
 
+    /// The connections to these peers exist.
+    pub(crate) const fn link(&mut self, peers: RankSet<GroupRank>) {
+        self.gone = self.gone.without(peers);
+    }
+
     /// Ends all messages with peers that were lost.
     pub(crate) fn lose(&mut self, peers: RankSet<GroupRank>, outputs: &mut VecDeque<Output>) {
-        let failed = |work, rank| Output::Complete { work, outcome: Err(Failure::PeerLost { rank }) };
+        self.gone = self.gone.union(peers);
         self.answers.retain(|(to, _)| !peers.contains(*to));
         self.unaccepted.retain(|(to, _)| !peers.contains(*to));
         for sending in self.sending.iter().filter(|sending| peers.contains(sending.to)) {
-            outputs.push_back(failed(sending.work, sending.to));
+            outputs.push_back(lost(sending.work, sending.to));
         }
         self.sending.retain(|sending| !peers.contains(sending.to));
-        let lost = |receiving: &Receiving| {
+        let sender = |receiving: &Receiving| {
             let from = receiving.matched.map(|(from, ..)| from).or(receiving.from);
             from.filter(|from| peers.contains(*from))
         };
         for receiving in &self.receiving {
-            outputs.extend(lost(receiving).map(|rank| failed(receiving.work, rank)));
+            outputs.extend(sender(receiving).map(|rank| lost(receiving.work, rank)));
         }
-        self.receiving.retain(|receiving| lost(receiving).is_none());
+        self.receiving.retain(|receiving| sender(receiving).is_none());
         for offer in self.offers.iter().filter(|offer| peers.contains(offer.from)) {
             outputs.extend(offer.first.map(Output::Drop));
         }
@@ -368,6 +391,10 @@ impl Messages {
         self.answers.clear();
         self.unaccepted.clear();
     }
+}
+
+fn lost(work: WorkId, rank: GroupRank) -> Output {
+    Output::Complete { work, outcome: Err(Failure::PeerLost { rank }) }
 }
 
 fn complete(work: WorkId, peer: GroupRank) -> Output {

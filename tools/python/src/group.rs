@@ -132,14 +132,11 @@ impl GroupProcess {
         let host = host.unwrap_or_else(|| "127.0.0.1".to_owned());
         let kvplane::OwnAddress { listen, announce, .. } = kvplane::OwnAddress::resolve(&host, None);
         let wanted = ControlArguments { master: control, cluster, certificates, runtime_directory }.completed();
-        let connected = waiting(py, || {
-            wanted.connect(move |control| {
-                let mut config = GroupProcessConfig::new(control, world, rank);
-                (config.listen, config.announce) = (listen, announce);
-                Ok(group::GroupProcess::join(config))
-            })
-        })?;
-        let joined = connected.map_err(|error| PyConnectionError::new_err(error.to_string()))?;
+        let control = waiting(py, || wanted.found())?;
+        let control = control.map_err(|error| PyConnectionError::new_err(error.to_string()))?;
+        let mut config = GroupProcessConfig::new(control, world, rank);
+        (config.listen, config.announce) = (listen, announce);
+        let joined = waiting(py, move || group::GroupProcess::join(config))?;
         let process = joined.map_err(|error| raised(&error))?;
         Ok(Self { process: RwLock::new(Some(Arc::new(process))), pid: std::process::id() })
     }
@@ -213,8 +210,11 @@ impl ProcessGroup {
         deadline: f64,
     ) -> PyResult<GroupWork> {
         let deadline = deadline_of(deadline)?;
-        let size = self.group.size();
-        let operation = Operation { collective, data_type, count, places: size as u8 };
+        // A root that is dead is beyond the size, and no place of it is used.
+        let mut operation = Operation { collective, data_type, count, places: self.group.size() as u8 };
+        if let Some(root) = operation.root().filter(|root| root.0 < self.max_size() && operation.is_in_place()) {
+            operation.places = operation.places.max(root.0 + 1);
+        }
         operation.check().map_err(|error| invalid(error.to_string()))?;
         let (source_bytes, target_bytes) = operation.buffer_bytes(self.group.rank());
         let source = buffer(source, source_bytes)?;

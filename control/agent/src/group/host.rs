@@ -276,8 +276,11 @@ impl GroupHost {
             let Some(held) = self.held.get(&to) else { continue };
             let may_send =
                 self.groups.get(&held.head.group).is_some_and(|membership| membership.member.may_send(&held.head));
-            let sent =
-                if may_send { send_frame(&mut self.mesh, to, &held.head, held.payload.as_ref()) } else { SendOutcome::Down };
+            let sent = if may_send {
+                send_frame(&mut self.mesh, to, &held.head, held.payload.as_ref())
+            } else {
+                SendOutcome::Down
+            };
             if sent == SendOutcome::Full {
                 continue;
             }

@@ -133,6 +133,8 @@ impl Membership {
                 }
             }
         }
+        // A frame may need what this one has changed.
+        self.carry_out(buffers);
         Ok(())
     }
 

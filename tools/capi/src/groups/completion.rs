@@ -103,8 +103,8 @@ impl Completion {
     }
 }
 
-/// Returns the ranks that failed in a work, and its result. A peer of a message, or a root, that has failed is told by
-/// the hint alone, as in Mooncake.
+/// Returns the ranks that failed in a work, and its result. Only the hint names a peer of a message, or a root, that
+/// has failed: as in Mooncake, the work succeeds.
 fn judge(
     outcome: Result<kvplane::group::Completion, GroupError>,
     peer: Option<GroupRank>,
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_of_peers_and_roots_are_told_by_the_hint() {
+    fn the_hint_names_peers_and_roots_that_failed() {
         let completion = kvplane::group::Completion { epoch: 2, participants: ranks(&[0]), failed: ranks(&[1]), peer: None };
         assert_eq!(judge(Ok(completion), None), (ranks(&[1]), Ok(())));
         let lost = Failure::PeerLost { rank: GroupRank(2) };

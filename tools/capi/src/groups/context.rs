@@ -262,7 +262,7 @@ pub(crate) extern "C" fn mooncakePgContextInitialize(
 /// Finds or starts a control plane, and writes the address by which processes connect to it.
 ///
 /// # Safety
-/// As many writable bytes as it says, or null.
+/// An array of as many writable bytes as it says, or null.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn mooncakePgContextLaunchCoordinator(
     context: *mut c_void,
@@ -341,7 +341,7 @@ pub(crate) unsafe extern "C" fn mooncakePgContextSetTransferEngine(
 /// Names the RDMA devices that connections use.
 ///
 /// # Safety
-/// As many strings with a final zero as it says, or null.
+/// An array of as many strings with a final zero as it says, or null.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn mooncakePgContextSetDeviceFilter(
     context: *mut c_void,

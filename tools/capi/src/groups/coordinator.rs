@@ -120,8 +120,8 @@ impl CoordinatorAddress {
         }
         if let Some(far) = addresses.iter().find(|address| !Control::is_of_this_host(**address)) {
             return Err(CallFailure::argument(format_args!(
-                "the control plane at {far} is on another host: set KVPLANE_CERTS to the folder that `kvplane ctl cert` \
-                 made"
+                "the control plane at {far} is on another host: set KVPLANE_CERTS to the folder that `kvplane ctl \
+                 cert` made"
             )));
         }
         let found = Control::published(None).map_err(|error| CallFailure::new(ResultCode::Rpc, error))?;
@@ -201,8 +201,8 @@ fn start(name: &str) -> Result<SocketAddr, CallFailure> {
     command.stdout(output.try_clone().map_err(unusable)?).stderr(output.try_clone().map_err(unusable)?);
     let mut child = command.spawn().map_err(|error| {
         failed(format!(
-            "the program {program:?} for the coordinator was not started: {error}; set KVPLANE_BINARY, or KVPLANE_CONTROL \
-             to a control plane"
+            "the program {program:?} for the coordinator was not started: {error}; set KVPLANE_BINARY, or \
+             KVPLANE_CONTROL to a control plane"
         ))
     })?;
     let until = Instant::now() + START;

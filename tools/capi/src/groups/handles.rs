@@ -13,7 +13,7 @@ static NEXT: AtomicUsize = AtomicUsize::new(1);
 /// Distance between two handles: they look like addresses, and one is none of memory that a program has.
 const STEP: usize = 16;
 
-/// What C code has a handle of.
+/// Table of one kind of things that C code has handles of.
 pub(crate) struct Handles<T> {
     entries: RwLock<BTreeMap<usize, Arc<T>>>,
     /// Names the kind, for messages.

@@ -83,7 +83,7 @@ impl WorldPlace {
         match (u8::try_from(rank), u8::try_from(size)) {
             (Ok(rank), Ok(size)) if rank < size && usize::from(size) <= MAX_RANKS => Ok(Self { rank, size }),
             _ => Err(CallFailure::argument(format_args!(
-                "global rank {rank} of at most {size} processes: a world has 1 to {MAX_RANKS} processes, with ranks from 0"
+                "global rank {rank} of at most {size} processes: a world has 1 to {MAX_RANKS}, with ranks from 0"
             ))),
         }
     }
@@ -152,8 +152,8 @@ impl CommConfig {
     /// Returns the membership that a struct describes, of the process of a place.
     ///
     /// # Safety
-    /// Conditions of [`Self::read`]; a string with a final zero or null; as many ranks as it says or null; a mirror of as
-    /// many entries as it says, valid for the life of the communicator, or null.
+    /// Conditions of [`Self::read`]; a string with a final zero or null; as many ranks as it says or null; a mirror of
+    /// as many entries as it says, valid for the life of the communicator, or null.
     pub(crate) unsafe fn describe(config: *const Self, place: WorldPlace) -> Result<MembershipSpec, CallFailure> {
         // SAFETY: by the caller's promise.
         let config = unsafe { Self::read(config) }?;

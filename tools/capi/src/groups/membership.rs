@@ -23,7 +23,7 @@ use crate::rim::array;
 const FOUNDING: Duration = Duration::from_secs(300);
 /// Longest wait of a joiner for the group that it names.
 const APPEARANCE: Duration = Duration::from_secs(5);
-/// Pause before a joiner asks for its group again.
+/// Pause before a joiner attaches to its group again.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Longest wait for operations in flight, before a member leaves or says that it is ready.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -118,7 +118,7 @@ impl Membership {
     }
 
     /// # Safety
-    /// As many ranks as it says, or null.
+    /// An array of as many ranks as it says, or null.
     unsafe fn ranks(&self, ranks: *const i32, count: usize) -> Result<Vec<GroupRank>, CallFailure> {
         if count > MAX_RANKS {
             return Err(CallFailure::argument(format_args!("{count} ranks: a group has at most {MAX_RANKS}")));
@@ -327,7 +327,7 @@ pub(crate) unsafe extern "C" fn mooncakePgCommGetNumSyncedRanks(comm: *mut c_voi
 /// Writes which ranks are active.
 ///
 /// # Safety
-/// As many entries as it says, or null.
+/// An array of as many entries as it says, or null.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn mooncakePgCommGetActiveRanks(
     comm: *mut c_void,
@@ -354,7 +354,7 @@ pub(crate) unsafe extern "C" fn mooncakePgCommGetActiveRanks(
 /// Writes for each of some ranks whether it is alive, connected, and active or ready to be.
 ///
 /// # Safety
-/// As many ranks and entries as it says, or null.
+/// Arrays of as many ranks and entries as it says, or null.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn mooncakePgCommGetPeerState(
     comm: *mut c_void,
@@ -381,7 +381,7 @@ pub(crate) unsafe extern "C" fn mooncakePgCommGetPeerState(
 /// Proposes a change of some ranks.
 ///
 /// # Safety
-/// As many ranks as it says, or null; a place for the answer, or null.
+/// An array of as many ranks as it says, or null; a place for the answer, or null.
 unsafe fn change(
     comm: *mut c_void,
     ranks: *const i32,
@@ -404,7 +404,7 @@ unsafe fn change(
 /// Proposes to activate ranks.
 ///
 /// # Safety
-/// As many ranks as it says, or null; a place for the answer, or null.
+/// An array of as many ranks as it says, or null; a place for the answer, or null.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn mooncakePgCommActivateRanks(
     comm: *mut c_void,
@@ -419,7 +419,7 @@ pub(crate) unsafe extern "C" fn mooncakePgCommActivateRanks(
 /// Proposes to deactivate ranks.
 ///
 /// # Safety
-/// As many ranks as it says, or null; a place for the answer, or null.
+/// An array of as many ranks as it says, or null; a place for the answer, or null.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn mooncakePgCommDeactivateRanks(
     comm: *mut c_void,
