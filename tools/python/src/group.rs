@@ -460,7 +460,8 @@ impl ProcessGroup {
         let outcome = waiting(py, || self.group.propose(change, deadline))?.map_err(|error| raised(&error))?;
         Ok(match outcome {
             Outcome::Applied { .. } => ("reconciled", String::new()),
-            Outcome::Unchanged { .. } => ("none_pending", String::new()),
+            // Failed ranks that the caller deactivates take part no longer, and stay members.
+            Outcome::Unchanged { .. } | Outcome::NotAutomatic => ("none_pending", String::new()),
             other => ("rejected", other.to_string()),
         })
     }

@@ -228,8 +228,12 @@ impl MemberHost for LinkedProcess {
     }
 
     fn follow(&mut self, status: &Status) {
-        self.0.host().follow(status);
-        self.0.status().clone_from(status);
+        {
+            // Callers that find the outcome of an operation find the status with it, and the other way round.
+            let mut host = self.0.host();
+            host.follow(status);
+            self.0.status().clone_from(status);
+        }
         self.0.has_status.notify_all();
         // Connections and operations go on.
         if self.0.round() {
