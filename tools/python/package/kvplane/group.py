@@ -349,7 +349,10 @@ class Group:
 
     def sync_after_failure(self, deadline: float = 30.0) -> Reconciliation:
         """Waits until the control plane has decided which ranks failed; in a group whose failures are `deferred`, they
-        are deactivated then."""
+        are deactivated then. Where they are `manual`, the caller deactivates them, and this says whether there are
+        any."""
+        if self._failures == "manual":
+            return Reconciliation("reconciled" if self._missing() else "none_pending", "")
         return Reconciliation(*_called(self._group.sync_after_failure, self._seconds(deadline)))
 
     def await_peers(self, ranks: Union[int, Iterable[int]], deadline: float = 30.0) -> bool:
