@@ -51,9 +51,10 @@ def install(python, version):
 def stand_in(folder, packages):
     """Compiles the stand-ins; returns the preloaded one."""
     libraries = [path for path in (packages / "torch" / "lib").glob("*.so*") if path.is_file()]
-    real = [path for path in (packages / "nvidia").rglob("*.so*") if path.is_file()]
-    there = {path.name for path in libraries + real}
-    asked = set().union(*map(needed, libraries)) - there
+    asked = set().union(*map(needed, libraries))
+    # Those of another CUDA than this torch's do not count.
+    real = [path for path in (packages / "nvidia").rglob("*.so*") if path.name in asked]
+    asked -= {path.name for path in libraries + real}
     resolved = output("ldconfig", "-p") + " libc.so.6"
     missing = sorted(name for name in asked if name not in resolved)
     defined, undefined = set(), {}
