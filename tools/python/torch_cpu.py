@@ -45,7 +45,10 @@ def symbols(library, which):
 def install(python, version):
     """Installs torch and its requirements that matter on a CPU."""
     command = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check"]
-    subprocess.run([*command, f"torch=={version}", *PURE, *SMALL], check=True)
+    # Torch was built for numpy 2 from 2.3 on.
+    is_old = tuple(map(int, version.split(".")[:2])) < (2, 3)
+    pure = [f"{name}<2" if name == "numpy" and is_old else name for name in PURE]
+    subprocess.run([*command, f"torch=={version}", *pure, *SMALL], check=True)
 
 
 def stand_in(folder, packages):

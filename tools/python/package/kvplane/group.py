@@ -49,6 +49,8 @@ MAX_RANKS = 64
 FAILURE_MODES = ("automatic", "deferred", "manual")
 
 
+#: Wait for a message of a rank that takes no part any more.
+_BUFFERED_S = 0.5
 #: Longest wait for collectives in flight, when a group is closed.
 _DRAIN_S = 5.0
 
@@ -118,6 +120,8 @@ class Work:
         self._result = result
         self._keeps: Any = keeps
         self._is_collective = True
+        #: Source of a message that takes no part any more.
+        self._gone: Optional[int] = None
 
     def done(self) -> bool:
         """Returns True if it has ended, with a result or an error."""
@@ -131,7 +135,12 @@ class Work:
         another collective, Excluded if this process is in the group's view no longer."""
         if timeout is not None and timeout < 0:
             raise InvalidArgument(-600, f"timeout is {timeout} s: it is 0 or more")
-        ended: bool = _called(self._work.wait, timeout)
+        try:
+            ended: bool = _called(self._work.wait, timeout)
+        except Timeout:
+            if self._gone is None:
+                raise
+            ended, self._failed = True, [self._gone]
         if ended:
             self._keeps = None
             self._note_failed()
@@ -159,6 +168,8 @@ class Work:
         `automatic`, so do those that failed before and are not deactivated yet."""
         if self._failed is None and not self.done():
             return []
+        if self._gone is not None and self._failed is None:
+            self.wait()
         return self._note_failed()
 
     def _note_failed(self) -> List[int]:
@@ -412,12 +423,18 @@ class Group:
         self, name: str, array: Any, whole: Elements, peer: int, tag: int, deadline: Optional[float]
     ) -> Work:
         number = self._peer(peer)
-        if not self.active[number]:
+        is_gone = not self.active[number]
+        if is_gone and name == "send":
             work = Work(self, _NoPeer(number, self.epoch), array, [])
             work._is_collective = False
             return work
         numbers = whole.address, whole.length, whole.data_type, number, operator.index(tag)
-        return self._begin(name, array, [whole], deadline, *numbers)
+        if is_gone:
+            # What it sent before is here already.
+            deadline = _BUFFERED_S
+        work = self._begin(name, array, [whole], deadline, *numbers)
+        work._gone = number if is_gone else None
+        return work
 
     def _missing(self) -> Set[int]:
         """Active members that take part no longer, and that nobody has deactivated."""
