@@ -45,15 +45,19 @@ def symbols(library, which):
 def install(python, version):
     """Installs torch and its requirements that matter on a CPU."""
     command = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check"]
-    subprocess.run([*command, f"torch=={version}", *PURE, *SMALL], check=True)
+    # Torch was built for numpy 2 from 2.3 on.
+    is_old = tuple(map(int, version.split(".")[:2])) < (2, 3)
+    pure = [f"{name}<2" if name == "numpy" and is_old else name for name in PURE]
+    subprocess.run([*command, f"torch=={version}", *pure, *SMALL], check=True)
 
 
 def stand_in(folder, packages):
     """Compiles the stand-ins; returns the preloaded one."""
     libraries = [path for path in (packages / "torch" / "lib").glob("*.so*") if path.is_file()]
-    real = [path for path in (packages / "nvidia").rglob("*.so*") if path.is_file()]
-    there = {path.name for path in libraries + real}
-    asked = set().union(*map(needed, libraries)) - there
+    asked = set().union(*map(needed, libraries))
+    # Those of another CUDA than this torch's do not count.
+    real = [path for path in (packages / "nvidia").rglob("*.so*") if path.name in asked]
+    asked -= {path.name for path in libraries + real}
     resolved = output("ldconfig", "-p") + " libc.so.6"
     missing = sorted(name for name in asked if name not in resolved)
     defined, undefined = set(), {}

@@ -22,7 +22,7 @@ a group begin its collectives in the same order.
 import operator
 import time
 from types import TracebackType
-from typing import Any, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Type, Union
+from typing import Any, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Type, Union
 
 from kvplane import _native
 from kvplane._arrays import Elements, elements, like, shape_of
@@ -49,6 +49,8 @@ MAX_RANKS = 64
 FAILURE_MODES = ("automatic", "deferred", "manual")
 
 
+#: Wait for a message of a rank that takes no part any more.
+_BUFFERED_S = 0.5
 #: Longest wait for collectives in flight, when a group is closed.
 _DRAIN_S = 5.0
 
@@ -90,13 +92,36 @@ def _rank(rank: Any, below: int, what: str) -> int:
     return number
 
 
+class _NoPeer:
+    """Work of a message whose peer takes no part in the group's view: it has ended, and names the peer."""
+
+    def __init__(self, peer: int, epoch: int):
+        self._peer, self._epoch = peer, epoch
+
+    def wait(self, deadline: Optional[float] = None) -> bool:
+        return True
+
+    def is_done(self) -> bool:
+        return True
+
+    def failed(self) -> List[bool]:
+        return [rank == self._peer for rank in range(self._peer + 1)]
+
+    def epoch(self) -> int:
+        return self._epoch
+
+
 class Work:
     """A collective that was begun. It keeps the arrays until it is done."""
 
-    def __init__(self, work: "_native.GroupWork", result: Any, keeps: Sequence[Elements]):
-        self._work = work
+    def __init__(self, group: "Group", work: Union["_native.GroupWork", _NoPeer], result: Any, keeps: Sequence[Elements]):
+        self._group, self._work = group, work
+        self._failed: Optional[List[int]] = None
         self._result = result
         self._keeps: Any = keeps
+        self._is_collective = True
+        #: Source of a message that takes no part any more.
+        self._gone: Optional[int] = None
 
     def done(self) -> bool:
         """Returns True if it has ended, with a result or an error."""
@@ -110,9 +135,15 @@ class Work:
         another collective, Excluded if this process is in the group's view no longer."""
         if timeout is not None and timeout < 0:
             raise InvalidArgument(-600, f"timeout is {timeout} s: it is 0 or more")
-        ended: bool = _called(self._work.wait, timeout)
+        try:
+            ended: bool = _called(self._work.wait, timeout)
+        except Timeout:
+            if self._gone is None:
+                raise
+            ended, self._failed = True, [self._gone]
         if ended:
             self._keeps = None
+            self._note_failed()
         return ended
 
     def result(self, timeout: Optional[float] = None) -> Any:
@@ -133,8 +164,21 @@ class Work:
 
     @property
     def failed(self) -> List[int]:
-        """Returns the ranks that failed while it ran: the result is that of the others."""
-        return [rank for rank, failed in enumerate(self._work.failed()) if failed]
+        """Returns the ranks that failed while it ran: the result is that of the others. Where failures are not
+        `automatic`, so do those that failed before and are not deactivated yet."""
+        if self._failed is None and not self.done():
+            return []
+        if self._gone is not None and self._failed is None:
+            self.wait()
+        return self._note_failed()
+
+    def _note_failed(self) -> List[int]:
+        if self._failed is None:
+            failed = {rank for rank, has_failed in enumerate(self._work.failed()) if has_failed}
+            if self._is_collective:
+                failed |= self._group._missing()
+            self._failed = sorted(failed)
+        return self._failed
 
     @property
     def epoch(self) -> int:
@@ -153,8 +197,8 @@ class Group:
     part for each rank have `size` parts, or more, at most `max_size`: then they need not shrink with the group.
     """
 
-    def __init__(self, group: "_native.ProcessGroup", deadline: float):
-        self._group = group
+    def __init__(self, group: "_native.ProcessGroup", deadline: float, failures: str = "automatic"):
+        self._group, self._failures = group, failures
         #: Seconds within which a collective ends, unless its call says otherwise.
         self.deadline = deadline
         #: Works whose arrays are still in use, oldest first.
@@ -294,15 +338,11 @@ class Group:
     def send(self, array: Any, peer: int, tag: int = 0, deadline: Optional[float] = None) -> Work:
         """Sends an array to a rank, whose `receive` has the same tag and number of elements. If the rank fails, the
         work ends, and `failed` names it."""
-        whole = elements(array, "array").moved()
-        numbers = whole.address, whole.length, whole.data_type, self._peer(peer), operator.index(tag)
-        return self._begin("send", array, [whole], deadline, *numbers)
+        return self._message("send", array, elements(array, "array").moved(), peer, tag, deadline)
 
     def receive(self, array: Any, peer: int, tag: int = 0, deadline: Optional[float] = None) -> Work:
         """Receives an array from a rank."""
-        whole = elements(array, "array", True).moved()
-        numbers = whole.address, whole.length, whole.data_type, self._peer(peer), operator.index(tag)
-        return self._begin("receive", array, [whole], deadline, *numbers)
+        return self._message("receive", array, elements(array, "array", True).moved(), peer, tag, deadline)
 
     def join(self, deadline: float = 30.0) -> None:
         """Makes this member ready, and waits until another one has activated it. Until then, the collectives of a
@@ -320,7 +360,10 @@ class Group:
 
     def sync_after_failure(self, deadline: float = 30.0) -> Reconciliation:
         """Waits until the control plane has decided which ranks failed; in a group whose failures are `deferred`, they
-        are deactivated then."""
+        are deactivated then. Where they are `manual`, the caller deactivates them, and this says whether there are
+        any."""
+        if self._failures == "manual":
+            return Reconciliation("reconciled" if self._missing() else "none_pending", "")
         return Reconciliation(*_called(self._group.sync_after_failure, self._seconds(deadline)))
 
     def await_peers(self, ranks: Union[int, Iterable[int]], deadline: float = 30.0) -> bool:
@@ -371,9 +414,34 @@ class Group:
         # Whoever does not wait for a work may forget it; its arrays have to stay.
         while self._running and self._running[0].done():
             self._running.pop(0)
-        work = Work(_called(getattr(self._group, name), *given, seconds), result, keeps)
+        work = Work(self, _called(getattr(self._group, name), *given, seconds), result, keeps)
+        work._is_collective = name not in ("send", "receive")
         self._running.append(work)
         return work
+
+    def _message(
+        self, name: str, array: Any, whole: Elements, peer: int, tag: int, deadline: Optional[float]
+    ) -> Work:
+        number = self._peer(peer)
+        is_gone = not self.active[number]
+        if is_gone and name == "send":
+            work = Work(self, _NoPeer(number, self.epoch), array, [])
+            work._is_collective = False
+            return work
+        numbers = whole.address, whole.length, whole.data_type, number, operator.index(tag)
+        if is_gone:
+            # What it sent before is here already.
+            deadline = _BUFFERED_S
+        work = self._begin(name, array, [whole], deadline, *numbers)
+        work._gone = number if is_gone else None
+        return work
+
+    def _missing(self) -> Set[int]:
+        """Active members that take part no longer, and that nobody has deactivated."""
+        if self._failures == "automatic":
+            return set()
+        pairs = zip(self.members, self.active)
+        return {rank for rank, (state, takes_part) in enumerate(pairs) if state == "active" and not takes_part}
 
     def _change(self, activate: bool, ranks: Union[int, Iterable[int]], deadline: float) -> Change:
         named = self._named(ranks)
@@ -499,7 +567,7 @@ class World:
         if failures not in FAILURE_MODES:
             raise InvalidArgument(-600, f"failures is {failures!r}: it is one of {', '.join(FAILURE_MODES)}")
         seconds = Group._seconds(deadline)
-        group = Group(_called(self._process.attach, name, ranks, most, failures, joining), seconds)
+        group = Group(_called(self._process.attach, name, ranks, most, failures, joining), seconds, failures)
         if not joining:
             group._await_founding(len(ranks), seconds)
         self._groups = [one for one in self._groups if one._is_open]

@@ -65,7 +65,17 @@ __all__ = [
     "sync_after_failure",
 ]
 
-_Backend = torch._C._distributed_c10d.Backend
+
+def _base_of_backends():
+    """Torch's class of backend objects; in torch 2.0, where Python makes none, that of all objects."""
+    try:
+        torch._C._distributed_c10d.Backend(0, 1)
+    except TypeError:
+        return object
+    return torch._C._distributed_c10d.Backend
+
+
+_Backend = _base_of_backends()
 _ReduceOp = dist.ReduceOp
 _REDUCTIONS = [
     (_ReduceOp.SUM, "sum"),
@@ -869,7 +879,8 @@ class _BackendObject(_Collectives, _Backend):
     """Backend object of a group: torch's functional collectives and compiled code call it from C++."""
 
     def __init__(self, state, rank, size):
-        _Backend.__init__(self, rank, size)
+        if _Backend is not object:
+            _Backend.__init__(self, rank, size)
         self._state, self._rank, self._size = state, rank, size
 
     def getBackendName(self):
@@ -886,7 +897,11 @@ class MooncakeProcessGroup(_Collectives, dist.ProcessGroup):
 
     def __init__(self, opts, options, is_on_device):
         rank, size = opts.group_rank, opts.group_size
-        super().__init__(opts.store, rank, size)
+        try:
+            super().__init__(opts.store, rank, size)
+        except TypeError:
+            # Before torch 2.6, a group with a store has options of C++ besides.
+            super().__init__(rank, size)
         self._rank, self._size = rank, size
         if not opts.group_id:
             raise ValueError("the group has no group_id")
@@ -913,7 +928,8 @@ class MooncakeProcessGroup(_Collectives, dist.ProcessGroup):
             raise ProcessGroupError(problem) from problem
         self._backend = _BackendObject(self._state, rank, size)
         kind = dist.ProcessGroup.BackendType.CUSTOM
-        for device in _devices() if is_on_device else ["cpu"]:
+        devices = _devices() if is_on_device else ["cpu"]
+        for device in devices if _Backend is not object else ():
             self._register_backend(torch.device(device), kind, self._backend)
         if hasattr(self, "_set_default_backend"):
             self._set_default_backend(kind)
@@ -967,9 +983,14 @@ def createMooncakeCpuBackend(opts, options=None):
 
 
 def _register():
-    dist.Backend.register_backend("mooncake-cpu", createMooncakeCpuBackend, extended_api=True, devices=("cpu",))
     devices = tuple(device for device in _devices() if device != "cpu")
-    dist.Backend.register_backend("mooncake", createMooncakeBackend, extended_api=True, devices=devices)
+    for name, create, types in (("mooncake-cpu", createMooncakeCpuBackend, ("cpu",)),
+                                ("mooncake", createMooncakeBackend, devices)):
+        try:
+            dist.Backend.register_backend(name, create, extended_api=True, devices=types)
+        except TypeError:
+            # Torch 2.0 takes every backend for all devices.
+            dist.Backend.register_backend(name, create, extended_api=True)
 
 
 _register()
