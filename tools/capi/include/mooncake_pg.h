@@ -299,8 +299,9 @@ mooncakePgResult_t mooncakePgContextDestroy(mooncakePgContext_t context);
 mooncakePgResult_t mooncakePgCommCreate(mooncakePgContext_t context, const mooncakePgCommConfig_t *config,
                                         mooncakePgComm_t *comm);
 
-/* Leaves the group for good: waits up to 5 s for operations in flight, and ends the others. NULL is ignored. The handle
- * is gone even if this fails. */
+/* Leaves the group for good: waits up to 5 s for operations in flight, and ends the others. An operation that is
+ * complete here and not yet at another member is repeated there without this one, as after a failure: a barrier before
+ * leaving keeps the results before it equal. NULL is ignored. The handle is gone even if this fails. */
 mooncakePgResult_t mooncakePgCommDestroy(mooncakePgComm_t comm);
 
 mooncakePgResult_t mooncakePgCommGetRank(mooncakePgComm_t comm, int *rank);
@@ -448,7 +449,8 @@ mooncakePgResult_t mooncakePgCommGetPeerState(mooncakePgComm_t comm, const int32
 mooncakePgResult_t mooncakePgCommActivateRanks(mooncakePgComm_t comm, const int32_t *ranks, size_t rankCount,
                                                mooncakePgProposalResponse_t *response);
 
-/* Proposes to deactivate ranks, and waits for the outcome. A deactivated member may join again. */
+/* Proposes to deactivate ranks, and waits for the outcome. Their operations in flight end with an error. A deactivated
+ * member may join again. */
 mooncakePgResult_t mooncakePgCommDeactivateRanks(mooncakePgComm_t comm, const int32_t *ranks, size_t rankCount,
                                                  mooncakePgProposalResponse_t *response);
 

@@ -65,6 +65,19 @@ static int await_active(struct member *member, int rank, int32_t wanted) {
     return 0;
 }
 
+/* Waits until ranks 1 and 2 are synced, or are not: the members learn that from the control plane. */
+static int await_states(struct member *member, int32_t first, int32_t second) {
+    static const int32_t ranks[2] = {1, 2};
+    int32_t states[2] = {-1, -1};
+    int synced = -1;
+    for (double until = now() + PATIENCE_S; now() < until; usleep(5000)) {
+        if (mooncakePgCommGetPeerState(member->comm, ranks, 2, states) != mooncakePgSuccess) return 0;
+        if (mooncakePgCommGetNumSyncedRanks(member->comm, &synced) != mooncakePgSuccess) return 0;
+        if (states[0] == first && states[1] == second && synced == 1 + first + second) return 1;
+    }
+    return 0;
+}
+
 static mooncakePgCommConfig_t description(struct member *member, int rank) {
     static const int32_t order[RANKS] = {0, 1, 2};
     mooncakePgCommConfig_t config = MOONCAKE_PG_COMM_CONFIG_INITIALIZER;
@@ -270,15 +283,10 @@ static void survive(struct member *member, int32_t *send, int32_t *receive) {
     check(member->mirror[0] == 1 && member->mirror[1] == 1 && member->mirror[2] == 0 && member->mirror[3] == 0,
           "the mirror has the survivors");
     uint64_t epoch = 0;
-    int size = 0, synced = 0;
-    int32_t ranks[2] = {1, 2}, states[2] = {-1, -1};
+    int size = 0;
     check(mooncakePgCommGetEpoch(member->comm, &epoch) == mooncakePgSuccess && epoch > 1, "another view");
     check(mooncakePgCommGetSize(member->comm, &size) == mooncakePgSuccess && size == 2, "the survivors' size");
-    check(mooncakePgCommGetPeerState(member->comm, ranks, 2, states) == mooncakePgSuccess && states[0] == 1 &&
-              states[1] == 0,
-          "states of peers");
-    check(mooncakePgCommGetNumSyncedRanks(member->comm, &synced) == mooncakePgSuccess && synced == 2,
-          "how many they are");
+    check(await_states(member, 1, 0), "states of peers");
     mooncakePgSyncAfterFailureResponse_t response;
     check(mooncakePgCommSyncAfterFailure(member->comm, &response) == mooncakePgSuccess &&
               response.status == mooncakePgSyncNoPending,
@@ -289,11 +297,9 @@ static void survive(struct member *member, int32_t *send, int32_t *receive) {
 /* Rank 0 activates rank 2, once it is ready; all three go on; then rank 0 deactivates it. */
 static void change_members(struct member *member, int32_t *send, int32_t *receive) {
     mooncakePgProposalResponse_t response;
-    int32_t rank = 2, state = 0;
+    int32_t rank = 2;
     if (own == 0) {
-        for (double until = now() + PATIENCE_S; !state && now() < until; usleep(5000))
-            if (mooncakePgCommGetPeerState(member->comm, &rank, 1, &state) != mooncakePgSuccess) break;
-        check(state == 1, "the joiner is ready");
+        check(await_states(member, 1, 1), "the joiner is ready");
         check(mooncakePgCommActivateRanks(member->comm, &rank, 1, &response) == mooncakePgSuccess &&
                   response.status == mooncakePgProposalApplied && response.newEpoch > 2 && !response.droppedRankCount,
               "it is activated");
@@ -303,6 +309,9 @@ static void change_members(struct member *member, int32_t *send, int32_t *receiv
     }
     check(await_active(member, 2, 1), "it is active");
     check(sum(member, send, receive, SHORT) == 6 && nobody_failed(member), "the sum with the joiner");
+    /* Before it is deactivated, all have the sum; the barrier itself may end for it. */
+    int all = finish(member, mooncakePgBarrierCpu(member->comm, member->hint, MOST, &member->completion));
+    check(all || own == 2, "all have it");
     if (own == 0)
         check(mooncakePgCommDeactivateRanks(member->comm, &rank, 1, &response) == mooncakePgSuccess &&
                   response.status == mooncakePgProposalApplied,
@@ -314,9 +323,11 @@ static void change_members(struct member *member, int32_t *send, int32_t *receiv
         return;
     }
     check(sum(member, send, receive, SHORT) == 3 && nobody_failed(member), "the sum without it");
+    /* Before one of them leaves, the other has its sum: who passes this may have lost the other meanwhile. */
+    check(finish(member, mooncakePgBarrierCpu(member->comm, member->hint, MOST, &member->completion)), "both have it");
 }
 
-/* One process. It writes the coordinator's address, and that all have gone so far, to the descriptor. */
+/* One process. To the descriptor it writes the coordinator's address, if it launches one, and how far it has come. */
 static int process(int rank, const char *address, int is_joiner, int tell) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     alarm(3 * PATIENCE_S);
@@ -365,6 +376,7 @@ static int process(int rank, const char *address, int is_joiner, int tell) {
         /* It is killed. */
         while (rank == 2) pause();
         survive(&member, send, receive);
+        dprintf(tell, "survived\n");
     }
     change_members(&member, send, receive);
     check(mooncakePgCommDestroy(member.comm) == mooncakePgSuccess, "it leaves the group");
@@ -416,6 +428,8 @@ int main(int argc, char **argv) {
         holds &= read_line(told[rank > 0][0], line, sizeof line) && !strcmp(line, "ready");
     kill(third, SIGKILL);
     waitpid(third, NULL, 0);
+    for (int rank = 0; rank < 2; rank++)
+        holds &= read_line(told[rank][0], line, sizeof line) && !strcmp(line, "survived");
     pid_t fourth = start(2, address, "joins", told[1][0]);
     int status, bad = !holds;
     for (int left = 3; left > 0; left--) {
