@@ -44,6 +44,10 @@ pub enum FrameKind {
     Message { message: u64, offset: u64 },
     /// The sender has given up a message that it offered.
     Withdraw { message: u64 },
+    /// The sender leaves the group, and awaits that the receiver has completed the operation.
+    Leave,
+    /// The sender has completed the operation that the receiver awaits.
+    MayLeave,
 }
 
 /// Cause of an operation's end without a result.
@@ -112,6 +116,8 @@ impl Head {
             FrameKind::Message { message, offset } => (10, 0, message, offset, 0),
             FrameKind::Withdraw { message } => (11, 0, message, 0, 0),
             FrameKind::Abort { cause: AbortCause::NoMemory } => (12, 0, 0, 0, 0),
+            FrameKind::Leave => (13, 0, 0, 0, 0),
+            FrameKind::MayLeave => (14, 0, 0, 0, 0),
         };
         let mut bytes = [0; HEAD_BYTES];
         let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
@@ -163,6 +169,8 @@ impl Head {
             10 => FrameKind::Message { message: first, offset: second },
             11 => FrameKind::Withdraw { message: first },
             12 => FrameKind::Abort { cause: AbortCause::NoMemory },
+            13 => FrameKind::Leave,
+            14 => FrameKind::MayLeave,
             _ => return Err(HeadError::Invalid { field: "kind", found: u64::from(kind) }),
         };
         Ok(Self { group: GroupId(word(8)), epoch: word(16), operation: word(24), kind, signature: signature(bytes)? })
@@ -215,6 +223,8 @@ mod tests {
             FrameKind::Message { message, offset },
             FrameKind::Withdraw { message },
             FrameKind::Abort { cause: AbortCause::NoMemory },
+            FrameKind::Leave,
+            FrameKind::MayLeave,
         ]
     }
 
@@ -263,7 +273,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn other_bytes_are_refused_or_decoded(bytes in proptest::array::uniform32(any::<u8>()), kind in 0u8..14) {
+        fn other_bytes_are_refused_or_decoded(bytes in proptest::array::uniform32(any::<u8>()), kind in 0u8..16) {
             let mut head = [0; HEAD_BYTES];
             head[..32].copy_from_slice(&bytes);
             head[32..].copy_from_slice(&bytes);

@@ -21,6 +21,7 @@
 #![forbid(unsafe_code)]
 
 mod data_type;
+mod departure;
 mod execution;
 mod failure;
 mod frame;

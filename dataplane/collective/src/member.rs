@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 
 use kvplane_group::{GroupId, GroupRank, GroupStatus, MemberReport, Progress, RankSet, Resolution, View};
 
+use crate::departure::Departure;
 use crate::execution::{Arrival, Execution};
 use crate::failure::Failure;
 use crate::frame::{AbortCause, FrameKind, Head};
@@ -127,6 +128,7 @@ pub struct Member {
     stash: Stash,
     messages: Messages,
     outputs: VecDeque<Output>,
+    departure: Departure,
     next_work: WorkId,
     counts: MemberCounts,
 }
@@ -149,6 +151,7 @@ impl Member {
             stash: Stash::default(),
             messages: Messages::new(config.thresholds.one_shot_bytes),
             outputs: VecDeque::new(),
+            departure: Departure::default(),
             next_work: WorkId(0),
             counts: MemberCounts::default(),
         }
@@ -324,6 +327,16 @@ impl Member {
         {
             (first.deadline_ns, first.is_late) = (Some(now_ns.saturating_add(first.timeout_ns)), false);
         }
+        self.messages.exclude(former.active.without(view.active), &mut self.outputs);
+        let is_another = |rank: &GroupRank| {
+            let at = usize::from(rank.0);
+            let (before, now) = (former.incarnations.get(at), view.incarnations.get(at));
+            before.is_some_and(|before| before.is_some() && now.is_some_and(|now| now.is_some() && now != before))
+        };
+        self.messages.forget(view.active.iter().filter(is_another).collect(), &mut self.outputs);
+        if self.departure.has_begun() {
+            self.leave();
+        }
         self.replay_stash();
     }
 
@@ -422,6 +435,23 @@ impl Member {
         self.outputs.extend(dropped.into_iter().filter_map(|frame| frame.payload).map(Output::Drop));
     }
 
+    /// Begins to leave in order: the member stays until [`Self::may_leave`], and submits nothing meanwhile.
+    pub fn leave(&mut self) {
+        self.departure.begin();
+        if self.participates() && !self.membership.is_fenced {
+            for to in self.membership.others().iter() {
+                self.control.push_back((to, self.completed, FrameKind::Leave, None));
+            }
+        }
+    }
+
+    /// Returns true if no other member needs this one any more, after [`Self::leave`].
+    #[must_use]
+    pub fn may_leave(&self) -> bool {
+        let others = self.membership.others().without(self.membership.failed);
+        !self.participates() || (!self.membership.is_fenced && self.departure.is_released(others))
+    }
+
     /// Ends all operations and messages: the member leaves the group.
     pub fn close(&mut self) {
         self.end_all(|| Failure::Closed);
@@ -492,8 +522,9 @@ impl Member {
     fn can_use(&self, head: &Head) -> bool {
         let next = self.completed + 1;
         let is_begun = !matches!(self.stage, Stage::Waiting);
-        head.operation <= self.completed
-            || (head.operation == next && (is_begun || matches!(head.kind, FrameKind::Abort { .. })))
+        // A member that leaves awaits the end of the operation.
+        let is_of_next = head.operation == next && !matches!(head.kind, FrameKind::Leave);
+        head.operation <= self.completed || (is_of_next && (is_begun || matches!(head.kind, FrameKind::Abort { .. })))
     }
 
     fn use_frame(&mut self, from: GroupRank, head: &Head, bytes: u64) -> Use {
@@ -504,6 +535,14 @@ impl Member {
                 if let Some((cause, signature)) = self.kept.serve(from, head.operation, self.completed) {
                     self.control.push_back((from, head.operation, FrameKind::Abort { cause }, signature));
                 }
+                return ignored;
+            }
+            FrameKind::Leave if head.operation <= self.completed => {
+                self.control.push_back((from, head.operation, FrameKind::MayLeave, None));
+                return ignored;
+            }
+            FrameKind::MayLeave => {
+                self.departure.note_release(from);
                 return ignored;
             }
             FrameKind::Abort { cause } if head.operation == next => {

@@ -336,6 +336,11 @@ impl Messages {
     /// Ends all messages with peers that were lost.
     pub(crate) fn lose(&mut self, peers: RankSet<GroupRank>, outputs: &mut VecDeque<Output>) {
         self.gone = self.gone.union(peers);
+        self.exclude(peers, outputs);
+    }
+
+    /// Ends all messages with peers that take part no longer. Those that have arrived whole can still be received.
+    pub(crate) fn exclude(&mut self, peers: RankSet<GroupRank>, outputs: &mut VecDeque<Output>) {
         self.answers.retain(|(to, _)| !peers.contains(*to));
         self.unaccepted.retain(|(to, _)| !peers.contains(*to));
         for sending in self.sending.iter().filter(|sending| peers.contains(sending.to)) {
@@ -350,10 +355,19 @@ impl Messages {
             outputs.extend(sender(receiving).map(|rank| lost(receiving.work, rank)));
         }
         self.receiving.retain(|receiving| sender(receiving).is_none());
-        for offer in self.offers.iter().filter(|offer| peers.contains(offer.from)) {
+        self.drop_offers(|offer| peers.contains(offer.from) && offer.bytes < offer.total, outputs);
+    }
+
+    /// Drops the messages of former incarnations of peers.
+    pub(crate) fn forget(&mut self, peers: RankSet<GroupRank>, outputs: &mut VecDeque<Output>) {
+        self.drop_offers(|offer| peers.contains(offer.from), outputs);
+    }
+
+    fn drop_offers(&mut self, is_dropped: impl Fn(&Offer) -> bool, outputs: &mut VecDeque<Output>) {
+        for offer in self.offers.iter().filter(|offer| is_dropped(offer)) {
             outputs.extend(offer.first.map(Output::Drop));
         }
-        self.offers.retain(|offer| !peers.contains(offer.from));
+        self.offers.retain(|offer| !is_dropped(offer));
     }
 
     /// Returns the next deadline.

@@ -29,6 +29,8 @@ const LATE: i64 = -901;
 const MISMATCH: i64 = -1800;
 /// The process is in the group's view no longer.
 const EXCLUDED: i64 = -1801;
+/// Of collectives whose arrays have one part.
+const EVERY_PART: u64 = group::MAX_RANKS as u64;
 /// Longest deadline, in seconds.
 const LONGEST_S: u64 = 86_400;
 
@@ -197,7 +199,7 @@ impl ProcessGroup {
         name.parse().map_err(|error| invalid(format!("{error}")))
     }
 
-    /// Submits a collective. Of a collective in place, the target is the source.
+    /// Submits a collective on arrays with room for so many parts. Of a collective in place, the target is the source.
     #[allow(clippy::too_many_arguments, reason = "the package passes numbers")]
     fn submit(
         &self,
@@ -207,11 +209,14 @@ impl ProcessGroup {
         data_type: DataType,
         source: u64,
         target: u64,
+        parts: u64,
         deadline: f64,
     ) -> PyResult<GroupWork> {
         let deadline = deadline_of(deadline)?;
-        // A root that is dead is beyond the size, and no place of it is used.
-        let mut operation = Operation { collective, data_type, count, places: self.group.size() as u8 };
+        // The group may have grown since the caller made its arrays. A root that is dead is beyond the size, and no
+        // place of it is used.
+        let mut operation =
+            Operation { collective, data_type, count, places: parts.min(self.group.size() as u64) as u8 };
         if let Some(root) = operation.root().filter(|root| root.0 < self.max_size() && operation.is_in_place()) {
             operation.places = operation.places.max(root.0 + 1);
         }
@@ -289,7 +294,7 @@ impl ProcessGroup {
         deadline: f64,
     ) -> PyResult<GroupWork> {
         let collective = Collective::AllReduce { reduction: Self::reduction(reduction)? };
-        self.submit(py, collective, count, Self::data_type(data_type)?, address, address, deadline)
+        self.submit(py, collective, count, Self::data_type(data_type)?, address, address, EVERY_PART, deadline)
     }
 
     fn reduce(
@@ -303,7 +308,7 @@ impl ProcessGroup {
         deadline: f64,
     ) -> PyResult<GroupWork> {
         let collective = Collective::Reduce { reduction: Self::reduction(reduction)?, root: rank_of(root) };
-        self.submit(py, collective, count, Self::data_type(data_type)?, address, address, deadline)
+        self.submit(py, collective, count, Self::data_type(data_type)?, address, address, EVERY_PART, deadline)
     }
 
     fn broadcast(
@@ -316,7 +321,7 @@ impl ProcessGroup {
         deadline: f64,
     ) -> PyResult<GroupWork> {
         let collective = Collective::Broadcast { root: rank_of(root) };
-        self.submit(py, collective, count, Self::data_type(data_type)?, address, address, deadline)
+        self.submit(py, collective, count, Self::data_type(data_type)?, address, address, EVERY_PART, deadline)
     }
 
     fn all_gather(
@@ -325,10 +330,11 @@ impl ProcessGroup {
         source: u64,
         target: u64,
         count: u64,
+        parts: u64,
         data_type: &str,
         deadline: f64,
     ) -> PyResult<GroupWork> {
-        self.submit(py, Collective::AllGather, count, Self::data_type(data_type)?, source, target, deadline)
+        self.submit(py, Collective::AllGather, count, Self::data_type(data_type)?, source, target, parts, deadline)
     }
 
     fn gather(
@@ -337,12 +343,13 @@ impl ProcessGroup {
         source: u64,
         target: u64,
         count: u64,
+        parts: u64,
         data_type: &str,
         root: u8,
         deadline: f64,
     ) -> PyResult<GroupWork> {
         let collective = Collective::Gather { root: rank_of(root) };
-        self.submit(py, collective, count, Self::data_type(data_type)?, source, target, deadline)
+        self.submit(py, collective, count, Self::data_type(data_type)?, source, target, parts, deadline)
     }
 
     fn scatter(
@@ -351,12 +358,13 @@ impl ProcessGroup {
         source: u64,
         target: u64,
         count: u64,
+        parts: u64,
         data_type: &str,
         root: u8,
         deadline: f64,
     ) -> PyResult<GroupWork> {
         let collective = Collective::Scatter { root: rank_of(root) };
-        self.submit(py, collective, count, Self::data_type(data_type)?, source, target, deadline)
+        self.submit(py, collective, count, Self::data_type(data_type)?, source, target, parts, deadline)
     }
 
     fn reduce_scatter(
@@ -365,12 +373,13 @@ impl ProcessGroup {
         source: u64,
         target: u64,
         count: u64,
+        parts: u64,
         data_type: &str,
         reduction: &str,
         deadline: f64,
     ) -> PyResult<GroupWork> {
         let collective = Collective::ReduceScatter { reduction: Self::reduction(reduction)? };
-        self.submit(py, collective, count, Self::data_type(data_type)?, source, target, deadline)
+        self.submit(py, collective, count, Self::data_type(data_type)?, source, target, parts, deadline)
     }
 
     fn all_to_all(
@@ -383,12 +392,13 @@ impl ProcessGroup {
         data_type: &str,
         deadline: f64,
     ) -> PyResult<GroupWork> {
+        let parts = source_counts.len() as u64;
         let collective = Collective::AllToAll { sources: source_counts, targets: target_counts };
-        self.submit(py, collective, 0, Self::data_type(data_type)?, source, target, deadline)
+        self.submit(py, collective, 0, Self::data_type(data_type)?, source, target, parts, deadline)
     }
 
     fn barrier(&self, py: Python<'_>, deadline: f64) -> PyResult<GroupWork> {
-        self.submit(py, Collective::Barrier, 0, DataType::U8, 0, 0, deadline)
+        self.submit(py, Collective::Barrier, 0, DataType::U8, 0, 0, EVERY_PART, deadline)
     }
 
     fn send(
@@ -520,5 +530,10 @@ impl GroupWork {
     /// Epoch of the view whose participants contributed; 0 before the end.
     fn epoch(&self) -> u64 {
         self.work.outcome().and_then(Result::ok).map_or(0, |completion| completion.epoch)
+    }
+
+    /// Rank that a message came from, or went to; `None` before the end, and for a collective.
+    fn source(&self) -> Option<u8> {
+        Some(self.work.outcome()?.ok()?.peer?.0)
     }
 }

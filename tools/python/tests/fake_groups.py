@@ -644,18 +644,18 @@ class ProcessGroup:
         data = self.read(address, count, data_type)
         return self.begin("broadcast", address, deadline, data, count=count, type=data_type, root=root)
 
-    def all_gather(self, source, target, count, data_type, deadline):
+    def all_gather(self, source, target, count, parts, data_type, deadline):
         return self.begin("all_gather", target, deadline, self.read(source, count, data_type), count=count, type=data_type)
 
-    def gather(self, source, target, count, data_type, root, deadline):
+    def gather(self, source, target, count, parts, data_type, root, deadline):
         data = self.read(source, count, data_type)
         return self.begin("gather", target, deadline, data, count=count, type=data_type, root=root)
 
-    def scatter(self, source, target, count, data_type, root, deadline):
+    def scatter(self, source, target, count, parts, data_type, root, deadline):
         data = self.read(source, count * self.size(), data_type)
         return self.begin("scatter", target, deadline, data, count=count, type=data_type, root=root)
 
-    def reduce_scatter(self, source, target, count, data_type, reduction, deadline):
+    def reduce_scatter(self, source, target, count, parts, data_type, reduction, deadline):
         data = self.read(source, count * self.size(), data_type)
         return self.begin("reduce_scatter", target, deadline, data, count=count, type=data_type, reduction=reduction)
 

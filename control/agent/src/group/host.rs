@@ -112,6 +112,21 @@ impl GroupHost {
         self.groups.values().any(|membership| membership.member.waiting() > 0)
     }
 
+    /// Begins to leave a group in order, or all groups.
+    pub(super) fn leave(&mut self, group: Option<GroupId>) {
+        for (id, membership) in &mut self.groups {
+            if group.is_none_or(|group| group == *id) {
+                membership.member.leave();
+            }
+        }
+    }
+
+    /// True once no other member needs this process in the group, or in any.
+    pub(super) fn may_leave(&self, group: Option<GroupId>) -> bool {
+        let mut groups = self.groups.iter().filter(|(id, _)| group.is_none_or(|group| group == **id));
+        groups.all(|(_, membership)| membership.member.may_leave())
+    }
+
     /// Says that a member is ready to be activated.
     pub(super) fn set_ready(&mut self, group: GroupId) {
         if let Some(membership) = self.groups.get_mut(&group) {

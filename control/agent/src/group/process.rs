@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use kvplane_group::{GroupSpec, Process, ProcessId, Report, Status, WorldRank};
+use kvplane_group::{GroupId, GroupSpec, Process, ProcessId, Report, Status, WorldRank};
 use kvplane_mesh::{Mesh, MeshConfig};
 use kvplane_sys::interrupt;
 use kvplane_sys::random::random_u64;
@@ -29,6 +29,8 @@ const SPINS: u32 = 16;
 const NAP: Duration = Duration::from_millis(1);
 /// Longest sleep between two rounds while no work waits: frames of others arrive also then.
 const IDLE: Duration = Duration::from_millis(10);
+/// Longest stay of a process that leaves, for members that have not completed what it has.
+const LEAVES: Duration = Duration::from_secs(5);
 /// Interval at which a call that waits for the control plane checks that it still has to.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -167,6 +169,21 @@ impl SharedProcess {
         }
         if self.waiters.fetch_sub(1, Ordering::Relaxed) == 1 {
             self.wake_thread();
+        }
+    }
+
+    /// Stays in a group, or in all, until no other member needs this process, for [`LEAVES`] at most.
+    pub(super) fn leave(&self, group: Option<GroupId>) {
+        self.host().leave(group);
+        let until = Instant::now() + LEAVES;
+        while !self.host().may_leave(group) && !self.is_closing() {
+            let now = Instant::now();
+            if now >= until || interrupt::ended() {
+                return;
+            }
+            if !self.round() {
+                self.host().wait(until.min(now + NAP));
+            }
         }
     }
 
@@ -325,6 +342,7 @@ impl GroupProcess {
     /// # Errors
     /// When the control plane does not answer: it finds the process silent later.
     pub fn close(&self) -> Result<(), GroupError> {
+        self.shared.leave(None);
         let link = self.shared.link.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.shared.end();
         let thread = self.shared.thread.lock().unwrap_or_else(PoisonError::into_inner).take();

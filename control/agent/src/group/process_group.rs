@@ -209,11 +209,13 @@ impl ProcessGroup {
         })
     }
 
-    /// Leaves the group for good. Operations in flight end with an error.
+    /// Leaves the group for good, once the other members have completed what this one has, which takes 5 s at most.
+    /// Operations in flight end with an error.
     ///
     /// # Errors
     /// When the control plane does not answer; the process has left the group nevertheless.
     pub fn detach(&self) -> Result<(), GroupError> {
+        self.shared.leave(Some(self.group));
         self.with(|host| {
             host.detach(self.group);
             Ok(())

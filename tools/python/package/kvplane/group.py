@@ -272,7 +272,7 @@ class Group:
         if target is None:
             target = like(source, [self.size, *shape_of(source)])
         parts, whole = self._whole(source, target, "source", "target", True)
-        numbers = parts.address, whole.address, parts.length, parts.data_type
+        numbers = parts.address, whole.address, parts.length, self._parts(whole, parts), parts.data_type
         return self._begin("all_gather", target, [parts, whole], deadline, *numbers)
 
     def gather(self, source: Any, target: Any = None, root: int = 0, deadline: Optional[float] = None) -> Work:
@@ -281,11 +281,11 @@ class Group:
             if target is None:
                 target = like(source, [self.size, *shape_of(source)])
             parts, whole = self._whole(source, target, "source", "target", True)
-            kept, address = [parts, whole], whole.address
+            kept, address, number = [parts, whole], whole.address, self._parts(whole, parts)
         else:
             parts = elements(source, "source").moved()
-            kept, address = [parts], 0
-        numbers = parts.address, address, parts.length, parts.data_type, root
+            kept, address, number = [parts], 0, self.max_size
+        numbers = parts.address, address, parts.length, number, parts.data_type, root
         return self._begin("gather", target, kept, deadline, *numbers)
 
     def scatter(self, target: Any, source: Any = None, root: int = 0, deadline: Optional[float] = None) -> Work:
@@ -294,11 +294,11 @@ class Group:
             if source is None:
                 raise InvalidArgument(-600, f"rank {root} is the root of the scatter, and passes no source")
             parts, whole = self._whole(target, source, "target", "source", False)
-            kept, address = [parts, whole], whole.address
+            kept, address, number = [parts, whole], whole.address, self._parts(whole, parts)
         else:
             parts = elements(target, "target", True).moved()
-            kept, address = [parts], 0
-        numbers = address, parts.address, parts.length, parts.data_type, root
+            kept, address, number = [parts], 0, self.max_size
+        numbers = address, parts.address, parts.length, number, parts.data_type, root
         return self._begin("scatter", target, kept, deadline, *numbers)
 
     def reduce_scatter(
@@ -308,7 +308,8 @@ class Group:
         whole, part = elements(source, "source"), elements(target, "target", True)
         self._same_type(whole, part)
         self._fits(whole, part, "source", "target")
-        numbers = whole.address, part.address, part.length, part.reduced(reduction), reduction
+        number = self._parts(whole, part)
+        numbers = whole.address, part.address, part.length, number, part.reduced(reduction), reduction
         return self._begin("reduce_scatter", target, [whole, part], deadline, *numbers)
 
     def all_to_all(
@@ -481,6 +482,10 @@ class Group:
         if rest or not size <= parts <= self.max_size:
             what = f"{of_whole} has {whole.length} elements, not the {size} x {part.length} of {size} ranks and {of_part}"
             raise InvalidArgument(-600, what)
+
+    def _parts(self, whole: Elements, part: Elements) -> int:
+        """Returns the number of parts that an array has room for: the group may grow before its collective begins."""
+        return whole.length // part.length if part.length else self.max_size
 
     def _whole(self, part: Any, whole: Any, of_part: str, of_whole: str, writes: bool) -> Tuple[Elements, Elements]:
         """Returns the elements of one rank's part and of all ranks' parts; `writes` if the whole is the target."""
