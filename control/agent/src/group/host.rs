@@ -109,7 +109,7 @@ impl GroupHost {
 
     /// True while operations or messages have not ended.
     pub(super) fn is_busy(&self) -> bool {
-        self.groups.values().any(|membership| membership.member.waiting() > 0)
+        self.groups.values().any(Membership::is_busy)
     }
 
     /// Begins to leave a group in order, or all groups.
@@ -197,6 +197,7 @@ impl GroupHost {
     }
 
     fn receive(&mut self) -> bool {
+        let now_ns = self.now_ns();
         let mut has_received = false;
         for _ in 0..TURN {
             let Some(event) = self.mesh.poll() else { break };
@@ -207,7 +208,7 @@ impl GroupHost {
                     let is_taken = Head::decode(&frame.head).is_ok_and(|head| {
                         let Some(membership) = self.groups.get_mut(&head.group) else { return false };
                         let Some(from) = membership.rank_of(WorldRank(frame.from)) else { return false };
-                        membership.handle(from, &head, &frame.payload, &mut self.buffers).is_ok()
+                        membership.handle(from, &head, &frame.payload, &mut self.buffers, now_ns).is_ok()
                     });
                     if !is_taken {
                         self.counters.refused += 1;

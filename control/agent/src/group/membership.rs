@@ -3,9 +3,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use kvplane_collective::{Disposition, Head, Member, MemberConfig, Operation, Outgoing, Output, StashId, WorkId};
+use kvplane_collective::{
+    Completion, Disposition, Failure, Head, Member, MemberConfig, Operation, Outgoing, Output, StashId, WorkId,
+};
 use kvplane_engine::IoBuf;
-use kvplane_group::{GroupId, GroupRank, GroupStatus, RankSet, WorldRank};
+use kvplane_group::{FailureMode, GroupId, GroupRank, GroupSpec, GroupStatus, RankSet, WorldRank};
 
 use super::error::GroupError;
 use super::memory::{WorkBuffers, WorkMemory};
@@ -18,6 +20,19 @@ struct CallerWork {
     state: Option<Arc<WorkOutcome>>,
 }
 
+/// Longest time for which the end of a message to a peer that failed waits for the view without it.
+const RECONCILES_NS: u64 = 30_000_000_000;
+
+/// The end of a message whose peer failed: in a group that deactivates failed members by itself, its caller finds the
+/// view without the peer.
+struct UnsettledEnd {
+    state: Arc<WorkOutcome>,
+    outcome: Result<Completion, Failure>,
+    /// Epoch of the view that has the peer.
+    epoch: u64,
+    until_ns: u64,
+}
+
 /// A membership.
 pub(super) struct Membership {
     pub(super) member: Member,
@@ -25,18 +40,21 @@ pub(super) struct Membership {
     order: Vec<WorldRank>,
     works: HashMap<WorkId, CallerWork>,
     stashed: HashMap<StashId, IoBuf>,
+    unsettled: Vec<UnsettledEnd>,
+    /// Failed members are deactivated by the next view.
+    is_automatic: bool,
 }
 
 impl Membership {
-    pub(super) fn new(
-        group: GroupId,
-        rank: GroupRank,
-        incarnation: u64,
-        order: Vec<WorldRank>,
-        is_ready: bool,
-    ) -> Self {
-        let member = Member::new(group, rank, incarnation, is_ready, MemberConfig::default());
-        Self { member, order, works: HashMap::new(), stashed: HashMap::new() }
+    pub(super) fn new(group: GroupId, rank: GroupRank, incarnation: u64, spec: &GroupSpec) -> Self {
+        Self {
+            member: Member::new(group, rank, incarnation, !spec.is_joining, MemberConfig::default()),
+            order: spec.order.clone(),
+            works: HashMap::new(),
+            stashed: HashMap::new(),
+            unsettled: Vec::new(),
+            is_automatic: spec.failure_mode == FailureMode::Automatic,
+        }
     }
 
     /// Returns the rank in the group of a process.
@@ -121,6 +139,7 @@ impl Membership {
         head: &Head,
         payload: &IoBuf,
         buffers: &mut WorkBuffers,
+        now_ns: u64,
     ) -> Result<(), GroupError> {
         match self.member.handle(from, head, payload.bytes() as u64) {
             Disposition::Ignore => {}
@@ -134,7 +153,7 @@ impl Membership {
             }
         }
         // A frame may need what this one has changed.
-        self.carry_out(buffers);
+        self.carry_out(buffers, now_ns);
         Ok(())
     }
 
@@ -144,16 +163,34 @@ impl Membership {
             self.member.handle_timeout(now_ns);
         }
         self.member.advance(now_ns);
-        self.carry_out(buffers)
+        self.settle(now_ns) | self.carry_out(buffers, now_ns)
+    }
+
+    /// Ends the messages to failed peers that the view has no more.
+    fn settle(&mut self, now_ns: u64) -> bool {
+        let view = self.member.view();
+        let is_settled = |end: &UnsettledEnd| view.epoch > end.epoch || now_ns >= end.until_ns;
+        let (settled, unsettled) = std::mem::take(&mut self.unsettled).into_iter().partition(is_settled);
+        self.unsettled = unsettled;
+        let settled: Vec<UnsettledEnd> = settled;
+        let has_ended = !settled.is_empty();
+        settled.into_iter().for_each(|end| end.state.end(end.outcome));
+        has_ended
+    }
+
+    /// True while operations or messages have not ended.
+    pub(super) fn is_busy(&self) -> bool {
+        self.member.waiting() > 0 || !self.unsettled.is_empty()
     }
 
     /// Ends all operations: the process leaves the group.
     pub(super) fn close(&mut self, buffers: &mut WorkBuffers) {
         self.member.close();
-        self.carry_out(buffers);
+        self.carry_out(buffers, u64::MAX);
+        self.settle(u64::MAX);
     }
 
-    fn carry_out(&mut self, buffers: &mut WorkBuffers) -> bool {
+    fn carry_out(&mut self, buffers: &mut WorkBuffers, now_ns: u64) -> bool {
         let mut has_ended = false;
         while let Some(output) = self.member.poll_output() {
             match output {
@@ -186,7 +223,7 @@ impl Membership {
                     let Some(ended) = self.works.get_mut(&work) else { continue };
                     (ended.memory.source, ended.memory.target) = (None, None);
                     if let Some(state) = ended.state.take() {
-                        state.end(outcome);
+                        self.end(state, outcome, now_ns);
                     }
                     self.drop_if_unused(work);
                 }
@@ -199,6 +236,17 @@ impl Membership {
             }
         }
         has_ended
+    }
+
+    fn end(&mut self, state: Arc<WorkOutcome>, outcome: Result<Completion, Failure>, now_ns: u64) {
+        let view = self.member.view();
+        match outcome {
+            Err(Failure::PeerLost { rank }) if self.is_automatic && view.active.contains(rank) => {
+                let until_ns = now_ns.saturating_add(RECONCILES_NS);
+                self.unsettled.push(UnsettledEnd { state, outcome, epoch: view.epoch, until_ns });
+            }
+            outcome => state.end(outcome),
+        }
     }
 
     fn drop_if_unused(&mut self, work: WorkId) {

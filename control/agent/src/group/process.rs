@@ -316,7 +316,7 @@ impl GroupProcess {
     /// When the control plane does not answer, or the group is another one under this name.
     pub fn attach(&self, spec: GroupSpec) -> Result<ProcessGroup, GroupError> {
         let (group, rank) = self.shared.link()?.attach(&spec, self.deadline)?;
-        let membership = Membership::new(group, rank, self.shared.id.incarnation, spec.order.clone(), !spec.is_joining);
+        let membership = Membership::new(group, rank, self.shared.id.incarnation, &spec);
         self.shared.host().attach(group, membership);
         // What the control plane said of the group so far.
         let status = self.shared.status().clone();
