@@ -21,19 +21,15 @@
 #![forbid(unsafe_code)]
 
 mod data_type;
-mod departure;
 mod execution;
 mod failure;
 mod frame;
-mod kept;
 mod member;
-mod membership;
 mod messages;
 mod operation;
 mod reduction;
 mod schedule;
 mod span;
-mod stash;
 mod work;
 
 pub use data_type::{DataType, ParseDataTypeError};

@@ -1,21 +1,28 @@
 //! One membership of a process group.
 
+mod control_frames;
+mod departure;
+mod kept;
+mod membership;
+mod stash;
+
 use std::collections::VecDeque;
 
 use kvplane_group::{GroupId, GroupRank, GroupStatus, MemberReport, Progress, RankSet, Resolution, View};
 
-use crate::departure::Departure;
 use crate::execution::{Arrival, Execution};
 use crate::failure::Failure;
 use crate::frame::{AbortCause, FrameKind, Head};
-use crate::kept::{KeptResult, OperationEnd, ResultFrame};
-use crate::membership::Membership;
 use crate::messages::{MAX_WAITING, Messages};
 use crate::operation::{Operation, OperationError, Signature};
 use crate::schedule::{Schedule, Thresholds};
 use crate::span::Placement;
-use crate::stash::{Stash, StashedFrame};
 use crate::work::{Completion, Disposition, Outgoing, Output, WorkId};
+use control_frames::ControlFrames;
+use departure::Departure;
+use kept::{KeptResult, OperationEnd, ResultFrame};
+use membership::Membership;
+use stash::{Stash, StashedFrame};
 
 /// Times and sizes of a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,9 +114,6 @@ impl PeerAbort {
     }
 }
 
-/// Frames without a step that wait for room at a peer, at most.
-const MAX_CONTROL: usize = 1024;
-
 /// A member. See the crate's documentation.
 #[derive(Clone, Debug)]
 pub struct Member {
@@ -124,7 +128,7 @@ pub struct Member {
     /// Operations that have ended without a result before this member's caller submitted them: how, if it is known.
     owed: VecDeque<Option<PeerAbort>>,
     /// Frames without a step: aborts, requests and replies.
-    control: VecDeque<(GroupRank, u64, FrameKind, Option<Signature>)>,
+    control: ControlFrames,
     stash: Stash,
     messages: Messages,
     outputs: VecDeque<Output>,
@@ -147,7 +151,7 @@ impl Member {
             stage: Stage::Waiting,
             abandoned: VecDeque::new(),
             owed: VecDeque::new(),
-            control: VecDeque::new(),
+            control: ControlFrames::default(),
             stash: Stash::default(),
             messages: Messages::new(config.thresholds.one_shot_bytes),
             outputs: VecDeque::new(),
@@ -167,12 +171,6 @@ impl Member {
     #[must_use]
     pub const fn view(&self) -> &View {
         &self.membership.view
-    }
-
-    /// Returns the group's state as the control plane gave it last.
-    #[must_use]
-    pub const fn status(&self) -> Option<&GroupStatus> {
-        self.membership.status.as_ref()
     }
 
     /// Returns the counters.
@@ -343,14 +341,13 @@ impl Member {
     /// The first operation is complete by the next view's resolution.
     fn adopt(&mut self, former: &View, view: &View) {
         let participants = former.participants();
-        match std::mem::replace(&mut self.stage, Stage::Waiting) {
+        let (execution, epoch, participants) = match std::mem::replace(&mut self.stage, Stage::Waiting) {
             Stage::Running(execution) if execution.is_prepared() => {
                 self.complete_first(&execution, former.epoch, participants, true);
+                return;
             }
-            Stage::Running(execution) => self.fetch(execution, former.epoch, participants, view.resolution),
-            Stage::Fetching { execution, epoch, participants, .. } => {
-                self.fetch(execution, epoch, participants, view.resolution);
-            }
+            Stage::Running(execution) => (execution, former.epoch, participants),
+            Stage::Fetching { execution, epoch, participants, .. } => (execution, epoch, participants),
             Stage::Waiting => {
                 // Either this member gave it up, and its caller has the error; or the others ended it without a result
                 // before this one has begun it.
@@ -359,16 +356,13 @@ impl Member {
                 }
                 self.kept.forget(&mut self.outputs);
                 self.completed = view.resolution.completed;
+                return;
             }
-        }
-    }
-
-    /// Fetches the result of the first operation from its holder.
-    fn fetch(&mut self, execution: Execution, epoch: u64, participants: RankSet<GroupRank>, resolution: Resolution) {
-        let Resolution { completed, holder } = resolution;
+        };
+        let Resolution { completed, holder } = view.resolution;
         // Without a result that is kept, nobody has completed it without this member: it ended without one.
         if let Some(holder) = holder.filter(|_| execution.keeps_result()) {
-            self.control.push_back((holder, completed, FrameKind::Fetch, None));
+            self.control.push(holder, completed, FrameKind::Fetch, None);
             self.stage = Stage::Fetching { execution, holder, received: None, epoch, participants };
         } else {
             self.end_first(Failure::EndedElsewhere);
@@ -439,9 +433,7 @@ impl Member {
     pub fn leave(&mut self) {
         self.departure.begin();
         if self.participates() && !self.membership.is_fenced {
-            for to in self.membership.others().iter() {
-                self.control.push_back((to, self.completed, FrameKind::Leave, None));
-            }
+            self.membership.tell(&mut self.control, self.completed, FrameKind::Leave, None);
         }
     }
 
@@ -456,18 +448,6 @@ impl Member {
     pub fn close(&mut self) {
         self.end_all(|| Failure::Closed);
         self.messages.close(&mut self.outputs);
-    }
-
-    /// Sends an abort to all other participants.
-    fn tell_abort(&mut self, number: u64, cause: AbortCause, signature: Option<Signature>) {
-        for to in self.membership.others().iter() {
-            if self.control.iter().filter(|(other, ..)| *other == to).count() < MAX_CONTROL {
-                self.control.push_back((to, number, FrameKind::Abort { cause }, signature));
-            } else {
-                // It takes nothing: what it does not learn ends its part in the view.
-                self.membership.failed.insert(to);
-            }
-        }
     }
 
     /// The connections to these peers were lost, with frames that had not arrived.
@@ -499,8 +479,9 @@ impl Member {
             self.counts.stale += 1;
             return Disposition::Ignore;
         }
-        let is_later =
-            head.epoch > self.membership.view.epoch || self.stash.has_before(from, head) || !self.can_use(head);
+        let is_later = head.epoch > self.membership.view.epoch
+            || self.stash.has_before(from, head)
+            || !can_use(self.completed, &self.stage, head);
         let used = if is_later { Use::TooEarly } else { self.use_frame(from, head, bytes) };
         if let Use::Done(disposition) = used {
             return disposition;
@@ -518,27 +499,18 @@ impl Member {
         }
     }
 
-    /// True if a frame of the present view is about the operation in flight or an earlier one.
-    fn can_use(&self, head: &Head) -> bool {
-        let next = self.completed + 1;
-        let is_begun = !matches!(self.stage, Stage::Waiting);
-        // A member that leaves awaits the end of the operation.
-        let is_of_next = head.operation == next && !matches!(head.kind, FrameKind::Leave);
-        head.operation <= self.completed || (is_of_next && (is_begun || matches!(head.kind, FrameKind::Abort { .. })))
-    }
-
     fn use_frame(&mut self, from: GroupRank, head: &Head, bytes: u64) -> Use {
         let ignored = Use::Done(Disposition::Ignore);
         let next = self.completed + 1;
         match head.kind {
             FrameKind::Fetch if head.operation <= self.completed => {
                 if let Some((cause, signature)) = self.kept.serve(from, head.operation, self.completed) {
-                    self.control.push_back((from, head.operation, FrameKind::Abort { cause }, signature));
+                    self.control.push(from, head.operation, FrameKind::Abort { cause }, signature);
                 }
                 return ignored;
             }
             FrameKind::Leave if head.operation <= self.completed => {
-                self.control.push_back((from, head.operation, FrameKind::MayLeave, None));
+                self.control.push(from, head.operation, FrameKind::MayLeave, None);
                 return ignored;
             }
             FrameKind::MayLeave => {
@@ -578,7 +550,7 @@ impl Member {
                     let failure =
                         Failure::Mismatch { rank: from, calls: theirs, other: self.membership.rank, ours: Some(ours) };
                     let cause = AbortCause::Mismatch { peer: from };
-                    self.tell_abort(number, cause, Some(ours));
+                    self.membership.tell(&mut self.control, number, FrameKind::Abort { cause }, Some(ours));
                     self.abort_next(Some(failure), cause, Some(ours));
                     return ignored;
                 }
@@ -629,7 +601,9 @@ impl Member {
                 let StashedFrame { from, head, bytes, payload } = frame;
                 let is_current = head.epoch == self.membership.view.epoch && !self.membership.is_fenced;
                 if head.epoch > self.membership.view.epoch
-                    || (is_current && (rest.iter().any(|kept| kept.is_before(from, &head)) || !self.can_use(&head)))
+                    || (is_current
+                        && (rest.iter().any(|kept| kept.is_before(from, &head))
+                            || !can_use(self.completed, &self.stage, &head)))
                 {
                     rest.push(frame);
                     continue;
@@ -685,7 +659,7 @@ impl Member {
             return false;
         }
         if let Some(cause) = self.abandoned.pop_front() {
-            self.tell_abort(self.completed + 1, cause, None);
+            self.membership.tell(&mut self.control, self.completed + 1, FrameKind::Abort { cause }, None);
             self.abort_next(None, cause, None);
             return true;
         }
@@ -782,8 +756,7 @@ impl Member {
             kind,
             signature,
         };
-        if let Some(at) = self.control.iter().position(|(to, ..)| room.contains(*to)) {
-            let (to, operation, kind, signature) = self.control.remove(at)?;
+        if let Some((to, operation, kind, signature)) = self.control.next(room) {
             return Some(Outgoing { to, head: head(operation, kind, signature), payload: None });
         }
         if let Some(ResultFrame { to, operation, kind, payload }) = self.kept.next_frame(room, limit) {
@@ -862,7 +835,7 @@ impl Member {
             self.end_first(failure);
             return;
         }
-        self.tell_abort(self.completed + 1, cause, None);
+        self.membership.tell(&mut self.control, self.completed + 1, FrameKind::Abort { cause }, None);
         self.abort_next(Some(failure), cause, None);
     }
 }
@@ -876,6 +849,14 @@ enum Use {
 
 impl Use {
     const STALE: Self = Self::Done(Disposition::Ignore);
+}
+
+/// True if a frame of the present view is about the operation in flight or an earlier one.
+fn can_use(completed: u64, stage: &Stage, head: &Head) -> bool {
+    let is_begun = !matches!(stage, Stage::Waiting);
+    // A member that leaves awaits the end of the operation.
+    let is_of_next = head.operation == completed + 1 && !matches!(head.kind, FrameKind::Leave);
+    head.operation <= completed || (is_of_next && (is_begun || matches!(head.kind, FrameKind::Abort { .. })))
 }
 
 const fn is_message(kind: FrameKind) -> bool {

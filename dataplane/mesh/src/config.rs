@@ -40,8 +40,8 @@ pub struct MeshConfig {
     pub tcp: bool,
     /// RDMA devices to use with peers that TCP reaches; empty: none. The best one is first.
     pub rdma: Vec<Device>,
-    /// Certificates for connections over TCP, of the keychain's role. Frames over RDMA are not encrypted, as elsewhere in
-    /// kvplane.
+    /// Certificates for connections over TCP, of the keychain's role. Frames over RDMA are not encrypted, as elsewhere
+    /// in kvplane.
     pub tls: Option<Arc<Keychain>>,
     /// Send checksums with frames over TCP and RDMA, which the receiver verifies.
     pub checksum: bool,

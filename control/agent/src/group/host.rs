@@ -1,7 +1,7 @@
 //! Host of a process's memberships: frames of the mesh to members and back, under one lock.
 //!
-//! Whoever waits for a work moves it on: the caller's thread takes the lock, receives, combines and sends, so that a
-//! short operation needs no other thread. The process's own thread does the same while no caller waits.
+//! A caller that waits for a work moves it on: its thread takes the lock, receives, combines and sends, so that a short
+//! operation needs no other thread. The process's own thread does the same while no caller waits.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -274,7 +274,7 @@ impl GroupHost {
                             Err(_) => membership.member.lose(RankSet::single(outgoing.to)),
                         }
                     }
-                    // The mesh says so by an event.
+                    // An event of the mesh follows.
                     SendOutcome::Down => {}
                 }
             }

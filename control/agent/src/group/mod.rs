@@ -1,9 +1,9 @@
 //! Process groups: collectives among the processes of a job that survive their members.
 //!
-//! [`GroupProcess`] is one run of the process of a rank in a *world*: the control plane knows it, and it has connections
-//! to the other processes. [`ProcessGroup`] is its membership of a group, whose members call the same operations in the
-//! same order. An operation that is in flight when a member dies is repeated by the survivors, so that all of them get
-//! the same result; the [`Completion`] of a [`Work`] names the ranks that contributed.
+//! [`GroupProcess`] is one run of the process of a rank in a *world*: the control plane knows it, and it has
+//! connections to the other processes. [`ProcessGroup`] is its membership of a group, whose members call the same
+//! operations in the same order. An operation that is in flight when a member dies is repeated by the survivors, so
+//! that all of them get the same result; the [`Completion`] of a [`Work`] names the ranks that contributed.
 //!
 //! Memory is passed as [`IoBuf`](kvplane_engine::IoBuf); it stays valid and unchanged until the work has ended. Any
 //! thread may call.

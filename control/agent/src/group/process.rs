@@ -52,7 +52,7 @@ pub struct GroupProcessConfig {
     /// TLS between the processes, by the certificates of their connections to the control plane; `None` requires it
     /// beyond loopback, and does without on loopback.
     pub data_tls: Option<DataTls>,
-    /// Allow an address beyond loopback without TLS: whoever reaches it can take part as any rank.
+    /// Allow an address beyond loopback without TLS: a process that reaches it can take part as any rank.
     pub open_to_network: bool,
     /// Use shared memory with processes of this host.
     pub shared_memory: bool,

@@ -422,6 +422,8 @@ impl Rig {
             // Put sessions and replicas are tested against the service.
             Operation::Begin | Operation::Fill | Operation::Seal | Operation::Discard => unreachable!("{operation:?}"),
             Operation::Peek | Operation::RemoveCopy | Operation::Retain => unreachable!("{operation:?}"),
+            // Of meshes.
+            Operation::Mesh | Operation::MeshFrame => unreachable!("{operation:?}"),
         }
         let items = sent.header.items.max(1) as usize;
         let header = Header::reply(Kind::Reply(operation), sent.header.request, Status::Ok).with_body(&body, items);

@@ -178,7 +178,8 @@ mod tests {
 
     #[test]
     fn the_hint_names_peers_and_roots_that_failed() {
-        let completion = kvplane::group::Completion { epoch: 2, participants: ranks(&[0]), failed: ranks(&[1]), peer: None };
+        let (participants, failed) = (ranks(&[0]), ranks(&[1]));
+        let completion = kvplane::group::Completion { epoch: 2, participants, failed, peer: None };
         assert_eq!(judge(Ok(completion), None), (ranks(&[1]), Ok(())));
         let lost = Failure::PeerLost { rank: GroupRank(2) };
         assert_eq!(judge(Err(lost.into()), Some(GroupRank(2))), (ranks(&[2]), Ok(())));

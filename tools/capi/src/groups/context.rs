@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use kvplane::OwnAddress;
 use kvplane::group::{GroupProcess, GroupProcessConfig};
 use kvplane::verbs::{Device, Verbs};
+use kvplane::{Control, OwnAddress};
 
 use super::coordinator::{self, CoordinatorAddress};
 use super::handles::Handles;
@@ -92,7 +92,7 @@ impl ContextState {
     }
 
     /// Returns the settings of the process.
-    fn process_config(&self, control: kvplane::Control, world: &str, rank: u8) -> Result<GroupProcessConfig, CallFailure> {
+    fn process_config(&self, control: Control, world: &str, rank: u8) -> Result<GroupProcessConfig, CallFailure> {
         let OwnAddress { listen, announce, .. } = OwnAddress::resolve(&self.settings.host, None);
         let devices = devices_of(&self.settings.devices)?;
         let config = GroupProcessConfig::new(control, world, rank);

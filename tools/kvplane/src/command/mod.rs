@@ -24,10 +24,10 @@ mod sim;
 mod size;
 mod tebench;
 mod topology;
-mod transfer_engine_bench;
 mod which;
 
 use clap::Subcommand;
+use tebench::transfer_engine_bench;
 
 /// Error of a command, as a sentence for the operator.
 pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;

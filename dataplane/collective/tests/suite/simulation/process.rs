@@ -210,7 +210,7 @@ impl Process {
     fn begin_message(&mut self, now_ns: u64, habits: Habits) {
         let Some(host) = &mut self.host else { return };
         // A control plane that has restarted may not know a joiner's rank yet.
-        let members = host.member.status().map_or(0, |status| status.order.len() as u64);
+        let members = host.member.view().incarnations.len() as u64;
         let peer = GroupRank(self.rng.below(members.max(1)) as u8);
         if peer == host.member.rank() || members == 0 {
             return;

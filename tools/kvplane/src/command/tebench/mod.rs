@@ -10,6 +10,7 @@ mod initiator;
 mod load;
 pub(crate) mod memory;
 pub(crate) mod thread_error;
+pub(crate) mod transfer_engine_bench;
 pub(crate) mod values;
 mod worker;
 

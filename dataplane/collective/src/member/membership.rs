@@ -2,7 +2,10 @@
 
 use kvplane_group::{GroupId, GroupRank, GroupStatus, MemberReport, Phase, Progress, RankSet, View};
 
+use super::control_frames::ControlFrames;
 use crate::failure::Failure;
+use crate::frame::FrameKind;
+use crate::operation::Signature;
 
 /// See the module's documentation.
 #[derive(Clone, Debug)]
@@ -88,6 +91,18 @@ impl Membership {
     /// Notes connections that were made again.
     pub(crate) const fn link(&mut self, peers: RankSet<GroupRank>) {
         self.lost = self.lost.without(peers);
+    }
+
+    /// Sends a frame to all other participants. One that takes nothing does not learn it: its part in the view ends.
+    pub(crate) fn tell(
+        &mut self,
+        control: &mut ControlFrames,
+        operation: u64,
+        kind: FrameKind,
+        signature: Option<Signature>,
+    ) {
+        let refused = control.push_all(self.others(), operation, kind, signature);
+        self.failed = self.failed.union(refused);
     }
 
     /// Returns what the control plane has to know.
