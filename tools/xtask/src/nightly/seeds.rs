@@ -45,10 +45,10 @@ impl Kind {
 
 /// All kinds of simulation.
 const KINDS: [Kind; 25] = [
-    Kind::new("world", "seeds", "KVPLANE_SEEDS", 325),
+    Kind::new("world", "seeds", "KVPLANE_SEEDS", 250),
     Kind::new("world", "clocks", "KVPLANE_SEEDS", 20),
     Kind::new("world", "missed_epochs", "KVPLANE_SEEDS", 20),
-    Kind::new("tiers", "seeds", "KVPLANE_TIER_SEEDS", 190),
+    Kind::new("tiers", "seeds", "KVPLANE_TIER_SEEDS", 115),
     Kind::new("tiers", "absences", "KVPLANE_ABSENCE_SEEDS", 40),
     Kind::new("tiers", "returns", "KVPLANE_TIER_SEEDS", 20),
     Kind::new("tiers", "joins", "KVPLANE_TIER_SEEDS", 20),
