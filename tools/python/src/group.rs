@@ -12,6 +12,7 @@ use kvplane::group::{
     MemberState, Operation, Outcome, ProcessState, RankSet, Reduction, WorldRank,
 };
 use kvplane::rpc::{CallError, RefusalCode};
+use kvplane::verbs::{Device, Verbs};
 use kvplane::{Error, IoBuf};
 use pyo3::exceptions::{PyConnectionError, PyRuntimeError};
 use pyo3::prelude::*;
@@ -94,6 +95,16 @@ fn buffer(address: u64, bytes: u64) -> PyResult<Option<IoBuf>> {
     region.map(|region| Some(IoBuf::whole(region))).ok_or_else(|| invalid(format!("{bytes} bytes at {address:#x}")))
 }
 
+/// Opens RDMA devices by name, the best one first.
+fn devices_of(names: &[String]) -> PyResult<Vec<Device>> {
+    if names.is_empty() {
+        return Ok(Vec::new());
+    }
+    let unusable = |error| invalid(format!("devices: {error}"));
+    let verbs = Verbs::open().map_err(unusable)?;
+    names.iter().map(|name| verbs.device(name).map_err(unusable)).collect()
+}
+
 fn rank_of(rank: u8) -> GroupRank {
     GroupRank(rank)
 }
@@ -119,7 +130,9 @@ impl Drop for GroupProcess {
 impl GroupProcess {
     /// Joins a world. Raises `ConnectionError` if no control plane is found.
     #[new]
-    #[pyo3(signature = (control, world, rank, host=None, cluster=None, certificates=None, runtime_directory=None))]
+    #[pyo3(signature = (
+        control, world, rank, host=None, cluster=None, certificates=None, runtime_directory=None, devices=None
+    ))]
     #[allow(clippy::too_many_arguments, reason = "the package passes them by name")]
     fn new(
         py: Python<'_>,
@@ -130,6 +143,7 @@ impl GroupProcess {
         cluster: Option<String>,
         certificates: Option<std::path::PathBuf>,
         runtime_directory: Option<std::path::PathBuf>,
+        devices: Option<Vec<String>>,
     ) -> PyResult<Self> {
         let host = host.unwrap_or_else(|| "127.0.0.1".to_owned());
         let kvplane::OwnAddress { listen, announce, .. } = kvplane::OwnAddress::resolve(&host, None);
@@ -138,6 +152,7 @@ impl GroupProcess {
         let control = control.map_err(|error| PyConnectionError::new_err(error.to_string()))?;
         let mut config = GroupProcessConfig::new(control, world, rank);
         (config.listen, config.announce) = (listen, announce);
+        config.rdma = devices_of(&devices.unwrap_or_default())?;
         let joined = waiting(py, move || group::GroupProcess::join(config))?;
         let process = joined.map_err(|error| raised(&error))?;
         Ok(Self { process: RwLock::new(Some(Arc::new(process))), pid: std::process::id() })

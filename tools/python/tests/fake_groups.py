@@ -506,8 +506,8 @@ class Server:
 class GroupProcess:
     """As `kvplane._native.GroupProcess`."""
 
-    def __init__(self, control, world, rank, host=None, cluster=None, certificates=None, runtime_directory=None):
-        del host, cluster, certificates, runtime_directory
+    def __init__(self, control, world, rank, host=None, **more):
+        del host, more
         if control is None:
             raise RuntimeError(UNREACHABLE, "no control plane of this user runs on this host", [])
         name, _, port = control.rpartition(":")

@@ -84,8 +84,14 @@ pub fn not_started(command: &Command, error: &std::io::Error) -> Failure {
 /// Finds `program` in `$PATH`, without starting a shell.
 #[must_use]
 pub fn find_program(program: &str) -> Option<PathBuf> {
-    let path = env::var_os("PATH")?;
-    env::split_paths(&path).map(|directory| directory.join(program)).find(|candidate| is_executable(candidate))
+    find_programs(program).into_iter().next()
+}
+
+/// Returns all programs of this name in `$PATH`, in its order.
+#[must_use]
+pub fn find_programs(program: &str) -> Vec<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path).map(|directory| directory.join(program)).filter(|found| is_executable(found)).collect()
 }
 
 fn is_executable(path: &Path) -> bool {

@@ -65,8 +65,8 @@ pub(crate) struct Collectives {
     /// Verify all elements of each result, not only of the first and the last operation of a size.
     #[arg(long)]
     verify: bool,
-    /// Run operations of the first size until the process is stopped, and print a line for each second: the number of
-    /// operations, the epoch of the view, and its ranks.
+    /// Run operations of the first size until the process is stopped, and print a line for each second and each view:
+    /// the number of operations, the time of the last one, the epoch of the view, and its ranks.
     #[arg(long)]
     until_killed: bool,
     /// Join a world whose other ranks run already, in place of a rank that died.
@@ -233,7 +233,7 @@ impl Collectives {
         let (mut operations, mut second) = (0u64, Instant::now());
         let mut last = 0;
         loop {
-            let (_, epoch, ranks) = match self.once(group, &case, deadline, true) {
+            let (time, epoch, ranks) = match self.once(group, &case, deadline, true) {
                 Ok(found) => found,
                 // A rank that is alive was too slow: all end the operation, and go on with the next one.
                 Err(error) if is_deadline(&error) => {
@@ -245,7 +245,8 @@ impl Collectives {
             operations += 1;
             if epoch != last || second.elapsed() >= Duration::from_secs(1) {
                 let names: Vec<_> = ranks.iter().map(|rank| rank.0.to_string()).collect();
-                println!("{operations} operations, epoch {epoch}, ranks {}", names.join(","));
+                let (ms, names) = (time.as_secs_f64() * 1e3, names.join(","));
+                println!("{operations} operations, the last in {ms:.3} ms, epoch {epoch}, ranks {names}");
                 (last, second) = (epoch, Instant::now());
             }
             self.activate_joiners(group)?;

@@ -242,6 +242,7 @@ class GroupProcess:
         cluster: Optional[str] = ...,
         certificates: Optional[str] = ...,
         runtime_directory: Optional[str] = ...,
+        devices: Optional[Sequence[str]] = ...,
     ) -> None: ...
     def attach(
         self, name: str, order: Sequence[int], max_size: int, failure_mode: str, joining: bool

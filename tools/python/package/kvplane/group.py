@@ -513,7 +513,7 @@ class World:
 
     `name` is the same for all processes of the job, and no other job of the same control plane has it. `control` is the
     address of the control plane; by default, that of this user on this host. `host` is the address on which the other
-    processes reach this one: loopback by default.
+    processes reach this one: loopback by default; `devices` are RDMA devices for those of other hosts, the best first.
 
     Conflict if another live process has the rank; a process takes the place of one that died.
     """
@@ -528,11 +528,14 @@ class World:
         cluster: Optional[str] = None,
         certificates: Optional[str] = None,
         runtime_directory: Optional[str] = None,
+        devices: Optional[Sequence[str]] = None,
     ):
         self.name = name
         self.rank = _rank(rank, MAX_RANKS, "rank")
         more = {"cluster": cluster, "certificates": certificates, "runtime_directory": runtime_directory}
-        given = {key: value for key, value in more.items() if value is not None}
+        given: Any = {key: value for key, value in more.items() if value is not None}
+        if devices:
+            given["devices"] = list(devices)
         try:
             self._process = _native.GroupProcess(control, name, self.rank, host, **given)
         except ConnectionError as problem:

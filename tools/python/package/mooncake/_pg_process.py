@@ -24,6 +24,8 @@ class Settings:
     """Settings of the process, for groups that are made after they were set."""
 
     host = None
+    #: RDMA devices, the best first.
+    devices = None
     #: Seconds within which a collective, a message and a reconciliation end; None: the group's timeout of torch.
     collective_s = None
     message_s = None
@@ -89,7 +91,8 @@ def _open(found, rank):
     # A configured control plane may have another address on each host.
     control = os.environ.get("KVPLANE_CONTROL") if found["cluster"] is None else None
     control = control or found["control"]
-    return World(found["world"], rank, control, host=settings.host, cluster=found["cluster"])
+    cluster, devices = found["cluster"], settings.devices
+    return World(found["world"], rank, control, host=settings.host, cluster=cluster, devices=devices)
 
 
 def world_of_subgroup(store, rank):

@@ -1008,6 +1008,7 @@ def set_device_filter(filters):
     if not all(isinstance(name, str) and name for name in names):
         raise TypeError(f"{names} are no names of devices")
     os.environ["MC_TE_FILTERS"] = ",".join(names)
+    settings.devices = names
 
 
 def set_transfer_engine(engine):

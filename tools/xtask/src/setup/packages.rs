@@ -72,7 +72,7 @@ pub struct Package {
 }
 
 /// All packages, in the order in which they are listed.
-pub const ALL: [Package; 14] = [
+pub const ALL: [Package; 15] = [
     Package {
         debian: "gcc",
         fedora: "gcc",
@@ -184,6 +184,14 @@ pub const ALL: [Package; 14] = [
         purpose: "packs the wheels of the Python packages and runs their tests",
         group: Group::Python,
         probe: Probe::Program("python3"),
+    },
+    Package {
+        debian: "python3-numpy",
+        fedora: "python3-numpy",
+        arch: "python-numpy",
+        purpose: "the arrays of the tests of expert parallelism, which are skipped without it",
+        group: Group::Python,
+        probe: Probe::Database,
     },
 ];
 
