@@ -27,8 +27,10 @@ use crate::which::Control;
 const SPINS: u32 = 16;
 /// Longest sleep between two rounds of a thread that waits for a work.
 const NAP: Duration = Duration::from_millis(1);
-/// Longest sleep between two rounds while no work waits: frames of others arrive also then.
-const IDLE: Duration = Duration::from_millis(10);
+/// Sleep between two rounds without progress of the process's own thread, while works are in flight, and while none
+/// is. It does not hold the lock meanwhile: a caller's work begins at once.
+const OWN_NAP: Duration = Duration::from_micros(50);
+const IDLE: Duration = Duration::from_millis(2);
 /// Longest stay of a process that leaves, for members that have not completed what it has.
 const LEAVES: Duration = Duration::from_secs(5);
 /// Interval at which a call that waits for the control plane checks that it still has to.
@@ -193,9 +195,8 @@ impl SharedProcess {
             if self.waiters.load(Ordering::Relaxed) > 0 {
                 thread::park_timeout(IDLE);
             } else if !self.round() {
-                let mut host = self.host();
-                let nap = if host.is_busy() { NAP } else { IDLE };
-                host.wait(Instant::now() + nap);
+                let is_busy = self.host().is_busy();
+                thread::park_timeout(if is_busy { OWN_NAP } else { IDLE });
             }
         }
     }
