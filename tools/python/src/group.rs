@@ -178,7 +178,7 @@ impl GroupProcess {
         let spec = GroupSpec { name, order, max_size, failure_mode, is_joining: joining };
         let process = self.read()?;
         let group = waiting(py, || process.attach(spec))?.map_err(|error| raised(&error))?;
-        Ok(ProcessGroup { group })
+        Ok(ProcessGroup { group, pid: self.pid })
     }
 
     /// Leaves the world. Idempotent.
@@ -203,9 +203,15 @@ impl GroupProcess {
 #[pyclass(module = "kvplane._native", frozen)]
 pub(crate) struct ProcessGroup {
     group: group::ProcessGroup,
+    /// The process that attached: a fork of it has no part in the group.
+    pid: u32,
 }
 
 impl ProcessGroup {
+    fn member(&self) -> PyResult<&group::ProcessGroup> {
+        if self.pid == std::process::id() { Ok(&self.group) } else { Err(raised(&GroupError::Ended)) }
+    }
+
     fn data_type(name: &str) -> PyResult<DataType> {
         name.parse().map_err(|error| invalid(format!("{error}")))
     }
@@ -239,8 +245,9 @@ impl ProcessGroup {
         let (source_bytes, target_bytes) = operation.buffer_bytes(self.group.rank());
         let source = buffer(source, source_bytes)?;
         let target = if operation.is_in_place() { source.clone() } else { buffer(target, target_bytes)? };
-        let work = py.detach(|| self.group.submit(operation, source, target, deadline));
-        Ok(GroupWork { work: work.map_err(|error| raised(&error))?, group: self.group.clone() })
+        let member = self.member()?;
+        let work = py.detach(|| member.submit(operation, source, target, deadline));
+        Ok(GroupWork { work: work.map_err(|error| raised(&error))?, group: self.group.clone(), pid: self.pid })
     }
 }
 
@@ -428,8 +435,9 @@ impl ProcessGroup {
     ) -> PyResult<GroupWork> {
         let (deadline, bytes) = (deadline_of(deadline)?, message_bytes(count, data_type)?);
         let source = buffer(address, bytes)?;
-        let work = py.detach(|| self.group.send(source, rank_of(peer), tag, deadline));
-        Ok(GroupWork { work: work.map_err(|error| raised(&error))?, group: self.group.clone() })
+        let member = self.member()?;
+        let work = py.detach(|| member.send(source, rank_of(peer), tag, deadline));
+        Ok(GroupWork { work: work.map_err(|error| raised(&error))?, group: self.group.clone(), pid: self.pid })
     }
 
     fn receive(
@@ -444,14 +452,16 @@ impl ProcessGroup {
     ) -> PyResult<GroupWork> {
         let (deadline, bytes) = (deadline_of(deadline)?, message_bytes(count, data_type)?);
         let target = buffer(address, bytes)?;
-        let work = py.detach(|| self.group.receive(target, peer.map(rank_of), tag, deadline));
-        Ok(GroupWork { work: work.map_err(|error| raised(&error))?, group: self.group.clone() })
+        let member = self.member()?;
+        let work = py.detach(|| member.receive(target, peer.map(rank_of), tag, deadline));
+        Ok(GroupWork { work: work.map_err(|error| raised(&error))?, group: self.group.clone(), pid: self.pid })
     }
 
     /// Makes this member ready, and waits until it is active.
     fn join(&self, py: Python<'_>, deadline: f64) -> PyResult<()> {
+        let member = self.member()?;
         let deadline = deadline_of(deadline)?;
-        waiting(py, || self.group.join(deadline))?.map_err(|error| raised(&error))
+        waiting(py, || member.join(deadline))?.map_err(|error| raised(&error))
     }
 
     /// Proposes to activate or deactivate ranks: the outcome, the epoch, ranks that were dropped, and the reason of a
@@ -463,10 +473,11 @@ impl ProcessGroup {
         ranks: Vec<u8>,
         deadline: f64,
     ) -> PyResult<(&'static str, u64, Vec<u8>, String)> {
+        let member = self.member()?;
         let deadline = deadline_of(deadline)?;
         let ranks: RankSet<GroupRank> = ranks.into_iter().map(GroupRank).collect();
         let change = if activate { Change::Activate(ranks) } else { Change::Deactivate(ranks) };
-        let outcome = waiting(py, || self.group.propose(change, deadline))?.map_err(|error| raised(&error))?;
+        let outcome = waiting(py, || member.propose(change, deadline))?.map_err(|error| raised(&error))?;
         let epoch = py.detach(|| self.group.view().epoch);
         Ok(match outcome {
             Outcome::Applied { epoch, dropped } if dropped.is_empty() => ("applied", epoch, Vec::new(), String::new()),
@@ -480,9 +491,10 @@ impl ProcessGroup {
 
     /// Waits until the failed ranks are deactivated: the outcome, and the reason of a rejection.
     fn sync_after_failure(&self, py: Python<'_>, deadline: f64) -> PyResult<(&'static str, String)> {
+        let member = self.member()?;
         let deadline = deadline_of(deadline)?;
         let change = Change::DeactivateFailed;
-        let outcome = waiting(py, || self.group.propose(change, deadline))?.map_err(|error| raised(&error))?;
+        let outcome = waiting(py, || member.propose(change, deadline))?.map_err(|error| raised(&error))?;
         Ok(match outcome {
             Outcome::Applied { .. } => ("reconciled", String::new()),
             // Failed ranks that the caller deactivates take part no longer, and stay members.
@@ -493,7 +505,8 @@ impl ProcessGroup {
 
     /// Leaves the group.
     fn detach(&self, py: Python<'_>) -> PyResult<()> {
-        waiting(py, || self.group.detach())?.map_err(|error| raised(&error))
+        let member = self.member()?;
+        waiting(py, || member.detach())?.map_err(|error| raised(&error))
     }
 }
 
@@ -507,6 +520,8 @@ fn message_bytes(count: u64, data_type: &str) -> PyResult<u64> {
 pub(crate) struct GroupWork {
     work: group::Work,
     group: group::ProcessGroup,
+    /// The process that began it.
+    pid: u32,
 }
 
 #[pymethods]
@@ -520,6 +535,9 @@ impl GroupWork {
             Some(deadline) => deadline_of(deadline)?,
             None => longest,
         };
+        if self.pid != std::process::id() {
+            return Err(raised(&GroupError::Ended));
+        }
         let outcome = waiting(py, || self.work.wait(deadline))?;
         match outcome {
             None => Ok(false),
