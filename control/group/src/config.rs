@@ -35,7 +35,7 @@ impl Default for WorldConfig {
             refused_ns: 250 * MS,
             overdue_ns: 500 * MS,
             silence_ns: 30_000 * MS,
-            reconnect_ns: 300 * MS,
+            reconnect_ns: 1_000 * MS,
             fence_ns: 20_000 * MS,
             proposal_ns: 20_000 * MS,
             grace_ns: 1_000 * MS,

@@ -399,6 +399,10 @@ impl Member {
         self.counts.completed += 1;
         self.membership.overdue = RankSet::EMPTY;
         self.stage = Stage::Waiting;
+        if self.departure.has_begun() {
+            // The others may need the result of this one, too.
+            self.leave();
+        }
     }
 
     /// Ends the next operation without a result, at all members. `failure` is its caller's, if it has submitted it.
@@ -821,8 +825,11 @@ impl Member {
         self.end_for_all(Failure::Deadline { awaited }, cause);
     }
 
-    /// Ends the first operation, for which the host has no memory of so many bytes.
-    pub fn lack_memory(&mut self, bytes: u64) {
+    /// Ends an operation that is in flight, for which the host has no memory of so many bytes.
+    pub fn lack_memory(&mut self, work: WorkId, bytes: u64) {
+        if self.queue.front().is_none_or(|first| first.work != work) {
+            return;
+        }
         let failure = Failure::NoMemory { rank: self.membership.rank, bytes: Some(bytes) };
         self.end_for_all(failure, AbortCause::NoMemory);
     }

@@ -718,7 +718,8 @@ impl Connections {
         }
         let tries = entry.rdma_after.is_none_or(|after| after <= Instant::now());
         let Some(network) = &mut self.network else { return };
-        let (rdma, half) = match network.offer_rdma().filter(|_| tries) {
+        let offered = if tries { network.offer_rdma() } else { None };
+        let (rdma, half) = match offered {
             Some((rdma, half)) => (Some(rdma), half),
             None => (None, Vec::new()),
         };

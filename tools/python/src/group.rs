@@ -184,7 +184,12 @@ impl GroupProcess {
     /// Leaves the world. Idempotent.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         let process = self.process.write().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(process) = process.filter(|_| self.pid == std::process::id()) {
+        if self.pid != std::process::id() {
+            // Its threads, and its part in the world, are the parent's.
+            core::mem::forget(process);
+            return Ok(());
+        }
+        if let Some(process) = process {
             // Without an answer, the control plane finds the process silent.
             drop(waiting(py, move || process.close())?);
         }
@@ -233,11 +238,10 @@ impl ProcessGroup {
         parts: u64,
         deadline: f64,
     ) -> PyResult<GroupWork> {
-        let deadline = deadline_of(deadline)?;
+        let (deadline, member) = (deadline_of(deadline)?, self.member()?);
         // The group may have grown since the caller made its arrays. A root that is dead is beyond the size, and no
         // place of it is used.
-        let mut operation =
-            Operation { collective, data_type, count, places: parts.min(self.group.size() as u64) as u8 };
+        let mut operation = Operation { collective, data_type, count, places: parts.min(member.size() as u64) as u8 };
         if let Some(root) = operation.root().filter(|root| root.0 < self.max_size() && operation.is_in_place()) {
             operation.places = operation.places.max(root.0 + 1);
         }
@@ -245,7 +249,6 @@ impl ProcessGroup {
         let (source_bytes, target_bytes) = operation.buffer_bytes(self.group.rank());
         let source = buffer(source, source_bytes)?;
         let target = if operation.is_in_place() { source.clone() } else { buffer(target, target_bytes)? };
-        let member = self.member()?;
         let work = py.detach(|| member.submit(operation, source, target, deadline));
         Ok(GroupWork { work: work.map_err(|error| raised(&error))?, group: self.group.clone(), pid: self.pid })
     }
@@ -270,40 +273,44 @@ impl ProcessGroup {
     }
 
     #[getter]
-    fn epoch(&self, py: Python<'_>) -> u64 {
-        py.detach(|| self.group.view().epoch)
+    fn epoch(&self, py: Python<'_>) -> PyResult<u64> {
+        let member = self.member()?;
+        Ok(py.detach(|| member.view().epoch))
     }
 
-    fn size(&self, py: Python<'_>) -> usize {
-        py.detach(|| self.group.size())
+    fn size(&self, py: Python<'_>) -> PyResult<usize> {
+        let member = self.member()?;
+        Ok(py.detach(|| member.size()))
     }
 
     /// Participants of the view, by rank; a joiner that is not active yet is alone.
-    fn active(&self, py: Python<'_>) -> Vec<bool> {
-        let participants = py.detach(|| self.group.participants());
-        group::mask(participants, usize::from(self.max_size()))
+    fn active(&self, py: Python<'_>) -> PyResult<Vec<bool>> {
+        let member = self.member()?;
+        let participants = py.detach(|| member.participants());
+        Ok(group::mask(participants, usize::from(self.max_size())))
     }
 
     /// States of the members, by rank.
-    fn member_states(&self, py: Python<'_>) -> Vec<&'static str> {
+    fn member_states(&self, py: Python<'_>) -> PyResult<Vec<&'static str>> {
+        let member = self.member()?;
         let state = |state: MemberState| match state {
             MemberState::Absent => "absent",
             MemberState::Inactive => "inactive",
             MemberState::AwaitingActivation => "awaiting",
             MemberState::Active => "active",
         };
-        let mut states: Vec<_> =
-            py.detach(|| self.group.members()).into_iter().map(|(member, _)| state(member)).collect();
+        let mut states: Vec<_> = py.detach(|| member.members()).into_iter().map(|(member, _)| state(member)).collect();
         states.resize(usize::from(self.max_size()), "absent");
-        states
+        Ok(states)
     }
 
     /// True for each rank whose process is alive and connected.
-    fn peer_states(&self, py: Python<'_>) -> Vec<bool> {
-        let members = py.detach(|| self.group.members());
+    fn peer_states(&self, py: Python<'_>) -> PyResult<Vec<bool>> {
+        let member = self.member()?;
+        let members = py.detach(|| member.members());
         let mut states: Vec<_> = members.into_iter().map(|(_, state)| state == ProcessState::Healthy).collect();
         states.resize(usize::from(self.max_size()), false);
-        states
+        Ok(states)
     }
 
     fn all_reduce(
@@ -478,7 +485,7 @@ impl ProcessGroup {
         let ranks: RankSet<GroupRank> = ranks.into_iter().map(GroupRank).collect();
         let change = if activate { Change::Activate(ranks) } else { Change::Deactivate(ranks) };
         let outcome = waiting(py, || member.propose(change, deadline))?.map_err(|error| raised(&error))?;
-        let epoch = py.detach(|| self.group.view().epoch);
+        let epoch = py.detach(|| member.view().epoch);
         Ok(match outcome {
             Outcome::Applied { epoch, dropped } if dropped.is_empty() => ("applied", epoch, Vec::new(), String::new()),
             Outcome::Applied { epoch, dropped } => {

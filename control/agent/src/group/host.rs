@@ -55,6 +55,8 @@ pub(super) struct GroupHost {
     groups: BTreeMap<GroupId, Membership>,
     roster: u64,
     held: BTreeMap<WorldRank, HeldFrame>,
+    /// Incarnations of the other processes.
+    peers: BTreeMap<WorldRank, u64>,
     counters: GroupCounters,
     started: Instant,
     /// The control plane has to know something.
@@ -70,6 +72,7 @@ impl GroupHost {
             groups: BTreeMap::new(),
             roster: 0,
             held: BTreeMap::new(),
+            peers: BTreeMap::new(),
             counters: GroupCounters::default(),
             started: Instant::now(),
             has_news: true,
@@ -123,8 +126,10 @@ impl GroupHost {
 
     /// True once no other member needs this process in the group, or in any.
     pub(super) fn may_leave(&self, group: Option<GroupId>) -> bool {
-        let mut groups = self.groups.iter().filter(|(id, _)| group.is_none_or(|group| group == **id));
-        groups.all(|(_, membership)| membership.member.may_leave())
+        let is_meant = |id: &GroupId| group.is_none_or(|group| group == *id);
+        let has_sent = !self.held.values().any(|held| is_meant(&held.head.group));
+        let mut groups = self.groups.iter().filter(|(id, _)| is_meant(id));
+        has_sent && groups.all(|(_, membership)| membership.member.may_leave())
     }
 
     /// Says that a member is ready to be activated.
@@ -159,6 +164,15 @@ impl GroupHost {
         let now_ns = self.now_ns();
         if status.roster != self.roster {
             self.roster = status.roster;
+            // What its former process has not taken is lost, although its connection may not have been.
+            for rank in self.peers.keys().copied().collect::<Vec<_>>() {
+                let now = status.peers.iter().find(|peer| peer.id.rank == rank);
+                if now.map(|peer| peer.id.incarnation) != self.peers.get(&rank).copied() {
+                    self.lose(rank);
+                }
+            }
+            self.peers = status.peers.iter().map(|peer| (peer.id.rank, peer.id.incarnation)).collect();
+            self.peers.remove(&self.process.rank);
             let others = status.peers.iter().filter(|peer| peer.id.rank != self.process.rank);
             let peers: Vec<_> = others
                 .map(|peer| Peer {
@@ -208,7 +222,8 @@ impl GroupHost {
                     let is_taken = Head::decode(&frame.head).is_ok_and(|head| {
                         let Some(membership) = self.groups.get_mut(&head.group) else { return false };
                         let Some(from) = membership.rank_of(WorldRank(frame.from)) else { return false };
-                        membership.handle(from, &head, &frame.payload, &mut self.buffers, now_ns).is_ok()
+                        membership.handle(from, &head, &frame.payload, &mut self.buffers, now_ns);
+                        true
                     });
                     if !is_taken {
                         self.counters.refused += 1;
@@ -259,6 +274,11 @@ impl GroupHost {
                 has_sent = true;
                 let Some(to) = membership.world_rank(outgoing.to) else { continue };
                 let payload = membership.payload(&outgoing);
+                if payload.is_none() && outgoing.payload.is_some() {
+                    // There was no memory for it.
+                    membership.member.lose(RankSet::single(outgoing.to));
+                    continue;
+                }
                 match send_frame(&mut self.mesh, to, &outgoing.head, payload.as_ref()) {
                     SendOutcome::Sent => {
                         self.counters.frames_sent += 1;

@@ -18,6 +18,10 @@ struct CallerWork {
     memory: WorkMemory,
     /// `None` once the caller has its outcome: the work buffer may still be needed.
     state: Option<Arc<WorkOutcome>>,
+    /// Bytes for which there was no memory: whatever the member makes of the work, it has no result.
+    lacks: Option<u64>,
+    /// Deadline of a message.
+    deadline_ns: u64,
 }
 
 /// Longest time for which the end of a message to a peer that failed waits for the view without it.
@@ -98,7 +102,7 @@ impl Membership {
             return Err(GroupError::BufferSize { source: has_source, target: has_target, needs_source, needs_target });
         }
         let work = self.member.submit(operation, timeout_ns)?;
-        self.keep(work, WorkMemory::new(source, target), state);
+        self.keep(work, WorkMemory::new(source, target), state, u64::MAX);
         Ok(())
     }
 
@@ -111,7 +115,7 @@ impl Membership {
         state: &Arc<WorkOutcome>,
     ) -> Result<(), GroupError> {
         let work = self.member.send(to, tag, bytes_of(source.as_ref()), deadline_ns)?;
-        self.keep(work, WorkMemory::new(source, None), state);
+        self.keep(work, WorkMemory::new(source, None), state, deadline_ns);
         Ok(())
     }
 
@@ -124,12 +128,12 @@ impl Membership {
         state: &Arc<WorkOutcome>,
     ) -> Result<(), GroupError> {
         let work = self.member.receive(from, tag, bytes_of(target.as_ref()), deadline_ns)?;
-        self.keep(work, WorkMemory::new(None, target), state);
+        self.keep(work, WorkMemory::new(None, target), state, deadline_ns);
         Ok(())
     }
 
-    fn keep(&mut self, work: WorkId, memory: WorkMemory, state: &Arc<WorkOutcome>) {
-        self.works.insert(work, CallerWork { memory, state: Some(Arc::clone(state)) });
+    fn keep(&mut self, work: WorkId, memory: WorkMemory, state: &Arc<WorkOutcome>, deadline_ns: u64) {
+        self.works.insert(work, CallerWork { memory, state: Some(Arc::clone(state)), lacks: None, deadline_ns });
     }
 
     /// Processes a frame of a member.
@@ -140,21 +144,24 @@ impl Membership {
         payload: &IoBuf,
         buffers: &mut WorkBuffers,
         now_ns: u64,
-    ) -> Result<(), GroupError> {
+    ) {
         match self.member.handle(from, head, payload.bytes() as u64) {
             Disposition::Ignore => {}
-            Disposition::Stash(stash) => {
-                self.stashed.insert(stash, buffers.copy_of(payload)?);
-            }
+            Disposition::Stash(stash) => match buffers.copy_of(payload) {
+                Ok(copy) => {
+                    self.stashed.insert(stash, copy);
+                }
+                // The frame is lost, and so is what it belongs to.
+                Err(_) => self.member.lose(RankSet::single(from)),
+            },
             Disposition::Place(work, placement) => {
-                if let Some(work) = self.works.get(&work) {
+                if let Some(work) = self.works.get(&work).filter(|work| work.lacks.is_none()) {
                     work.memory.place(placement, payload);
                 }
             }
         }
         // A frame may need what this one has changed.
         self.carry_out(buffers, now_ns);
-        Ok(())
     }
 
     /// Does what the member has to do by now, and its host's part of it. Returns true if operations have ended.
@@ -197,14 +204,24 @@ impl Membership {
                 Output::Begin { work, work_bytes, steps } => {
                     let Some(begun) = self.works.get_mut(&work) else { continue };
                     match buffers.provide(&mut begun.memory, work_bytes) {
-                        Ok(()) => begun.memory.run(&steps),
-                        Err(_) => self.member.lack_memory(work_bytes),
+                        Ok(()) => {
+                            begun.lacks = None;
+                            begun.memory.run(&steps);
+                        }
+                        Err(_) => {
+                            begun.lacks = Some(work_bytes);
+                            self.member.lack_memory(work, work_bytes);
+                        }
                     }
                 }
                 Output::Place { stash, work, placement } => {
-                    let Some(payload) = self.stashed.remove(&stash) else { continue };
-                    if let Some(work) = self.works.get(&work) {
-                        work.memory.place(placement, &payload);
+                    let Some(placed) = self.works.get_mut(&work) else { continue };
+                    let Some(payload) = self.stashed.remove(&stash) else {
+                        placed.lacks.get_or_insert(0);
+                        continue;
+                    };
+                    if placed.lacks.is_none() {
+                        placed.memory.place(placement, &payload);
                     }
                     buffers.give_back(Arc::clone(payload.region()));
                 }
@@ -214,7 +231,7 @@ impl Membership {
                     }
                 }
                 Output::Run { work, steps } => {
-                    if let Some(work) = self.works.get(&work) {
+                    if let Some(work) = self.works.get(&work).filter(|work| work.lacks.is_none()) {
                         work.memory.run(&steps);
                     }
                 }
@@ -222,8 +239,12 @@ impl Membership {
                     has_ended = true;
                     let Some(ended) = self.works.get_mut(&work) else { continue };
                     (ended.memory.source, ended.memory.target) = (None, None);
+                    let lacking = |bytes| Failure::NoMemory { rank: self.member.rank(), bytes: Some(bytes) };
+                    let outcome =
+                        outcome.and_then(|completion| ended.lacks.map_or(Ok(completion), |b| Err(lacking(b))));
+                    let deadline_ns = ended.deadline_ns;
                     if let Some(state) = ended.state.take() {
-                        self.end(state, outcome, now_ns);
+                        self.end(state, outcome, now_ns, deadline_ns);
                     }
                     self.drop_if_unused(work);
                 }
@@ -238,11 +259,11 @@ impl Membership {
         has_ended
     }
 
-    fn end(&mut self, state: Arc<WorkOutcome>, outcome: Result<Completion, Failure>, now_ns: u64) {
+    fn end(&mut self, state: Arc<WorkOutcome>, outcome: Result<Completion, Failure>, now_ns: u64, deadline_ns: u64) {
         let view = self.member.view();
         match outcome {
             Err(Failure::PeerLost { rank }) if self.is_automatic && view.active.contains(rank) => {
-                let until_ns = now_ns.saturating_add(RECONCILES_NS);
+                let until_ns = now_ns.saturating_add(RECONCILES_NS).min(deadline_ns);
                 self.unsettled.push(UnsettledEnd { state, outcome, epoch: view.epoch, until_ns });
             }
             outcome => state.end(outcome),
@@ -258,7 +279,8 @@ impl Membership {
     /// Returns the payload of a frame.
     pub(super) fn payload(&self, outgoing: &Outgoing) -> Option<IoBuf> {
         let (work, span) = outgoing.payload?;
-        Some(self.works.get(&work)?.memory.span(span))
+        let work = self.works.get(&work).filter(|work| work.lacks.is_none())?;
+        Some(work.memory.span(span))
     }
 }
 

@@ -10,6 +10,8 @@ use kvplane_engine::{IoBuf, Region, RegionError, RegionOptions};
 const BLOCK_BYTES: usize = 8 << 10;
 /// Least size of a work buffer.
 const LEAST_BYTES: usize = 4 << 10;
+/// Size from which work buffers are multiples of it: that of a huge page.
+const LARGE_BYTES: usize = 2 << 20;
 /// Most bytes of free work buffers that are kept for the next operations.
 const KEPT_BYTES: usize = 1 << 30;
 
@@ -105,7 +107,11 @@ pub(super) struct WorkBuffers {
 impl WorkBuffers {
     /// Returns memory of at least so many bytes.
     pub(super) fn take(&mut self, bytes: usize) -> Result<Arc<Region>, RegionError> {
-        let size = bytes.next_power_of_two().max(LEAST_BYTES);
+        // Long ones are not rounded up to what the machine may not have.
+        let size = match bytes {
+            0..LARGE_BYTES => bytes.next_power_of_two().max(LEAST_BYTES),
+            _ => bytes.next_multiple_of(LARGE_BYTES),
+        };
         if let Some(region) = self.free.get_mut(&size).and_then(Vec::pop) {
             self.bytes -= size;
             return Ok(region);

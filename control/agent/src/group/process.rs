@@ -25,6 +25,8 @@ use crate::which::Control;
 
 /// Rounds without progress after which a waiting thread lets others run.
 const SPINS: u32 = 16;
+/// Rounds, also those with progress, after which a waiting thread looks at the time.
+const LOOK_ROUNDS: u32 = 64;
 /// Longest sleep between two rounds of a thread that waits for a work.
 const NAP: Duration = Duration::from_millis(1);
 /// Sleep between two rounds without progress of the process's own thread, while works are in flight, and while none
@@ -152,8 +154,12 @@ impl SharedProcess {
     /// Moves all works on until the given one has ended, or until a time.
     pub(super) fn move_on(&self, work: &WorkOutcome, until: Instant) {
         self.waiters.fetch_add(1, Ordering::Relaxed);
-        let mut spins = 0;
+        let (mut spins, mut rounds) = (0, 0u32);
         while !work.has_ended() && !self.is_closing() {
+            rounds = rounds.wrapping_add(1);
+            if rounds.is_multiple_of(LOOK_ROUNDS) && (Instant::now() >= until || interrupt::ended()) {
+                break;
+            }
             if self.round() {
                 spins = 0;
                 continue;
@@ -230,8 +236,9 @@ impl SharedProcess {
     }
 
     fn end(&self) {
-        self.is_closing.store(true, Ordering::Release);
+        // A caller that finds the process closing finds its work ended.
         self.host().close();
+        self.is_closing.store(true, Ordering::Release);
         self.has_status.notify_all();
         self.wake_thread();
     }

@@ -16,7 +16,11 @@ pub(crate) struct ControlFrames(VecDeque<(GroupRank, u64, FrameKind, Option<Sign
 
 impl ControlFrames {
     pub(crate) fn push(&mut self, to: GroupRank, operation: u64, kind: FrameKind, signature: Option<Signature>) {
-        self.0.push_back((to, operation, kind, signature));
+        // A peer that requests the same again and again, and takes nothing, gets one answer.
+        let frame = (to, operation, kind, signature);
+        if !self.0.contains(&frame) && self.0.iter().filter(|(other, ..)| *other == to).count() < MAX_WAITING {
+            self.0.push_back(frame);
+        }
     }
 
     /// Appends a frame for several receivers, and returns those for which too many wait.

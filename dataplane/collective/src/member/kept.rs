@@ -76,7 +76,9 @@ impl KeptResult {
     ) -> Option<(AbortCause, Option<Signature>)> {
         match self.last {
             Some(OperationEnd::Result { .. }) if operation == completed => {
-                self.serving.push(Serving { to, operation, sent: 0 });
+                if !self.serving.iter().any(|serving| serving.to == to) {
+                    self.serving.push(Serving { to, operation, sent: 0 });
+                }
                 None
             }
             Some(OperationEnd::Aborted { cause, signature }) if operation == completed => Some((cause, signature)),

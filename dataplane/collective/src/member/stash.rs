@@ -9,6 +9,8 @@ use crate::work::StashId;
 pub(crate) const MAX_BYTES: u64 = 16 << 20;
 /// Most frames that are kept. A peer sends only few before this member follows.
 const MAX_FRAMES: usize = 4096;
+/// Most of them of one peer.
+const MAX_OF_PEER: usize = 512;
 
 /// A frame whose payload the host keeps, if it has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +41,8 @@ pub(crate) struct Stash {
 impl Stash {
     /// Keeps a frame. Fails when there are too many.
     pub(crate) fn keep(&mut self, from: GroupRank, head: Head, bytes: u64) -> Option<Option<StashId>> {
-        if self.frames.len() >= MAX_FRAMES || self.bytes + bytes > MAX_BYTES {
+        let of_peer = self.frames.iter().filter(|frame| frame.from == from).count();
+        if of_peer >= MAX_OF_PEER || self.frames.len() >= MAX_FRAMES || self.bytes + bytes > MAX_BYTES {
             return None;
         }
         let payload = (bytes > 0).then(|| self.name());

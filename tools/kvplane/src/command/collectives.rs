@@ -21,6 +21,8 @@ use super::which::Which;
 
 /// Operations of each size that are not measured.
 const WARM_UP: usize = 2;
+/// Deadline of the start of all ranks.
+const FOUNDING: Duration = Duration::from_secs(60);
 /// Time that a size is measured for, at most.
 const LONGEST: Duration = Duration::from_secs(1);
 const FEWEST: usize = 3;
@@ -131,6 +133,8 @@ impl Collectives {
             is_joining: self.joining,
         })?;
         let deadline = Duration::try_from_secs_f64(self.deadline)?;
+        // The other ranks may start later than this one: that is not the operations' time.
+        group.await_epoch(1, FOUNDING)?;
         if self.until_killed {
             return self.run_until_killed(&group, deadline);
         }
