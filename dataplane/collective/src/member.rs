@@ -68,7 +68,7 @@ struct Submission {
     deadline_ns: Option<u64>,
     /// The deadline has passed, and the peers that it waits for were reported.
     is_late: bool,
-    /// Participants of the views in which it was begun.
+    /// Active members of the views in which it was begun.
     begun_with: RankSet<GroupRank>,
 }
 
@@ -675,7 +675,14 @@ impl Member {
             return true;
         }
         match std::mem::replace(&mut self.stage, Stage::Waiting) {
-            Stage::Waiting => self.begin_first(self.membership.view.participants()),
+            Stage::Waiting => {
+                let active = self.membership.view.active;
+                if let Some(first) = self.queue.front_mut() {
+                    // Active members that failed before contribute nothing either.
+                    first.begun_with = first.begun_with.union(active);
+                }
+                self.begin_first(self.membership.view.participants())
+            }
             Stage::Running(execution) => {
                 if execution.is_complete() {
                     let (epoch, participants) = (self.membership.view.epoch, self.membership.view.participants());
@@ -701,9 +708,7 @@ impl Member {
     }
 
     fn begin_first(&mut self, participants: RankSet<GroupRank>) -> bool {
-        let Some(first) = self.queue.front_mut() else { return false };
-        // Active members that failed before contribute nothing either.
-        first.begun_with = first.begun_with.union(participants).union(self.membership.view.failed);
+        let Some(first) = self.queue.front() else { return false };
         let thresholds = self.config.thresholds;
         // Without its root, the members only find together that it cannot be done: none is ahead of another.
         let schedule =
@@ -722,22 +727,15 @@ impl Member {
 
     /// A joiner that is not ready yet runs the operation with itself alone.
     fn run_alone(&mut self) -> bool {
-        if self.membership.is_ready {
+        if self.membership.is_ready || self.queue.is_empty() {
             return false;
         }
-        let alone = RankSet::single(self.membership.rank);
-        let Some(first) = self.queue.front() else { return false };
-        let thresholds = self.config.thresholds;
-        let Some(schedule) = Schedule::new(&first.operation, self.membership.rank, alone, thresholds) else {
-            let root = first.operation.root().unwrap_or(self.membership.rank);
-            self.end_first(Failure::RootGone { root });
-            return true;
-        };
-        let execution = Execution::new(schedule, RankSet::EMPTY, thresholds.one_shot_bytes);
-        let (work, steps) = (first.work, execution.prepare().to_vec());
-        self.outputs.push_back(Output::Begin { work, work_bytes: execution.work_bytes(), steps });
-        let (completed, epoch) = (self.completed, self.membership.view.epoch);
-        self.complete_first(&execution, epoch, alone, true);
+        let (alone, epoch, completed) =
+            (RankSet::single(self.membership.rank), self.membership.view.epoch, self.completed);
+        self.begin_first(alone);
+        if let Stage::Running(execution) = std::mem::replace(&mut self.stage, Stage::Waiting) {
+            self.complete_first(&execution, epoch, alone, true);
+        }
         // It is no operation of the group's sequence.
         self.kept.forget(&mut self.outputs);
         self.completed = completed;

@@ -49,7 +49,7 @@ pub(crate) enum Dependency {
     Nothing,
     /// This receive and all before it.
     All(usize),
-    /// The same bytes of this receive.
+    /// Those bytes of this receive that have the same places.
     Same(usize),
 }
 

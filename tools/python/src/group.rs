@@ -12,7 +12,6 @@ use kvplane::group::{
     MemberState, Operation, Outcome, ProcessState, RankSet, Reduction, WorldRank,
 };
 use kvplane::rpc::{CallError, RefusalCode};
-use kvplane::verbs::{Device, Verbs};
 use kvplane::{Error, IoBuf};
 use pyo3::exceptions::{PyConnectionError, PyRuntimeError};
 use pyo3::prelude::*;
@@ -95,16 +94,6 @@ fn buffer(address: u64, bytes: u64) -> PyResult<Option<IoBuf>> {
     region.map(|region| Some(IoBuf::whole(region))).ok_or_else(|| invalid(format!("{bytes} bytes at {address:#x}")))
 }
 
-/// Opens RDMA devices by name, the best one first.
-fn devices_of(names: &[String]) -> PyResult<Vec<Device>> {
-    if names.is_empty() {
-        return Ok(Vec::new());
-    }
-    let unusable = |error| invalid(format!("devices: {error}"));
-    let verbs = Verbs::open().map_err(unusable)?;
-    names.iter().map(|name| verbs.device(name).map_err(unusable)).collect()
-}
-
 fn rank_of(rank: u8) -> GroupRank {
     GroupRank(rank)
 }
@@ -152,7 +141,8 @@ impl GroupProcess {
         let control = control.map_err(|error| PyConnectionError::new_err(error.to_string()))?;
         let mut config = GroupProcessConfig::new(control, world, rank);
         (config.listen, config.announce) = (listen, announce);
-        config.rdma = devices_of(&devices.unwrap_or_default())?;
+        let opened = group::open_devices(&devices.unwrap_or_default());
+        config.rdma = opened.map_err(|error| invalid(format!("devices: {error}")))?;
         let joined = waiting(py, move || group::GroupProcess::join(config))?;
         let process = joined.map_err(|error| raised(&error))?;
         Ok(Self { process: RwLock::new(Some(Arc::new(process))), pid: std::process::id() })

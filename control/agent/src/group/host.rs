@@ -47,6 +47,13 @@ pub struct GroupCounters {
     pub refused: u64,
 }
 
+impl GroupCounters {
+    fn count_sent(&mut self, payload: Option<&IoBuf>) {
+        self.frames_sent += 1;
+        self.bytes_sent += payload.map_or(0, |payload| payload.bytes() as u64);
+    }
+}
+
 /// The memberships of a process.
 pub(super) struct GroupHost {
     process: ProcessId,
@@ -55,6 +62,8 @@ pub(super) struct GroupHost {
     groups: BTreeMap<GroupId, Membership>,
     roster: u64,
     held: BTreeMap<WorldRank, HeldFrame>,
+    /// Processes with an open channel, as of the last event.
+    open: RankSet<WorldRank>,
     /// Incarnations of the other processes.
     peers: BTreeMap<WorldRank, u64>,
     counters: GroupCounters,
@@ -72,6 +81,7 @@ impl GroupHost {
             groups: BTreeMap::new(),
             roster: 0,
             held: BTreeMap::new(),
+            open: RankSet::EMPTY,
             peers: BTreeMap::new(),
             counters: GroupCounters::default(),
             started: Instant::now(),
@@ -182,7 +192,7 @@ impl GroupHost {
                 })
                 .collect();
             self.mesh.set_peers(&peers);
-            self.has_news = true;
+            self.note_channels();
         }
         for group in &status.groups {
             let Some(membership) = self.groups.get_mut(&group.group) else { continue };
@@ -231,21 +241,29 @@ impl GroupHost {
                     self.mesh.release();
                 }
                 MeshEvent::Up(rank) => {
-                    self.has_news = true;
+                    self.note_channels();
                     for membership in self.groups.values_mut() {
                         let linked = membership.ranks_of(RankSet::single(WorldRank(rank)));
                         membership.member.link(linked);
                     }
                 }
-                MeshEvent::Down { rank, .. } => self.lose(WorldRank(rank)),
+                MeshEvent::Down { rank, .. } => {
+                    self.note_channels();
+                    self.lose(WorldRank(rank));
+                }
             }
         }
         has_received
     }
 
+    /// Notes which channels are open, after one of them has changed.
+    fn note_channels(&mut self) {
+        self.open = RankSet::from_bits(self.mesh.channels().open);
+        self.has_news = true;
+    }
+
     /// The connection to a process was lost.
     fn lose(&mut self, rank: WorldRank) {
-        self.has_news = true;
         if let Some(held) = self.held.remove(&rank) {
             self.drop_held(held);
         }
@@ -265,12 +283,11 @@ impl GroupHost {
 
     fn send(&mut self, now_ns: u64) -> bool {
         let mut has_sent = self.send_held();
-        let linked = RankSet::<WorldRank>::from_bits(self.mesh.channels().open);
         let limit = self.mesh.payload_limit() as u64;
         for membership in self.groups.values_mut() {
+            let mut room = membership.ranks_of(self.open.without(self.held.keys().copied().collect()));
             for _ in 0..TURN {
-                let room = linked.without(self.held.keys().copied().collect());
-                let Some(outgoing) = membership.member.next_frame(membership.ranks_of(room), limit) else { break };
+                let Some(outgoing) = membership.member.next_frame(room, limit) else { break };
                 has_sent = true;
                 let Some(to) = membership.world_rank(outgoing.to) else { continue };
                 let payload = membership.payload(&outgoing);
@@ -280,12 +297,10 @@ impl GroupHost {
                     continue;
                 }
                 match send_frame(&mut self.mesh, to, &outgoing.head, payload.as_ref()) {
-                    SendOutcome::Sent => {
-                        self.counters.frames_sent += 1;
-                        self.counters.bytes_sent += payload.map_or(0, |payload| payload.bytes() as u64);
-                    }
+                    SendOutcome::Sent => self.counters.count_sent(payload.as_ref()),
                     SendOutcome::Full => {
                         self.counters.stalls += 1;
+                        room.remove(outgoing.to);
                         // Without memory for it the frame is lost, and so is what it belongs to.
                         match payload.map(|payload| self.buffers.copy_of(&payload)).transpose() {
                             Ok(payload) => {
@@ -295,7 +310,7 @@ impl GroupHost {
                         }
                     }
                     // An event of the mesh follows.
-                    SendOutcome::Down => {}
+                    SendOutcome::Down => room.remove(outgoing.to),
                 }
             }
             // Frames that were the last of their work end it.
@@ -323,8 +338,7 @@ impl GroupHost {
             if let Some(held) = self.held.remove(&to) {
                 if sent == SendOutcome::Sent {
                     has_sent = true;
-                    self.counters.frames_sent += 1;
-                    self.counters.bytes_sent += held.payload.as_ref().map_or(0, |payload| payload.bytes() as u64);
+                    self.counters.count_sent(held.payload.as_ref());
                 }
                 self.drop_held(held);
             }

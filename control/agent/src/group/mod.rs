@@ -34,7 +34,7 @@ pub use kvplane_mesh::MeshError;
 pub use kvplane_tls::DataTls;
 pub use link::{GroupLink, GroupLinkConfig, MemberHost};
 pub use mailbox::ReportSignal;
-pub use process::{GroupProcess, GroupProcessConfig};
+pub use process::{GroupProcess, GroupProcessConfig, open_devices};
 pub use process_group::{ProcessGroup, mask};
 pub use work::Work;
 

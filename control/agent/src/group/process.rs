@@ -10,7 +10,7 @@ use kvplane_group::{GroupId, GroupSpec, Process, ProcessId, Report, Status, Worl
 use kvplane_mesh::{Mesh, MeshConfig};
 use kvplane_sys::interrupt;
 use kvplane_sys::random::random_u64;
-use kvplane_sys::verbs::Device;
+use kvplane_sys::verbs::{Device, Verbs, VerbsError};
 use kvplane_tls::DataTls;
 
 use super::error::{GroupError, GroupLinkError};
@@ -97,6 +97,18 @@ impl GroupProcessConfig {
             ..MeshConfig::new(self.world.clone(), id.rank.0, id.incarnation)
         })
     }
+}
+
+/// Opens RDMA devices by name, in their order.
+///
+/// # Errors
+/// When there is no library for devices, or no device of a name.
+pub fn open_devices(names: &[String]) -> Result<Vec<Device>, VerbsError> {
+    if names.is_empty() {
+        return Ok(Vec::new());
+    }
+    let verbs = Verbs::open()?;
+    names.iter().map(|name| verbs.device(name)).collect()
 }
 
 /// State of a process that its memberships and threads share.

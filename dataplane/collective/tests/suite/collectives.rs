@@ -126,7 +126,7 @@ fn source(data_type: DataType, rank: usize, elements: u64) -> Vec<u8> {
     (0..elements).flat_map(|at| element(data_type, u32::from(number(rank, at)))).collect()
 }
 
-/// What members get of a reduction of the elements at `at` of all their sources, combined one after the other.
+/// Reduction of the elements at `at` of all sources, combined one after the other.
 fn reduced(data_type: DataType, reduction: Reduction, ranks: &[usize], at: u64) -> Vec<u8> {
     let mut parts = ranks.iter().map(|rank| element(data_type, u32::from(number(*rank, at))));
     let mut first = parts.next().expect("a rank");

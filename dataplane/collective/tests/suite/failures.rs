@@ -3,7 +3,8 @@
 use kvplane_collective::*;
 use kvplane_group::*;
 
-use crate::collectives::{Net, status_of, view_of};
+use crate::collectives::{Net, THRESHOLDS, status_of, view_of};
+use crate::host::Host;
 
 const MEMBERS: usize = 3;
 
@@ -159,4 +160,133 @@ fn a_member_whose_caller_is_late_follows_what_the_others_gave_up() {
     let progress = Progress { completed: 4, has_result: true, is_prepared: false };
     assert_eq!(net.hosts[2].member.report().phase, Phase::Fenced(progress), "it would be excluded");
     assert_eq!(net.hosts[2].member.next_number(), 1);
+}
+
+#[test]
+fn a_member_leaves_only_when_the_others_have_completed_what_it_has() {
+    let mut net = Net::new(2, 1);
+    let barrier = Operation { places: 2, ..barrier() };
+    (0..2).for_each(|rank| submit(&mut net, rank, &barrier));
+    assert!(net.send(0, u64::MAX) && net.arrive() && net.send(1, u64::MAX));
+    net.hosts[1].advance(0);
+    assert!(net.ended(1).1.is_ok(), "its own frame is still on the way");
+    net.hosts[1].member.leave();
+    assert!(!net.hosts[1].member.may_leave(), "rank 0 has not completed the operation");
+    assert!(net.send(1, u64::MAX), "the request to leave");
+    assert!(!net.hosts[1].member.may_leave());
+    net.settle();
+    assert!(net.ended(0).1.is_ok());
+    assert!(net.hosts[1].member.may_leave());
+}
+
+#[test]
+fn a_member_that_leaves_does_not_wait_for_peers_that_are_gone() {
+    let mut net = Net::new(2, 1);
+    net.hosts[0].member.leave();
+    assert!(!net.hosts[0].member.may_leave());
+    net.hosts[0].member.lose(RankSet::single(GroupRank(1)));
+    assert!(net.hosts[0].member.may_leave());
+}
+
+#[test]
+fn messages_of_peers_that_are_gone_end_at_once() {
+    let peer = GroupRank(1);
+    let mut net = Net::new(MEMBERS, 1);
+    let host = &mut net.hosts[0];
+    host.member.lose(RankSet::single(peer));
+    host.send(peer, 0, vec![1; 10], u64::MAX);
+    host.drain();
+    host.receive(Some(peer), 0, 10, u64::MAX);
+    (0..2).for_each(|_| assert_eq!(net.ended(0).1, Err(Failure::PeerLost { rank: peer })));
+    let host = &mut net.hosts[0];
+    host.member.link(RankSet::single(peer));
+    host.receive(Some(peer), 0, 10, u64::MAX);
+    assert!(host.ended.is_empty(), "the connection exists again");
+}
+
+#[test]
+fn messages_that_have_arrived_outlive_their_sender_and_not_its_incarnation() {
+    let peer = GroupRank(1);
+    let mut net = Net::new(MEMBERS, 1);
+    for byte in [7, 8] {
+        net.hosts[1].send(GroupRank(0), 0, vec![byte; 10], u64::MAX);
+    }
+    net.settle();
+    net.hosts[0].member.lose(RankSet::single(peer));
+    net.hosts[0].receive(Some(peer), 0, 10, u64::MAX);
+    let (_, outcome, target) = net.ended(0);
+    assert!(outcome.is_ok());
+    assert_eq!(target, [7; 10]);
+    let mut view = view_of(2, MEMBERS);
+    view.incarnations[1] = Some(2);
+    net.hosts[0].member.follow(&status_of(0, view), 0);
+    net.hosts[0].drain();
+    assert_eq!(net.hosts[0].kept(), 0, "the second message was of the former incarnation");
+    net.hosts[0].member.link(RankSet::single(peer));
+    net.hosts[0].receive(Some(peer), 0, 10, u64::MAX);
+    assert!(net.hosts[0].ended.is_empty());
+}
+
+#[test]
+fn messages_of_members_that_a_view_excludes_end() {
+    let mut net = Net::new(MEMBERS, 1);
+    net.hosts[0].receive(Some(GroupRank(2)), 0, 10, u64::MAX);
+    fence(&mut net, 0);
+    follow(&mut net, 0, 0b011, 0, None);
+    assert_eq!(net.ended(0).1, Err(Failure::PeerLost { rank: GroupRank(2) }));
+}
+
+#[test]
+fn an_operation_without_memory_ends_at_all_members() {
+    let mut net = Net::new(MEMBERS, 1);
+    let mut works = Vec::new();
+    for host in &mut net.hosts {
+        works.push(host.submit(&broadcast(400), vec![1; 400], 1_000).expect("well-formed"));
+        host.advance(0);
+    }
+    let host = &mut net.hosts[0];
+    host.member.lack_memory(WorkId(works[0].0 + 1), 77);
+    host.drain();
+    assert!(host.ended.is_empty(), "another operation lacks it");
+    host.member.lack_memory(works[0], 77);
+    host.drain();
+    net.settle();
+    let rank = GroupRank(0);
+    assert_eq!(net.ended(0).1, Err(Failure::NoMemory { rank, bytes: Some(77) }));
+    (1..MEMBERS).for_each(|at| assert_eq!(net.ended(at).1, Err(Failure::NoMemory { rank, bytes: None })));
+}
+
+#[test]
+fn active_members_that_failed_before_are_named_in_each_operation() {
+    let mut net = Net::new(MEMBERS, 1);
+    let gone = RankSet::single(GroupRank(2));
+    for rank in 0..2 {
+        let view = View { failed: gone, ..view_of(2, MEMBERS) };
+        net.hosts[rank].member.follow(&status_of(rank, view), 0);
+        submit(&mut net, rank, &barrier());
+    }
+    net.settle();
+    for rank in 0..2 {
+        let completion = net.ended(rank).1.expect("two members are enough");
+        assert_eq!((completion.failed, completion.participants), (gone, RankSet::first(2)));
+    }
+}
+
+#[test]
+fn a_joiner_runs_alone_until_it_is_ready() {
+    let config = MemberConfig { thresholds: THRESHOLDS, ..MemberConfig::default() };
+    let alone = RankSet::single(GroupRank(2));
+    let mut host = Host::new(Member::new(GroupId(3), GroupRank(2), 1, false, config));
+    for operation in [barrier(), broadcast(400)] {
+        let bytes = operation.buffer_bytes(GroupRank(2)).0 as usize;
+        host.submit(&operation, vec![3; bytes], 1_000).expect("well-formed");
+        host.advance(0);
+        let (_, outcome, _) = host.ended.pop_front().expect("nobody else takes part");
+        assert_eq!(outcome.map(|completion| (completion.participants, completion.failed)), Ok((alone, RankSet::EMPTY)));
+        assert_eq!(host.member.next_number(), 1, "it is no operation of the group");
+    }
+    host.member.set_ready();
+    host.submit(&barrier(), Vec::new(), 1_000).expect("well-formed");
+    host.advance(0);
+    assert!(host.ended.is_empty(), "it waits for its activation");
 }

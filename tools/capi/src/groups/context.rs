@@ -6,8 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use kvplane::group::{GroupProcess, GroupProcessConfig};
-use kvplane::verbs::{Device, Verbs};
+use kvplane::group::{self, GroupProcess, GroupProcessConfig};
 use kvplane::{Control, OwnAddress};
 
 use super::coordinator::{self, CoordinatorAddress};
@@ -94,19 +93,11 @@ impl ContextState {
     /// Returns the settings of the process.
     fn process_config(&self, control: Control, world: &str, rank: u8) -> Result<GroupProcessConfig, CallFailure> {
         let OwnAddress { listen, announce, .. } = OwnAddress::resolve(&self.settings.host, None);
-        let devices = devices_of(&self.settings.devices)?;
+        let devices = group::open_devices(&self.settings.devices);
+        let unusable = |error| CallFailure::argument(format_args!("mooncakePgContextSetDeviceFilter: {error}"));
         let config = GroupProcessConfig::new(control, world, rank);
-        Ok(GroupProcessConfig { listen, announce, rdma: devices, deadline: CONTROL, ..config })
+        Ok(GroupProcessConfig { listen, announce, rdma: devices.map_err(unusable)?, deadline: CONTROL, ..config })
     }
-}
-
-fn devices_of(names: &[String]) -> Result<Vec<Device>, CallFailure> {
-    if names.is_empty() {
-        return Ok(Vec::new());
-    }
-    let unusable = |error| CallFailure::argument(format_args!("mooncakePgContextSetDeviceFilter: {error}"));
-    let verbs = Verbs::open().map_err(unusable)?;
-    names.iter().map(|name| verbs.device(name).map_err(unusable)).collect()
 }
 
 impl Context {

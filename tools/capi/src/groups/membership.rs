@@ -79,7 +79,7 @@ impl Membership {
     }
 
     fn mask(&self, ranks: RankSet<GroupRank>) -> Vec<bool> {
-        (0..self.max_size()).map(|rank| ranks.contains(GroupRank(rank as u8))).collect()
+        kvplane::group::mask(ranks, self.max_size())
     }
 
     /// Returns the active ranks, those that failed included: they are active until they are deactivated.

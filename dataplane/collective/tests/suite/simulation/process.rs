@@ -46,7 +46,7 @@ pub(crate) struct CallEnd {
     pub(crate) target: Vec<u8>,
 }
 
-/// What differs among the callers of a run.
+/// Habits of the callers of a run.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Habits {
     /// One of so many calls is late; 0: none.

@@ -6,7 +6,7 @@ use kvplane_proto::rng::{Rng, mix64};
 
 use crate::collectives::element;
 
-/// What fills a target before.
+/// Byte that fills a target before its operation.
 const UNTOUCHED: u8 = 0xEE;
 
 /// The calls of all members.
