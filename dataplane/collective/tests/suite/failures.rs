@@ -3,7 +3,7 @@
 use kvplane_collective::*;
 use kvplane_group::*;
 
-use crate::collectives::{Net, THRESHOLDS, status_of, view_of};
+use crate::collectives::{LIMIT, Net, THRESHOLDS, status_of, view_of};
 use crate::host::Host;
 
 const MEMBERS: usize = 3;
@@ -289,4 +289,31 @@ fn a_joiner_runs_alone_until_it_is_ready() {
     host.submit(&barrier(), Vec::new(), 1_000).expect("well-formed");
     host.advance(0);
     assert!(host.ended.is_empty(), "it waits for its activation");
+}
+
+#[test]
+fn a_request_to_leave_is_answered_once_its_operation_is_complete() {
+    let mut net = Net::new(MEMBERS, 1);
+    let mut held = None;
+    for rank in 0..MEMBERS {
+        submit(&mut net, rank, &barrier());
+    }
+    for rank in 0..MEMBERS {
+        while let Some((to, frame)) = net.hosts[rank].next_frame(RankSet::from_bits(u64::MAX), LIMIT) {
+            if (rank, to.0) == (2, 0) {
+                held = Some(frame);
+            } else {
+                net.hosts[usize::from(to.0)].take(frame);
+            }
+        }
+    }
+    net.hosts[1].advance(0);
+    assert!(net.ended(1).1.is_ok());
+    net.hosts[1].member.leave();
+    net.settle();
+    assert!(!net.hosts[1].member.may_leave(), "rank 0 has begun the operation, and lacks a frame");
+    net.hosts[0].take(held.expect("a frame of rank 2 for rank 0"));
+    net.settle();
+    assert!(net.ended(0).1.is_ok());
+    assert!(net.hosts[1].member.may_leave());
 }
