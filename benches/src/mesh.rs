@@ -1,16 +1,15 @@
 //! Channels of a mesh against blocking TCP sockets, between as many processes: the time of a frame from process to
 //! process, and the rate of long frames.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kvplane_mesh::{HEAD_BYTES, Mesh, MeshConfig, MeshEvent, PayloadPart, Peer, SendOutcome};
 use kvplane_sys::{HugePages, Region, RegionOptions};
 
-use crate::Failure;
 use crate::rounds::{Series, median};
+use crate::{Failure, peer};
 
 /// First argument of a process of the mesh or the ring of sockets.
 pub(crate) const ROLE: &str = "--mesh-peer";
@@ -57,36 +56,6 @@ pub(crate) fn run(rounds: usize) -> Result<(), Failure> {
 fn show(series: &[Series; 3], wanted: &str) {
     series.iter().for_each(Series::show);
     series[1..].iter().for_each(|ours| ours.show_ratio(&series[0], wanted));
-}
-
-/// A process in another role, ended on drop.
-struct Process {
-    child: Child,
-    stdin: ChildStdin,
-    /// Its first line.
-    said: String,
-}
-
-impl Process {
-    fn start(words: &[&str]) -> Result<Self, Failure> {
-        let mut child = Command::new(std::env::current_exe()?)
-            .arg(ROLE)
-            .args(words)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let mut said = String::new();
-        BufReader::new(child.stdout.take().ok_or("no output")?).read_line(&mut said)?;
-        let stdin = child.stdin.take().ok_or("no input")?;
-        Ok(Self { child, stdin, said: said.trim().to_owned() })
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 /// Runs a process in another role: `mesh LANE RANK RANKS` or `sockets BYTES`.
@@ -205,7 +174,7 @@ struct Ours {
     mesh: Mesh,
     ranks: u8,
     memory: std::sync::Arc<Region>,
-    _others: Vec<Process>,
+    _others: Vec<peer::Peer>,
 }
 
 impl Ours {
@@ -213,7 +182,7 @@ impl Ours {
         let mut mesh = start(lane, 0)?;
         let mut others = Vec::new();
         for rank in 1..ranks {
-            others.push(Process::start(&["mesh", lane, &rank.to_string(), &ranks.to_string()])?);
+            others.push(peer::Peer::start_as(ROLE, &["mesh", lane, &rank.to_string(), &ranks.to_string()])?);
         }
         let mut addresses = mesh.address().to_owned();
         for other in &others {
@@ -221,7 +190,7 @@ impl Ours {
             addresses += &other.said;
         }
         for other in &mut others {
-            writeln!(other.stdin, "{addresses}")?;
+            other.tell(&addresses)?;
         }
         connect(&mut mesh, addresses.split(' '), 0, ranks)?;
         Ok(Self { mesh, ranks, memory: memory()?, _others: others })
@@ -257,20 +226,20 @@ struct Raw {
     former: TcpStream,
     next: TcpStream,
     ranks: u8,
-    _others: Vec<Process>,
+    _others: Vec<peer::Peer>,
 }
 
 impl Raw {
     fn start(ranks: u8, bytes: usize) -> Result<Self, Failure> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
-        let mut others: Vec<Process> = Vec::new();
+        let mut others: Vec<peer::Peer> = Vec::new();
         for _ in 1..ranks {
-            others.push(Process::start(&["sockets", &bytes.to_string()])?);
+            others.push(peer::Peer::start_as(ROLE, &["sockets", &bytes.to_string()])?);
         }
         let mut addresses: Vec<String> = others.iter().map(|other| other.said.clone()).collect();
         addresses.push(listener.local_addr()?.to_string());
         for (other, next) in others.iter_mut().zip(&addresses[1..]) {
-            writeln!(other.stdin, "{next}")?;
+            other.tell(next)?;
         }
         let next = TcpStream::connect(&addresses[0])?;
         next.set_nodelay(true)?;

@@ -26,8 +26,13 @@ pub(crate) struct Peer {
 
 impl Peer {
     pub(crate) fn start(words: &[&str]) -> Result<Self, Failure> {
+        Self::start_as(ROLE, words)
+    }
+
+    /// Starts a process of another benchmark, which knows it by the role.
+    pub(crate) fn start_as(role: &str, words: &[&str]) -> Result<Self, Failure> {
         let mut child = Command::new(std::env::current_exe()?)
-            .arg(ROLE)
+            .arg(role)
             .args(words)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -94,10 +94,6 @@ fn buffer(address: u64, bytes: u64) -> PyResult<Option<IoBuf>> {
     region.map(|region| Some(IoBuf::whole(region))).ok_or_else(|| invalid(format!("{bytes} bytes at {address:#x}")))
 }
 
-fn rank_of(rank: u8) -> GroupRank {
-    GroupRank(rank)
-}
-
 /// One run of the process of a rank in a world.
 #[pyclass(module = "kvplane._native", frozen)]
 pub(crate) struct GroupProcess {
@@ -326,7 +322,7 @@ impl ProcessGroup {
         root: u8,
         deadline: f64,
     ) -> PyResult<GroupWork> {
-        let collective = Collective::Reduce { reduction: Self::reduction(reduction)?, root: rank_of(root) };
+        let collective = Collective::Reduce { reduction: Self::reduction(reduction)?, root: GroupRank(root) };
         self.submit(py, collective, count, Self::data_type(data_type)?, address, address, EVERY_PART, deadline)
     }
 
@@ -339,7 +335,7 @@ impl ProcessGroup {
         root: u8,
         deadline: f64,
     ) -> PyResult<GroupWork> {
-        let collective = Collective::Broadcast { root: rank_of(root) };
+        let collective = Collective::Broadcast { root: GroupRank(root) };
         self.submit(py, collective, count, Self::data_type(data_type)?, address, address, EVERY_PART, deadline)
     }
 
@@ -367,7 +363,7 @@ impl ProcessGroup {
         root: u8,
         deadline: f64,
     ) -> PyResult<GroupWork> {
-        let collective = Collective::Gather { root: rank_of(root) };
+        let collective = Collective::Gather { root: GroupRank(root) };
         self.submit(py, collective, count, Self::data_type(data_type)?, source, target, parts, deadline)
     }
 
@@ -382,7 +378,7 @@ impl ProcessGroup {
         root: u8,
         deadline: f64,
     ) -> PyResult<GroupWork> {
-        let collective = Collective::Scatter { root: rank_of(root) };
+        let collective = Collective::Scatter { root: GroupRank(root) };
         self.submit(py, collective, count, Self::data_type(data_type)?, source, target, parts, deadline)
     }
 
@@ -433,7 +429,7 @@ impl ProcessGroup {
         let (deadline, bytes) = (deadline_of(deadline)?, message_bytes(count, data_type)?);
         let source = buffer(address, bytes)?;
         let member = self.member()?;
-        let work = py.detach(|| member.send(source, rank_of(peer), tag, deadline));
+        let work = py.detach(|| member.send(source, GroupRank(peer), tag, deadline));
         Ok(GroupWork { work: work.map_err(|error| raised(&error))?, group: self.group.clone(), pid: self.pid })
     }
 
@@ -450,7 +446,7 @@ impl ProcessGroup {
         let (deadline, bytes) = (deadline_of(deadline)?, message_bytes(count, data_type)?);
         let target = buffer(address, bytes)?;
         let member = self.member()?;
-        let work = py.detach(|| member.receive(target, peer.map(rank_of), tag, deadline));
+        let work = py.detach(|| member.receive(target, peer.map(GroupRank), tag, deadline));
         Ok(GroupWork { work: work.map_err(|error| raised(&error))?, group: self.group.clone(), pid: self.pid })
     }
 

@@ -1,7 +1,6 @@
 //! An operation or message that a caller waits for.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use kvplane_collective::{Completion, Failure};
@@ -11,27 +10,20 @@ use super::process::SharedProcess;
 
 /// Outcome of an operation or a message, once there is one.
 #[derive(Debug, Default)]
-pub(super) struct WorkOutcome {
-    has_ended: AtomicBool,
-    outcome: Mutex<Option<Result<Completion, Failure>>>,
-}
+pub(super) struct WorkOutcome(OnceLock<Result<Completion, Failure>>);
 
 impl WorkOutcome {
-    fn outcome_now(&self) -> MutexGuard<'_, Option<Result<Completion, Failure>>> {
-        self.outcome.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
+    /// Ends the work. Its first outcome counts.
     pub(super) fn end(&self, outcome: Result<Completion, Failure>) {
-        *self.outcome_now() = Some(outcome);
-        self.has_ended.store(true, Ordering::Release);
+        drop(self.0.set(outcome));
     }
 
     pub(super) fn has_ended(&self) -> bool {
-        self.has_ended.load(Ordering::Acquire)
+        self.0.get().is_some()
     }
 
     pub(super) fn outcome(&self) -> Option<Result<Completion, Failure>> {
-        self.outcome_now().clone()
+        self.0.get().cloned()
     }
 }
 
