@@ -177,6 +177,12 @@ class _Suite:
         self.assertEqual([one[0] for one in job.run("propose", "all", False, [2])], [True] * 2)
         found = job.run("collective", "all", "all_reduce", "i32", lambda at: [at + 1], "sum")
         self.assertEqual([one[:2] for one in found], [[[3], []]] * 2)
+        new = job.add()
+        job.run("open_world", self.world, 2, self.address, on=[new])
+        job.run("open_group", "all", [0, 1, 2], {"failures": "manual", "joining": True}, on=[new])
+        # Members with which a joiner has no collectives yet have not failed.
+        found = job.run("collective", "all", "all_reduce", "i32", [5], "sum", on=[new])
+        self.assertEqual([one[:2] for one in found], [[[5], []]])
 
     def test_a_member_that_leaves(self):
         job = self.group(3)
