@@ -112,7 +112,7 @@ class _Suite:
         size, active, members, *_ = job.run("status", "all")[0]
         self.assertEqual((size, active), (4, [True, False, True, True]))
         self.assertNotEqual(members[1], "active")
-        # There is room for it in arrays, and its part stays as it was.
+        # Arrays have room for rank 1, and its part stays as it was.
         found = job.run("parts", "all", "all_gather", "i32", lambda at: [at], 4)
         self.assertEqual(found, [[[0, 77, 2, 3], []]] * 3)
 
@@ -207,6 +207,14 @@ class _Suite:
         for name in ("broadcast", "reduce"):
             found = job.run("collective", "all", name, "i32", lambda at: [at], 1)
             self.assertEqual([one[:2] for one in found], [[[0], [1]], [[2], [1]]], name)
+
+    def test_messages_from_any_rank(self):
+        job = self.group(3)
+        job.ranks[0].begin("receive_from_any", "all", 2)
+        job.run("exchange", "all", 0, True, lambda at: [10 * at], on=[1, 2])
+        self.assertEqual(job.ranks[0].end(), [[10, 1], [20, 2]])
+        name, code, waited, _ = job.run("refused", "exchange", "all", None, False, [0], 0, 0.2, on=[0])[0]
+        self.assertEqual((name, code, waited), ("Timeout", -901, []))
 
     def test_tags_keep_messages_apart(self):
         job = self.group(2)

@@ -110,6 +110,9 @@ class _NoPeer:
     def epoch(self) -> int:
         return self._epoch
 
+    def source(self) -> Optional[int]:
+        return None
+
 
 class Work:
     """A collective that was begun. It keeps the arrays until it is done."""
@@ -170,6 +173,13 @@ class Work:
         """Returns the epoch of the view whose participants contributed."""
         epoch: int = self._work.epoch()
         return epoch
+
+    @property
+    def source(self) -> Optional[int]:
+        """Returns the rank that a message came from, or went to; None before the end, if it failed, and for a
+        collective."""
+        source: Optional[int] = self._work.source()
+        return source
 
 
 class Group:
@@ -326,8 +336,11 @@ class Group:
         work ends, and `failed` names it."""
         return self._message("send", array, elements(array, "array").moved(), peer, tag, deadline)
 
-    def receive(self, array: Any, peer: int, tag: int = 0, deadline: Optional[float] = None) -> Work:
-        """Receives an array from a rank."""
+    def receive(
+        self, array: Any, peer: Optional[int] = None, tag: int = 0, deadline: Optional[float] = None
+    ) -> Work:
+        """Receives an array from a rank; from any without `peer`: then `Work.source` says from which, and the failure
+        of a rank does not end the work before its deadline."""
         return self._message("receive", array, elements(array, "array", True).moved(), peer, tag, deadline)
 
     def join(self, deadline: float = 30.0) -> None:
@@ -406,8 +419,11 @@ class Group:
         return work
 
     def _message(
-        self, name: str, array: Any, whole: Elements, peer: int, tag: int, deadline: Optional[float]
+        self, name: str, array: Any, whole: Elements, peer: Optional[int], tag: int, deadline: Optional[float]
     ) -> Work:
+        numbers = whole.address, whole.length, whole.data_type
+        if peer is None:
+            return self._begin(name, array, [whole], deadline, *numbers, None, operator.index(tag))
         number = self._peer(peer)
         # The native module ends a message to a peer whose connection is lost. A rank that was deactivated, or has not
         # joined yet, may be connected: there a message would count as sent, or be waited for until the deadline.
@@ -417,8 +433,7 @@ class Group:
         if is_gone:
             # A message that the rank sent before it was deactivated has arrived, or arrives soon.
             deadline = min(self.deadline if deadline is None else self._seconds(deadline), _BUFFERED_S)
-        numbers = whole.address, whole.length, whole.data_type, number, operator.index(tag)
-        work = self._begin(name, array, [whole], deadline, *numbers)
+        work = self._begin(name, array, [whole], deadline, *numbers, number, operator.index(tag))
         work._is_source_gone = is_gone
         return work
 

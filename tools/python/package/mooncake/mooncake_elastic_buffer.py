@@ -185,7 +185,7 @@ class ElasticBuffer:
         allow_multiple_reduction=True,
     ):
         """Bytes that a buffer on devices needs for dispatches of this shape."""
-        # A method of torch's groups, a property of ours.
+        # `size` is a method of torch's groups, and a property of ours.
         ranks = group.size() if callable(group.size) else group.size
         shape = ranks, num_max_tokens_per_rank, hidden, num_topk
         return calculate_elastic_buffer_size(*shape, use_fp8_dispatch, allow_hybrid_mode, allow_multiple_reduction)

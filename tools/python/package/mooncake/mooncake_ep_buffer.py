@@ -42,7 +42,7 @@ class EventHandle:
 
     def synchronize(self):
         """Waits for the end of the call; raises what the call raises."""
-        # Left as it is when it raises, so that a second wait raises again.
+        # An error leaves the event as it is, so that a second wait raises again.
         if self._finish is not None:
             self._finish()
             self._finish = None

@@ -410,7 +410,7 @@ class _Parts:
         self.host = _joint(self.tensors)
         self.is_copied = self.host is None
         if self.is_copied:
-            # Also of targets: the parts of ranks that are missing stay as they are.
+            # A copy of targets has their contents, too: the parts of ranks that are missing stay as they are.
             self.host = torch.cat([one.reshape(-1) for one in self.tensors]).cpu()
 
     def check_equal(self, count, name):
@@ -450,16 +450,16 @@ class _Collectives:
         found = root if root is not None else opts if _is_integer(opts) else getattr(opts, "rootRank", 0)
         return found + getattr(opts, "rootTensor", 0)
 
-    def _begin(self, function, *arguments, outputs=(), finish=None, peer=None):
+    def _begin(self, function, *arguments, outputs=(), finish=None, peer=None, is_message=False):
         self._state.copy_results()
         try:
             work = function(*arguments)
         except Error as problem:
             raise ProcessGroupError(problem) from problem
-        return self._made([work], outputs, finish, peer)
+        return self._made([work], outputs, finish, peer, is_message)
 
-    def _made(self, works, outputs, finish=None, peer=None):
-        made = MooncakeWork(self._state, works, outputs, finish, peer)
+    def _made(self, works, outputs, finish=None, peer=None, is_message=False):
+        made = MooncakeWork(self._state, works, outputs, finish, peer, is_message)
         if finish is not None:
             self._state.copying.append(made)
         if self._state.coalesced is not None:
@@ -658,20 +658,21 @@ class _Collectives:
         source = _Staged(tensor, self._state, True)
         deadline = self._deadline(None, None, settings.message_s)
         arguments = source.host, peer, tag, deadline
-        return self._begin(self._state.member().send, *arguments, outputs=[tensor], peer=peer)
+        return self._begin(self._state.member().send, *arguments, outputs=[tensor], peer=peer, is_message=True)
 
     def recv(self, tensors, peer, tag=0):
-        """Receives a tensor of a rank."""
+        """Receives a tensor of a rank; of any, if `peer` is None."""
         tensor = _one(tensors)
         target = _Staged(tensor, self._state, True)
         deadline = self._deadline(None, None, settings.message_s)
         arguments = target.host, peer, tag, deadline
         group = self._state.member()
-        return self._begin(group.receive, *arguments, outputs=[tensor], finish=target.give_back, peer=peer)
+        given = {"outputs": [tensor], "finish": target.give_back, "peer": peer, "is_message": True}
+        return self._begin(group.receive, *arguments, **given)
 
     def recv_anysource(self, tensors, tag=0):
-        """Not supported: a receive names its peer."""
-        raise NotImplementedError("a receive without a source is not supported: name one")
+        """Receives a tensor of any rank, which the work names."""
+        return self.recv(tensors, None, tag)
 
     recv_anysource_ = recvAnysource = recv_anysource
 
