@@ -201,6 +201,15 @@ class _Suite:
         found = job.run("exchange", "all", 2, True, [9], on=[0, 1])
         self.assertEqual([one[1] for one in found], [[2]] * 2)
 
+    def test_messages_of_a_rank_that_is_deactivated(self):
+        # Rank 2 lives, and is connected.
+        job = self.group(3)
+        job.run("propose", "all", False, [2], on=[0])
+        self.assertEqual(job.run("await_active", "all", [True, True, False], on=[0, 1]), [True] * 2)
+        for does_send in (True, False):
+            found = job.run("exchange", "all", 2, does_send, [9], on=[1])
+            self.assertEqual(found, [[[9], [2]]], does_send)
+
     def test_a_root_that_is_dead(self):
         job = self.group(3)
         job.kill(1)

@@ -92,6 +92,14 @@ _MIRROR_S = 0.05
 _DEFAULT_S = 1800.0
 
 
+def _called(function, *arguments):
+    """Calls `kvplane.group`, and converts its exceptions."""
+    try:
+        return function(*arguments)
+    except Error as problem:
+        raise ProcessGroupError(problem) from problem
+
+
 class ProposalStatus(enum.Enum):
     """Outcome of a proposal to change a group's view."""
 
@@ -280,6 +288,10 @@ class _State:
         if options.active_ranks is not None:
             _MIRRORS.add(self)
 
+    def options_of(self, size):
+        """Returns options of another group, of so many ranks, with the same failure mode."""
+        return MooncakeBackendOptions(size, False, self.failures != "manual", self.failures == "automatic")
+
     def _open_mirror(self, tensor):
         if tensor is None:
             self.mirror = torch.zeros(self.max_size, dtype=torch.int32)
@@ -317,10 +329,7 @@ class _State:
         self.copy_results()
         group, self.group = self.group, None
         if group is not None:
-            try:
-                group.close()
-            except Error as problem:
-                raise ProcessGroupError(problem) from problem
+            _called(group.close)
 
 
 class _Staged:
@@ -452,11 +461,7 @@ class _Collectives:
 
     def _begin(self, function, *arguments, outputs=(), finish=None, peer=None, is_message=False):
         self._state.copy_results()
-        try:
-            work = function(*arguments)
-        except Error as problem:
-            raise ProcessGroupError(problem) from problem
-        return self._made([work], outputs, finish, peer, is_message)
+        return self._made([_called(function, *arguments)], outputs, finish, peer, is_message)
 
     def _made(self, works, outputs, finish=None, peer=None, is_message=False):
         made = MooncakeWork(self._state, works, outputs, finish, peer, is_message)
@@ -676,6 +681,14 @@ class _Collectives:
 
     recv_anysource_ = recvAnysource = recv_anysource
 
+    def getBackendName(self):
+        """Returns the name of the backend."""
+        return "mooncake"
+
+    def name(self):
+        """Returns the name of the backend."""
+        return "mooncake"
+
     def start_coalescing(self):
         """Begins a block of collectives that have one work."""
         self._state.coalesced = []
@@ -739,15 +752,11 @@ class _Collectives:
             order.sort()
         if state.world.rank not in order:
             raise _invalid(f"the handles {order} do not have this process, rank {state.world.rank}")
-        options = MooncakeBackendOptions(max(len(order), 1))
-        options.auto_deactivate_on_failure = state.failures != "manual"
-        options.auto_sync_on_failure = state.failures == "automatic"
+        options = state.options_of(max(len(order), 1))
         timeout, state.timeout = state.timeout, seconds(opts.timeout) or state.timeout
         try:
             state.leave()
-            state.open(order, options, False, f"{state.name}/reconfigured/{opts.uuid}", len(order))
-        except Error as problem:
-            raise ProcessGroupError(problem) from problem
+            _called(state.open, order, options, False, f"{state.name}/reconfigured/{opts.uuid}", len(order))
         finally:
             state.timeout = timeout
         state.problem = None
@@ -760,14 +769,8 @@ class _Collectives:
         order = [one for rank, one in enumerate(state.order) if rank not in excluded]
         state.shrinks += 1
         smaller = _State(state.world, f"{state.name}/shrunk/{state.shrinks}", state.timeout, state.is_on_device)
-        options = MooncakeBackendOptions(len(order))
-        options.auto_deactivate_on_failure = state.failures != "manual"
-        options.auto_sync_on_failure = state.failures == "automatic"
         name = f"{smaller.name}/{'-'.join(map(str, order))}"
-        try:
-            smaller.open(order, options, False, name, len(order))
-        except Error as problem:
-            raise ProcessGroupError(problem) from problem
+        _called(smaller.open, order, state.options_of(len(order)), False, name, len(order))
         return _BackendObject(smaller, smaller.group.rank, len(order))
 
     def get_error(self):
@@ -884,14 +887,6 @@ class _BackendObject(_Collectives, _Backend):
             _Backend.__init__(self, rank, size)
         self._state, self._rank, self._size = state, rank, size
 
-    def getBackendName(self):
-        """Name of the backend."""
-        return "mooncake"
-
-    def name(self):
-        """Name of the backend."""
-        return "mooncake"
-
 
 class MooncakeProcessGroup(_Collectives, dist.ProcessGroup):
     """Process group of torch over one of `kvplane.group`."""
@@ -944,14 +939,6 @@ class MooncakeProcessGroup(_Collectives, dist.ProcessGroup):
         else:
             name = _pg_process.founding_name(store, state.name, len(order))
         state.open(order, options, options.is_extension, name, len(order))
-
-    def getBackendName(self):
-        """Name of the backend."""
-        return "mooncake"
-
-    def name(self):
-        """Name of the backend."""
-        return "mooncake"
 
     def _get_backend(self, device):
         return self._backend
@@ -1056,13 +1043,6 @@ def _state_of(group):
     return state
 
 
-def _called(function, *arguments):
-    try:
-        return function(*arguments)
-    except Error as problem:
-        raise ProcessGroupError(problem) from problem
-
-
 def get_active_ranks(backend):
     """Returns the int32 tensor that says which ranks are active, and follows the group's view: before `wait` of a work
     returns, and otherwise within 50 ms."""
@@ -1130,18 +1110,20 @@ def join_group(backend):
     state.write_mirror()
 
 
-def get_failed_ranks_hint(work):
-    """Returns an int32 tensor that says which ranks failed while a collective or message ran."""
+def _work_of(work):
     if not isinstance(work, MooncakeWork):
         raise TypeError(f"{type(work).__name__} is no work of a mooncake backend")
-    return work.failed_ranks_hint()
+    return work
+
+
+def get_failed_ranks_hint(work):
+    """Returns an int32 tensor that says which ranks failed while a collective or message ran."""
+    return _work_of(work).failed_ranks_hint()
 
 
 def get_local_success(work):
     """Returns True if no rank has failed in a collective or message."""
-    if not isinstance(work, MooncakeWork):
-        raise TypeError(f"{type(work).__name__} is no work of a mooncake backend")
-    return work.local_success()
+    return _work_of(work).local_success()
 
 
 def get_current_epoch(backend):
