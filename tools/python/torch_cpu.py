@@ -55,7 +55,7 @@ def stand_in(folder, packages):
     """Compiles the stand-ins; returns the preloaded one."""
     libraries = [path for path in (packages / "torch" / "lib").glob("*.so*") if path.is_file()]
     asked = set().union(*map(needed, libraries))
-    # Those of another CUDA than this torch's do not count.
+    # Libraries of another CUDA than this torch's do not count.
     real = [path for path in (packages / "nvidia").rglob("*.so*") if path.name in asked]
     asked -= {path.name for path in libraries + real}
     resolved = output("ldconfig", "-p") + " libc.so.6"

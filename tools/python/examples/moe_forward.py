@@ -136,7 +136,7 @@ def main():
                 process.stdin.write("\n")
                 process.stdin.flush()
             if step == arguments.steps // 2 and arguments.kill in processes:
-                # While the others are in the step.
+                # The process ends while the others are in the step.
                 processes[arguments.kill].kill()
                 processes.pop(arguments.kill).wait()
             for rank, process in processes.items():

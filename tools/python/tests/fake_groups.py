@@ -107,7 +107,7 @@ class Group:
         #: Process by rank, and its collectives that wait, oldest first: (request, operation).
         self.processes = {}
         self.waiting = {rank: [] for rank in range(most)}
-        #: Sends and receives that wait, by source, target and tag.
+        #: Sends and receives that wait, by source, target and tag; receives from any source have None.
         self.messages = {}
         self.proposals = []
         #: Members that were active when the operation in flight was begun.
@@ -217,19 +217,20 @@ class Group:
 
     def exchange(self):
         """Pairs of a send and a receive, and those whose peer is gone."""
-        for (source, target, _), (sends, receives) in self.messages.items():
-            while sends and receives:
-                (one, data), (other, size) = sends.pop(0), receives.pop(0)
+        for (source, target, tag), (sends, receives) in self.messages.items():
+            from_any = self.messages.get((None, target, tag), ((), []))[1]
+            while sends and (receives or from_any):
+                (one, data), (other, size) = sends.pop(0), (receives or from_any).pop(0)
                 failure, result = None, (data, [], self.epoch)
                 if data["key"] != size["key"]:
                     what = f"rank {source} sent {data['key']}, and rank {target} receives {size['key']}"
                     failure, result = (MISMATCH, what, [source]), None
                 else:
-                    result = ([(0, data["data"])], [], self.epoch)
-                self.processes[source].tell(("reply", one, result and ([], *result[1:]), failure))
+                    result = ([(0, data["data"])], [], self.epoch, source)
+                self.processes[source].tell(("reply", one, result and ([], [], self.epoch, target), failure))
                 self.processes[target].tell(("reply", other, result, failure))
             for waiting, own, peer in ((sends, source, target), (receives, target, source)):
-                if peer not in self.participants:
+                if peer is not None and peer not in self.participants:
                     for request, _ in waiting:
                         self.processes[own].tell(("reply", request, ([], [peer], self.epoch), None))
                     waiting.clear()
@@ -248,8 +249,9 @@ class Group:
                 for entry in list(several):
                     if now > entry[1]["until"]:
                         several.remove(entry)
-                        what = f"rank {peer} has no counterpart by the deadline"
-                        self.processes[own].tell(("reply", entry[0], None, (TIMEOUT, what, [peer])))
+                        awaited = [] if peer is None else [peer]
+                        what = f"ranks {awaited} have no counterpart by the deadline"
+                        self.processes[own].tell(("reply", entry[0], None, (TIMEOUT, what, awaited)))
         self.decide()
 
 
@@ -265,7 +267,7 @@ def compute(given, size):
         for rank in ranks:
             results[rank] = [(0, done)] if name == "all_reduce" or rank == one["root"] else []
     elif name in ("broadcast", "scatter") and one["root"] not in given:
-        # Nobody has what it would send: the root is among the ranks that failed.
+        # The root's array is lost with it: the root is among the ranks that failed.
         pass
     elif name == "broadcast":
         for rank in ranks:
@@ -281,12 +283,15 @@ def compute(given, size):
     elif name == "reduce_scatter":
         done = combine(kind, one["reduction"], [given[rank]["data"] for rank in ranks])
         for rank in ranks:
-            # One that is alone has the only part that there is room for.
+            # A rank that is alone has the only part that there is room for.
             results[rank] = [(0, done[rank * step : (rank + 1) * step])]
     elif name == "all_to_all":
         item = SIZES[kind]
         for to in ranks:
             for of in ranks:
+                if max(to, of) >= min(len(given[of]["to"]), len(given[to]["of"])):
+                    # A rank began when the group had not grown to the other one.
+                    continue
                 begin = sum(given[of]["to"][:to]) * item
                 data = given[of]["data"][begin : begin + given[of]["to"][to] * item]
                 if given[to]["of"][of] * item != len(data):
@@ -700,12 +705,13 @@ class Work:
     def __init__(self, group, target):
         self.group, self.target = group, target
         self.done = threading.Event()
-        self.failure, self.failures, self.view = None, [], 0
+        self.failure, self.failures, self.view, self.peer = None, [], 0, None
 
     def ended(self, result, failure):
         self.failure = failure
         if failure is None:
-            parts, self.failures, self.view = result
+            parts, self.failures, self.view, *peer = result
+            self.peer = peer[0] if peer else None
             for offset, data in parts:
                 ctypes.memmove(self.target + offset, data, len(data))
         self.done.set()
@@ -725,6 +731,9 @@ class Work:
 
     def epoch(self):
         return self.view
+
+    def source(self):
+        return self.peer
 
 
 def install():

@@ -113,12 +113,23 @@ def ring(group):
     return received.tolist()
 
 
-def exchange(group, peer, does_send, values, tag=0):
+def exchange(group, peer, does_send, values, tag=0, deadline=None):
     one = STATE["groups"][group]
     memory = array.array("i", values)
-    work = one.send(memory, peer, tag) if does_send else one.receive(memory, peer, tag)
+    work = (one.send if does_send else one.receive)(memory, peer, tag, deadline)
     work.wait()
     return [memory.tolist(), work.failed]
+
+
+def receive_from_any(group, number):
+    """The values of messages without a named source, and their sources."""
+    one, found = STATE["groups"][group], []
+    for _ in range(number):
+        memory = array.array("i", [0])
+        work = one.receive(memory)
+        work.wait()
+        found.append([memory[0], work.source])
+    return sorted(found)
 
 
 def numpy_types(group):

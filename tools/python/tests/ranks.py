@@ -116,7 +116,7 @@ class Job:
             self.ranks[at].begin(step, *(one(at) if callable(one) else one for one in arguments))
         results, problems = [], []
         for at in numbers:
-            # Those of all are read, or the next step would have them.
+            # The results of all ranks are read, or the next step would have them.
             try:
                 results.append(self.ranks[at].end())
             except (AssertionError, queue.Empty) as problem:

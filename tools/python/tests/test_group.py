@@ -112,7 +112,7 @@ class _Suite:
         size, active, members, *_ = job.run("status", "all")[0]
         self.assertEqual((size, active), (4, [True, False, True, True]))
         self.assertNotEqual(members[1], "active")
-        # There is room for it in arrays, and its part stays as it was.
+        # Arrays have room for rank 1, and its part stays as it was.
         found = job.run("parts", "all", "all_gather", "i32", lambda at: [at], 4)
         self.assertEqual(found, [[[0, 77, 2, 3], []]] * 3)
 
@@ -177,6 +177,12 @@ class _Suite:
         self.assertEqual([one[0] for one in job.run("propose", "all", False, [2])], [True] * 2)
         found = job.run("collective", "all", "all_reduce", "i32", lambda at: [at + 1], "sum")
         self.assertEqual([one[:2] for one in found], [[[3], []]] * 2)
+        new = job.add()
+        job.run("open_world", self.world, 2, self.address, on=[new])
+        job.run("open_group", "all", [0, 1, 2], {"failures": "manual", "joining": True}, on=[new])
+        # Members with which a joiner has no collectives yet have not failed.
+        found = job.run("collective", "all", "all_reduce", "i32", [5], "sum", on=[new])
+        self.assertEqual([one[:2] for one in found], [[[5], []]])
 
     def test_a_member_that_leaves(self):
         job = self.group(3)
@@ -195,12 +201,29 @@ class _Suite:
         found = job.run("exchange", "all", 2, True, [9], on=[0, 1])
         self.assertEqual([one[1] for one in found], [[2]] * 2)
 
+    def test_messages_of_a_rank_that_is_deactivated(self):
+        # Rank 2 lives, and is connected.
+        job = self.group(3)
+        job.run("propose", "all", False, [2], on=[0])
+        self.assertEqual(job.run("await_active", "all", [True, True, False], on=[0, 1]), [True] * 2)
+        for does_send in (True, False):
+            found = job.run("exchange", "all", 2, does_send, [9], on=[1])
+            self.assertEqual(found, [[[9], [2]]], does_send)
+
     def test_a_root_that_is_dead(self):
         job = self.group(3)
         job.kill(1)
         for name in ("broadcast", "reduce"):
             found = job.run("collective", "all", name, "i32", lambda at: [at], 1)
             self.assertEqual([one[:2] for one in found], [[[0], [1]], [[2], [1]]], name)
+
+    def test_messages_from_any_rank(self):
+        job = self.group(3)
+        job.ranks[0].begin("receive_from_any", "all", 2)
+        job.run("exchange", "all", 0, True, lambda at: [10 * at], on=[1, 2])
+        self.assertEqual(job.ranks[0].end(), [[10, 1], [20, 2]])
+        name, code, waited, _ = job.run("refused", "exchange", "all", None, False, [0], 0, 0.2, on=[0])[0]
+        self.assertEqual((name, code, waited), ("Timeout", -901, []))
 
     def test_tags_keep_messages_apart(self):
         job = self.group(2)

@@ -235,6 +235,10 @@ class _Suite:
         found = self.job.run("message", lambda at: at == 0, lambda at: 1 - at, on=[0, 1])
         self.assertEqual(found[1], [[0.0, 2.0, 4.0, 6.0], [1.0, 3.0, 5.0, 7.0]])
 
+    def test_a_message_from_any_rank(self):
+        found = self.job.run("message_from_any", lambda at: at == 1, 0, on=[0, 1])
+        self.assertEqual(found, [[1, [1.0] * 3], None])
+
     def test_shrink(self):
         import torch.distributed as dist
 

@@ -105,7 +105,7 @@ class World:
                     target[into : into + part] = source[begin : begin + part]
             for writer, (source, _, sent, _) in operation.calls.items():
                 if max(reader, writer) >= min(len(sent), len(received)):
-                    # One of them began when the other was gone, or not there yet.
+                    # The reader or the writer began when the other was gone, or not there yet.
                     continue
                 if sent[reader] != received[writer]:
                     operation.error = ValueError(f"{writer} sends {sent[reader]}, {reader} takes {received[writer]}")

@@ -6,7 +6,7 @@ import sys
 from typing import Any, List, NamedTuple, Optional, Sequence
 
 from kvplane import _native
-from kvplane._buffers import _has_buffer, _is_dense, _is_tensor
+from kvplane._buffers import _has_buffer, _is_dense, is_tensor
 from kvplane._errors import InvalidArgument
 
 #: Types of elements that collectives reduce, by kind and size as in numpy's type strings.
@@ -96,7 +96,7 @@ def elements(value: Any, name: str, writable: bool = False) -> Elements:
     """Returns the elements of an array, a tensor in host memory, or another object with the buffer protocol or
     `__array_interface__`. InvalidArgument, with the parameter's name, if they are not contiguous, not of the host, or
     read-only and to be written."""
-    if _is_tensor(value):
+    if is_tensor(value):
         return _of_tensor(value, name)
     described = getattr(value, "__array_interface__", None)
     if described is not None:
@@ -168,7 +168,7 @@ def _of_array(value: Any, described: Any, name: str, writable: bool) -> Elements
 
 def like(value: Any, shape: Sequence[int]) -> Any:
     """Returns a new array of zeros with the type of `value` and this shape; one of torch for a tensor."""
-    if _is_tensor(value):
+    if is_tensor(value):
         return value.new_zeros(tuple(shape))
     import numpy
 

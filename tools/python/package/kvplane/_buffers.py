@@ -52,7 +52,7 @@ def device_memory(value: Any) -> Optional[DeviceMemory]:
     the object's memory is the host's. ValueError for memory that is not contiguous."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return None
-    if _is_tensor(value):
+    if is_tensor(value):
         if value.device.type == "cpu":
             return None
         _check_contiguous(value.is_contiguous())
@@ -80,7 +80,7 @@ def exporter(value: Any) -> Any:
     memory = device_memory(value)
     if memory is not None:
         raise ValueError(f"the memory is on {memory.location}: copy it to host memory first")
-    if _is_tensor(value):
+    if is_tensor(value):
         return _of_tensor(value)
     if hasattr(value, "__dlpack__") and not hasattr(value, "__array_interface__") and not _has_buffer(value):
         address, size, capsule = _dlpack(value)
@@ -98,7 +98,8 @@ def common_stream(streams: Sequence[Optional[Stream]]) -> Optional[Stream]:
     return found.pop() if found else None
 
 
-def _is_tensor(value: Any) -> bool:
+def is_tensor(value: Any) -> bool:
+    """Returns True for tensors of torch, without its import."""
     return all(hasattr(value, name) for name in ("data_ptr", "element_size", "numel", "is_contiguous", "device"))
 
 
@@ -129,7 +130,7 @@ def _stream_of(owner: Any) -> Optional[int]:
         # The default stream waits for the work that is on the exporter's stream now.
         _dlpack(owner.owner)
         return None
-    if _is_tensor(owner):
+    if is_tensor(owner):
         cuda = getattr(sys.modules.get("torch"), "cuda", None)
         return None if cuda is None else cuda.current_stream(owner.device).cuda_stream or None
     stream: Optional[int] = owner.__cuda_array_interface__.get("stream")

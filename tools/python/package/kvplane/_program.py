@@ -34,7 +34,7 @@ def start_control_plane(cluster: str, idle: float, deadline: float = 30.0) -> st
         raise Unreachable(-900, what)
     command = [path, "control", "--cluster", cluster, "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
     command += ["--stop-when-idle", f"{idle:g}"]
-    # A file, as a pipe would end with this process.
+    # The output is a file, as a pipe would end with this process.
     with tempfile.TemporaryFile(mode="w+") as said:
         started = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True

@@ -49,7 +49,7 @@ MAX_RANKS = 64
 FAILURE_MODES = ("automatic", "deferred", "manual")
 
 
-#: Wait for a message of a rank that takes no part any more.
+#: Longest wait for a message of a rank that takes no part any more.
 _BUFFERED_S = 0.5
 #: Longest wait for collectives in flight, when a group is closed.
 _DRAIN_S = 5.0
@@ -110,18 +110,19 @@ class _NoPeer:
     def epoch(self) -> int:
         return self._epoch
 
+    def source(self) -> Optional[int]:
+        return None
+
 
 class Work:
     """A collective that was begun. It keeps the arrays until it is done."""
 
-    def __init__(self, group: "Group", work: Union["_native.GroupWork", _NoPeer], result: Any, keeps: Sequence[Elements]):
-        self._group, self._work = group, work
-        self._failed: Optional[List[int]] = None
+    def __init__(self, work: Union["_native.GroupWork", _NoPeer], result: Any, keeps: Sequence[Elements]):
+        self._work = work
         self._result = result
         self._keeps: Any = keeps
-        self._is_collective = True
-        #: Source of a message that takes no part any more.
-        self._gone: Optional[int] = None
+        #: True for a message whose source takes part no longer: its deadline is no error, and `failed` names the source.
+        self._is_source_gone = False
 
     def done(self) -> bool:
         """Returns True if it has ended, with a result or an error."""
@@ -138,12 +139,11 @@ class Work:
         try:
             ended: bool = _called(self._work.wait, timeout)
         except Timeout:
-            if self._gone is None:
+            if not self._is_source_gone:
                 raise
-            ended, self._failed = True, [self._gone]
+            ended = True
         if ended:
             self._keeps = None
-            self._note_failed()
         return ended
 
     def result(self, timeout: Optional[float] = None) -> Any:
@@ -166,25 +166,20 @@ class Work:
     def failed(self) -> List[int]:
         """Returns the ranks that failed while it ran: the result is that of the others. Where failures are not
         `automatic`, so do those that failed before and are not deactivated yet."""
-        if self._failed is None and not self.done():
-            return []
-        if self._gone is not None and self._failed is None:
-            self.wait()
-        return self._note_failed()
-
-    def _note_failed(self) -> List[int]:
-        if self._failed is None:
-            failed = {rank for rank, has_failed in enumerate(self._work.failed()) if has_failed}
-            if self._is_collective:
-                failed |= self._group._missing()
-            self._failed = sorted(failed)
-        return self._failed
+        return [rank for rank, has_failed in enumerate(self._work.failed()) if has_failed]
 
     @property
     def epoch(self) -> int:
         """Returns the epoch of the view whose participants contributed."""
         epoch: int = self._work.epoch()
         return epoch
+
+    @property
+    def source(self) -> Optional[int]:
+        """Returns the rank that a message came from, or went to; None before the end, if it failed, and for a
+        collective."""
+        source: Optional[int] = self._work.source()
+        return source
 
 
 class Group:
@@ -341,8 +336,11 @@ class Group:
         work ends, and `failed` names it."""
         return self._message("send", array, elements(array, "array").moved(), peer, tag, deadline)
 
-    def receive(self, array: Any, peer: int, tag: int = 0, deadline: Optional[float] = None) -> Work:
-        """Receives an array from a rank."""
+    def receive(
+        self, array: Any, peer: Optional[int] = None, tag: int = 0, deadline: Optional[float] = None
+    ) -> Work:
+        """Receives an array from a rank; from any without `peer`: then `Work.source` says from which, and the failure
+        of a rank does not end the work before its deadline."""
         return self._message("receive", array, elements(array, "array", True).moved(), peer, tag, deadline)
 
     def join(self, deadline: float = 30.0) -> None:
@@ -364,6 +362,7 @@ class Group:
         are deactivated then. Where they are `manual`, the caller deactivates them, and this says whether there are
         any."""
         if self._failures == "manual":
+            # The native module answers here that none is pending, whoever failed: it has nothing to decide.
             return Reconciliation("reconciled" if self._missing() else "none_pending", "")
         return Reconciliation(*_called(self._group.sync_after_failure, self._seconds(deadline)))
 
@@ -389,7 +388,7 @@ class Group:
             try:
                 work.wait(max(until - time.monotonic(), 0.0))
             except Error:
-                # Whoever waits for it gets it, too.
+                # A caller that waits for the work gets its error, too.
                 pass
         _called(self._group.detach)
         self._running.clear()
@@ -412,35 +411,34 @@ class Group:
 
     def _begin(self, name: str, result: Any, keeps: Sequence[Elements], deadline: Optional[float], *given: Any) -> Work:
         seconds = self.deadline if deadline is None else self._seconds(deadline)
-        # Whoever does not wait for a work may forget it; its arrays have to stay.
+        # A caller may drop a work without a wait; the arrays have to stay until the work has ended.
         while self._running and self._running[0].done():
             self._running.pop(0)
-        work = Work(self, _called(getattr(self._group, name), *given, seconds), result, keeps)
-        work._is_collective = name not in ("send", "receive")
+        work = Work(_called(getattr(self._group, name), *given, seconds), result, keeps)
         self._running.append(work)
         return work
 
     def _message(
-        self, name: str, array: Any, whole: Elements, peer: int, tag: int, deadline: Optional[float]
+        self, name: str, array: Any, whole: Elements, peer: Optional[int], tag: int, deadline: Optional[float]
     ) -> Work:
+        numbers = whole.address, whole.length, whole.data_type
+        if peer is None:
+            return self._begin(name, array, [whole], deadline, *numbers, None, operator.index(tag))
         number = self._peer(peer)
+        # The native module ends a message to a peer whose connection is lost. A rank that was deactivated, or has not
+        # joined yet, may be connected: there a message would count as sent, or be waited for until the deadline.
         is_gone = not self.active[number]
         if is_gone and name == "send":
-            work = Work(self, _NoPeer(number, self.epoch), array, [])
-            work._is_collective = False
-            return work
-        numbers = whole.address, whole.length, whole.data_type, number, operator.index(tag)
+            return Work(_NoPeer(number, self.epoch), array, [])
         if is_gone:
-            # What it sent before is here already.
-            deadline = _BUFFERED_S
-        work = self._begin(name, array, [whole], deadline, *numbers)
-        work._gone = number if is_gone else None
+            # A message that the rank sent before it was deactivated has arrived, or arrives soon.
+            deadline = min(self.deadline if deadline is None else self._seconds(deadline), _BUFFERED_S)
+        work = self._begin(name, array, [whole], deadline, *numbers, number, operator.index(tag))
+        work._is_source_gone = is_gone
         return work
 
     def _missing(self) -> Set[int]:
         """Active members that take part no longer, and that nobody has deactivated."""
-        if self._failures == "automatic":
-            return set()
         pairs = zip(self.members, self.active)
         return {rank for rank, (state, takes_part) in enumerate(pairs) if state == "active" and not takes_part}
 

@@ -120,7 +120,7 @@ class _TorchGroup:
             ended = work.wait() if timeout is None else work.wait(datetime.timedelta(seconds=timeout))
         except RuntimeError as error:
             if isinstance(error.__cause__, TimeoutError):
-                # That of `kvplane`, which names ranks.
+                # The cause is `kvplane.Timeout`, which names ranks.
                 raise error.__cause__ from error
             if "timed out" in str(error).lower() or "timeout" in str(error).lower():
                 raise TimeoutError(str(error)) from error
@@ -303,7 +303,7 @@ class Exchange:
         # A part of a head may have arrived from a source that failed meanwhile.
         words = target.view("<i8").reshape(self.size, HEAD_WORDS)
         heads = [decode_head(one) if on else None for one, on in zip(words, mask)]
-        # All see all heads, so all or none go on.
+        # Each rank has all heads, so all ranks or none go on.
         for rank, head in enumerate(heads):
             if head is None:
                 mask[rank] = 0

@@ -70,7 +70,7 @@ class Routing:
                 "for none"
             )
         tokens, choices = numpy.nonzero(topk_idx >= 0)
-        # Sorted by expert, then by token.
+        # Pairs are sorted by expert, then by token.
         pairs = numpy.unique(topk_idx[tokens, choices] * max(len(topk_idx), 1) + tokens)
         self._experts, self._tokens = numpy.divmod(pairs, max(len(topk_idx), 1))
         firsts = numpy.arange(num_ranks + 1) * self.experts_per_rank

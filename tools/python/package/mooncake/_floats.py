@@ -26,7 +26,7 @@ def f32_to_bf16(values):
     """Returns bfloat16 words (uint16) of float32; what is not a number becomes 0x7FC0."""
     values = numpy.ascontiguousarray(values, dtype=numpy.float32)
     bits = values.view(numpy.uint32)
-    # Of numbers the sum does not overflow: those of the largest exponent are infinities, which it leaves as they are.
+    # The sum overflows for no number: words of the largest exponent are infinities, which it leaves as they are.
     words = ((bits + (((bits >> 16) & 1) + numpy.uint32(0x7FFF))) >> 16).astype(numpy.uint16)
     return numpy.where(numpy.isnan(values), numpy.uint16(0x7FC0), words)
 

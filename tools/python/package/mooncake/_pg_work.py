@@ -28,14 +28,14 @@ def seconds(timeout):
 class MooncakeWork(dist.Work):
     """One or several collectives of a group, and what is left to do at their end."""
 
-    def __init__(self, state, works, outputs, finish=None, peer=None):
+    def __init__(self, state, works, outputs, finish=None, peer=None, is_message=False):
         super().__init__()
         self._state = state
         self._works = works
         self._outputs = outputs
         self._finish = finish
         self._peer = peer
-        self._is_message = peer is not None
+        self._is_message = is_message
         self._hint = torch.zeros(state.max_size, dtype=torch.int32)
         self._problem = None
         self._is_done = False
@@ -55,6 +55,8 @@ class MooncakeWork(dist.Work):
             for work in works:
                 for rank in work.failed:
                     self._hint[rank] = 1
+            if self._is_message and self._peer is None:
+                self._peer = works[0].source
             self._state.write_mirror()
             finish, self._finish = self._finish, None
             if finish is not None and self._problem is None and not (self._is_message and self._hint.any()):
@@ -123,9 +125,13 @@ class MooncakeWork(dist.Work):
 
     def source_rank(self):
         """Returns the rank that a message came from, or went to."""
-        if self._peer is None:
+        if not self._is_message:
             raise RuntimeError("a collective has no source")
+        if self._peer is None:
+            raise RuntimeError("the message has not arrived: its source is not known")
         return self._peer
+
+    _source_rank = source_rank
 
     def get_future(self):
         """Returns a future of torch that has the results."""

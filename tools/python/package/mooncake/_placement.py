@@ -6,7 +6,7 @@ The tables of placement are those of an expert load balancer (EPLB).
 
 import numpy
 
-from mooncake import _arrays
+from mooncake import _expert_arrays
 
 
 class ExpertPlacement:
@@ -19,7 +19,7 @@ class ExpertPlacement:
     """
 
     def __init__(self, physical_to_logical_map, num_logical_experts, num_ranks, rank=0):
-        placed = numpy.array(_arrays.array_of(physical_to_logical_map, "physical_to_logical_map", ["int64"], 1))
+        placed = numpy.array(_expert_arrays.array_of(physical_to_logical_map, "physical_to_logical_map", ["int64"], 1))
         if num_ranks < 1 or not len(placed) or len(placed) % num_ranks:
             raise ValueError(f"{len(placed)} physical experts cannot be divided among {num_ranks} ranks evenly")
         wrong = numpy.nonzero((placed < -1) | (placed >= num_logical_experts))[0]
@@ -41,7 +41,7 @@ class ExpertPlacement:
         (int32 of ranks; None: all)."""
         on = numpy.ones(self.num_ranks, bool)
         if active_ranks is not None:
-            on = _arrays.array_of(active_ranks, "active_ranks", ["int32"], 1) != 0
+            on = _expert_arrays.array_of(active_ranks, "active_ranks", ["int32"], 1) != 0
             if len(on) != self.num_ranks:
                 raise ValueError(f"active_ranks has {len(on)} elements, there are {self.num_ranks} ranks")
         there = numpy.repeat(on, self.num_physical_experts // self.num_ranks) & (self.physical_to_logical_map >= 0)
@@ -60,7 +60,7 @@ class ExpertPlacement:
     def topk_ids_logical_to_physical(self, topk_ids, active_ranks=None):
         """Returns the physical experts for tokens' choices of logical ones, int64 of (tokens, choices), of the kind of
         `topk_ids`: on active ranks only. -1 stays -1, and a choice of a lost expert becomes -1."""
-        logical = _arrays.array_of(topk_ids, "topk_ids", ["int64"], 2)
+        logical = _expert_arrays.array_of(topk_ids, "topk_ids", ["int64"], 2)
         wrong = numpy.argwhere((logical < -1) | (logical >= self.num_logical_experts))
         if len(wrong):
             token, choice = wrong[0]
@@ -77,7 +77,7 @@ class ExpertPlacement:
         physical = numpy.full(len(chosen), -1, numpy.int64)
         physical[order] = table[experts, turns % numpy.maximum(counts[experts], 1)]
         self._turns += each
-        return _arrays.like(topk_ids, physical.reshape(logical.shape), "int64")
+        return _expert_arrays.like(topk_ids, physical.reshape(logical.shape), "int64")
 
 
 def _places(counts):

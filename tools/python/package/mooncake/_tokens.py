@@ -90,7 +90,7 @@ def receive(messages, choices, num_local_experts, capacity, alignment, weighted,
     metadata = numpy.full((len(tokens), 2 + choices), -1, numpy.int32)
     metadata[:, 0] = source * capacity + tokens
     metadata[:, 1] = source * choices + (experts >= 0).argmax(axis=1)
-    # Rows when expanded: within an expert in the order of the tokens.
+    # Expanded rows are in the order of the tokens within an expert.
     token, choice = numpy.nonzero(experts >= 0)
     expert = experts[token, choice]
     order = numpy.argsort(expert, kind="stable")

@@ -7,7 +7,8 @@ import os
 
 import numpy
 
-from mooncake import _arrays, _exchange, _experts, _floats, _tokens
+from kvplane._buffers import is_tensor
+from mooncake import _expert_arrays, _exchange, _experts, _floats, _tokens
 from mooncake.mooncake_ep_buffer import EventHandle, EventOverlap
 
 #: Sizes of the workspace of Mooncake's buffers on devices, which the size hints count.
@@ -184,7 +185,7 @@ class ElasticBuffer:
         allow_multiple_reduction=True,
     ):
         """Bytes that a buffer on devices needs for dispatches of this shape."""
-        # A method of torch's groups, a property of ours.
+        # `size` is a method of torch's groups, and a property of ours.
         ranks = group.size() if callable(group.size) else group.size
         shape = ranks, num_max_tokens_per_rank, hidden, num_topk
         return calculate_elastic_buffer_size(*shape, use_fp8_dispatch, allow_hybrid_mode, allow_multiple_reduction)
@@ -306,11 +307,11 @@ class ElasticBuffer:
         do_cpu_sync = True if do_cpu_sync is None else do_cpu_sync
 
         given, sf = x if isinstance(x, tuple) else (x, None)
-        rows = _arrays.array_of(given, "x", ["bfloat16"] if sf is None else ["float8_e4m3fn"], 2)
-        chosen = _arrays.array_of(topk_idx, "topk_idx", ["int64"], 2)
+        rows = _expert_arrays.array_of(given, "x", ["bfloat16"] if sf is None else ["float8_e4m3fn"], 2)
+        chosen = _expert_arrays.array_of(topk_idx, "topk_idx", ["int64"], 2)
         weights = None
         if topk_weights is not None:
-            weights = _arrays.array_of(topk_weights, "topk_weights", ["float32"], 2)
+            weights = _expert_arrays.array_of(topk_weights, "topk_weights", ["float32"], 2)
             if weights.shape != chosen.shape:
                 raise ValueError(f"topk_weights has the shape {weights.shape}, topk_idx {chosen.shape}")
         tokens, hidden = rows.shape
@@ -334,15 +335,15 @@ class ElasticBuffer:
             )
         scales = numpy.empty((tokens, 0), numpy.uint8)
         if sf is not None:
-            packs = numpy.ascontiguousarray(_arrays.memory_of(sf))
+            packs = numpy.ascontiguousarray(_expert_arrays.memory_of(sf))
             if packs.ndim != 2 or len(packs) != tokens or packs.itemsize != 4:
                 raise ValueError(f"scales of the shape {packs.shape} of {packs.dtype} for {tokens} tokens")
-            scales = _arrays.bytes_of(packs)
+            scales = _expert_arrays.bytes_of(packs)
         stats = None
         local = num_experts // self.num_ranks
         if cumulative_local_expert_recv_stats is not None:
             name = "cumulative_local_expert_recv_stats"
-            stats = _arrays.array_of(cumulative_local_expert_recv_stats, name, ["int32"], 1)
+            stats = _expert_arrays.array_of(cumulative_local_expert_recv_stats, name, ["int32"], 1)
             if len(stats) != local:
                 raise ValueError(f"{name} has {len(stats)} elements, this rank {local} experts")
         routing = _experts.Routing(chosen, num_experts, self.num_ranks)
@@ -350,7 +351,7 @@ class ElasticBuffer:
         _wait(previous_event)
         mask = self.active_ranks
         shares = [routing.share(rank) if mask[rank] else _experts.NO_SHARE for rank in range(self.num_ranks)]
-        data = _arrays.bytes_of(rows)
+        data = _expert_arrays.bytes_of(rows)
         widths = weights is not None, scales.shape[1], data.shape[1]
         flight = exchange.start(
             "elastic dispatch",
@@ -385,12 +386,12 @@ class ElasticBuffer:
         def store():
             out.store(received if do_cpu_sync else finish())
 
-        recv_x = _arrays.like(given, out.data.view(rows.dtype), _arrays.kind_of(given))
+        recv_x = _expert_arrays.like(given, out.data.view(rows.dtype), _expert_arrays.kind_of(given))
         if sf is not None:
             scales_out = out.scales_of(packs.dtype)
-            recv_x = recv_x, _arrays.like(sf, scales_out, "scales")
-        recv_topk_idx = _arrays.like(given, out.experts, "int64")
-        recv_topk_weights = None if weights is None else _arrays.like(given, out.weights, "float32")
+            recv_x = recv_x, _expert_arrays.like(sf, scales_out, "scales")
+        recv_topk_idx = _expert_arrays.like(given, out.experts, "int64")
+        recv_topk_weights = None if weights is None else _expert_arrays.like(given, out.weights, "float32")
         slots = _tokens.slots(chosen, local, self.num_ranks, self.rank_idx, capacity)
         made = EPHandle(
             do_expand,
@@ -400,13 +401,13 @@ class ElasticBuffer:
             num_sms,
             _copy(topk_idx) if do_handle_copy and handle is None else topk_idx,
             received.aligned.tolist() if do_cpu_sync else [],
-            _arrays.like(given, out.of_ranks, "int32"),
-            _arrays.like(given, out.of_experts, "int32"),
-            _arrays.like(given, out.metadata, "int32"),
-            _arrays.like(given, slots, "int32"),
+            _expert_arrays.like(given, out.of_ranks, "int32"),
+            _expert_arrays.like(given, out.of_experts, "int32"),
+            _expert_arrays.like(given, out.metadata, "int32"),
+            _expert_arrays.like(given, slots, "int32"),
             None,
             None,
-            num_unaligned_recv_tokens_per_expert=_arrays.like(given, out.counts, "int32"),
+            num_unaligned_recv_tokens_per_expert=_expert_arrays.like(given, out.counts, "int32"),
         )
         kept = x, topk_idx, topk_weights, recv_x, recv_topk_idx, recv_topk_weights, made
         event = self._end(store, async_with_compute_stream and not do_cpu_sync, kept)
@@ -440,10 +441,10 @@ class ElasticBuffer:
         # A dispatch that nobody has waited for yet ends here, so that the handle is filled.
         if handle.native_handle is not None:
             handle.native_handle.synchronize()
-        words = _arrays.array_of(x, "x", ["bfloat16"], 2)
-        chosen = _arrays.array_of(handle.topk_idx, "topk_idx of the handle", ["int64"], 2)
-        of_ranks = _arrays.memory_of(handle.psum_num_recv_tokens_per_scaleup_rank)
-        metadata = _arrays.memory_of(handle.recv_src_metadata)
+        words = _expert_arrays.array_of(x, "x", ["bfloat16"], 2)
+        chosen = _expert_arrays.array_of(handle.topk_idx, "topk_idx of the handle", ["int64"], 2)
+        of_ranks = _expert_arrays.memory_of(handle.psum_num_recv_tokens_per_scaleup_rank)
+        metadata = _expert_arrays.memory_of(handle.recv_src_metadata)
         tokens, choices = chosen.shape
         arrived, hidden = int(of_ranks[-1]), words.shape[1]
         # Offsets are rows of `x`: what is shorter than they say is another array.
@@ -454,10 +455,10 @@ class ElasticBuffer:
         if topk_weights is not None:
             if handle.do_expand and not self.allow_multiple_reduction:
                 raise ValueError("topk_weights cannot return with rows one by one (allow_multiple_reduction=False)")
-            weights = _arrays.array_of(topk_weights, "topk_weights", ["float32"], 1 if handle.do_expand else 2)
+            weights = _expert_arrays.array_of(topk_weights, "topk_weights", ["float32"], 1 if handle.do_expand else 2)
             if len(weights) < least or (not handle.do_expand and weights.shape[1] != choices):
                 raise ValueError(f"topk_weights has the shape {weights.shape}, for {least} rows and {choices} choices")
-        biases = [_arrays.array_of(one, "bias", ["bfloat16"], 2) for one in _several(bias)]
+        biases = [_expert_arrays.array_of(one, "bias", ["bfloat16"], 2) for one in _several(bias)]
         for one in biases:
             if one.shape != (tokens, hidden):
                 raise ValueError(f"bias has the shape {one.shape}, the result {(tokens, hidden)}")
@@ -474,7 +475,7 @@ class ElasticBuffer:
             keys[:] = parts[rank][0]
             if weights is not None:
                 into_weights[:] = parts[rank][1]
-            rows[:] = _arrays.bytes_of(numpy.ascontiguousarray(parts[rank][2]))
+            rows[:] = _expert_arrays.bytes_of(numpy.ascontiguousarray(parts[rank][2]))
 
         flight = exchange.start(
             "elastic combine",
@@ -508,8 +509,8 @@ class ElasticBuffer:
             _experts.weighted_sum(rows, data, None, sums)
             combined[:] = _floats.f32_to_bf16(sums)
 
-        out = _arrays.like(x, combined, "bfloat16")
-        weights_out = None if returned is None else _arrays.like(x, returned, "float32")
+        out = _expert_arrays.like(x, combined, "bfloat16")
+        weights_out = None if returned is None else _expert_arrays.like(x, returned, "float32")
         event = self._end(finish, async_with_compute_stream, (x, topk_weights, out, weights_out, handle))
         return out, weights_out, event
 
@@ -574,7 +575,7 @@ def _several(bias):
 
 
 def _copy(value):
-    return value.clone() if _arrays.is_tensor(value) else value.copy()
+    return value.clone() if is_tensor(value) else value.copy()
 
 
 def _wait(event):

@@ -1,13 +1,13 @@
 """Expert parallelism: dispatch of tokens to the ranks of their experts, and combine of what the experts make of them.
 
 The calls and layouts are those of Mooncake's `Buffer`, on tensors in host memory (or numpy arrays, see
-`mooncake._arrays`), over any process group that has an all-to-all with splits: torch's, or `kvplane`'s.
+`mooncake._expert_arrays`), over any process group that has an all-to-all with splits: torch's, or `kvplane`'s.
 docs/expert-parallelism.md describes layouts and failures.
 """
 
 import numpy
 
-from mooncake import _arrays, _exchange, _experts, _floats
+from mooncake import _expert_arrays, _exchange, _experts, _floats
 
 #: Time for the ranks to find each other, when a buffer is made or its members are updated.
 _CONNECT_S = 300.0
@@ -42,7 +42,7 @@ class EventHandle:
 
     def synchronize(self):
         """Waits for the end of the call; raises what the call raises."""
-        # Left as it is when it raises, so that a second wait raises again.
+        # An error leaves the event as it is, so that a second wait raises again.
         if self._finish is not None:
             self._finish()
             self._finish = None
@@ -149,8 +149,8 @@ class Buffer:
         """
         if async_finish and return_recv_hook:
             raise ValueError("async_finish and return_recv_hook exclude each other: one of them ends the call")
-        rows = _arrays.array_of(x, "x", ["bfloat16"], 2)
-        chosen = _arrays.array_of(topk_idx, "topk_idx", ["int64"], 2)
+        rows = _expert_arrays.array_of(x, "x", ["bfloat16"], 2)
+        chosen = _expert_arrays.array_of(topk_idx, "topk_idx", ["int64"], 2)
         capacity, ranks = _whole(num_max_dispatch_tokens_per_rank, "num_max_dispatch_tokens_per_rank"), self.group_size
         tokens, hidden = rows.shape
         if len(chosen) != tokens:
@@ -179,7 +179,7 @@ class Buffer:
         if use_fp8:
             data, scales = _floats.scaled_to_e4m3(rows)
         else:
-            data, scales = _arrays.bytes_of(rows), numpy.empty((tokens, 0), numpy.float32)
+            data, scales = _expert_arrays.bytes_of(rows), numpy.empty((tokens, 0), numpy.float32)
         local, row_bytes, width = experts // ranks, data.shape[1], scales.shape[1]
         layout = _experts.ExpertLayout(local, ranks, capacity, row_bytes, width)
         flight = self._exchange.start(
@@ -197,11 +197,11 @@ class Buffer:
 
         kind = "float8_e4m3fn" if use_fp8 else "bfloat16"
         received = layout.data if use_fp8 else layout.data.view(numpy.uint16)
-        received = _arrays.like(x, received, kind)
+        received = _expert_arrays.like(x, received, kind)
         if use_fp8:
-            received = received, _arrays.like(x, layout.scales, "float32")
-        count, src_info = _arrays.like(x, layout.count, "int32"), _arrays.like(x, layout.src_info, "int32")
-        layout_range = _arrays.like(x, layout.layout_range, "int64")
+            received = received, _expert_arrays.like(x, layout.scales, "float32")
+        count, src_info = _expert_arrays.like(x, layout.count, "int32"), _expert_arrays.like(x, layout.src_info, "int32")
+        layout_range = _expert_arrays.like(x, layout.layout_range, "int64")
         handle = src_info, layout_range, capacity, hidden, experts
         event, hook = self._end(finish, async_finish, return_recv_hook, (x, topk_idx, received, count, handle))
         return received, count, handle, event, hook
@@ -236,19 +236,19 @@ class Buffer:
             owner, x = self._combine_buffer
             if owner is not sources:
                 raise ValueError("zero_copy takes what get_next_combine_buffer(handle) returned for the same handle")
-        outputs = _arrays.array_of(x, "x", ["bfloat16"], 3)
+        outputs = _expert_arrays.array_of(x, "x", ["bfloat16"], 3)
         if outputs.shape != (local, ranks * capacity, hidden):
             raise ValueError(f"x has the shape {outputs.shape}, the handle {(local, ranks * capacity, hidden)}")
-        chosen = _arrays.array_of(topk_idx, "topk_idx", ["int64"], 2)
-        weights = _arrays.array_of(topk_weights, "topk_weights", ["float32"], 2)
+        chosen = _expert_arrays.array_of(topk_idx, "topk_idx", ["int64"], 2)
+        weights = _expert_arrays.array_of(topk_weights, "topk_weights", ["float32"], 2)
         if chosen.shape != weights.shape:
             raise ValueError(f"topk_idx has the shape {chosen.shape}, topk_weights {weights.shape}")
         tokens = len(chosen)
         if tokens > capacity:
             raise ValueError(f"topk_idx has {tokens} tokens: more than num_max_dispatch_tokens_per_rank, {capacity}")
         _experts.Routing(chosen, experts, ranks)
-        src_info = _arrays.array_of(sources, "src_info of the handle", ["int32"], 2)
-        layout_range = _arrays.array_of(ranges, "layout_range of the handle", ["int64"], 2)
+        src_info = _expert_arrays.array_of(sources, "src_info of the handle", ["int32"], 2)
+        layout_range = _expert_arrays.array_of(ranges, "layout_range of the handle", ["int64"], 2)
         if layout_range.shape != (local, ranks):
             raise ValueError(f"the handle is of a dispatch among {layout_range.shape[1]} ranks; there are {ranks}")
         if src_info.shape != (local, ranks * capacity):
@@ -256,9 +256,9 @@ class Buffer:
         spans = _experts.source_spans(layout_range, ranks * capacity)
         if out is None:
             combined = numpy.empty((tokens, hidden), numpy.uint16)
-            out = _arrays.like(x, combined, "bfloat16")
+            out = _expert_arrays.like(x, combined, "bfloat16")
         else:
-            combined = _arrays.array_of(out, "out", ["bfloat16"], 2)
+            combined = _expert_arrays.array_of(out, "out", ["bfloat16"], 2)
             if combined.shape != (tokens, hidden):
                 raise ValueError(f"out has the shape {combined.shape}, the result {(tokens, hidden)}")
         mask = self._mask(active_ranks)
@@ -300,14 +300,14 @@ class Buffer:
         owner, array = self._combine_buffer
         if owner is not sources:
             zeros = numpy.zeros((experts // self.group_size, self.group_size * capacity, hidden), numpy.uint16)
-            array = _arrays.like(sources, zeros, "bfloat16")
+            array = _expert_arrays.like(sources, zeros, "bfloat16")
             self._combine_buffer = sources, array
         return array
 
     def _mask(self, active_ranks):
         if active_ranks is None:
             return numpy.ones(self.group_size, numpy.int32)
-        mask = _arrays.array_of(active_ranks, "active_ranks", ["int32"], 1)
+        mask = _expert_arrays.array_of(active_ranks, "active_ranks", ["int32"], 1)
         return mask if len(mask) == self.group_size else numpy.ones(self.group_size, numpy.int32)
 
     @staticmethod

@@ -92,6 +92,14 @@ _MIRROR_S = 0.05
 _DEFAULT_S = 1800.0
 
 
+def _called(function, *arguments):
+    """Calls `kvplane.group`, and converts its exceptions."""
+    try:
+        return function(*arguments)
+    except Error as problem:
+        raise ProcessGroupError(problem) from problem
+
+
 class ProposalStatus(enum.Enum):
     """Outcome of a proposal to change a group's view."""
 
@@ -280,6 +288,10 @@ class _State:
         if options.active_ranks is not None:
             _MIRRORS.add(self)
 
+    def options_of(self, size):
+        """Returns options of another group, of so many ranks, with the same failure mode."""
+        return MooncakeBackendOptions(size, False, self.failures != "manual", self.failures == "automatic")
+
     def _open_mirror(self, tensor):
         if tensor is None:
             self.mirror = torch.zeros(self.max_size, dtype=torch.int32)
@@ -317,10 +329,7 @@ class _State:
         self.copy_results()
         group, self.group = self.group, None
         if group is not None:
-            try:
-                group.close()
-            except Error as problem:
-                raise ProcessGroupError(problem) from problem
+            _called(group.close)
 
 
 class _Staged:
@@ -410,7 +419,7 @@ class _Parts:
         self.host = _joint(self.tensors)
         self.is_copied = self.host is None
         if self.is_copied:
-            # Also of targets: the parts of ranks that are missing stay as they are.
+            # A copy of targets has their contents, too: the parts of ranks that are missing stay as they are.
             self.host = torch.cat([one.reshape(-1) for one in self.tensors]).cpu()
 
     def check_equal(self, count, name):
@@ -450,16 +459,12 @@ class _Collectives:
         found = root if root is not None else opts if _is_integer(opts) else getattr(opts, "rootRank", 0)
         return found + getattr(opts, "rootTensor", 0)
 
-    def _begin(self, function, *arguments, outputs=(), finish=None, peer=None):
+    def _begin(self, function, *arguments, outputs=(), finish=None, peer=None, is_message=False):
         self._state.copy_results()
-        try:
-            work = function(*arguments)
-        except Error as problem:
-            raise ProcessGroupError(problem) from problem
-        return self._made([work], outputs, finish, peer)
+        return self._made([_called(function, *arguments)], outputs, finish, peer, is_message)
 
-    def _made(self, works, outputs, finish=None, peer=None):
-        made = MooncakeWork(self._state, works, outputs, finish, peer)
+    def _made(self, works, outputs, finish=None, peer=None, is_message=False):
+        made = MooncakeWork(self._state, works, outputs, finish, peer, is_message)
         if finish is not None:
             self._state.copying.append(made)
         if self._state.coalesced is not None:
@@ -658,22 +663,31 @@ class _Collectives:
         source = _Staged(tensor, self._state, True)
         deadline = self._deadline(None, None, settings.message_s)
         arguments = source.host, peer, tag, deadline
-        return self._begin(self._state.member().send, *arguments, outputs=[tensor], peer=peer)
+        return self._begin(self._state.member().send, *arguments, outputs=[tensor], peer=peer, is_message=True)
 
     def recv(self, tensors, peer, tag=0):
-        """Receives a tensor of a rank."""
+        """Receives a tensor of a rank; of any, if `peer` is None."""
         tensor = _one(tensors)
         target = _Staged(tensor, self._state, True)
         deadline = self._deadline(None, None, settings.message_s)
         arguments = target.host, peer, tag, deadline
         group = self._state.member()
-        return self._begin(group.receive, *arguments, outputs=[tensor], finish=target.give_back, peer=peer)
+        given = {"outputs": [tensor], "finish": target.give_back, "peer": peer, "is_message": True}
+        return self._begin(group.receive, *arguments, **given)
 
     def recv_anysource(self, tensors, tag=0):
-        """Not supported: a receive names its peer."""
-        raise NotImplementedError("a receive without a source is not supported: name one")
+        """Receives a tensor of any rank, which the work names."""
+        return self.recv(tensors, None, tag)
 
     recv_anysource_ = recvAnysource = recv_anysource
+
+    def getBackendName(self):
+        """Returns the name of the backend."""
+        return "mooncake"
+
+    def name(self):
+        """Returns the name of the backend."""
+        return "mooncake"
 
     def start_coalescing(self):
         """Begins a block of collectives that have one work."""
@@ -738,15 +752,11 @@ class _Collectives:
             order.sort()
         if state.world.rank not in order:
             raise _invalid(f"the handles {order} do not have this process, rank {state.world.rank}")
-        options = MooncakeBackendOptions(max(len(order), 1))
-        options.auto_deactivate_on_failure = state.failures != "manual"
-        options.auto_sync_on_failure = state.failures == "automatic"
+        options = state.options_of(max(len(order), 1))
         timeout, state.timeout = state.timeout, seconds(opts.timeout) or state.timeout
         try:
             state.leave()
-            state.open(order, options, False, f"{state.name}/reconfigured/{opts.uuid}", len(order))
-        except Error as problem:
-            raise ProcessGroupError(problem) from problem
+            _called(state.open, order, options, False, f"{state.name}/reconfigured/{opts.uuid}", len(order))
         finally:
             state.timeout = timeout
         state.problem = None
@@ -759,14 +769,8 @@ class _Collectives:
         order = [one for rank, one in enumerate(state.order) if rank not in excluded]
         state.shrinks += 1
         smaller = _State(state.world, f"{state.name}/shrunk/{state.shrinks}", state.timeout, state.is_on_device)
-        options = MooncakeBackendOptions(len(order))
-        options.auto_deactivate_on_failure = state.failures != "manual"
-        options.auto_sync_on_failure = state.failures == "automatic"
         name = f"{smaller.name}/{'-'.join(map(str, order))}"
-        try:
-            smaller.open(order, options, False, name, len(order))
-        except Error as problem:
-            raise ProcessGroupError(problem) from problem
+        _called(smaller.open, order, state.options_of(len(order)), False, name, len(order))
         return _BackendObject(smaller, smaller.group.rank, len(order))
 
     def get_error(self):
@@ -883,14 +887,6 @@ class _BackendObject(_Collectives, _Backend):
             _Backend.__init__(self, rank, size)
         self._state, self._rank, self._size = state, rank, size
 
-    def getBackendName(self):
-        """Name of the backend."""
-        return "mooncake"
-
-    def name(self):
-        """Name of the backend."""
-        return "mooncake"
-
 
 class MooncakeProcessGroup(_Collectives, dist.ProcessGroup):
     """Process group of torch over one of `kvplane.group`."""
@@ -943,14 +939,6 @@ class MooncakeProcessGroup(_Collectives, dist.ProcessGroup):
         else:
             name = _pg_process.founding_name(store, state.name, len(order))
         state.open(order, options, options.is_extension, name, len(order))
-
-    def getBackendName(self):
-        """Name of the backend."""
-        return "mooncake"
-
-    def name(self):
-        """Name of the backend."""
-        return "mooncake"
 
     def _get_backend(self, device):
         return self._backend
@@ -1055,13 +1043,6 @@ def _state_of(group):
     return state
 
 
-def _called(function, *arguments):
-    try:
-        return function(*arguments)
-    except Error as problem:
-        raise ProcessGroupError(problem) from problem
-
-
 def get_active_ranks(backend):
     """Returns the int32 tensor that says which ranks are active, and follows the group's view: before `wait` of a work
     returns, and otherwise within 50 ms."""
@@ -1129,18 +1110,20 @@ def join_group(backend):
     state.write_mirror()
 
 
-def get_failed_ranks_hint(work):
-    """Returns an int32 tensor that says which ranks failed while a collective or message ran."""
+def _work_of(work):
     if not isinstance(work, MooncakeWork):
         raise TypeError(f"{type(work).__name__} is no work of a mooncake backend")
-    return work.failed_ranks_hint()
+    return work
+
+
+def get_failed_ranks_hint(work):
+    """Returns an int32 tensor that says which ranks failed while a collective or message ran."""
+    return _work_of(work).failed_ranks_hint()
 
 
 def get_local_success(work):
     """Returns True if no rank has failed in a collective or message."""
-    if not isinstance(work, MooncakeWork):
-        raise TypeError(f"{type(work).__name__} is no work of a mooncake backend")
-    return work.local_success()
+    return _work_of(work).local_success()
 
 
 def get_current_epoch(backend):

@@ -7,6 +7,8 @@ import sys
 
 import numpy
 
+from kvplane._buffers import is_tensor
+
 #: Element types: name in torch, and in numpy.
 _KINDS = {
     "bfloat16": numpy.uint16,
@@ -15,12 +17,6 @@ _KINDS = {
     "int32": numpy.int32,
     "int64": numpy.int64,
 }
-
-
-def is_tensor(value):
-    """Whether a value is a torch tensor."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
 
 
 def kind_of(value):
