@@ -19,6 +19,8 @@ const BUSY_POLLS: u32 = 64;
 const IDLE_POLLS: u32 = 16;
 /// Polls without a frame, where frames come over connections: the first leaves the question to the wait behind it.
 const IDLE_POLLS_STREAMED: u32 = 2;
+/// Time after which a poll without a frame calls the poller in any case.
+const DRIVE_INTERVAL: Duration = Duration::from_millis(1);
 /// Looks of a wait before it yields the core, where every process of the host can have a core of its own: at least, and
 /// at most. The number doubles when looking has paid off, and halves when it was in vain, because then the peer may
 /// need this very core.
@@ -100,6 +102,8 @@ pub struct Mesh {
     next: usize,
     busy: u32,
     idle: u32,
+    /// Time of the last call of the poller.
+    driven: Instant,
     /// Cores that this process may use.
     cores: usize,
     /// Looks of the next wait, and the waits since the last one that looked for longer.
@@ -121,7 +125,17 @@ impl Mesh {
     pub fn start(config: MeshConfig) -> Result<Self, MeshError> {
         let connections = Connections::start(config)?;
         let cores = cpu::allowed_cores().len().max(1);
-        Ok(Self { connections, held: None, next: 0, busy: 0, idle: 0, cores, spins: SPINS.1, waits: 0 })
+        Ok(Self {
+            connections,
+            held: None,
+            next: 0,
+            busy: 0,
+            idle: 0,
+            driven: Instant::now(),
+            cores,
+            spins: SPINS.1,
+            waits: 0,
+        })
     }
 
     /// Returns the address that peers connect to, at most 512 bytes.
@@ -205,7 +219,9 @@ impl Mesh {
             return Some(event);
         }
         self.idle += 1;
-        if self.idle < if self.connections.active.streamed == 0 { IDLE_POLLS } else { IDLE_POLLS_STREAMED } {
+        let limit = if self.connections.active.streamed == 0 { IDLE_POLLS } else { IDLE_POLLS_STREAMED };
+        // A caller that polls rarely sees the end of a connection as soon as one that polls often.
+        if self.idle < limit && self.driven.elapsed() < DRIVE_INTERVAL {
             return None;
         }
         self.drive(Duration::ZERO);
@@ -215,6 +231,7 @@ impl Mesh {
     fn drive(&mut self, longest: Duration) {
         (self.busy, self.idle) = (0, 0);
         self.connections.drive(longest);
+        self.driven = Instant::now();
     }
 
     fn next_event(&mut self) -> Option<MeshEvent> {

@@ -11,7 +11,7 @@ use kvplane_server::{ConductorConfig, ControlConfig, ControlHandle, ControlServe
 use support::{client, run};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpListener;
-use zeromq::{accept, read_frame, send};
+use zeromq::{accept, message, read_frame, send};
 
 /// A batch `[0, [["BlockStored", hashes, nil, [], 16, nil]]]`, of hashes below 128.
 fn stored(hashes: std::ops::Range<u8>) -> Vec<u8> {
@@ -200,10 +200,13 @@ fn a_restarted_engine_whose_numbers_go_on_is_noticed_by_its_last_batch() {
             let mut past = accept(&replay, "ROUTER").await;
             read_frame(&mut past).await;
             assert_eq!(read_frame(&mut past).await, from.to_be_bytes());
+            // One write, because the Conductor hangs up after a first batch that is not the one it knows.
+            let mut bytes = Vec::new();
             for (at, batch) in batches.iter().enumerate() {
-                send(&mut past, &[b"", &(from + at as u64).to_be_bytes(), batch]).await;
+                bytes.extend(message(&[b"", &(from + at as u64).to_be_bytes(), batch]));
             }
-            send(&mut past, &[b"", &(-1i64).to_be_bytes(), b""]).await;
+            bytes.extend(message(&[b"", &(-1i64).to_be_bytes(), b""]));
+            past.write_all(&bytes).await.expect("sent");
         };
         let connect = async || {
             let mut live = accept(&publisher, "PUB").await;
