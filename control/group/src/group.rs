@@ -377,7 +377,7 @@ impl Group {
     fn ready(&self, processes: &Roster) -> RankSet<GroupRank> {
         self.ranks_where(|at| {
             let slot = self.slots[at];
-            // What it reported before it knew that it was excluded, it said of another membership.
+            // A report from before it knew that it was excluded is of another membership.
             let is_ready = matches!(slot.reported, Some((epoch, Phase::Ready)) if epoch >= slot.since);
             is_ready && slot.incarnation == processes.incarnation(self.spec.order[at])
         })

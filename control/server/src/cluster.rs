@@ -13,7 +13,7 @@ pub(crate) mod port_probe;
 pub(crate) mod view;
 
 use std::sync::{Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use kvplane_cluster::{Change, Cluster, Input, Output, Reply};
 use kvplane_proto::Digest;
@@ -21,10 +21,10 @@ use kvplane_proto::map::ClusterMap;
 use kvplane_rpc::message::{MapReply, SyncTenants, TenantLeases, TenantList};
 use kvplane_rpc::{ItemFrame, MapFrame, Refusal, RefusalCode};
 use tokio::sync::{Notify, mpsc, watch};
-use tokio::time::sleep_until;
 
 use crate::cluster::owners::{KnownOwners, SlotMap};
 use crate::nodes::NodeStates;
+use crate::server::clock::HostClock;
 use crate::store::{Store, StoreError};
 use crate::tickets::Tickets;
 
@@ -38,7 +38,7 @@ pub(crate) struct ClusterHost {
     /// Set once, when the control plane must stop.
     failed: watch::Sender<Option<String>>,
     rearm: Notify,
-    started: Instant,
+    clock: HostClock,
 }
 
 /// The cluster with its durable state, and what is known of its nodes.
@@ -142,7 +142,7 @@ impl ClusterHost {
             maps: watch::channel(first).0,
             failed: watch::channel(None).0,
             rearm: Notify::new(),
-            started: Instant::now(),
+            clock: HostClock::start(),
         };
         host.carry_out(&mut *host.lock()?)?;
         Ok(host)
@@ -150,12 +150,12 @@ impl ClusterHost {
 
     /// Returns the time since the start, in nanoseconds.
     pub(crate) fn now_ns(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        self.clock.now_ns()
     }
 
-    /// Returns the time of the start, from which [`Self::now_ns`] counts.
-    pub(crate) const fn started(&self) -> Instant {
-        self.started
+    /// Returns the moment of a time that [`Self::now_ns`] returned.
+    pub(crate) fn instant(&self, time_ns: u64) -> Instant {
+        self.clock.instant(time_ns)
     }
 
     /// Locks the cluster and what is known of its nodes, unless the control plane has failed.
@@ -262,17 +262,8 @@ impl ClusterHost {
                 };
                 [cluster, follow].into_iter().flatten().min()
             });
-            let due = async {
-                match due_ns {
-                    Some(due_ns) => {
-                        let due = self.started + Duration::from_nanos(due_ns);
-                        sleep_until(due.into()).await;
-                    }
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
-                () = due => {
+                () = self.clock.sleep_until(due_ns) => {
                     // A failure is seen at the top of the loop.
                     let _ = self.handle(Input::Tick);
                 }

@@ -88,6 +88,14 @@ impl MetricKind {
         }
     }
 
+    /// Describes metrics of this kind, each with its help, and records their values; they have no labels.
+    pub(crate) fn record(self, metrics: &[(&'static str, &'static str, u64)]) {
+        for &(name, help, value) in metrics {
+            self.describe(name, help);
+            self.set(name, value);
+        }
+    }
+
     /// Records the value of a series. The label's value may come from a peer.
     pub(crate) fn set_labelled(self, name: &'static str, label: &'static str, of: &str, value: u64) {
         // The exporter takes a backslash before a quote for an escape: without this, two names could become one series,

@@ -6,7 +6,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use kvplane_cluster::p2p::{Grant, Layout, ObjectError, ObjectName, ObjectSpec as Spec, Objects, ObjectsConfig};
 use kvplane_rpc::message::EmptyReply;
@@ -17,7 +16,8 @@ use kvplane_rpc::p2p::{
 };
 use kvplane_rpc::{ItemFrame, Refusal, RefusalCode, item_frame};
 use tokio::sync::{Notify, mpsc};
-use tokio::time::sleep_until;
+
+use crate::server::clock::HostClock;
 
 /// Most processes with a stream of fetch orders.
 const WATCHERS: usize = 8192;
@@ -37,7 +37,7 @@ struct Core {
 pub(crate) struct P2p {
     core: Mutex<Core>,
     rearm: Notify,
-    started: Instant,
+    clock: HostClock,
 }
 
 impl P2p {
@@ -45,11 +45,11 @@ impl P2p {
     pub(crate) fn new(seed: u64, first: u64) -> Self {
         let objects = Objects::new(ObjectsConfig { seed, ..ObjectsConfig::default() }, first, 0);
         let core = Mutex::new(Core { objects, watchers: BTreeMap::new() });
-        Self { core, rearm: Notify::new(), started: Instant::now() }
+        Self { core, rearm: Notify::new(), clock: HostClock::start() }
     }
 
     fn now_ns(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        self.clock.now_ns()
     }
 
     fn core(&self) -> MutexGuard<'_, Core> {
@@ -78,14 +78,8 @@ impl P2p {
                 core.tell();
                 core.objects.due_ns()
             };
-            let due = async {
-                match due_ns {
-                    Some(due_ns) => sleep_until((self.started + Duration::from_nanos(due_ns)).into()).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
-                () = due => {}
+                () = self.clock.sleep_until(due_ns) => {}
                 () = self.rearm.notified() => {}
             }
         }

@@ -31,6 +31,7 @@ use crate::store::Store;
 use crate::store::etcd::Etcd;
 use crate::tickets::Keep;
 
+pub(crate) mod clock;
 mod running;
 
 use running::{ControlProcess, Rest, State, live, reachable};

@@ -7,7 +7,7 @@
 use std::error::Error;
 use std::fmt::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use kvplane_proto::digest::tenant_number;
 use kvplane_rpc::message::{GetTicket, GetTicketKeys, TicketKeys, TicketReply};
@@ -17,6 +17,7 @@ use kvplane_sys::private_files::{FileError, read_private, write_private};
 use kvplane_ticket::{Credential, Mint, Rights, Role as HolderRole, Terms, TicketKey, TicketTime};
 
 use crate::config::StartError;
+use crate::server::clock::HostClock;
 use crate::store::etcd::{EtcdChangeError, Turn};
 
 /// Name of the file of the keys in the state directory.
@@ -47,7 +48,7 @@ pub(crate) struct Tickets {
     keep: Keep,
     time: TicketTime,
     /// The origin of the monotonic clock that advances the time.
-    started: Instant,
+    clock: HostClock,
     /// True if the last attempt to make the time durable failed.
     stands: bool,
 }
@@ -160,7 +161,7 @@ impl Tickets {
 
     /// Opens the issuer on a host whose wall clock shows `host_s`.
     fn open_at(cluster: &str, config: &TicketConfig, keep: Keep, host_s: u64) -> Result<Self, StartError> {
-        let started = Instant::now();
+        let clock = HostClock::start();
         let time = match keep {
             Keep::Nowhere => TicketTime::passing(host_s, 0),
             Keep::Directory(_) | Keep::Etcd { .. } => TicketTime::begin(keep.time_s()?, host_s, config.lifetime_s, 0),
@@ -171,7 +172,7 @@ impl Tickets {
         if let Some(text) = keep.keys()? {
             mint.resume(parse(&text).ok_or_else(|| StartError::TicketKeys(keep.place_of_keys()))?, now);
         }
-        let mut tickets = Self { mint, keep, time, started, stands: false };
+        let mut tickets = Self { mint, keep, time, clock, stands: false };
         tickets.reserve(0).map_err(|error| StartError::FirstChange(error.to_string()))?;
         tickets.save().map_err(|refusal| StartError::FirstChange(refusal.reason))?;
         Ok(tickets)
@@ -188,7 +189,7 @@ impl Tickets {
     /// Returns the ticket time in seconds. If no more of it can be made durable, it stands still: tickets last longer
     /// then, and none is rejected.
     fn now(&mut self) -> u64 {
-        let now_ns = u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        let now_ns = self.clock.now_ns();
         let outcome = self.reserve(now_ns);
         let stood = core::mem::replace(&mut self.stands, outcome.is_err());
         match outcome {

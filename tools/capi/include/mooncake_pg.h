@@ -252,10 +252,10 @@ mooncakePgResult_t mooncakePgContextCreate(mooncakePgContext_t *context);
 mooncakePgResult_t mooncakePgContextInitialize(mooncakePgContext_t context, int globalRank, int maxWorldSize);
 
 /* Finds a control plane for a new world, and writes the address that all processes pass to
- * mooncakePgContextConnectCoordinator: at most 255 bytes and a final zero. It is the one that KVPLANE_CONTROL names
- * ("host:port,host:port"), else this starts one on loopback: the program kvplane, from KVPLANE_BINARY or the search
- * path. That one is a process of its own, which ends a minute after the world's last process: the end of rank 0 ends
- * nothing. Only processes of the same user on this host reach it. For global rank 0 only. */
+ * mooncakePgContextConnectCoordinator: at most 255 bytes and a final zero. KVPLANE_CONTROL names the control plane
+ * ("host:port,host:port"); without it this starts one on loopback: the program kvplane, from KVPLANE_BINARY or the
+ * search path. The program is a process of its own, which ends a minute after the world's last process: the end of rank
+ * 0 ends nothing. Only processes of the same user on this host reach it. For global rank 0 only. */
 mooncakePgResult_t mooncakePgContextLaunchCoordinator(mooncakePgContext_t context, char *coordinatorAddressBuf,
                                                       size_t coordinatorAddressBufSize);
 

@@ -276,7 +276,7 @@ static void collectives(struct member *member) {
     check(finish(member, mooncakePgBarrierCpu(comm, member->hint, MOST, completion)), "and all have received");
 }
 
-/* What the survivors of rank 2 find, and how they take in another process of that rank. */
+/* The survivors of rank 2 find that it is gone, and take in another process of that rank. */
 static void survive(struct member *member, int32_t *send, int32_t *receive) {
     check(sum(member, send, receive, LONG) == 3, "the sum of the survivors");
     check(!member->hint[0] && !member->hint[1] && member->hint[2] == 1, "who failed is said");
@@ -373,7 +373,7 @@ static int process(int rank, const char *address, int is_joiner, int tell) {
         collectives(&member);
         if (rank == 0) bad_operations(&member);
         dprintf(tell, "ready\n");
-        /* It is killed. */
+        /* Rank 2 is killed here. */
         while (rank == 2) pause();
         survive(&member, send, receive);
         dprintf(tell, "survived\n");

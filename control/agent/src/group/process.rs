@@ -338,7 +338,7 @@ impl GroupProcess {
         let (group, rank) = self.shared.link()?.attach(&spec, self.deadline)?;
         let membership = Membership::new(group, rank, self.shared.id.incarnation, &spec);
         self.shared.host().attach(group, membership);
-        // What the control plane said of the group so far.
+        // The newest status may have come before the member was attached.
         let status = self.shared.status().clone();
         self.shared.host().follow(&status);
         self.shared.report();

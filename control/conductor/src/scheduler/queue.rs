@@ -20,7 +20,7 @@
 //! gives way to targets as well, and admission counts it once it has earned its work: so targets defer it by the
 //! longest objective at most.
 
-mod admission;
+pub(super) mod admission;
 pub(super) mod flows;
 pub(super) mod plan;
 pub(super) mod promise;
@@ -105,15 +105,14 @@ impl WaitingRequest {
         !self.rank.deferred && !self.is_late(order)
     }
 
-    /// Returns the time by which it should be done, if it was admitted for an objective that it can still meet.
-    fn target_ns(&self, order: &QueueOrder<'_>) -> Option<u64> {
-        self.rank.promise.filter(|_| !self.is_late(order)).map(|promise| promise.target_ns)
+    /// Returns its promise, if it was admitted for an objective that it can still meet.
+    fn open_promise(&self, order: &QueueOrder<'_>) -> Option<Promise> {
+        self.rank.promise.filter(|_| !self.is_late(order))
     }
 
     /// Returns what admission counts before a new request.
     fn promised_prefill(&self, order: &QueueOrder<'_>) -> PromisedPrefill {
-        let promise = self.rank.promise.filter(|_| !self.is_late(order));
-        let target = promise.map(|promise| (self.rank.deadline_ns, promise));
+        let target = self.open_promise(order).map(|promise| (self.rank.deadline_ns, promise));
         PromisedPrefill { best_ns: self.best_ns, excluded: self.request.barred.prefill.clone(), target }
     }
 
@@ -211,7 +210,7 @@ impl CentralQueue {
         let flow = self.flows.enter(&request.terms, best_ns, rank.deferred, order.now_ns);
         let waiting = WaitingRequest { request, best_ns, rank, flow, after_ns: 0 };
         // One that was admitted before may be the oldest of its flow, and one that is late goes before others.
-        let goes_by_deadline = waiting.target_ns(order).is_some() && !waiting.request.admitted;
+        let goes_by_deadline = waiting.open_promise(order).is_some() && !waiting.request.admitted;
         let plan = self.plan.get_mut();
         if goes_by_deadline {
             plan.queued_last(waiting.promised_prefill(order));
@@ -243,6 +242,8 @@ impl CentralQueue {
             let deadline_ns = request.arrival_ns.saturating_add(promise.objective_ns);
             return QueueRank { deadline_ns, promise: Some(promise), deferred: false };
         }
+        // Later than under first come, first served by the longest prefill that is not deferred: the slowest requests
+        // need that long in any order.
         let deferred = order.rules.deferred;
         let wait_ns = order.share_ns(self.flows.timely_before_ns(&request.terms));
         let longest_ns = self.sizes.quantile(1.0 - deferred).unwrap_or(0).max(best_ns);
@@ -309,7 +310,7 @@ impl CentralQueue {
         let earned =
             of_flows().filter(|(flow, at)| has_turn(*flow) && self.waiting[*at].best_ns <= self.flows.credit_ns(*flow));
         let earned = earned.min_by_key(|(_, at)| self.waiting[*at].age_key()).map(|(_, at)| at);
-        let due = takeable().find(|(_, waiting)| waiting.target_ns(order).is_some()).map(|(at, _)| at);
+        let due = takeable().find(|(_, waiting)| waiting.open_promise(order).is_some()).map(|(at, _)| at);
         let goes_before = |at: usize, limit: fn(&QueueRank, Promise) -> u64| {
             due.is_none_or(|due| due == at) || self.keeps(at, limit, order)
         };
@@ -363,8 +364,7 @@ impl CentralQueue {
         let mut plan = Plan::new(order.instances);
         self.waiting[first].plan(&mut plan, order);
         let others = self.waiting.iter().enumerate().filter(|(at, _)| *at != first);
-        let in_time = others.filter(|(_, waiting)| !waiting.is_late(order));
-        let mut promised = in_time.filter_map(|(_, waiting)| Some((waiting, waiting.rank.promise?)));
+        let mut promised = others.filter_map(|(_, waiting)| Some((waiting, waiting.open_promise(order)?)));
         promised.all(|(waiting, promise)| {
             let planned = waiting.plan(&mut plan, order);
             planned.is_none_or(|planned| planned.done_ns <= limit_ns(&waiting.rank, promise))
@@ -380,7 +380,7 @@ impl CentralQueue {
             waiting.rank.promise.is_none() && waiting.best_ns <= self.flows.credit_ns(waiting.flow)
         };
         let earned = oldest.into_iter().flatten().map(|at| &self.waiting[at]).filter(has_earned);
-        let targeted = self.waiting.iter().filter(|waiting| waiting.target_ns(order).is_some());
+        let targeted = self.waiting.iter().filter(|waiting| waiting.open_promise(order).is_some());
         late.chain(earned).chain(targeted).map(|waiting| waiting.promised_prefill(order)).collect()
     }
 
@@ -396,13 +396,12 @@ impl CentralQueue {
         order: &QueueOrder<'_>,
     ) -> Admission {
         let promise = self.promise(request, &order.slo);
-        let margin_ns = promise.map_or(0, |promise| {
-            request.arrival_ns.saturating_add(promise.objective_ns).saturating_sub(promise.target_ns)
-        });
+        let window_ns =
+            promise.map(|promise| (promise.objective_ns, promise.target_ns.saturating_sub(request.arrival_ns)));
+        let margin_ns = window_ns.map_or(0, |(objective_ns, until_target_ns)| objective_ns - until_target_ns);
         if order.instances.is_empty() || promise.is_none() && !at_once {
             return Admission { margin_ns, after_ns: 0 };
         }
-        let window_ns = promise.map(|promise| (promise.objective_ns, promise.objective_ns - margin_ns));
         let newcomer = Newcomer { request, best_ns, window_ns, at_once };
         let mut plan = self.plan.borrow_mut();
         plan.renew(order, || self.promised(order));

@@ -1,6 +1,7 @@
 //! Views of the cluster for policies.
 
 use super::decode::{DecodeGate, ExpectedOutput};
+use super::queue::admission::least_ns;
 use super::{Request, Scheduler, Scratch};
 use crate::cost::DecodeModel;
 use crate::policy::{Admission, Choice, DecodeView, GroupView, PrefillView, View};
@@ -247,12 +248,8 @@ fn fast_enough_after_ns(is_enough: impl Fn(u64) -> bool) -> u64 {
             return 0;
         }
     }
-    let mut too_early_ns = if enough_ns > STEP_NS { enough_ns / 2 } else { 0 };
-    while enough_ns - too_early_ns > STEP_NS {
-        let middle_ns = too_early_ns + (enough_ns - too_early_ns) / 2;
-        *(if is_enough(middle_ns) { &mut enough_ns } else { &mut too_early_ns }) = middle_ns;
-    }
-    enough_ns
+    let too_early_ns = if enough_ns > STEP_NS { enough_ns / 2 } else { 0 };
+    least_ns(too_early_ns, enough_ns, STEP_NS, is_enough)
 }
 
 /// Returns the decode instance with the shortest step if it gets a request with this prompt and expected output; a full

@@ -1,7 +1,7 @@
 //! Calls of processes of a world, and of operators that inspect worlds.
 //!
 //! A process registers, reports its state every interval and at each change, and gets a status whenever it has a new
-//! one: over its watch, and in the reply to a report that does not know it. What the types of `kvplane-group` hold is
+//! one: over its watch, and in the reply to a report that does not know it. The types of `kvplane-group` are
 //! documented there.
 
 use kvplane_group::{

@@ -1,7 +1,7 @@
 //! State of the cluster and its nodes at one moment, as HTTP and `status` show it.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use kvplane_cluster::{Counters, MemberState, MemberView};
 use kvplane_rpc::Refusal;
@@ -101,7 +101,7 @@ impl NodeHoldings {
             state: view.state,
             shared: view.shared,
             moving,
-            heard: view.heard_ns.map(|heard_ns| host.started() + Duration::from_nanos(heard_ns)),
+            heard: view.heard_ns.map(|heard_ns| host.instant(heard_ns)),
             objects: view.load.map(|load| load.objects + on_ssds.get(&view.member.node.0).copied().unwrap_or(0)),
             bytes: view.load.map_or(0, |load| load.used_bytes),
         };

@@ -6,19 +6,18 @@
 //! that of the calls.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
 use kvplane_cluster::Change;
 use kvplane_conductor::conductor::{Conductor, ConductorError, InstanceSpec, InstanceTable, PoolKey, Registration};
 use kvplane_conductor::engine::keys::BlockKey;
 use kvplane_rpc::{ItemFrame, Refusal};
 use tokio::sync::{Notify, mpsc, watch};
-use tokio::time::sleep_until;
 
 use super::durable::change_out;
 use super::seeds::Seeds;
 use super::streams::Streams;
 use crate::cluster::ClusterHost;
+use crate::server::clock::HostClock;
 
 /// The Conductor, and what changes with it.
 struct Core {
@@ -46,7 +45,7 @@ pub(crate) struct ConductorHost {
     rearm: Notify,
     /// Number of models ever seen: the blocks in stores of a new model are not indexed yet.
     models: watch::Sender<u64>,
-    started: Instant,
+    clock: HostClock,
 }
 
 impl ConductorHost {
@@ -59,12 +58,12 @@ impl ConductorHost {
             cluster,
             rearm: Notify::new(),
             models: watch::channel(models).0,
-            started: Instant::now(),
+            clock: HostClock::start(),
         }
     }
 
     fn now_ns(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        self.clock.now_ns()
     }
 
     fn lock(&self) -> MutexGuard<'_, Core> {
@@ -211,10 +210,8 @@ impl ConductorHost {
                 core.armed_ns = due_ns.min(core.streams.due_ns()).max(now_ns);
                 core.armed_ns
             };
-            // One year stands for no deadline.
-            let due = self.started + Duration::from_nanos(due_ns.min(now_ns.saturating_add(31_536_000_000_000_000)));
             tokio::select! {
-                () = sleep_until(due.into()) => {}
+                () = self.clock.sleep_until(Some(due_ns).filter(|due_ns| *due_ns < u64::MAX)) => {}
                 () = self.rearm.notified() => {}
             }
         }

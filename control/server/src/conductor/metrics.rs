@@ -149,12 +149,8 @@ pub(super) fn record(conductor: &mut Conductor, now_ns: u64, feeds: &FeedCounts,
             sum(|model| u64::from(model.mismatch)),
         ),
     ];
-    for (kind, metrics) in [(MetricKind::Counter, &counters[..]), (MetricKind::Gauge, &gauges[..])] {
-        for &(name, help, value) in metrics {
-            kind.describe(name, help);
-            kind.set(name, value);
-        }
-    }
+    MetricKind::Counter.record(&counters);
+    MetricKind::Gauge.record(&gauges);
 }
 
 fn suspects(table: &Table) -> u64 {

@@ -48,9 +48,8 @@ pub(crate) fn render_standby() -> String {
 }
 
 fn record_leadership(leads: bool) {
-    let name = "kvplane_control_leads";
-    MetricKind::Gauge.describe(name, "1 if this control plane is the leader, 0 if it is a standby.");
-    MetricKind::Gauge.set(name, leads.into());
+    let help = "1 if this control plane is the leader, 0 if it is a standby.";
+    MetricKind::Gauge.record(&[("kvplane_control_leads", help, leads.into())]);
 }
 
 fn describe() {

@@ -273,12 +273,10 @@ fn add(all: &mut ShardFigures, ssd: &mut SsdFigures, shard: &ShardFigures) {
 /// Records all of them but the sizes of objects.
 pub(crate) fn record(sums: &Sums<'_>) {
     for (name, kind, help, value) in NUMBERS {
-        kind.describe(name, help);
-        kind.set(name, value(sums));
+        kind.record(&[(name, help, value(sums))]);
     }
     for (name, kind) in ABSENT {
-        kind.describe(name, "Always 0: kvplane has no counterpart.");
-        kind.set(name, 0);
+        kind.record(&[(name, "Always 0: kvplane has no counterpart.", 0)]);
     }
     record_segments(sums.view);
     record_tenants(sums.view);

@@ -39,12 +39,8 @@ impl Worlds {
             ),
             ("kvplane_process_group_view_changes_total", "Views that replaced another one.", counters.view_changes),
         ];
-        for (kind, metrics) in [(MetricKind::Gauge, gauges), (MetricKind::Counter, counts)] {
-            for (name, help, value) in metrics {
-                kind.describe(name, help);
-                kind.set(name, value);
-            }
-        }
+        MetricKind::Gauge.record(&gauges);
+        MetricKind::Counter.record(&counts);
         record_causes(&counters);
     }
 }

@@ -26,9 +26,9 @@ use kvplane_rpc::groups::{
 use kvplane_rpc::message::EmptyReply;
 use kvplane_rpc::{ItemFrame, Refusal, RefusalCode};
 use tokio::sync::{Notify, mpsc};
-use tokio::time::sleep_until;
 
 use crate::cluster::ClusterHost;
+use crate::server::clock::HostClock;
 use hosted::HostedWorld;
 pub(crate) use restore::StoredWorlds;
 pub use restore::WorldRestoreError;
@@ -79,7 +79,7 @@ pub(crate) struct Worlds {
     seed: u64,
     core: Mutex<Core>,
     rearm: Notify,
-    started: Instant,
+    clock: HostClock,
 }
 
 impl Worlds {
@@ -99,11 +99,11 @@ impl Worlds {
         }
         let past = Counters::default();
         let core = Core { worlds, starts, past, heard_ns: 0, reports: 0, statuses: 0, armed_ns: None };
-        Ok(Self { config, cluster, seed, core: Mutex::new(core), rearm: Notify::new(), started: Instant::now() })
+        Ok(Self { config, cluster, seed, core: Mutex::new(core), rearm: Notify::new(), clock: HostClock::start() })
     }
 
     fn now_ns(&self) -> u64 {
-        u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX)
+        self.clock.now_ns()
     }
 
     fn core(&self) -> MutexGuard<'_, Core> {
@@ -145,14 +145,8 @@ impl Worlds {
     pub(crate) async fn run(&self) {
         loop {
             let due_ns = self.tick();
-            let due = async {
-                match due_ns {
-                    Some(due_ns) => sleep_until((self.started + Duration::from_nanos(due_ns)).into()).await,
-                    None => std::future::pending().await,
-                }
-            };
             tokio::select! {
-                () = due => {}
+                () = self.clock.sleep_until(due_ns) => {}
                 () = self.rearm.notified() => {}
             }
         }
@@ -188,11 +182,11 @@ impl Worlds {
     /// Waits until no process has called for this long.
     pub(crate) async fn idle_for(&self, limit: Duration) {
         loop {
-            let until = self.started + Duration::from_nanos(self.core().heard_ns) + limit;
+            let until = self.clock.instant(self.core().heard_ns) + limit;
             if Instant::now() >= until {
                 return;
             }
-            sleep_until(until.into()).await;
+            tokio::time::sleep_until(until.into()).await;
         }
     }
 

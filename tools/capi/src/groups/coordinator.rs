@@ -110,7 +110,7 @@ impl CoordinatorAddress {
         let is_loopback = addresses.iter().all(|address| address.ip().is_loopback());
         let local = |cluster: String| Control::Local { cluster, runtime_directory: None };
         match (self.cluster.clone(), environment.certificates) {
-            // This is what `launch` returned: certificates are those of other control planes.
+            // A control plane that `launch` started: certificates are those of others.
             (Some(cluster), _) if is_loopback => return Ok(local(cluster)),
             (cluster, Some(identity)) => {
                 let cluster = cluster.or(environment.cluster).unwrap_or_else(|| DEFAULT_CLUSTER.to_owned());
@@ -171,7 +171,7 @@ pub(crate) fn launch() -> Result<CoordinatorAddress, CallFailure> {
 /// Makes a file without a name.
 fn nameless_file(name: &str) -> io::Result<File> {
     let path = std::env::temp_dir().join(format!("{name}-{}", std::process::id()));
-    // What is appended does not move the place where it is read.
+    // Appended lines do not move the place where it is read.
     let file = OpenOptions::new().read(true).append(true).create_new(true).mode(0o600).open(&path)?;
     std::fs::remove_file(&path)?;
     Ok(file)
@@ -262,7 +262,7 @@ mod tests {
             }
             other => panic!("{other:?}"),
         }
-        // What was launched is found by its name, whatever certificates there are.
+        // A launched control plane is found by its name, whatever certificates there are.
         let launched = by("pg-1@127.0.0.1:5000/pg-1", Some("prod"), Some("/certs")).expect("local");
         assert!(matches!(launched, Control::Local { cluster, .. } if cluster == "pg-1"));
         let failure = by("192.0.2.1:5000", None, None).expect_err("another host");

@@ -166,7 +166,7 @@ impl Membership {
     }
 }
 
-/// Attaches to a group. That of a joiner may be about to be made.
+/// Attaches to a group. The group of a joiner may be about to be made.
 fn attach(process: &GroupProcess, spec: &GroupSpec) -> Result<ProcessGroup, CallFailure> {
     let until = Instant::now() + APPEARANCE;
     loop {

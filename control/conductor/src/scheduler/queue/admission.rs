@@ -211,17 +211,23 @@ impl KeptPlan {
             return HOPELESS_NS;
         }
         // Its own target costs least to test, and is what most rejected requests would miss.
-        let in_time_ns = least_ns(0, drained_ns, |after_ns| self.is_in_time(newcomer, after_ns, now_ns));
+        let in_time_ns = least_ns(0, drained_ns, RETRY_STEP_NS, |after_ns| self.is_in_time(newcomer, after_ns, now_ns));
         if self.fits(newcomer, in_time_ns, now_ns) {
             return in_time_ns;
         }
-        least_ns(in_time_ns, drained_ns, |after_ns| self.fits(newcomer, after_ns, now_ns))
+        least_ns(in_time_ns, drained_ns, RETRY_STEP_NS, |after_ns| self.fits(newcomer, after_ns, now_ns))
     }
 }
 
-/// Returns the least time from which on a request `fits`, between one at which it does not and one at which it does.
-fn least_ns(mut too_early_ns: u64, mut enough_ns: u64, fits: impl Fn(u64) -> bool) -> u64 {
-    while enough_ns.saturating_sub(too_early_ns) > RETRY_STEP_NS {
+/// Returns the least time from which on a request `fits`, to a step, between one at which it does not and one at which
+/// it does.
+pub(in crate::scheduler) fn least_ns(
+    mut too_early_ns: u64,
+    mut enough_ns: u64,
+    step_ns: u64,
+    fits: impl Fn(u64) -> bool,
+) -> u64 {
+    while enough_ns.saturating_sub(too_early_ns) > step_ns {
         let middle_ns = too_early_ns + (enough_ns - too_early_ns) / 2;
         *(if fits(middle_ns) { &mut enough_ns } else { &mut too_early_ns }) = middle_ns;
     }

@@ -87,6 +87,15 @@ fn a_deadline_is_later_behind_a_backlog() {
 }
 
 #[test]
+fn the_longest_prefills_make_no_deadlines_later_but_their_own() {
+    let rules = QueueRules { deferred: 0.5, ..order(0).rules };
+    let queue = queue(&[2, 100, 1], &QueueOrder { rules, ..order(0) });
+    // 2 + 2 s, 1 + 2 + 102 s, and 100 + 100 + 2 s.
+    let deadlines: Vec<u64> = queue.waiting.iter().map(|one| one.rank.deadline_ns / SECOND).collect();
+    assert_eq!(deadlines, [4, 105, 202]);
+}
+
+#[test]
 fn an_objective_is_the_deadline_and_late_requests_go_last() {
     let slo = Slo { ttft_ns: 30 * SECOND, ..NO_OBJECTIVE };
     let at = |now_s| QueueOrder { slo, instances: &FREE[..1], ..order(now_s) };
@@ -269,6 +278,23 @@ fn a_target_that_an_earned_request_may_delay_is_not_delayed_by_new_ones() {
     let after_ns = |request, work_s| queue.admission(&request, work_s * SECOND, false, &at).after_ns;
     assert!(after_ns(promised(2, 0, "", 0, 8), 1) > 0, "the other one would be done at 16 s");
     assert_eq!(after_ns(promised(3, 0, "", 0, 32), 6), 0, "it goes behind the other one");
+}
+
+#[test]
+fn a_target_that_is_missed_already_rejects_no_request_that_does_not_delay_it() {
+    let rules = QueueRules { oldest_share: 1.0, ..order(0).rules };
+    let at = QueueOrder { rules, instances: &FREE[..2], ..order(0) };
+    let mut queue = queue(&[1], &at);
+    queue.flows.serve(0, SECOND, false, &rules);
+    let barring = |barred: u32, request: Request| Request {
+        barred: ExcludedInstances { prefill: [barred].into(), ..request.barred },
+        ..request
+    };
+    // Behind the oldest one, which has earned its work, it is done at 15 s instead of 14 s.
+    queue.push(barring(1, promised(1, 0, "", 0, 16)), 14 * SECOND, &at);
+    let after_ns = |request: Request| queue.admission(&request, SECOND, false, &at).after_ns;
+    assert_eq!(after_ns(barring(0, promised(2, 0, "", 0, 8))), 0, "it goes to the other instance");
+    assert!(after_ns(barring(1, promised(3, 0, "", 0, 8))) > 0, "the other one would be done at 16 s");
 }
 
 /// Instances that serve a queue for as long as predicted.
