@@ -36,7 +36,7 @@ pub enum FrameKind {
     Abort { cause: AbortCause },
     /// The sender has a message of `total` bytes; its first bytes follow.
     Offer { message: u64, tag: i32, total: u64 },
-    /// The sender has memory for a message, and accepts the rest of it.
+    /// The sender has memory for a message, with what the offer brought, and accepts the rest of it.
     Accept { message: u64 },
     /// The sender has no room of that size for a message.
     Reject { message: u64, room: u64 },
@@ -44,6 +44,8 @@ pub enum FrameKind {
     Message { message: u64, offset: u64 },
     /// The sender has given up a message that it offered.
     Withdraw { message: u64 },
+    /// The sender has received the rest of a message.
+    Arrival { message: u64 },
     /// The sender leaves the group, and awaits that the receiver has completed the operation.
     Leave,
     /// The sender has completed the operation that the receiver awaits.
@@ -118,6 +120,7 @@ impl Head {
             FrameKind::Abort { cause: AbortCause::NoMemory } => (12, 0, 0, 0, 0),
             FrameKind::Leave => (13, 0, 0, 0, 0),
             FrameKind::MayLeave => (14, 0, 0, 0, 0),
+            FrameKind::Arrival { message } => (15, 0, message, 0, 0),
         };
         let mut bytes = [0; HEAD_BYTES];
         let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
@@ -171,6 +174,7 @@ impl Head {
             12 => FrameKind::Abort { cause: AbortCause::NoMemory },
             13 => FrameKind::Leave,
             14 => FrameKind::MayLeave,
+            15 => FrameKind::Arrival { message: first },
             _ => return Err(HeadError::Invalid { field: "kind", found: u64::from(kind) }),
         };
         Ok(Self { group: GroupId(word(8)), epoch: word(16), operation: word(24), kind, signature: signature(bytes)? })
@@ -225,6 +229,7 @@ mod tests {
             FrameKind::Abort { cause: AbortCause::NoMemory },
             FrameKind::Leave,
             FrameKind::MayLeave,
+            FrameKind::Arrival { message },
         ]
     }
 
@@ -273,7 +278,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn other_bytes_are_refused_or_decoded(bytes in proptest::array::uniform32(any::<u8>()), kind in 0u8..16) {
+        fn other_bytes_are_refused_or_decoded(bytes in proptest::array::uniform32(any::<u8>()), kind in 0u8..17) {
             let mut head = [0; HEAD_BYTES];
             head[..32].copy_from_slice(&bytes);
             head[32..].copy_from_slice(&bytes);

@@ -445,7 +445,8 @@ impl Member {
     #[must_use]
     pub fn may_leave(&self) -> bool {
         let others = self.membership.others().without(self.membership.failed);
-        !self.participates() || (!self.membership.is_fenced && self.departure.is_released(others))
+        let is_released = !self.membership.is_fenced && self.departure.is_released(others);
+        self.messages.has_answered() && (is_released || !self.participates())
     }
 
     /// Ends all operations and messages: the member leaves the group.
@@ -744,7 +745,7 @@ impl Member {
 
     /// Returns the next frame for a peer in `room`, with a payload of at most `limit` bytes, a multiple of 64.
     pub fn next_frame(&mut self, room: RankSet<GroupRank>, limit: u64) -> Option<Outgoing> {
-        if let Some(outgoing) = self.messages.next_frame(self.membership.group, room, limit, &mut self.outputs) {
+        if let Some(outgoing) = self.messages.next_frame(self.membership.group, room, limit) {
             return Some(outgoing);
         }
         if self.membership.is_fenced || !self.participates() {
@@ -872,5 +873,6 @@ const fn is_message(kind: FrameKind) -> bool {
             | FrameKind::Reject { .. }
             | FrameKind::Message { .. }
             | FrameKind::Withdraw { .. }
+            | FrameKind::Arrival { .. }
     )
 }

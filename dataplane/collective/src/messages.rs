@@ -2,8 +2,9 @@
 //!
 //! The sender offers a message, with its first bytes; if there are more, they follow when the receiver has memory for
 //! them. Messages between two members with the same tag arrive in the order in which they were sent. They do not depend
-//! on views: one fails if the connection to its peer is lost. A short message is sent as a whole, and its sender has
-//! done its part; the receiver accepts it nevertheless, so that it keeps only so many.
+//! on views: one fails if the connection to its peer is lost. The offer of a short one
+//! brings all of it, and the receiver keeps it until it has memory for it; it keeps only so many. A send ends when the
+//! receiver has the message in that memory, as gloo's and NCCL's do: a peer that ends before fails it.
 
 use std::collections::VecDeque;
 
@@ -31,11 +32,17 @@ struct Sending {
     stage: Stage,
 }
 
+impl Sending {
+    fn is(&self, to: GroupRank, message: u64) -> bool {
+        (self.to, self.message) == (to, message)
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Waiting,
     Offered,
-    /// Accepted, with so many bytes sent.
+    /// Accepted, with so many bytes sent; once all are, their arrival is awaited.
     Accepted(u64),
 }
 
@@ -69,8 +76,6 @@ pub(crate) struct Messages {
     /// Most bytes that are sent with an offer.
     first_bytes: u64,
     sending: VecDeque<Sending>,
-    /// Short messages that were sent, and that their receivers have not accepted.
-    unaccepted: Vec<(GroupRank, u64)>,
     receiving: VecDeque<Receiving>,
     offers: VecDeque<Offer>,
     /// Answers to offers, and offers that are withdrawn.
@@ -85,7 +90,6 @@ impl Messages {
         Self {
             first_bytes,
             sending: VecDeque::new(),
-            unaccepted: Vec::new(),
             receiving: VecDeque::new(),
             offers: VecDeque::new(),
             answers: VecDeque::new(),
@@ -183,18 +187,21 @@ impl Messages {
                 self.take_offer(Offer { from, message, tag, total, bytes, first: None }, keep, outputs)
             }
             FrameKind::Accept { message } => {
-                self.unaccepted.retain(|other| *other != (from, message));
-                let found = self.sending.iter_mut().find(|sending| sending.to == from && sending.message == message);
-                if let Some(sending) = found
+                // The offer of a short message was all of it.
+                if !self.end_sending(from, message, outputs)
+                    && let Some(sending) = self.sending.iter_mut().find(|sending| sending.is(from, message))
                     && sending.stage == Stage::Offered
                 {
-                    sending.stage = Stage::Accepted(self.first_bytes.min(sending.total));
+                    sending.stage = Stage::Accepted(self.first_bytes);
                 }
                 Disposition::Ignore
             }
+            FrameKind::Arrival { message } => {
+                self.end_sending(from, message, outputs);
+                Disposition::Ignore
+            }
             FrameKind::Reject { message, room } => {
-                self.unaccepted.retain(|other| *other != (from, message));
-                let found = self.sending.iter().position(|sending| sending.to == from && sending.message == message);
+                let found = self.sending.iter().position(|sending| sending.is(from, message));
                 if let Some(sending) = found.and_then(|at| self.sending.remove(at)) {
                     let failure = Failure::MessageSize { rank: from, message: sending.total, room };
                     outputs.push_back(Output::Complete { work: sending.work, outcome: Err(failure) });
@@ -208,6 +215,21 @@ impl Messages {
             }
             _ => Disposition::Ignore,
         }
+    }
+
+    /// Ends a message if all of it was sent. Returns false if it was not.
+    fn end_sending(&mut self, to: GroupRank, message: u64, outputs: &mut VecDeque<Output>) -> bool {
+        let is_sent = |sending: &Sending| {
+            sending.is(to, message)
+                && match sending.stage {
+                    Stage::Waiting => false,
+                    Stage::Offered => sending.total <= self.first_bytes,
+                    Stage::Accepted(sent) => sent == sending.total,
+                }
+        };
+        let sending = self.sending.iter().position(is_sent).and_then(|at| self.sending.remove(at));
+        outputs.extend(sending.map(|sending| complete(sending.work, to)));
+        sending.is_some()
     }
 
     /// The sender of a message has given it up: memory for it waits for another one.
@@ -273,34 +295,27 @@ impl Messages {
         receiving.matched = Some((from, message, offset + bytes));
         if offset + bytes == room {
             self.receiving.retain(|receiving| receiving.work != work);
+            self.answers.push_back((from, FrameKind::Arrival { message }));
             outputs.push_back(complete(work, from));
         }
         Disposition::Place(work, Placement::Store(Span::new(Buffer::Target, offset, bytes)))
     }
 
     /// Returns the next frame for a peer in `room`.
-    pub(crate) fn next_frame(
-        &mut self,
-        group: GroupId,
-        room: RankSet<GroupRank>,
-        limit: u64,
-        outputs: &mut VecDeque<Output>,
-    ) -> Option<Outgoing> {
+    pub(crate) fn next_frame(&mut self, group: GroupId, room: RankSet<GroupRank>, limit: u64) -> Option<Outgoing> {
         let head = |kind| Head { group, epoch: 0, operation: 0, kind, signature: None };
         if let Some(at) = self.answers.iter().position(|(to, _)| room.contains(*to)) {
             let (to, kind) = self.answers.remove(at)?;
             return Some(Outgoing { to, head: head(kind), payload: None });
         }
-        let offered = |to| {
-            let long = self.sending.iter().filter(|sending| sending.to == to && sending.stage == Stage::Offered);
-            long.count() + self.unaccepted.iter().filter(|(other, _)| *other == to).count()
-        };
+        let offered =
+            |to| self.sending.iter().filter(|sending| sending.to == to && sending.stage == Stage::Offered).count();
         let can_go = |sending: &Sending| {
             room.contains(sending.to)
                 && match sending.stage {
                     Stage::Waiting => offered(sending.to) < MAX_OFFERS,
                     Stage::Offered => false,
-                    Stage::Accepted(_) => true,
+                    Stage::Accepted(sent) => sent < sending.total,
                 }
         };
         let at = self.sending.iter().position(can_go)?;
@@ -310,22 +325,17 @@ impl Messages {
             Stage::Accepted(sent) => (FrameKind::Message { message, offset: sent }, sent, limit.min(total - sent)),
             _ => (FrameKind::Offer { message, tag: sending.tag, total }, 0, self.first_bytes.min(total)),
         };
-        let is_all = offset + bytes == total;
         sending.stage = match sending.stage {
             Stage::Waiting => Stage::Offered,
             _ => Stage::Accepted(offset + bytes),
         };
-        let to = sending.to;
-        if is_all {
-            if matches!(kind, FrameKind::Offer { .. }) {
-                self.unaccepted.push((to, message));
-            }
-            self.sending.remove(at);
-            // The host sends the frame before it processes this.
-            outputs.push_back(complete(work, to));
-        }
         let payload = (bytes > 0).then(|| (work, Span::new(Buffer::Source, offset, bytes)));
-        Some(Outgoing { to, head: head(kind), payload })
+        Some(Outgoing { to: sending.to, head: head(kind), payload })
+    }
+
+    /// True once the peers know what this member has received.
+    pub(crate) fn has_answered(&self) -> bool {
+        self.answers.is_empty()
     }
 
     /// The connections to these peers exist.
@@ -342,7 +352,6 @@ impl Messages {
     /// Ends all messages with peers that take part no longer. Those that have arrived whole can still be received.
     pub(crate) fn exclude(&mut self, peers: RankSet<GroupRank>, outputs: &mut VecDeque<Output>) {
         self.answers.retain(|(to, _)| !peers.contains(*to));
-        self.unaccepted.retain(|(to, _)| !peers.contains(*to));
         for sending in self.sending.iter().filter(|sending| peers.contains(sending.to)) {
             outputs.push_back(lost(sending.work, sending.to));
         }
@@ -403,7 +412,6 @@ impl Messages {
         outputs.extend(works.into_iter().map(|work| Output::Complete { work, outcome: Err(Failure::Closed) }));
         outputs.extend(self.offers.drain(..).filter_map(|offer| offer.first).map(Output::Drop));
         self.answers.clear();
-        self.unaccepted.clear();
     }
 }
 

@@ -392,7 +392,7 @@ fn a_receiver_keeps_a_limited_number_of_short_messages_and_loses_none() {
         net.hosts[0].send(GroupRank(1), 0, vec![number; 8], u64::MAX);
     }
     net.settle();
-    assert_eq!((net.hosts[1].kept(), net.hosts[0].ended.len()), (64, 64), "the others wait");
+    assert_eq!((net.hosts[1].kept(), net.hosts[0].ended.len()), (64, 0), "the others wait");
     for number in 0..200u8 {
         let work = net.hosts[1].receive(None, 0, 8, u64::MAX);
         net.settle();
@@ -400,6 +400,34 @@ fn a_receiver_keeps_a_limited_number_of_short_messages_and_loses_none() {
         assert_eq!((ended, outcome.is_ok(), bytes), (work, true, vec![number; 8]));
     }
     assert_eq!((net.hosts[1].kept(), net.hosts[0].ended.len()), (0, 200));
+}
+
+#[test]
+fn a_send_ends_when_the_message_was_received() {
+    for bytes in [0, 8, 300] {
+        let mut net = Net::new(2, 5);
+        net.hosts[0].send(GroupRank(1), 0, vec![1; bytes], u64::MAX);
+        net.settle();
+        assert!(net.hosts[0].ended.is_empty(), "{bytes} bytes without memory for them");
+        net.hosts[1].receive(None, 0, bytes, u64::MAX);
+        while net.hosts[1].ended.is_empty() {
+            assert!(net.hosts[0].ended.is_empty(), "{bytes} bytes on their way");
+            assert!(net.send(1, u64::MAX) || net.send(0, u64::MAX) || net.arrive());
+        }
+        net.hosts[1].member.leave();
+        assert!(!net.hosts[1].member.may_leave(), "the sender has to know");
+        net.settle();
+        assert!(net.ended(0).1.is_ok());
+    }
+    // The receiver ends with the message in its connection, or without memory for it.
+    for arrives in [false, true] {
+        let mut net = Net::new(2, 5);
+        net.hosts[0].send(GroupRank(1), 0, vec![1; 8], u64::MAX);
+        assert!(net.send(0, u64::MAX) && (!arrives || net.arrive()));
+        net.hosts[0].member.lose(RankSet::single(GroupRank(1)));
+        net.hosts[0].drain();
+        assert_eq!(net.ended(0).1, Err(Failure::PeerLost { rank: GroupRank(1) }));
+    }
 }
 
 #[test]
