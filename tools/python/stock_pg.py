@@ -12,16 +12,16 @@ library listens on every address, without authentication. As long as it is in a 
 nothing is called.
 """
 
+import argparse
 import ctypes
 import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 import time
 
-from torch_cpu import NO_DEVICE, needed, symbols
+from torch_cpu import NO_DEVICE, begin, needed, symbols
 
 VERSION = "0.3.14"
 PACKAGE = "mooncake-transfer-engine-cuda13"
@@ -191,14 +191,15 @@ def stand_in(folder):
 
 def main():
     """Command line entry point."""
-    folder = pathlib.Path(sys.argv[1]).resolve()
-    version = sys.argv[2] if len(sys.argv) > 2 else VERSION
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=pathlib.Path, help="a new or empty one")
+    parser.add_argument("version", nargs="?", default=VERSION)
+    arguments = parser.parse_args()
+    folder, version = arguments.folder.resolve(), arguments.version
     done = folder / f"stock-{version}.done"
     if done.exists():
         return
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
+    begin(folder)
     subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
     python = str(folder / "venv" / "bin" / "python")
     command = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check"]

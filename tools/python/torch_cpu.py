@@ -9,6 +9,7 @@ and `readelf` of binutils. `FOLDER/run PROGRAM...` runs a program with the libra
 `FOLDER/run python ...` torch's interpreter.
 """
 
+import argparse
 import pathlib
 import re
 import shutil
@@ -83,16 +84,28 @@ def stand_in(folder, packages):
     return preloaded
 
 
+def begin(folder):
+    """Creates a folder, in place of one that was begun like this and not completed. Exits if it has other files."""
+    begun = folder / "begun"
+    if begun.exists():
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        sys.exit(f"{folder} has other files: name a new folder")
+    begun.write_text("", encoding="utf-8")
+
+
 def main():
     """Command line entry point."""
-    folder = pathlib.Path(sys.argv[1]).resolve()
-    version = sys.argv[2] if len(sys.argv) > 2 else VERSION
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=pathlib.Path, help="a new or empty one")
+    parser.add_argument("version", nargs="?", default=VERSION)
+    arguments = parser.parse_args()
+    folder, version = arguments.folder.resolve(), arguments.version
     done = folder / f"torch-{version}.done"
     if done.exists():
         return
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
+    begin(folder)
     subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
     python = folder / "venv" / "bin" / "python"
     install(str(python), version)

@@ -146,13 +146,21 @@ impl World {
                 false
             }
         });
-        let id = match (found.map(Group::id), contradiction) {
+        let found = found.map(Group::id);
+        let id = match (found, contradiction) {
             (Some(id), _) => id,
             (None, Some(contradiction)) => return Err(contradiction),
             (None, None) if spec.is_joining => return Err(Rejection::NoGroupToJoin),
             (None, None) => self.found(spec)?,
         };
-        if self.group_mut(id)?.attach(process.incarnation, rank, spec) {
+        let group = self.group_mut(id)?;
+        let before = group.order().len();
+        let has_changed = group.attach(process.incarnation, rank, spec);
+        // Members of a group that is in no view yet find the same one after a restart.
+        if found.is_none() || group.order().len() > before {
+            self.persist(id);
+        }
+        if has_changed {
             self.announce(id);
         }
         Ok(Reply::Attached { group: id, rank })
@@ -202,12 +210,11 @@ impl World {
 
     /// Lets all groups change their views as far as they can, and forgets those that nobody is attached to.
     fn step_groups(&mut self) {
-        let (mut changed, mut forgotten) = (Vec::new(), Vec::new());
+        let (mut viewed, mut changed, mut forgotten) = (Vec::new(), Vec::new(), Vec::new());
         for (id, group) in &mut self.groups {
             let step = group.step(&self.processes, &self.config, self.now_ns);
             if step.has_new_view {
-                let address = |rank| self.processes.address(rank).unwrap_or_default().to_owned();
-                self.changes.push_back(Output::Persist(group.record(&self.name, address)));
+                viewed.push(*id);
             }
             if step.has_new_status {
                 changed.push(*id);
@@ -216,6 +223,7 @@ impl World {
                 forgotten.push(*id);
             }
         }
+        viewed.into_iter().for_each(|id| self.persist(id));
         changed.into_iter().for_each(|id| self.announce(id));
         for id in forgotten {
             if let Some(group) = self.groups.remove(&id) {
@@ -223,6 +231,13 @@ impl World {
             }
             self.changes.push_back(Output::Forget(id));
         }
+    }
+
+    /// Makes a group durable as it is now.
+    fn persist(&mut self, group: GroupId) {
+        let address = |rank| self.processes.address(rank).unwrap_or_default().to_owned();
+        let record = self.groups.get(&group).map(|group| group.record(&self.name, address));
+        self.changes.extend(record.map(Output::Persist));
     }
 
     /// Sends the members of a group their status.

@@ -21,6 +21,7 @@ use crate::hello::{Hello, Welcome};
 use crate::local::{Local, LocalEvent};
 use crate::network::{Network, NetworkEvent, Wire};
 use crate::peers::{Attempt, Channel, Channels, Entry, Lane, Peer, rank_of_hold};
+use crate::ring::least_capacity;
 use crate::shared::{self, SharedChannel};
 use crate::streamed::{StreamOptions, StreamedChannel};
 
@@ -424,12 +425,13 @@ impl Connections {
     ) {
         let Some(rank) = self.rank_with(|entry| entry.attempt == Some(Attempt::Local(id))) else { return };
         let Some(local) = &mut self.local else { return };
-        let Some((region, bell)) = channel else {
+        let (capacity, limit) = (welcome.ring_bytes as usize, self.config.payload_bytes);
+        // Payloads of our limit would never find room in a shorter ring.
+        let Some((region, bell)) = channel.filter(|_| capacity >= least_capacity(limit)) else {
             local.close(id);
             return self.retry(rank);
         };
         local.open(id);
-        let (capacity, limit) = (welcome.ring_bytes as usize, self.config.payload_bytes);
         let channel = SharedChannel::new(id, region, capacity, limit, true, bell);
         self.install(rank, Lane::Shared(channel), true);
     }
@@ -438,7 +440,12 @@ impl Connections {
         let Some(network) = &mut self.network else { return };
         let (rdma, answer) = network.accept_rdma(&hello.rdma);
         let wire = rdma.map_or(Wire::Tcp(id), Wire::Rdma);
-        let Some(channel) = self.streamed(rank, id, wire, false) else { return self.refuse_tcp(id, Status::NoSpace) };
+        let Some(channel) = self.streamed(rank, id, wire, false) else {
+            if let (Some(rdma), Some(network)) = (rdma, &mut self.network) {
+                network.close(Wire::Rdma(rdma));
+            }
+            return self.refuse_tcp(id, Status::NoSpace);
+        };
         let welcome = Welcome {
             status: Status::Ok,
             incarnation: self.config.incarnation,

@@ -3,18 +3,19 @@
 //! A thread of its own reports every [`GroupLink::INTERVAL`], and at once when a status was followed or a
 //! [`ReportSignal`] is raised; one report is in flight at a time. The status arrives over a stream, and with the reply
 //! to a report that does not know it. While the control plane is away, the thread retries; one that has restarted
-//! without this process gets it registered again. It makes no decisions: what a status means for the members of a group
-//! is the host's.
+//! without this process gets it registered again, and its members attached that were in no view. It makes no decisions:
+//! what a status means for the members of a group is the host's.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kvplane_group::{Change, GroupId, GroupRank, GroupSpec, Process, ProcessId, ProposalId, Report, Status};
 use kvplane_rpc::groups::{
-    AttachMember, DetachMember, ProposeChange, RegisterProcess, ReportProcess, StatusRevision, UnregisterProcess,
-    WatchWorld, WorldName, WorldReply, WorldStatus,
+    AttachMember, DetachMember, MemberAttached, ProposeChange, RegisterProcess, ReportProcess, StatusRevision,
+    UnregisterProcess, WatchWorld, WorldName, WorldReply, WorldStatus,
 };
 use kvplane_rpc::message::Request;
 use kvplane_rpc::{CallError, RefusalCode};
@@ -26,6 +27,9 @@ use crate::link::{ControlLink, until_there};
 
 /// Time without a reply after which the control plane is probed.
 const OVERDUE: Duration = Duration::from_millis(500);
+/// Refusals to attach a member that pass: the process is registered again, or its end is found; changes are possible
+/// later.
+const PASSING: [RefusalCode; 3] = [RefusalCode::UnknownClient, RefusalCode::IncarnationEnded, RefusalCode::Storage];
 /// Longest wait of a dropped link for its farewell.
 const GOODBYE: Duration = Duration::from_millis(500);
 
@@ -33,9 +37,8 @@ const GOODBYE: Duration = Duration::from_millis(500);
 pub trait MemberHost: Send {
     /// Returns the state of the process.
     fn report(&self) -> Report;
-    /// Follows a status, which is newer than the one before. One that lacks a group of this process's members comes
-    /// from a control plane that does not know the membership any more, as it was in no view when the control plane
-    /// restarted, or the state was lost: the process may attach again.
+    /// Follows a status, which is newer than the one before. It may lack a group of this process's members, which was
+    /// in no view when the control plane restarted: the link attaches the member again.
     fn follow(&mut self, status: &Status);
     /// The link has ended by itself, for this reason: the process is not part of its world any more.
     fn end(&mut self, reason: &GroupLinkError);
@@ -62,8 +65,12 @@ pub struct GroupLink {
     /// Reason for which the link has ended.
     end: Arc<Mutex<Option<GroupLinkError>>>,
     next_proposal: AtomicU64,
+    memberships: Memberships,
     thread: Option<JoinHandle<()>>,
 }
+
+/// The groups that the process is attached to.
+type Memberships = Arc<Mutex<BTreeMap<GroupId, GroupSpec>>>;
 
 impl std::fmt::Debug for GroupLink {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -100,13 +107,15 @@ impl GroupLink {
             known = revision;
             host.follow(&status);
         }
-        let end = Arc::new(Mutex::new(None));
+        let (end, memberships) = (Arc::new(Mutex::new(None)), Memberships::default());
         let mut reporter = Reporter {
             link: link.clone(),
             register,
             host,
             mailbox: Arc::clone(&mailbox),
             known,
+            memberships: Arc::clone(&memberships),
+            missing: Vec::new(),
             is_registered: true,
             overdue: None,
             wants_report: true,
@@ -116,7 +125,7 @@ impl GroupLink {
         };
         let thread = std::thread::Builder::new().name("kvplane-group".to_owned()).spawn(move || reporter.run())?;
         let (next_proposal, thread) = (AtomicU64::new(1), Some(thread));
-        Ok(Self { link, world, process, mailbox, end, next_proposal, thread })
+        Ok(Self { link, world, process, mailbox, end, next_proposal, memberships, thread })
     }
 
     /// Returns the process of this link.
@@ -132,7 +141,9 @@ impl GroupLink {
     /// When the description is refused, the process has ended, or the control plane does not answer within `deadline`.
     pub fn attach(&self, spec: &GroupSpec, deadline: Duration) -> Result<(GroupId, GroupRank), Error> {
         let call = AttachMember { world: self.world.clone(), process: self.process, spec: spec.clone() };
-        self.call(&call, deadline).map(|attached| (attached.group, attached.rank))
+        let MemberAttached { group, rank } = self.call(&call, deadline)?;
+        self.memberships().insert(group, call.spec);
+        Ok((group, rank))
     }
 
     /// Ends a membership. Idempotent.
@@ -140,6 +151,7 @@ impl GroupLink {
     /// # Errors
     /// When there is no such group, the process has ended, or the control plane does not answer within `deadline`.
     pub fn detach(&self, group: GroupId, deadline: Duration) -> Result<(), Error> {
+        self.memberships().remove(&group);
         let call = DetachMember { world: self.world.clone(), process: self.process, group };
         self.call(&call, deadline).map(drop)
     }
@@ -180,6 +192,10 @@ impl GroupLink {
             Err(error) if refusal(&error) == Some(RefusalCode::UnknownClient) => Ok(()),
             outcome => outcome.map(drop),
         }
+    }
+
+    fn memberships(&self) -> MutexGuard<'_, BTreeMap<GroupId, GroupSpec>> {
+        self.memberships.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn end(&self) -> Option<GroupLinkError> {
@@ -249,6 +265,9 @@ struct Reporter {
     mailbox: Arc<Mailbox>,
     /// Revision of the status that was followed last.
     known: StatusRevision,
+    memberships: Memberships,
+    /// Groups that the newest status lacks, and whose members are to be attached again.
+    missing: Vec<GroupId>,
     /// False if the control plane does not know the process any more.
     is_registered: bool,
     /// Time at which the control plane is probed, if the call in flight is not answered by then; none without a call.
@@ -295,10 +314,13 @@ impl Reporter {
 
     /// Follows what has arrived. Fails when the process is not part of its world any more.
     fn apply(&mut self, mail: Mail) -> Result<(), GroupLinkError> {
-        let Mail { report, status, reply, is_stream_over, stop: _ } = mail;
+        let Mail { report, status, reply, attached, is_stream_over, stop: _ } = mail;
         self.wants_report |= report;
         self.watches &= !is_stream_over;
         status.iter().for_each(|status| self.follow(status));
+        if let Some(attached) = attached {
+            return self.note_attached(attached);
+        }
         let Some(reply) = reply else { return Ok(()) };
         self.overdue = None;
         match reply {
@@ -312,6 +334,32 @@ impl Reporter {
             }
             Err(error) => self.failed(&error),
         }
+    }
+
+    /// Notes that the member of the last missing group is attached again, or cannot be.
+    fn note_attached(&mut self, attached: Result<MemberAttached, CallError>) -> Result<(), GroupLinkError> {
+        self.overdue = None;
+        let found = match attached {
+            Ok(MemberAttached { group, .. }) => Ok(group),
+            // Registered again, or at the next interval, it finds out again.
+            Err(error) if error.refusal().is_none_or(|code| PASSING.contains(&code)) => return self.failed(&error),
+            Err(error) => Err(error),
+        };
+        let Some(group) = self.missing.pop() else { return Ok(()) };
+        self.wants_report = true;
+        let why = match found {
+            Ok(found) if found == group => return Ok(()),
+            Ok(other) => {
+                // Nobody takes part in it from here.
+                let (world, process) = (self.register.world.clone(), self.register.process.id);
+                let _ = self.link.call_then(DetachMember { world, process, group: other }, drop);
+                "its control plane has lost its state".to_owned()
+            }
+            Err(error) => error.to_string(),
+        };
+        tracing::warn!(rank = self.register.process.id.rank.0, "the views of group {} have ended: {why}", group.0);
+        self.memberships.lock().unwrap_or_else(PoisonError::into_inner).remove(&group);
+        Ok(())
     }
 
     fn failed(&mut self, error: &CallError) -> Result<(), GroupLinkError> {
@@ -333,6 +381,9 @@ impl Reporter {
         if newest.revision > self.known {
             self.known = newest.revision;
             self.host.follow(&newest.status);
+            let is_known = |group: &GroupId| newest.status.groups.iter().any(|status| status.group == *group);
+            let memberships = self.memberships.lock().unwrap_or_else(PoisonError::into_inner);
+            self.missing = memberships.keys().copied().filter(|group| !is_known(group)).collect();
             // The report names the roster that it is about.
             self.wants_report = true;
         }
@@ -352,9 +403,14 @@ impl Reporter {
             return;
         }
         let mailbox = Arc::clone(&self.mailbox);
-        let then = move |reply| mailbox.put(|mail| mail.reply = Some(reply));
         let world = self.register.world.clone();
-        let begun = if self.is_registered {
+        let missing = self.missing_member();
+        let then = move |reply| mailbox.put(|mail| mail.reply = Some(reply));
+        let begun = if let Some(spec) = missing {
+            let mailbox = Arc::clone(&self.mailbox);
+            let then = move |reply| mailbox.put(|mail| mail.attached = Some(reply));
+            self.link.call_then(AttachMember { world, process: self.register.process.id, spec }, then)
+        } else if self.is_registered {
             self.open_stream(&world);
             self.link.call_then(ReportProcess { world, known: self.known, report: self.host.report() }, then)
         } else {
@@ -363,6 +419,20 @@ impl Reporter {
         // Too many calls of the process wait: the next interval is another chance.
         self.overdue = begun.is_ok().then_some(now + OVERDUE);
         (self.wants_report, self.next) = (false, now + GroupLink::INTERVAL);
+    }
+
+    /// Returns the member that is to be attached again now.
+    fn missing_member(&mut self) -> Option<GroupSpec> {
+        while self.is_registered {
+            let memberships = self.memberships.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(spec) = memberships.get(self.missing.last()?) {
+                return Some(spec.clone());
+            }
+            // It was detached meanwhile.
+            drop(memberships);
+            self.missing.pop();
+        }
+        None
     }
 
     fn open_stream(&mut self, world: &WorldName) {

@@ -4,7 +4,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use kvplane_rpc::CallError;
-use kvplane_rpc::groups::{WorldReply, WorldStatus};
+use kvplane_rpc::groups::{MemberAttached, WorldReply, WorldStatus};
 
 /// Events since the thread looked last.
 #[derive(Debug, Default)]
@@ -15,6 +15,8 @@ pub(super) struct Mail {
     pub(super) status: Option<WorldStatus>,
     /// The reply to the call in flight.
     pub(super) reply: Option<Result<WorldReply, CallError>>,
+    /// The reply to the call in flight that attaches a member again.
+    pub(super) attached: Option<Result<MemberAttached, CallError>>,
     /// The stream has ended.
     pub(super) is_stream_over: bool,
     /// The link is to end.
@@ -23,8 +25,8 @@ pub(super) struct Mail {
 
 impl Mail {
     const fn is_empty(&self) -> bool {
-        let Self { report, status, reply, is_stream_over, stop } = self;
-        !*report && status.is_none() && reply.is_none() && !*is_stream_over && !*stop
+        let Self { report, status, reply, attached, is_stream_over, stop } = self;
+        !*report && status.is_none() && reply.is_none() && attached.is_none() && !*is_stream_over && !*stop
     }
 }
 

@@ -294,6 +294,34 @@ fn groups_and_epochs_survive_a_kill_of_the_control_plane() {
 }
 
 #[test]
+fn a_group_that_has_no_view_yet_is_the_same_after_a_kill_of_the_control_plane() {
+    let scratch = Scratch::new();
+    let state = scratch.path().join("state");
+    run(async {
+        let (child, local) = spawn(&state, ANYWHERE);
+        let mut processes = Vec::new();
+        for rank in 0..2 {
+            let mut process = FakeProcess::register(&local, rank, 1).await;
+            process.attach(spec(3)).await.expect("a good group");
+            processes.push(process);
+        }
+        let group = processes[0].group;
+        drop(child);
+        let (_child, local) = spawn(&state, ANYWHERE);
+        // The third founder is the first one to attach.
+        let mut third = FakeProcess::register(&local, 2, 1).await;
+        third.attach(spec(3)).await.expect("a good group");
+        for mut process in processes {
+            process.client = client(&local, Role::Client).await;
+            process.register_again().await;
+            assert!(process.status.groups.is_empty(), "its attachment is to be repeated");
+            process.attach(spec(3)).await.expect("the same group");
+            assert_eq!((process.group, third.group), (group, group));
+        }
+    });
+}
+
+#[test]
 fn bad_input_is_named_and_loses_nothing() {
     let (control, _) = start("test", |config| {
         config.worlds.worlds = 2;

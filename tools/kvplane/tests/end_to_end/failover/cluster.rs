@@ -33,13 +33,13 @@ pub(crate) const PLANE: &str = "10.78.0.1";
 const ROLE: &str = "KVPLANE_TEST_LOAD";
 
 /// Creates the namespace with the bridge.
-fn hub() -> Option<Space> {
+pub(crate) fn hub() -> Option<Space> {
     let bridge = format!("ip link add hub type bridge && ip addr add {PLANE}/24 dev hub && ip link set hub up");
     Space::fresh(&format!("ip link set lo up && {bridge}"))
 }
 
 /// Creates a namespace that is connected to the bridge.
-fn leaf(hub: &Space, number: u64) -> Option<Space> {
+pub(crate) fn leaf(hub: &Space, number: u64) -> Option<Space> {
     let mut command = hub.enter();
     command.args(["unshare", "--net"]);
     let leaf = Space::new(command, "ip link set lo up")?;
@@ -51,7 +51,7 @@ fn leaf(hub: &Space, number: u64) -> Option<Space> {
     (run(hub.enter(), &wire) && run(leaf.enter(), &up)).then_some(leaf)
 }
 
-fn address(number: u64) -> String {
+pub(crate) fn address(number: u64) -> String {
     format!("10.78.0.{}", 10 + number)
 }
 
@@ -152,10 +152,15 @@ impl Cluster {
 
     /// Disconnects a node: no packet comes back from it, not even a reset.
     pub(crate) fn cut(&self, number: u64) {
-        let mut command = self.hub.enter();
-        command.args(["ip", "link", "set", &format!("v{number}"), "down"]);
-        assert!(command.status().is_ok_and(|end| end.success()), "the cable of {number}");
+        set_cable(&self.hub, number, "down");
     }
+}
+
+/// Sets the cable between the bridge and a leaf `up` or `down`.
+pub(crate) fn set_cable(hub: &Space, number: u64, state: &str) {
+    let mut command = hub.enter();
+    command.args(["ip", "link", "set", &format!("v{number}"), state]);
+    assert!(command.status().is_ok_and(|end| end.success()), "the cable of {number}");
 }
 
 fn unix_ms() -> u64 {

@@ -1,5 +1,10 @@
 //! Process groups of real processes: ranks run and verify collectives without end, and are killed, stopped and cut off.
 
+mod silence;
+
+use crate::failover::cluster::{PLANE, address, hub, leaf, set_cable};
+use crate::namespaces::Space;
+use crate::security::certificates::{authority, cert, issue};
 use crate::support::{Process, Workplace, text, wait_until};
 
 const RANKS: usize = 4;
@@ -37,12 +42,17 @@ fn await_ranks(process: &Process, ranks: &str, from: usize) {
     assert!(found.is_some(), "no operation of ranks {ranks} in: {:?}", process.said());
 }
 
+/// Returns these ranks as operations name them.
+fn names_of(ranks: &[(usize, &Process)]) -> String {
+    let names: Vec<_> = ranks.iter().map(|(number, _)| number.to_string()).collect();
+    names.join(",")
+}
+
 /// Asserts that the ranks complete operations with exactly these ranks from now on.
 fn go_on(ranks: &[(usize, &Process)], why: &str) {
-    let names: Vec<_> = ranks.iter().map(|(number, _)| number.to_string()).collect();
     for (number, process) in ranks {
         let from = process.said().len();
-        await_ranks(process, &names.join(","), from);
+        await_ranks(process, &names_of(ranks), from);
         let wrong = process.said().into_iter().find(|line| line.contains("wrong"));
         assert_eq!(wrong, None, "rank {number} {why}");
     }
@@ -87,6 +97,47 @@ fn other_collectives_survive_ranks() {
     }
 }
 
+/// Four hosts, one of which is disconnected: no packet comes back from it. The others go on without it, and it does not
+/// come back as the process that it was.
+#[test]
+fn collectives_survive_a_partition() {
+    let hub = hub();
+    let leaves: Option<Vec<Space>> =
+        hub.as_ref().and_then(|hub| (0..RANKS as u64).map(|number| leaf(hub, number)).collect());
+    let (Some(hub), Some(leaves)) = (hub, leaves) else {
+        return println!("skipped: no network namespaces with cables here");
+    };
+    let place = Workplace::new("groups");
+    cert(&place, &["init", "--authority", &authority(&place)]).well();
+    issue(&place, "plane", "control", &[]);
+    issue(&place, "people", "client", &[]);
+    let (identity, state, run, listen) =
+        (place.path("plane"), place.path("state"), place.runtime(), format!("{PLANE}:7400"));
+    let words = ["control", "--cluster", &place.cluster, "--listen", &listen, "--state", text(&state)];
+    let more = ["--identity", text(&identity), "--runtime-directory", text(&run)];
+    let plane = Process::start(hub.inside(&place.bare(&[&words[..], &more].concat())));
+    plane.wait_for("(QUIC)");
+    let people = place.path("people");
+    let start = |number: usize, more: &[&str]| {
+        let (name, ranks, host) = (number.to_string(), RANKS.to_string(), address(number as u64));
+        let who = ["collectives", "--cluster", &place.cluster, "--control", &listen, "--identity", text(&people)];
+        let how = ["--world", "parts", "--rank", &name, "--ranks", &ranks, "--host", &host, "--no-shared-memory"];
+        let what = ["--until-killed", "--sizes", "64K", "--deadline", "1"];
+        Process::start(leaves[number].inside(&place.bare(&[&who[..], &how, &what, more].concat())))
+    };
+    let mut ranks: Vec<_> = (0..RANKS).map(|number| start(number, &[])).collect();
+    for rank in &ranks {
+        await_ranks(rank, "0,1,2,3", 0);
+    }
+    set_cable(&hub, 2, "down");
+    go_on(&[(0, &ranks[0]), (1, &ranks[1]), (3, &ranks[3])], "while rank 2 is disconnected");
+    set_cable(&hub, 2, "up");
+    assert!(!ranks[2].ended().success(), "a process that was declared dead runs on");
+    ranks[2] = start(2, &["--joining"]);
+    let all: Vec<_> = ranks.iter().enumerate().collect();
+    go_on(&all, "after rank 2 came back");
+}
+
 #[test]
 fn collectives_go_on_while_the_control_plane_is_away() {
     let place = Workplace::new("groups");
@@ -100,6 +151,29 @@ fn collectives_go_on_while_the_control_plane_is_away() {
     ranks[3].signal("KILL");
     let _second = control(&place);
     go_on(&[(0, &ranks[0]), (1, &ranks[1]), (2, &ranks[2])], "after the control plane came back");
+}
+
+/// Three of four ranks have attached when the control plane is killed: the group has no view yet.
+#[test]
+fn founding_members_are_attached_again_after_the_control_plane_was_killed() {
+    let place = Workplace::new("groups");
+    let first = control(&place);
+    let words = ["--sizes", "4K", "--deadline", "5"];
+    let mut ranks: Vec<_> = (0..3).map(|number| rank(&place, "early", number, &words)).collect();
+    let are_attached = wait_until(|| {
+        let shown = place.run(&["ctl", "groups", "early", "--json"]).stdout;
+        let shown: serde_json::Value = serde_json::from_slice(&shown).ok()?;
+        let members = shown["groups"][0]["members"].as_array()?;
+        (members.iter().filter(|state| *state != "absent").count() == 3).then_some(())
+    });
+    assert_eq!(are_attached, Some(()), "three members");
+    first.signal("KILL");
+    drop(first);
+    let _second = control(&place);
+    ranks.push(rank(&place, "early", 3, &words));
+    for rank in &ranks {
+        await_ranks(rank, "0,1,2,3", 0);
+    }
 }
 
 #[test]
