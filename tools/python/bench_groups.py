@@ -374,11 +374,12 @@ def main():
     elif arguments.stock:
         kinds.append(Stock.name)
     sides = [name for name in kinds if loads(name, arguments)]
-    os.environ.setdefault("BENCH_RUN", str(os.getpid()))
+    named = os.environ.setdefault("BENCH_RUN", str(os.getpid()))
     if arguments.stock and Ours.name in sides:
         from kvplane._program import start_control_plane
 
-        arguments.control = start_control_plane("bench", 60.0)
+        # That of an earlier run may be there for a minute more.
+        arguments.control = start_control_plane(f"bench-{named}", 60.0)
     titles = [f"{name} / {Ours.name}" for name in (Gloo.name, Stock.name)]
     print(f"{'ranks':>5} {'bytes':>11}", *(f"{name:>14}" for name in KINDS), *(f"{title:>16}" for title in titles))
     found, problems = [], []
