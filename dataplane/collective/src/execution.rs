@@ -9,7 +9,7 @@ use crate::span::{LocalStep, Placement, Span};
 
 /// Payload that has arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Arrival {
+pub(crate) enum Reception {
     /// It belongs here.
     Place(Placement),
     /// It is not needed: the member has no place for it.
@@ -141,23 +141,23 @@ impl Execution {
         offset: u64,
         bytes: u64,
         operation: &Operation,
-    ) -> Arrival {
+    ) -> Reception {
         let found = self.schedule.receives.iter().position(|receive| receive.from == from && receive.step == step);
-        let Some(at) = found else { return Arrival::Unexpected };
+        let Some(at) = found else { return Reception::Unexpected };
         let total = self.schedule.receives[at].bytes;
         // A peer's frames arrive in order.
         if self.has_received(at) || self.received[at].unwrap_or(0) != offset || offset + bytes > total {
-            return Arrival::Unexpected;
+            return Reception::Unexpected;
         }
         if self.schedule.is_ordered && at > self.receives_done {
-            return Arrival::TooEarly;
+            return Reception::TooEarly;
         }
         self.received[at] = Some(offset + bytes);
         let placement = self.schedule.placement(at, offset, bytes, operation);
         while self.receives_done < self.received.len() && self.has_received(self.receives_done) {
             self.receives_done += 1;
         }
-        placement.map_or(Arrival::Skip, Arrival::Place)
+        placement.map_or(Reception::Skip, Reception::Place)
     }
 
     /// Bytes of a send that may be sent by now.

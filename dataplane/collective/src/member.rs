@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 
 use kvplane_group::{GroupId, GroupRank, GroupStatus, MemberReport, Progress, RankSet, Resolution, View};
 
-use crate::execution::{Arrival, Execution};
+use crate::execution::{Execution, Reception};
 use crate::failure::Failure;
 use crate::frame::{AbortCause, FrameKind, Head};
 use crate::messages::{MAX_WAITING, Messages};
@@ -563,12 +563,12 @@ impl Member {
                     FrameKind::Start => execution.note_start(from),
                     FrameKind::Confirm => execution.note_confirm(from),
                     FrameKind::Data { step, offset } => match execution.receive(from, step, offset, bytes, operation) {
-                        Arrival::Place(placement) if bytes > 0 => {
+                        Reception::Place(placement) if bytes > 0 => {
                             return Use::Done(Disposition::Place(work, placement));
                         }
-                        Arrival::Place(_) | Arrival::Skip => {}
-                        Arrival::TooEarly => return Use::TooEarly,
-                        Arrival::Unexpected => self.counts.unexpected += 1,
+                        Reception::Place(_) | Reception::Skip => {}
+                        Reception::TooEarly => return Use::TooEarly,
+                        Reception::Unexpected => self.counts.unexpected += 1,
                     },
                     _ => self.counts.unexpected += 1,
                 }

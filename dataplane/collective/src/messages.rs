@@ -29,7 +29,7 @@ struct Sending {
     tag: i32,
     total: u64,
     deadline_ns: u64,
-    stage: Stage,
+    stage: SendStage,
 }
 
 impl Sending {
@@ -39,7 +39,7 @@ impl Sending {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum SendStage {
     Waiting,
     Offered,
     /// Accepted, with so many bytes sent; once all are, their arrival is awaited.
@@ -114,7 +114,7 @@ impl Messages {
         }
         let message = self.next;
         self.next += 1;
-        self.sending.push_back(Sending { work, to, message, tag, total, deadline_ns, stage: Stage::Waiting });
+        self.sending.push_back(Sending { work, to, message, tag, total, deadline_ns, stage: SendStage::Waiting });
     }
 
     /// Provides memory for a message.
@@ -190,9 +190,9 @@ impl Messages {
                 // The offer of a short message was all of it.
                 if !self.end_sending(from, message, outputs)
                     && let Some(sending) = self.sending.iter_mut().find(|sending| sending.is(from, message))
-                    && sending.stage == Stage::Offered
+                    && sending.stage == SendStage::Offered
                 {
-                    sending.stage = Stage::Accepted(self.first_bytes);
+                    sending.stage = SendStage::Accepted(self.first_bytes);
                 }
                 Disposition::Ignore
             }
@@ -222,9 +222,9 @@ impl Messages {
         let is_sent = |sending: &Sending| {
             sending.is(to, message)
                 && match sending.stage {
-                    Stage::Waiting => false,
-                    Stage::Offered => sending.total <= self.first_bytes,
-                    Stage::Accepted(sent) => sent == sending.total,
+                    SendStage::Waiting => false,
+                    SendStage::Offered => sending.total <= self.first_bytes,
+                    SendStage::Accepted(sent) => sent == sending.total,
                 }
         };
         let sending = self.sending.iter().position(is_sent).and_then(|at| self.sending.remove(at));
@@ -309,25 +309,25 @@ impl Messages {
             return Some(Outgoing { to, head: head(kind), payload: None });
         }
         let offered =
-            |to| self.sending.iter().filter(|sending| sending.to == to && sending.stage == Stage::Offered).count();
+            |to| self.sending.iter().filter(|sending| sending.to == to && sending.stage == SendStage::Offered).count();
         let can_go = |sending: &Sending| {
             room.contains(sending.to)
                 && match sending.stage {
-                    Stage::Waiting => offered(sending.to) < MAX_OFFERS,
-                    Stage::Offered => false,
-                    Stage::Accepted(sent) => sent < sending.total,
+                    SendStage::Waiting => offered(sending.to) < MAX_OFFERS,
+                    SendStage::Offered => false,
+                    SendStage::Accepted(sent) => sent < sending.total,
                 }
         };
         let at = self.sending.iter().position(can_go)?;
         let sending = &mut self.sending[at];
         let (work, message, total) = (sending.work, sending.message, sending.total);
         let (kind, offset, bytes) = match sending.stage {
-            Stage::Accepted(sent) => (FrameKind::Message { message, offset: sent }, sent, limit.min(total - sent)),
+            SendStage::Accepted(sent) => (FrameKind::Message { message, offset: sent }, sent, limit.min(total - sent)),
             _ => (FrameKind::Offer { message, tag: sending.tag, total }, 0, self.first_bytes.min(total)),
         };
         sending.stage = match sending.stage {
-            Stage::Waiting => Stage::Offered,
-            _ => Stage::Accepted(offset + bytes),
+            SendStage::Waiting => SendStage::Offered,
+            _ => SendStage::Accepted(offset + bytes),
         };
         let payload = (bytes > 0).then(|| (work, Span::new(Buffer::Source, offset, bytes)));
         Some(Outgoing { to: sending.to, head: head(kind), payload })
@@ -394,7 +394,7 @@ impl Messages {
         let is_late = |deadline_ns: u64| now_ns >= deadline_ns;
         for sending in self.sending.iter().filter(|sending| is_late(sending.deadline_ns)) {
             outputs.push_back(late(sending.work, Some(sending.to)));
-            if sending.stage != Stage::Waiting {
+            if sending.stage != SendStage::Waiting {
                 self.answers.push_back((sending.to, FrameKind::Withdraw { message: sending.message }));
             }
         }
