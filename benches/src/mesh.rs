@@ -126,7 +126,13 @@ fn send(mesh: &mut Mesh, to: u8, kind: u8, part: PayloadPart<'_>) -> Result<(), 
     loop {
         match mesh.send(to, &head, &[part]) {
             SendOutcome::Sent => return Ok(()),
-            SendOutcome::Full => mesh.wait(Instant::now() + Duration::from_secs(1)),
+            // Events that nobody takes would end each wait at once.
+            SendOutcome::Full => match mesh.poll() {
+                None => mesh.wait(Instant::now() + Duration::from_secs(1)),
+                Some(MeshEvent::Up(_)) => {}
+                Some(MeshEvent::Down { .. }) => return Err("a process is gone".into()),
+                Some(MeshEvent::Frame(_)) => return Err("a frame arrived where none is expected".into()),
+            },
             SendOutcome::Down => return Err("a process is gone".into()),
         }
     }

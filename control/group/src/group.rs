@@ -9,7 +9,7 @@ use crate::message::{GroupStatus, MemberReport, Phase};
 use crate::proposal::{Change, Outcome, Proposal, ProposalId, Proposals};
 use crate::rank::{GroupRank, MAX_RANKS, Rank, RankSet, WorldRank};
 use crate::record::GroupRecord;
-use crate::rejection::Rejection;
+use crate::rejection::{Difference, Rejection};
 use crate::roster::{ProcessId, Roster};
 
 /// Maximum length of a group's name, in bytes.
@@ -251,14 +251,23 @@ impl Group {
         } else {
             theirs.as_slice() == &ours[..self.founders] || theirs == ours
         };
-        let is_alike = spec.max_size == self.spec.max_size && spec.failure_mode == self.spec.failure_mode;
-        match (spec.name == self.spec.name, is_same) {
-            (false, _) => Ok(false),
-            (true, true) if is_alike => Ok(true),
-            // Founders of one name and another order found another group; a joiner founds none.
-            (true, false) if !spec.is_joining => Ok(false),
-            (true, _) => Err(Rejection::OtherGroup { group: self.id }),
+        if spec.name != self.spec.name {
+            return Ok(false);
         }
+        let difference = if !is_same {
+            // Founders of one name and another order found another group; a joiner founds none.
+            if !spec.is_joining {
+                return Ok(false);
+            }
+            Difference::Order
+        } else if spec.max_size != self.spec.max_size {
+            Difference::MaxSize { group: self.spec.max_size, process: spec.max_size }
+        } else if spec.failure_mode != self.spec.failure_mode {
+            Difference::FailureMode { group: self.spec.failure_mode, process: spec.failure_mode }
+        } else {
+            return Ok(true);
+        };
+        Err(Rejection::OtherGroup { name: spec.name.clone(), difference })
     }
 
     /// Attaches a process as the member of a rank. A joiner may add members. Returns true if the group's members or

@@ -41,6 +41,6 @@ pub use message::{GroupStatus, Input, MemberReport, Output, Phase, Reply, Report
 pub use proposal::{Change, Outcome, ProposalId};
 pub use rank::{GroupRank, MAX_RANKS, Rank, RankSet, WorldRank};
 pub use record::{GroupRecord, GroupRecordError};
-pub use rejection::Rejection;
+pub use rejection::{Difference, Rejection};
 pub use roster::{MAX_ADDRESS_BYTES, Process, ProcessId, ProcessState, ProcessSummary};
 pub use world::World;

@@ -4,9 +4,25 @@ use core::fmt;
 
 use bincode::{Decode, Encode};
 
-use crate::group::GroupId;
+use crate::group::{FailureMode, GroupId};
 use crate::rank::WorldRank;
 use crate::roster::ProcessId;
+
+/// Difference between a group that exists and what a process says of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub enum Difference {
+    /// Other members, or another order of them.
+    Order,
+    MaxSize {
+        group: u8,
+        process: u8,
+    },
+    FailureMode {
+        group: FailureMode,
+        process: FailureMode,
+    },
+}
 
 /// Reason for which an input was rejected; nothing but time has changed.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
@@ -35,7 +51,7 @@ pub enum Rejection {
     /// The process is not a member of the group.
     NotMember { rank: WorldRank, group: GroupId },
     /// The group exists with other members, another order, size or failure mode.
-    OtherGroup { group: GroupId },
+    OtherGroup { name: String, difference: Difference },
     /// A joiner named a group that does not exist: it never creates one.
     NoGroupToJoin,
     /// The limit of groups is reached.
@@ -72,11 +88,15 @@ impl fmt::Display for Rejection {
             Self::DuplicateRank { rank } => write!(f, "rank {} is twice among the members", rank.0),
             Self::NotNamed { rank } => write!(f, "rank {} is not among the members that it names", rank.0),
             Self::NotMember { rank, group } => write!(f, "rank {} is no member of group {:016x}", rank.0, group.0),
-            Self::OtherGroup { group } => write!(
-                f,
-                "group {:016x} has this name, and other members, another order, size or failure mode",
-                group.0
-            ),
+            Self::OtherGroup { name, difference: Difference::Order } => {
+                write!(f, "group {name:?} has other members, or another order of them")
+            }
+            Self::OtherGroup { name, difference: Difference::MaxSize { group, process } } => {
+                write!(f, "group {name:?} has at most {group} members, and this process says {process}")
+            }
+            Self::OtherGroup { name, difference: Difference::FailureMode { group, process } } => {
+                write!(f, "group {name:?} has the failure mode {group:?}, and this process says {process:?}")
+            }
             Self::NoGroupToJoin => write!(f, "no group has this name and a beginning of these members to be joined"),
             Self::TooManyGroups { limit } => write!(f, "the limit of {limit} groups is reached"),
             Self::TooManyProposals { limit } => write!(f, "the limit of {limit} waiting proposals is reached"),

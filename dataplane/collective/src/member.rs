@@ -763,6 +763,7 @@ impl Member {
             return Some(Outgoing { to, head: head(operation, kind, signature), payload: None });
         }
         if let Some(ResultFrame { to, operation, kind, payload }) = self.kept.next_frame(room, limit) {
+            let payload = payload.filter(|(_, span)| span.bytes > 0);
             return Some(Outgoing { to, head: head(operation, kind, None), payload });
         }
         let number = self.completed + 1;

@@ -40,7 +40,7 @@ fn raised(error: &GroupError) -> PyErr {
         GroupError::Control(error) => (control_code(error), RankSet::EMPTY),
         GroupError::BufferSize { .. } | GroupError::Overlap { .. } => (INVALID, RankSet::EMPTY),
         GroupError::Failed(failure) => code_of(failure),
-        GroupError::Late { .. } => (LATE, RankSet::EMPTY),
+        GroupError::Late { .. } | GroupError::NotActivated { .. } => (LATE, RankSet::EMPTY),
         GroupError::Ended => (EXCLUDED, RankSet::EMPTY),
         _ => (INTERNAL, RankSet::EMPTY),
     };

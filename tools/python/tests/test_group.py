@@ -91,6 +91,21 @@ class _Suite:
         for at in range(3):
             self.assertEqual(found[at][0], [100 * of + at for of in range(3) for _ in range(at + 1)])
 
+    def test_arrays_without_elements(self):
+        job = self.group(3)
+        for name, more in (("all_reduce", "sum"), ("reduce", 1), ("broadcast", 1)):
+            self.assertEqual(job.run("collective", "all", name, "i32", [], more), [[[], [], 1]] * 3, name)
+        for name in ("all_gather", "reduce_scatter", "all_to_all"):
+            self.assertEqual(job.run("parts", "all", name, "f32", [], 0), [[[], []]] * 3, name)
+        for name in ("gather", "scatter"):
+            self.assertEqual(job.run("parts", "all", name, "f32", [], 0, 1), [[[], []]] * 3, name)
+        # Rank 1 has nothing for the others, and gets nothing.
+        counts = lambda at: [0, 0, 0] if at == 1 else [1, 0, 1]  # noqa: E731
+        values = lambda at: [] if at == 1 else [10 * at, 10 * at + 2]  # noqa: E731
+        found = job.run("parts", "all", "all_to_all", "i32", values, lambda at: 0 if at == 1 else 2, counts, counts)
+        self.assertEqual([one[0] for one in found], [[0, 20], [], [2, 22]])
+        self.assertEqual([one[0] for one in job.run("collective", "all", "all_reduce", "i32", [1], "sum")], [[3]] * 3)
+
     def test_gather_and_scatter(self):
         job = self.group(3)
         job.ranks[0].begin("parts", "all", "gather", "i32", [5], 3, 0)
@@ -123,6 +138,9 @@ class _Suite:
         self.assertEqual(job.run("status", "all")[0][0], 2)
         self.assertEqual(job.run("parts", "all", "all_gather", "i32", lambda at: [at], 3), [[[0, 1, 77], []]] * 2)
         found = job.run("parts", "all", "all_to_all", "i32", lambda at: [at, at, 9], 3, [1, 1, 1], [1, 1, 1])
+        self.assertEqual(found, [[[0, 1, 77], []]] * 2)
+        # Without counts, the division is the same as before.
+        found = job.run("parts", "all", "all_to_all", "i32", lambda at: [at, at, 9], 3)
         self.assertEqual(found, [[[0, 1, 77], []]] * 2)
         found = job.run("parts", "all", "reduce_scatter", "i32", lambda at: [at, 10, 9], 1)
         self.assertEqual([one[0] for one in found], [[1], [20]])
@@ -419,7 +437,7 @@ class Arguments(unittest.TestCase):
         self.rejects("source has elements of type i4, target of f4", self.group.all_gather, ints(1),
                      array.array("f", [0] * 3))
         self.rejects("source has 5 elements, not the 3 x 1", self.group.reduce_scatter, ints(5), ints(1))
-        self.rejects("3 ranks do not share evenly", self.group.all_to_all, ints(4), ints(3))
+        self.rejects("group.s 4 ranks do not share evenly: name target_counts", self.group.all_to_all, ints(4), ints(3))
         for counts in ([1, 1], [1, 1, 2], [4, -1, 0], [1, 1, 1, 0, 0]):
             self.rejects("source_counts are .*add up to source's 3", self.group.all_to_all, ints(3), ints(3), counts)
         self.rejects("target_counts", self.group.all_to_all, ints(3), ints(3), [1, 1, 1], [3, 3, 3])

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kvplane_collective::Failure;
 use kvplane_engine::RegionError;
-use kvplane_group::{ProcessId, WorldRank};
+use kvplane_group::{GroupRank, ProcessId, WorldRank};
 use kvplane_mesh::MeshError;
 
 /// Reason why a process has no link to its world any more.
@@ -62,6 +62,8 @@ pub enum GroupError {
     Memory(RegionError),
     /// The control plane did not answer in time.
     Late { call: &'static str, after: Duration },
+    /// The member is ready, and no other one activated it in time.
+    NotActivated { rank: GroupRank, after: Duration },
     /// The process has left the world: it was closed, or declared dead while it did not run.
     Ended,
     /// The system gave no random number.
@@ -86,8 +88,14 @@ impl fmt::Display for GroupError {
             Self::Overlap { bytes } => write!(f, "source and target overlap by {bytes} bytes"),
             Self::Memory(error) => error.fmt(f),
             Self::Late { call, after } => {
-                write!(f, "{call}: the control plane did not answer within {} s", after.as_secs_f64())
+                write!(f, "{call}: the control plane did not answer within {:.1} s", after.as_secs_f64())
             }
+            Self::NotActivated { rank, after } => write!(
+                f,
+                "rank {} is ready, and was not activated within {:.1} s: an active member activates it",
+                rank.0,
+                after.as_secs_f64()
+            ),
             Self::Random(error) => write!(f, "no random number for the incarnation: {error}"),
             Self::Interrupted { call } => write!(f, "{call}: interrupted"),
             Self::Ended => f.write_str("the process has left its world"),

@@ -279,8 +279,7 @@ impl Membership {
     /// Returns the payload of a frame.
     pub(super) fn payload(&self, outgoing: &Outgoing) -> Option<IoBuf> {
         let (work, span) = outgoing.payload?;
-        let work = self.works.get(&work).filter(|work| work.lacks.is_none())?;
-        Some(work.memory.span(span))
+        self.works.get(&work).filter(|work| work.lacks.is_none())?.memory.span(span)
     }
 }
 

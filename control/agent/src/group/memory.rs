@@ -35,23 +35,27 @@ impl WorkMemory {
         self.work.is_some()
     }
 
-    /// Returns the memory of a span. Panics if the operation has no such buffer: its sizes are checked before.
-    pub(super) fn span(&self, span: Span) -> IoBuf {
+    /// Returns the memory of a span; `None` for no bytes, which need no buffer. Panics if the operation has no such
+    /// buffer: its sizes are checked before.
+    pub(super) fn span(&self, span: Span) -> Option<IoBuf> {
         let (from, bytes) = (span.offset as usize, span.bytes as usize);
+        if bytes == 0 {
+            return None;
+        }
         let whole = match span.buffer {
             Buffer::Source => self.source.clone(),
             Buffer::Target => self.target.clone(),
             Buffer::Work => self.work.clone().map(IoBuf::whole),
         };
-        whole.expect("a buffer of the operation").slice(from, bytes)
+        Some(whole.expect("a buffer of the operation").slice(from, bytes))
     }
 
     /// Puts a payload where it belongs.
     pub(super) fn place(&self, placement: Placement, payload: &IoBuf) {
         match placement {
-            Placement::Store(span) => copy(payload, &self.span(span)),
+            Placement::Store(span) => self.span(span).iter().for_each(|into| copy(payload, into)),
             Placement::Combine { into, with, data_type, reduction } => {
-                let (into, with) = (self.span(into), self.span(with));
+                let (Some(into), Some(with)) = (self.span(into), self.span(with)) else { return };
                 let (mut ours, mut theirs) = ([0; BLOCK_BYTES], [0; BLOCK_BYTES]);
                 for from in (0..payload.bytes()).step_by(BLOCK_BYTES) {
                     let bytes = BLOCK_BYTES.min(payload.bytes() - from);
@@ -69,12 +73,16 @@ impl WorkMemory {
     pub(super) fn run(&self, steps: &[LocalStep]) {
         for step in steps {
             match *step {
-                LocalStep::Copy { from, into } => copy(&self.span(from), &self.span(into)),
+                LocalStep::Copy { from, into } => {
+                    self.span(from).iter().zip(&self.span(into)).for_each(|(from, into)| copy(from, into));
+                }
                 LocalStep::Combine { into, with, data_type, reduction } => {
-                    self.place(Placement::Combine { into, with: into, data_type, reduction }, &self.span(with));
+                    if let Some(with) = self.span(with) {
+                        self.place(Placement::Combine { into, with: into, data_type, reduction }, &with);
+                    }
                 }
                 LocalStep::Divide { span, data_type, by } => {
-                    let elements = self.span(span);
+                    let Some(elements) = self.span(span) else { continue };
                     let mut block = [0; BLOCK_BYTES];
                     for from in (0..elements.bytes()).step_by(BLOCK_BYTES) {
                         let part = elements.slice(from, BLOCK_BYTES.min(elements.bytes() - from));
@@ -196,9 +204,27 @@ mod tests {
     fn free_work_buffers_are_used_again() {
         let (mut buffers, mut memory) = (WorkBuffers::default(), WorkMemory::default());
         buffers.provide(&mut memory, 5_000).expect("memory");
-        let first = memory.span(Span::new(Buffer::Work, 0, 5_000)).region().address();
+        let address = |memory: &WorkMemory| {
+            memory.span(Span::new(Buffer::Work, 0, 5_000)).expect("a work buffer").region().address()
+        };
+        let first = address(&memory);
         buffers.take_back(&mut memory);
         buffers.provide(&mut memory, 8_000).expect("memory");
-        assert_eq!(memory.span(Span::new(Buffer::Work, 0, 8_000)).region().address(), first);
+        assert_eq!(address(&memory), first);
+    }
+
+    #[test]
+    fn no_bytes_need_no_buffer() {
+        let memory = WorkMemory::default();
+        let none = |buffer| Span::new(buffer, 0, 0);
+        let (into, with) = (none(Buffer::Target), none(Buffer::Source));
+        let (data_type, reduction) = (DataType::F32, Reduction::Average);
+        let combine = LocalStep::Combine { into, with, data_type, reduction };
+        memory.run(&[
+            LocalStep::Copy { from: with, into },
+            combine,
+            LocalStep::Divide { span: into, data_type, by: 2 },
+        ]);
+        assert!(memory.span(none(Buffer::Work)).is_none());
     }
 }

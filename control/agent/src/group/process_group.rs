@@ -174,10 +174,16 @@ impl ProcessGroup {
             }
             let epoch = self.view().epoch;
             let left = until.saturating_duration_since(Instant::now());
-            self.shared.await_status("join", left, |status| {
+            let followed = self.shared.await_status("join", left, |status| {
                 let group = status.groups.iter().find(|group| group.group == self.group)?;
                 (group.view.epoch > epoch).then_some(())
-            })?;
+            });
+            match followed {
+                Err(GroupError::Late { .. }) => {
+                    return Err(GroupError::NotActivated { rank: self.rank, after: deadline });
+                }
+                followed => followed?,
+            }
         }
     }
 

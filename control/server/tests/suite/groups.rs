@@ -370,7 +370,11 @@ fn bad_input_is_named_and_loses_nothing() {
         };
         let outcome = caller.call(&attach(&job, joining(&[1, 0, 2], 4))).await;
         refused_as(outcome, RefusalCode::AlreadyExists, "another order");
-        refused_as(caller.call(&attach(&job, joining(&[0, 1], 3))).await, RefusalCode::AlreadyExists, "size");
+        refused_as(
+            caller.call(&attach(&job, joining(&[0, 1], 3))).await,
+            RefusalCode::AlreadyExists,
+            "at most 4 members, and this process says 3",
+        );
         let other = GroupSpec { name: "other".to_owned(), ..spec(2) };
         refused_as(caller.call(&attach(&job, other)).await, RefusalCode::LimitReached, "1 groups");
         let large = GroupSpec { max_size: 65, ..spec(2) };

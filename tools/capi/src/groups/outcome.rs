@@ -73,7 +73,7 @@ impl From<GroupError> for CallFailure {
             GroupError::BufferSize { .. } | GroupError::Overlap { .. } => ResultCode::InvalidArgument,
             GroupError::Memory(_) | GroupError::Thread(_) => ResultCode::System,
             GroupError::Ended => ResultCode::InvalidState,
-            GroupError::Late { .. } => ResultCode::Timeout,
+            GroupError::Late { .. } | GroupError::NotActivated { .. } => ResultCode::Timeout,
             _ => ResultCode::Internal,
         };
         Self::new(code, error)

@@ -1,6 +1,7 @@
 """Elements behind the objects that callers pass to collectives: address, number and type."""
 
 import math
+import re
 import struct
 import sys
 from typing import Any, List, NamedTuple, Optional, Sequence
@@ -146,7 +147,10 @@ def _of_tensor(value: Any, name: str) -> Elements:
 
 def _of_array(value: Any, described: Any, name: str, writable: bool) -> Elements:
     shape, form = described["shape"], described["typestr"]
-    item = int(form[2:])
+    length = re.match(r"[0-9]+", form[2:])
+    if form[1] == "O" or length is None:
+        raise InvalidArgument(-600, f"{name} has elements of type {form}: those of Python objects are not moved")
+    item = int(length[0])
     strides = described.get("strides")
     if strides is not None and not _is_dense(shape, strides, item):
         raise _not_contiguous(name, shape)

@@ -188,8 +188,9 @@ class Group:
     Each collective returns a `Work` at once, and those of a group run in the order in which they were begun. `deadline`
     is the seconds within which one ends, the group's by default: a process that is alive and slow is waited for until
     then, a dead one is not. Where `target` is left out, it is a new array of numpy, or of torch for a tensor, and the
-    parts of ranks that are missing are zeros in it; they are left as they were in one that was passed. Arrays with a
-    part for each rank have `size` parts, or more, at most `max_size`: then they need not shrink with the group.
+    parts of ranks that are missing are zeros in it; they are left as they were in one that was passed. The part of a
+    rank that failed during the collective may be written in part. Arrays with a part for each rank have `size` parts, or
+    more, at most `max_size`: then they need not shrink with the group.
     """
 
     def __init__(self, group: "_native.ProcessGroup", deadline: float, failures: str = "automatic"):
@@ -316,7 +317,7 @@ class Group:
         deadline: Optional[float] = None,
     ) -> Work:
         """Sends a part of the source to each rank, and receives one of each. Counts are numbers of elements by rank;
-        without them, the arrays are divided evenly by `size`."""
+        without them, the arrays are divided evenly by `max_size`, which stays when ranks fail or join."""
         ours, theirs = elements(source, "source"), elements(target, "target", True)
         self._same_type(ours, theirs)
         to = self._counts(ours, source_counts, "source")
@@ -495,9 +496,10 @@ class Group:
     def _counts(self, whole: Elements, counts: Optional[Sequence[int]], name: str) -> List[int]:
         size = self.size
         if counts is None:
-            each, rest = divmod(whole.length, size)
+            each, rest = divmod(whole.length, self.max_size)
             if rest:
-                raise InvalidArgument(-600, f"{name} has {whole.length} elements, which {size} ranks do not share evenly")
+                what = f"{name} has {whole.length} elements, which the group's {self.max_size} ranks do not share evenly"
+                raise InvalidArgument(-600, f"{what}: name {name}_counts")
             return [each] * size
         numbers = [operator.index(count) for count in counts]
         if not size <= len(numbers) <= self.max_size or min(numbers) < 0 or sum(numbers) != whole.length:
@@ -528,6 +530,8 @@ class World:
         runtime_directory: Optional[str] = None,
         devices: Optional[Sequence[str]] = None,
     ):
+        if not name:
+            raise InvalidArgument(-600, "the name of a world is empty")
         self.name = name
         self.rank = _rank(rank, MAX_RANKS, "rank")
         more = {"cluster": cluster, "certificates": certificates, "runtime_directory": runtime_directory}

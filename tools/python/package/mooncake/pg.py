@@ -404,9 +404,9 @@ class _Parts:
     """Tensors, one for each rank, in consecutive memory: their own if it is, else a copy."""
 
     def __init__(self, tensors, like, state, name):
-        size = state.member().size
-        if len(tensors) != size:
-            raise _invalid(f"{name} has {len(tensors)} tensors, not one for each of {size} ranks")
+        size, most = state.member().size, state.max_size
+        if not size <= len(tensors) <= most:
+            raise _invalid(f"{name} has {len(tensors)} tensors: one for each of {size} ranks, or more, up to {most}")
         for one in tensors:
             if one.dtype != like.dtype:
                 raise _invalid(f"{name} has tensors of {one.dtype} and of {like.dtype}: they have the same type")
@@ -646,8 +646,8 @@ class _Collectives:
         """Sends a part of a tensor to each rank, and receives one of each. Splits count rows."""
         source, target = _Staged(input, self._state), _Staged(output, self._state)
         group, deadline = self._state.member(), self._deadline(opts, timeout)
-        to = _row_counts(input, input_split_sizes, group.size, "input_split_sizes")
-        of = _row_counts(output, output_split_sizes, group.size, "output_split_sizes")
+        to = _row_counts(input, input_split_sizes, group, "input_split_sizes")
+        of = _row_counts(output, output_split_sizes, group, "output_split_sizes")
         arguments = source.host, target.host, to, of, deadline
         return self._begin(group.all_to_all, *arguments, outputs=[output], finish=target.give_back)
 
@@ -866,15 +866,17 @@ def _split_back(flat, several):
     return give_back
 
 
-def _row_counts(tensor, splits, size, name):
-    """Numbers of elements by rank, from numbers of rows."""
+def _row_counts(tensor, splits, group, name):
+    """Numbers of elements by rank, from numbers of rows; without them, rows are divided evenly by the group's size."""
+    size, most = group.size, group.max_size
     rows = tensor.shape[0] if tensor.dim() else tensor.numel()
     if not splits:
         if rows % size:
             raise _invalid(f"{rows} rows cannot be split evenly among {size} ranks: pass {name}")
         splits = [rows // size] * size
-    if len(splits) != size or sum(splits) != rows or min(splits) < 0:
-        raise _invalid(f"{name} are {list(splits)}: {size} numbers of 0 or more that add up to {rows} rows")
+    if not size <= len(splits) <= most or sum(splits) != rows or min(splits) < 0:
+        what = f"{size} numbers of 0 or more, or up to {most} of them, that add up to {rows} rows"
+        raise _invalid(f"{name} are {list(splits)}: {what}")
     each = tensor.numel() // rows if rows else 0
     return [rows * each for rows in splits]
 
