@@ -6,7 +6,7 @@ use clap::Args;
 use kvplane_conductor::copies::CopyConfig;
 use kvplane_conductor::cost::DecodeModel;
 use kvplane_conductor::policy::{Probability, Slo};
-use kvplane_sim::{Faults, SimConfig, SimGroups, name_sessions, side_by_side};
+use kvplane_sim::{Faults, Outcome, SimConfig, SimGroups, name_sessions, side_by_side};
 use kvplane_tools::sim::tokens;
 use kvplane_tools::trace::{self, Request, Shape};
 
@@ -99,6 +99,9 @@ pub(crate) struct Policies {
     /// File to write the results to as JSON.
     #[arg(long)]
     json: Option<PathBuf>,
+    /// File to write each request's result to, under every policy simulated, as comma-separated values.
+    #[arg(long)]
+    requests: Option<PathBuf>,
 }
 
 impl Policies {
@@ -129,6 +132,7 @@ impl Policies {
             death_ns: self.death_s.map(|seconds| seconds.saturating_mul(1_000_000_000)),
         };
         let mut all = Vec::new();
+        let mut lines = vec![format!("trace,{}", PolicyOutcome::REQUEST_HEAD)];
         for (name, requests) in self.traces()? {
             let mut works = works(&requests);
             if self.sessions {
@@ -136,8 +140,12 @@ impl Policies {
                 println!("{continued} of {} requests continue a session", works.len());
             }
             println!("{name}\n{}", PolicyOutcome::HEAD.join("\t"));
-            let mut show = |outcome: &PolicyOutcome| {
+            let mut show = |outcome: &PolicyOutcome, whole: &Outcome| {
                 println!("{}", outcome.cells().join("\t"));
+                if self.requests.is_some() {
+                    let label = name.replace([',', '"'], " ");
+                    lines.extend(outcome.request_lines(&works, whole).map(|line| format!("{label},{line}")));
+                }
                 all.push(serde_json::json!({ "trace": name, "fared": outcome }));
             };
             let mut verdicts = Vec::new();
@@ -165,15 +173,17 @@ impl Policies {
                 };
                 let mut outcomes = Vec::new();
                 let is_meant = |name: &str| self.only.is_empty() || self.only.iter().any(|only| name.starts_with(only));
-                compare(&works, &config, side_by_side(), is_meant, |outcome| {
-                    show(&outcome);
+                compare(&works, &config, side_by_side(), is_meant, |outcome, whole| {
+                    show(&outcome, whole);
                     outcomes.push(outcome);
                 });
                 verdicts.extend(Verdict::of(&outcomes));
                 if self.admission {
                     let slo =
                         Slo { ttft_ns: OBJECTIVE.ttft_ns, tbt_ns: OBJECTIVE.tbt_ns, probability: self.promise_percent };
-                    compare(&works, &SimConfig { slo, ..config }, refusing(), is_meant, |outcome| show(&outcome));
+                    compare(&works, &SimConfig { slo, ..config }, refusing(), is_meant, |outcome, whole| {
+                        show(&outcome, whole);
+                    });
                 }
             }
             println!("kvplane beside the best other policy\n{}", Verdict::HEAD.join("\t"));
@@ -181,6 +191,10 @@ impl Policies {
         }
         if let Some(path) = &self.json {
             write(path, &format!("{:#}\n", serde_json::Value::Array(all)))?;
+        }
+        if let Some(path) = &self.requests {
+            lines.push(String::new());
+            write(path, &lines.join("\n"))?;
         }
         Ok(())
     }

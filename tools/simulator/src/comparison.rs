@@ -127,6 +127,28 @@ impl PolicyOutcome {
         }
     }
 
+    /// Headings of [`Self::request_lines`], one column each.
+    pub(crate) const REQUEST_HEAD: &'static str =
+        "policy,load,request,arrival_s,tokens,reused_tokens,prefill_s,ttft_s,status";
+
+    /// Returns a line of comma-separated values for each request of an outcome, in the order of the trace: so what the
+    /// slowest have in common can be counted.
+    pub(crate) fn request_lines<'a>(
+        &'a self,
+        trace: &'a [Work],
+        outcome: &'a Outcome,
+    ) -> impl Iterator<Item = String> + 'a {
+        outcome.requests.iter().zip(trace).enumerate().map(|(number, (request, work))| {
+            let arrival_s = work.arrival_ns as f64 / self.load / 1e9;
+            let [prefill_s, ttft_s] = [request.prefill_ns, request.ttft_ns].map(|ns| ns as f64 / 1e9);
+            let policy = self.policy.replace(',', "");
+            format!(
+                "{policy},{},{number},{arrival_s:.3},{},{},{prefill_s:.3},{ttft_s:.3},{:?}",
+                self.load, request.tokens, request.reused_tokens, request.status
+            )
+        })
+    }
+
     /// Headings of a table of outcomes.
     pub(crate) const HEAD: [&'static str; 21] = [
         "policy",
@@ -225,21 +247,23 @@ impl Verdict {
 const SHORTEST: &str = "bound, shortest first";
 
 /// Runs both bounds and each of `policies` on `trace`, one after the other, those whose name `is_meant`; calls `done`
-/// with each outcome.
+/// with each result, and what it follows from.
 pub(crate) fn compare(
     trace: &[Work],
     config: &SimConfig,
     policies: Vec<Box<dyn Policy>>,
     is_meant: impl Fn(&str) -> bool,
-    mut done: impl FnMut(PolicyOutcome),
+    mut done: impl FnMut(PolicyOutcome, &Outcome),
 ) {
     let bounds = [("bound, FCFS", Order::Fcfs), (SHORTEST, Order::Shortest)];
     for (name, order) in bounds.into_iter().filter(|(name, _)| is_meant(name)) {
-        done(PolicyOutcome::of(name.to_owned(), config.load, &bound(trace, config, order)));
+        let outcome = bound(trace, config, order);
+        done(PolicyOutcome::of(name.to_owned(), config.load, &outcome), &outcome);
     }
     for policy in policies.into_iter().filter(|policy| is_meant(&policy.name())) {
         let name = policy.name();
-        done(PolicyOutcome::of(name, config.load, &run(trace, config, policy)));
+        let outcome = run(trace, config, policy);
+        done(PolicyOutcome::of(name, config.load, &outcome), &outcome);
     }
 }
 
@@ -261,9 +285,14 @@ mod tests {
             &SimConfig::default(),
             side_by_side(),
             |_| true,
-            |fared| {
+            |fared, outcome| {
+                assert_eq!(outcome.requests.len(), 200);
                 assert!(fared.mean_ttft_s > 0.0 && fared.refused + fared.waited == 0, "{fared:?}");
                 assert_eq!(fared.cells().len(), PolicyOutcome::HEAD.len());
+                let lines: Vec<String> = fared.request_lines(&works, outcome).collect();
+                assert_eq!(lines.len(), 200);
+                let columns = PolicyOutcome::REQUEST_HEAD.split(',').count();
+                assert!(lines.iter().all(|line| line.split(',').count() == columns && line.ends_with("Served")));
                 names.push(fared.policy.clone());
                 all.push(fared);
             },
