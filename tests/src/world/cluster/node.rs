@@ -50,6 +50,7 @@ pub(crate) struct Node {
     pub(crate) power_fails: bool,
     weight: u32,
     pub(crate) host: String,
+    pub(crate) failure_domain: String,
     shared_memory: bool,
     /// Counter that changes the ports when the node comes back.
     ports: u16,
@@ -152,6 +153,7 @@ impl Node {
             power_fails: false,
             weight: 1 + rng.below(4) as u32,
             host: format!("host-{}", index % scenario.hosts),
+            failure_domain: format!("rack-{}", index % scenario.failure_domains()),
             shared_memory: scenario.shared_memory,
             ports: 0,
         }
@@ -172,7 +174,7 @@ impl Node {
             node: NodeId(node as u64 + 1),
             incarnation: Incarnation(self.incarnation),
             weight: self.weight,
-            failure_domain: format!("rack-{}", node % 2),
+            failure_domain: self.failure_domain.clone(),
             host: self.host.clone(),
             shards: (0..shards).map(address).collect(),
         }

@@ -166,7 +166,7 @@ impl World {
     /// acknowledged to puts.
     pub(crate) fn is_at_rest(&self) -> bool {
         let lacks = |incarnation: &ShardIncarnation| {
-            let (mut lack, _) = incarnation.service.store().objects().uncopied(0, u32::MAX);
+            let mut lack = incarnation.service.store().objects().uncopied();
             lack.extend(self.clients[incarnation.fetcher].fetcher.iter().flat_map(Fetcher::copying));
             lack.iter().filter_map(|digest| self.shadow.key(*digest)).any(|key| self.doubled.contains_key(&key))
         };
