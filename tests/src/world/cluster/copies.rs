@@ -242,8 +242,7 @@ impl World {
             return None;
         }
         let store = service.store();
-        let lacks = |digest, _| service.inspect().lacks_replicas(digest);
-        let (lack, _) = store.objects().lacking(0, u32::MAX, lacks);
+        let lack = self.incarnations[incarnation].lacking();
         // In these scenarios each object was put with several replicas, and objects on the SSD are replicated from
         // there.
         let kept = (0..self.scenario.keys).filter(|_| self.scenario.keeps && self.scenario.tier.is_some());

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
+use kvplane_proto::Digest;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, SegmentId, ShardId, Version};
 use kvplane_proto::map::{ClusterMap, Member, ShardAddress};
 use kvplane_proto::rng::Rng;
@@ -125,6 +126,12 @@ impl ShardIncarnation {
 
     pub(crate) fn imports(&self) -> bool {
         self.service.inspect().move_counters().importing_slots > 0
+    }
+
+    /// Returns the objects that lack replicas at owners of their slot.
+    pub(crate) fn lacking(&self) -> Vec<Digest> {
+        let lacks = |digest, _| self.service.inspect().lacks_replicas(digest);
+        self.service.store().objects().lacking(0, u32::MAX, lacks).0
     }
 
     pub(crate) fn check_store(&self) {
