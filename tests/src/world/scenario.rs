@@ -270,9 +270,14 @@ impl Scenario {
         self
     }
 
-    /// Returns the number of failure domains that the nodes are in.
+    /// Returns the number of failure domains that the nodes are in. What is promised to outlive a node that shares its
+    /// domain is less where there are more than two owners (docs/adr/0020-replicas.md).
     pub(crate) fn failure_domains(&self) -> usize {
-        if self.replicas > 2 { usize::from(self.replicas) + self.seed as usize % 3 - 1 } else { 2 }
+        match (self.replicas, self.keeps) {
+            (..=2, _) => 2,
+            (_, true) => self.nodes,
+            (replicas, false) => usize::from(replicas) + self.seed as usize % 3 - 1,
+        }
     }
 
     /// One node dies, and comes back soon or late, while objects are put that stay where they are: objects acknowledged
