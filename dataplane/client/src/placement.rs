@@ -6,7 +6,7 @@ use kvplane_proto::ids::{Epoch, ShardId, Slot};
 use kvplane_proto::map::{ClusterMap, Owner, OwnerTable};
 use kvplane_proto::message::Operation;
 
-use crate::network::Network;
+use crate::network::{Network, is_suspect};
 use crate::tables::Slice;
 use crate::types::{Near, PeerAddress, PeerId, PeerKind, Request};
 
@@ -102,6 +102,21 @@ impl Placement {
         }
         let owner = *self.map.as_ref()?.1.owners(digest.slot()).get(1)?;
         self.peer_of_owner(network, owner)
+    }
+
+    /// Returns the replica owner of an object whose owner is suspect, unless the replica owner is suspect or down too.
+    pub(crate) fn other_than_suspect(
+        &mut self,
+        network: &mut Network,
+        digest: Digest,
+        owner: PeerId,
+    ) -> Option<PeerId> {
+        if !is_suspect(network, owner) {
+            return None;
+        }
+        let other = self.replica_peer(network, digest)?;
+        let serves = other != owner && !network.is_down(other) && !is_suspect(network, other);
+        serves.then_some(other)
     }
 
     /// Returns the peer of an owner by the map in use.

@@ -194,7 +194,7 @@ pub struct TaskResult {
     /// For gets and puts: number of replicas that the object is known to have, the owner's included; see
     /// [`Config::spread`](crate::Config::spread).
     pub replicas: u8,
-    /// For gets: the replica owner served the object, and the owner has not confirmed that it has it too.
+    /// For gets and queries: the replica owner answered, and the owner has not confirmed that it has the object too.
     pub from_replica: bool,
     /// For a put session that was begun: incarnation of the owner that holds it.
     pub incarnation: PeerIncarnation,
