@@ -19,7 +19,7 @@ use kvplane_proto::message::ObjectPriority;
 
 use crate::allocator::{Block, GRANULE_BYTES, granules_of};
 pub use arena::{Entries, LiveUse};
-pub use marks::{Mark, Replica};
+pub use marks::{Copies, Mark, Replica};
 
 /// Link to no entry.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -118,7 +118,7 @@ pub struct Entry {
     bytes_high: u8,
     /// State, below [`MARKS_AT`], and marks from there on.
     incarnation: u8,
-    /// List that it is in: three bits. Above them, four bits of its priority.
+    /// List that it is in: three bits. Above them, four bits of its priority, and [`UNCHECKED`].
     place: u8,
     /// Unit in which space is taken, as a power of two of granules: three bits. Above them, the granules that the tail
     /// takes beyond those of the bytes.
@@ -139,6 +139,11 @@ const HIGH_MARKS: u8 = 0xf8;
 const MARKS_AT: u32 = 3;
 /// Bits of `place` that hold the list.
 const LIST_BITS: u32 = 3;
+/// Bits of `place` that hold the priority.
+const PRIORITY_BITS: u8 = 0xf << LIST_BITS;
+/// Bit of `place`: the bytes are of a former process, and were not compared with the checksum yet.
+const UNCHECKED: u8 = 1 << 7;
+const _: () = assert!(UNCHECKED & (PRIORITY_BITS | ((1 << LIST_BITS) - 1)) == 0);
 /// Bits of `space` that hold the unit.
 const UNIT_BITS: u32 = 3;
 
@@ -161,6 +166,8 @@ pub struct Reserve {
     pub head: bool,
     /// Replication of the object.
     pub replica: Replica,
+    /// Its replicas, if it is replicated.
+    pub copies: Copies,
     /// True for an import from another owner: the object is stored already, so that neither the lease of its tenant nor
     /// a limit of pins refuses it.
     pub moves: bool,
@@ -194,6 +201,7 @@ impl Reserve {
             keep: Keep { account: 0, group: 0, soft_pin_ns: 0, hard_pin: false, priority: ObjectPriority::NORMAL },
             head: false,
             replica: Replica::None,
+            copies: Copies::ONE,
             moves: false,
         }
     }
@@ -299,11 +307,22 @@ impl Entry {
     /// Returns its priority.
     #[must_use]
     pub const fn priority(&self) -> ObjectPriority {
-        ObjectPriority::from_nibble(self.place >> LIST_BITS)
+        ObjectPriority::from_nibble((self.place & PRIORITY_BITS) >> LIST_BITS)
     }
 
     const fn set_priority(&mut self, priority: ObjectPriority) {
-        self.place = priority.nibble() << LIST_BITS | self.place & ((1 << LIST_BITS) - 1);
+        self.place = priority.nibble() << LIST_BITS | self.place & !PRIORITY_BITS;
+    }
+
+    /// Returns true if its bytes are of a former process, and were not compared with its checksum yet.
+    #[must_use]
+    pub const fn is_unchecked(&self) -> bool {
+        self.place & UNCHECKED != 0
+    }
+
+    /// Returns the granules that its tail takes beyond those of its bytes.
+    pub(crate) const fn extra_granules(&self) -> u8 {
+        self.space >> UNIT_BITS
     }
 
     fn take_step(&mut self, event: Event) {
@@ -346,7 +365,7 @@ impl Entry {
     }
 
     /// Returns true if it may move to the device pool: nothing but the eviction policy keeps it in memory, and it does
-    /// not lack its replica, which is sent from there.
+    /// not lack its first replica, which is sent from there. For further ones it is recalled.
     pub(crate) fn may_be_promoted(&self) -> bool {
         let is_kept = [Mark::Soft, Mark::Hard, Mark::Grouped].into_iter().any(|mark| self.is(mark));
         let lacks_replica = self.replica().is_owed_a_copy() && !self.is(Mark::Copied);

@@ -86,6 +86,8 @@ pub enum Mischief {
     ReleaseStagedEarly,
     /// The shard's host never reports some moves.
     ForgetMoves,
+    /// The client's host sets no hedging delay.
+    NeverHedge,
 }
 
 /// All parameters of a run.
@@ -127,6 +129,8 @@ pub struct Scenario {
     pub(crate) hedge_ns: u64,
     /// Only faults take objects away.
     pub(crate) keeps: bool,
+    /// Objects that two nodes have are found soon, whichever one of them falls silent.
+    pub(crate) answers: bool,
     /// Every promised object still exists, also after its node was away and others had its slots.
     pub(crate) returns: bool,
     /// Replication is requested for existing objects, not by their puts.
@@ -209,6 +213,7 @@ impl Scenario {
             replicas: 1,
             hedge_ns: 0,
             keeps: false,
+            answers: false,
             returns: false,
             wishes: false,
             tickets: false,
@@ -234,6 +239,50 @@ impl Scenario {
         scenario.chances.weights[Fault::CrashNode as usize] = rng.below(4);
         scenario.chances.weights[Fault::LeaveNode as usize] = rng.below(3);
         scenario
+    }
+
+    /// The scenario of a seed in which slots have three to five owners, as far as there are failure domains, and
+    /// objects two replicas up to more than there are owners.
+    #[must_use]
+    pub fn of_many_replicas(seed: u64) -> Self {
+        Self::of_replicas(seed).with_many_owners()
+    }
+
+    /// Like [`Self::of_many_replicas`], with a host's bug.
+    #[must_use]
+    pub fn of_many_replicas_with(seed: u64, mischief: Mischief) -> Self {
+        Self { mischief: Some(mischief), ..Self::of_many_replicas(seed) }
+    }
+
+    /// Like [`Self::of_losses`], with three to five owners of a slot; one node dies, or one after another.
+    #[must_use]
+    pub fn of_losses_of_many(seed: u64) -> Self {
+        let mut scenario = Self::of_losses(seed).with_many_owners();
+        scenario.chances.faults_most = Some(1 + seed % 3);
+        scenario
+    }
+
+    /// Like [`Self::of_hot`], with three to five owners of a slot.
+    #[must_use]
+    pub fn of_hot_with_many(seed: u64) -> Self {
+        Self::of_hot(seed).with_many_owners()
+    }
+
+    fn with_many_owners(mut self) -> Self {
+        let rng = &mut Rng::new(self.seed, "many replicas");
+        self.replicas = 3 + rng.below(3) as u8;
+        self.nodes = 3 + rng.below(4) as usize;
+        self
+    }
+
+    /// Returns the number of failure domains that the nodes are in. What is promised to outlive a node that shares its
+    /// domain is less where there are more than two owners (docs/adr/0020-replicas.md).
+    pub(crate) fn failure_domains(&self) -> usize {
+        match (self.replicas, self.keeps) {
+            (..=2, _) => 2,
+            (_, true) => self.nodes,
+            (replicas, false) => usize::from(replicas) + self.seed as usize % 3 - 1,
+        }
     }
 
     /// One node dies, and comes back soon or late, while objects are put that stay where they are: objects acknowledged

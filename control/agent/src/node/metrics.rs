@@ -3,7 +3,9 @@
 use std::sync::LazyLock;
 
 use kvplane_engine::prometheus::Text;
-use kvplane_engine::{NvmeCounters, OperationTimes, ShardSnapshot, TenantOperation, TierSnapshot, TimedTenant};
+use kvplane_engine::{
+    KeptReport, NvmeCounters, OperationTimes, ShardSnapshot, TenantOperation, TierSnapshot, TimedTenant,
+};
 use kvplane_store::DevicePoolStats;
 
 use crate::error::Error;
@@ -41,7 +43,7 @@ const COUNTERS: [Number; 30] = [
     ("kvplane_shard_protocol_errors_total", "Frames that broke the protocol.", |one| one.host.broken),
     ("kvplane_shard_replicas_made_total", "Replicas written to replica owners.", |one| one.copies.made),
     ("kvplane_shard_replicated_bytes_total", "Bytes that replica owners took.", |one| one.copies.made_bytes),
-    ("kvplane_shard_replicas_hot_total", "Hot objects that were replicated automatically.", |one| one.copies.hot),
+    ("kvplane_shard_replicas_hot_total", "Replicas begun automatically, for hot objects.", |one| one.copies.hot),
     ("kvplane_shard_replicas_failed_total", "Replicas that could not be written.", |one| one.copies.failed),
     ("kvplane_shard_replicas_dropped_total", "Replicas that replica owners reported as gone.", |one| {
         one.copies.dropped
@@ -67,7 +69,7 @@ const GAUGES: [Number; 13] = [
     ("kvplane_shard_soft_pins", "Objects with a soft pin.", |one| store(one).kept.soft),
     ("kvplane_shard_retained_objects", "Objects kept by a retention.", |one| store(one).kept.retained),
     ("kvplane_shard_replicas", "Replicas of objects that other shards own.", |one| store(one).replicas.here),
-    ("kvplane_shard_objects_replicated", "Objects that the replica owner may have a replica of.", |one| {
+    ("kvplane_shard_objects_replicated", "Replicas that replica owners may have of this shard's objects.", |one| {
         store(one).replicas.elsewhere
     }),
     ("kvplane_shard_replica_removals_outstanding", "Replicas that replica owners still have to remove.", |one| {
@@ -96,6 +98,34 @@ const DEVICE_GAUGES: [Number; 3] = [
         store(one).device.used_bytes
     }),
     ("kvplane_device_pool_objects", "Visible objects in the device pool.", |one| store(one).device.objects),
+];
+
+/// Gauges and counters of shards whose memory outlives the process.
+const KEPT_GAUGES: [Number; 5] = [
+    ("kvplane_kept_memory_objects", "Objects of the former process that were served again at the start.", |one| {
+        kept(one).objects
+    }),
+    ("kvplane_kept_memory_bytes", "Bytes of the objects that were served again at the start.", |one| kept(one).bytes),
+    (
+        "kvplane_kept_memory_dropped",
+        "Objects of the former process that were dropped: others have, or had, their slots.",
+        |one| kept(one).dropped,
+    ),
+    ("kvplane_kept_memory_discarded", "1 if nothing was kept at the start; the log has the reason.", |one| {
+        kept(one).discard.is_some().into()
+    }),
+    ("kvplane_kept_memory_withheld_bytes", "Bytes not used, as a process may still write to them.", |one| {
+        kept(one).withheld_bytes
+    }),
+];
+
+const KEPT_COUNTERS: [Number; 2] = [
+    ("kvplane_kept_memory_checked_total", "Objects of the former process that were read, and were whole.", |one| {
+        kept(one).checked
+    }),
+    ("kvplane_kept_memory_damaged_total", "Objects of the former process that were damaged, and so dropped.", |one| {
+        kept(one).damaged
+    }),
 ];
 
 /// Counters of shards with an SSD.
@@ -209,6 +239,10 @@ const TIER_GAUGES: [Number; 25] = [
     }),
 ];
 
+fn kept(one: &ShardSnapshot) -> KeptReport {
+    one.kept.unwrap_or_default()
+}
+
 fn tier(one: &ShardSnapshot) -> TierSnapshot {
     one.tier.unwrap_or_default()
 }
@@ -258,11 +292,14 @@ fn render(shards: &[ShardSnapshot]) -> String {
     let has_device_pool = shards.iter().any(|shard| store(shard).device != DevicePoolStats::default());
     let (of_device, device_gauges): (&[Number], &[Number]) =
         if has_device_pool { (&DEVICE_COUNTERS, &DEVICE_GAUGES) } else { (&[], &[]) };
-    for (name, help, value) in COUNTERS.iter().chain(counters).chain(of_device) {
+    let keeps = shards.iter().any(|shard| shard.kept.is_some());
+    let (of_kept, kept_gauges): (&[Number], &[Number]) =
+        if keeps { (&KEPT_COUNTERS, &KEPT_GAUGES) } else { (&[], &[]) };
+    for (name, help, value) in COUNTERS.iter().chain(counters).chain(of_device).chain(of_kept) {
         text.counter(name, help);
         numbers(&mut text, *value);
     }
-    for (name, help, value) in GAUGES.iter().chain(gauges).chain(device_gauges) {
+    for (name, help, value) in GAUGES.iter().chain(gauges).chain(device_gauges).chain(kept_gauges) {
         text.gauge(name, help);
         numbers(&mut text, *value);
     }
@@ -369,5 +406,12 @@ mod tests {
         let samples = parse(&render(&[ShardSnapshot { store: Some(store), ..ShardSnapshot::default() }])).unwrap();
         let all = COUNTERS.len() + GAUGES.len() + DEVICE_COUNTERS.len() + DEVICE_GAUGES.len();
         assert_eq!((samples.len(), samples["kvplane_device_pool_bytes{shard=\"0\"}"] as u64), (all, 7));
+        let report = KeptReport { checked: 4, damaged: 3, ..KeptReport::default() };
+        let store = kvplane_store::StoreStats::default();
+        let one = ShardSnapshot { store: Some(store), kept: Some(report), ..ShardSnapshot::default() };
+        let samples = parse(&render(&[one])).unwrap();
+        let of = |name: &str| samples[&format!("{name}{{shard=\"0\"}}")] as u64;
+        assert_eq!(samples.len(), COUNTERS.len() + GAUGES.len() + KEPT_COUNTERS.len() + KEPT_GAUGES.len());
+        assert_eq!((of("kvplane_kept_memory_checked_total"), of("kvplane_kept_memory_damaged_total")), (4, 3));
     }
 }

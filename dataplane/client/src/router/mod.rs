@@ -10,10 +10,11 @@ mod replies;
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{BatchId, RequestId, Version};
 use kvplane_proto::limits::Limits;
+use kvplane_proto::map::{MAX_REPLICA_OWNERS, ReplicaSet};
 use kvplane_proto::message::RetainItem;
 use kvplane_proto::status::Status;
 
-use crate::network::{Cause, Endpoint};
+use crate::network::{Cause, Endpoint, is_suspect};
 use crate::placement::Placement;
 use crate::replicas::Replicas;
 use crate::sender::{FlushOutcome, Sender};
@@ -25,6 +26,15 @@ const PARK_FIRST_NS: u64 = 10_000_000;
 const PARK_LAST_NS: u64 = 500_000_000;
 /// Longest backoff from a busy peer: its queues drain soon.
 const PARK_BUSY_NS: u64 = 80_000_000;
+
+/// Way in which a request is hedged whose peer does not reply.
+#[derive(Clone, Copy)]
+enum Hedge {
+    /// It is sent to the other owner of its object, with this use of the replica owner.
+    At(ReplicaUse),
+    /// It ends as unreachable: its caller sends the queries of its objects one by one, each with a hedge of its own.
+    Separately,
+}
 
 /// The peer has sent a frame that violates the protocol.
 pub(crate) struct ProtocolViolation;
@@ -107,18 +117,24 @@ impl Router {
             | Request::Fill(digest, ..)
             | Request::Seal(digest, ..)
             | Request::Discard(digest, ..)
-            | Request::PutCopy(digest, ..)
-            | Request::DropCopy(digest)
             | Request::RemoveCopy(digest)
             | Request::Retain(RetainItem { digest, .. })
             | Request::List(digest, _) => self.peer_for(id, digest),
             Request::Read(target, _) | Request::Write(target, _) => Some(target.peer),
-            Request::OpenSegment(peer) => Some(peer),
+            Request::OpenSegment(peer) | Request::PutCopy(.., peer) | Request::DropCopy(_, peer) => Some(peer),
         };
         let Some(peer) = peer else {
             self.complete(id.index, Status::NoOwner);
             return None;
         };
+        if let Request::Asks(digest, ..) = request
+            && self.placement.replica_owners(digest.slot()) > 0
+            && is_suspect(&self.traffic.network, peer)
+        {
+            // Its caller queries each object by itself: the replicas may be at several shards.
+            self.complete(id.index, Status::Unreachable);
+            return None;
+        }
         if self.traffic.network.asks_departed(&request)
             || request
                 .incarnation()
@@ -138,14 +154,14 @@ impl Router {
         }
     }
 
-    /// Returns the peer that serves a slice's object: the owner or the replica owner.
+    /// Returns the peer that serves a slice's object: the owner or a replica owner.
     pub(crate) fn peer_for(&mut self, id: SliceId, digest: Digest) -> Option<PeerId> {
         let slice = self.traffic.slices.peek(id.index);
-        let (request, replica) = (slice.request, slice.tries.replica);
-        if matches!(request, Request::PutCopy(..) | Request::DropCopy(_)) {
-            return self.placement.replica_peer(&mut self.traffic.network, digest);
+        let (request, replica, number) = (slice.request, slice.tries.replica, slice.answer.replica_number);
+        let several = self.placement.replica_owners(digest.slot()) > 0;
+        if several && matches!(request, Request::Asks(..)) {
+            self.watch(id, digest);
         }
-        let several = self.placement.has_replica_owner(digest.slot());
         if !several || readable(&request).is_none() || self.placement.is_of_sources() {
             if matches!(replica, ReplicaUse::Chosen | ReplicaUse::Requested) {
                 self.traffic.slices.at(id.index).tries.replica = ReplicaUse::Missed;
@@ -157,46 +173,61 @@ impl Router {
             ReplicaUse::Missed => return Some(owner),
             ReplicaUse::No | ReplicaUse::Chosen if !self.traffic.network.is_down(owner) => {
                 self.watch(id, digest);
-                let chosen = self.better_replica(id, digest, owner);
-                self.traffic.slices.at(id.index).tries.replica =
-                    if chosen.is_some() { ReplicaUse::Chosen } else { ReplicaUse::No };
-                self.traffic.books.counters.second_chosen += u64::from(chosen.is_some());
-                return chosen.or(Some(owner));
+                let other = self.placement.other_than_suspect(&mut self.traffic.network, digest, owner);
+                let better = if other.is_none() { self.better_replica(id, digest, owner) } else { None };
+                let counters = &mut self.traffic.books.counters;
+                counters.second_asked += u64::from(other.is_some());
+                counters.second_chosen += u64::from(better.is_some());
+                let chosen = other.or(better);
+                let slice = self.traffic.slices.at(id.index);
+                slice.tries.replica = if chosen.is_some() { ReplicaUse::Chosen } else { ReplicaUse::No };
+                slice.answer.replica_number = chosen.map_or(0, |(number, _)| number);
+                return chosen.map(|(_, peer)| peer).or(Some(owner));
             }
             ReplicaUse::No | ReplicaUse::Chosen | ReplicaUse::Requested => {}
         }
-        let other = self.placement.replica_peer(&mut self.traffic.network, digest);
-        self.traffic.slices.at(id.index).tries.replica =
-            if other.is_some() { ReplicaUse::Requested } else { ReplicaUse::Missed };
+        let first = if replica == ReplicaUse::Requested { number } else { 0 };
+        let other = self.placement.reachable_replica(&mut self.traffic.network, digest, first);
+        let slice = self.traffic.slices.at(id.index);
+        slice.tries.replica = if other.is_some() { ReplicaUse::Requested } else { ReplicaUse::Missed };
+        slice.answer.replica_number = other.map_or(0, |(number, _)| number);
         self.traffic.books.counters.second_asked += u64::from(other.is_some());
-        other.or(Some(owner))
+        other.map(|(_, peer)| peer).or(Some(owner))
     }
 
-    /// Returns the replica owner if there is a lease on its replica and it is estimated to serve the get sooner than
-    /// the owner, or about as soon and the random choice selects it.
-    fn better_replica(&mut self, id: SliceId, digest: Digest, owner: PeerId) -> Option<PeerId> {
+    /// Returns a replica owner if there is a lease on its replica and it is estimated to serve the get sooner than the
+    /// owner and the others, or about as soon and the random choice selects it.
+    fn better_replica(&mut self, id: SliceId, digest: Digest, owner: PeerId) -> Option<(u8, PeerId)> {
         let request = self.traffic.slices.peek(id.index).request;
-        let spread = self.traffic.network.host.config.spread && matches!(request, Request::Get(..));
-        if !spread || !self.replicas.holds(digest, self.traffic.network.host.now_ns) {
+        if !self.traffic.network.host.config.spread || !matches!(request, Request::Get(..)) {
             return None;
         }
-        let replica = self
-            .placement
-            .replica_peer(&mut self.traffic.network, digest)
-            .filter(|replica| *replica != owner && !self.traffic.network.is_down(*replica))?;
+        let held = self.replicas.held(digest, self.traffic.network.host.now_ns);
         let bytes = self.traffic.slices.peek(id.index).load_bytes();
-        let (owner_ns, replica_ns) = (
-            self.traffic.network.wait_ns(owner, &request, bytes)?,
-            self.traffic.network.wait_ns(replica, &request, bytes)?,
-        );
+        let (mut owners, mut estimates_ns) = ([None; MAX_REPLICA_OWNERS + 1], [0.0; MAX_REPLICA_OWNERS + 1]);
+        let mut count = 1;
+        for number in held.iter() {
+            let network = &mut self.traffic.network;
+            let Some(peer) = self.placement.replica_peer(network, digest, number) else { continue };
+            if peer == owner || network.is_down(peer) {
+                continue;
+            }
+            let Some(wait_ns) = network.wait_ns(peer, &request, bytes) else { continue };
+            (owners[count], estimates_ns[count]) = (Some((number as u8, peer)), wait_ns);
+            count += 1;
+        }
+        if count == 1 {
+            return None;
+        }
+        estimates_ns[0] = self.traffic.network.wait_ns(owner, &request, bytes)?;
         let client = self.traffic.network.host.config.client;
-        self.replicas.choose(owner_ns, replica_ns, client).then_some(replica)
+        owners[self.replicas.choose(&estimates_ns[..count], client)]
     }
 
-    /// Starts the hedging timer of a get.
+    /// Starts the hedging timer of a get or a query.
     fn watch(&mut self, id: SliceId, digest: Digest) {
         if self.traffic.network.host.config.hedge_ns > 0
-            && self.placement.replica_peer(&mut self.traffic.network, digest).is_some()
+            && self.placement.replica_peer(&mut self.traffic.network, digest, 0).is_some()
         {
             let begun_ns = self.traffic.slices.peek(id.index).times.begun_ns;
             let wait_ns = self
@@ -223,15 +254,18 @@ impl Router {
         }
     }
 
-    /// Hedges gets whose timer has expired, to the replica owner.
+    /// Hedges gets and queries whose timer has expired, to the replica owner. Their peer is suspect from now on, if
+    /// nothing at all has arrived from it meanwhile.
     pub(crate) fn hedge(&mut self) {
         while let Some(id) = self.traffic.network.host.timers.due_watched(self.traffic.network.host.now_ns) {
             let Some(slice) = self.traffic.slices.get_mut(id.index, id.generation) else { continue };
             slice.hedge_ns = 0;
             let next = match slice.tries.replica {
-                ReplicaUse::No => ReplicaUse::Requested,
-                // The get was spread: its hedge goes to the other one of both owners.
-                ReplicaUse::Chosen => ReplicaUse::Missed,
+                // The replicas of its objects may be at several shards.
+                _ if matches!(slice.request, Request::Asks(..)) => Hedge::Separately,
+                ReplicaUse::No => Hedge::At(ReplicaUse::Requested),
+                // It was sent to the replica owner first: its hedge goes to the owner.
+                ReplicaUse::Chosen => Hedge::At(ReplicaUse::Missed),
                 ReplicaUse::Requested | ReplicaUse::Missed => continue,
             };
             let (state, peer) = (slice.state, PeerId(slice.way.peer));
@@ -250,45 +284,57 @@ impl Router {
                 self.traffic.watch_until(id, again_ns);
                 continue;
             }
+            if let Some(silent) = self.traffic.network.peers.get_mut(peer.0).filter(|_| waits) {
+                let host = &self.traffic.network.host;
+                silent.suspect(after_ns, host.now_ns, host.config.hedge_ns);
+            }
             match state {
                 SliceState::Queued => {
-                    self.traffic.slices.at(id.index).tries.replica = next;
                     self.traffic.network.host.timers.take_parked(|parked| parked == id);
                     self.traffic.leave_lane(id.index);
-                    self.route(id);
+                    match next {
+                        Hedge::At(replica) => {
+                            self.traffic.slices.at(id.index).tries.replica = replica;
+                            self.route(id);
+                        }
+                        Hedge::Separately => self.complete(id.index, Status::Unreachable),
+                    }
                 }
-                SliceState::Requested if self.detach(id.index, next) => {}
-                SliceState::Requested
-                | SliceState::Receiving
-                | SliceState::Copying
-                | SliceState::Committing
-                | SliceState::Done => {}
+                SliceState::Requested => self.detach(id.index, next),
+                SliceState::Receiving | SliceState::Copying | SliceState::Committing | SliceState::Done => {}
             }
         }
     }
 
-    /// Detaches a get from its request, whose late reply will be dropped, and hedges it to the other owner. The
-    /// connection is kept; if it is dead, that is detected no later than without hedging. Returns false if a device may
-    /// still write the caller's memory by itself: then the get stays.
-    fn detach(&mut self, index: u32, next: ReplicaUse) -> bool {
+    /// Detaches a get or a query from its request, whose late reply will be dropped, and hedges it. The connection is
+    /// kept; if it is dead, that is detected no later than without hedging. Where a device may still write the caller's
+    /// memory by itself, the request stays.
+    fn detach(&mut self, index: u32, next: Hedge) {
         let slice = self.traffic.slices.peek(index);
         let (lane, wire) = (slice.link.lane, slice.wire);
         let entry = &mut self.traffic.network.lanes[lane];
         if !matches!(entry.path, Path::Stream | Path::Shared) || self.traffic.wires.get(wire).is_none() {
-            return false;
+            return;
         }
         let progress_ns = entry.progress_ns;
         entry.connection.detached.push(wire);
         self.traffic.wires.leave(wire, index);
-        let slice = self.traffic.slices.at(index);
-        (slice.tries.replica, slice.wire) = (next, RequestId::default());
-        self.send_again(index, None);
+        self.traffic.slices.at(index).wire = RequestId::default();
+        match next {
+            Hedge::At(replica) => {
+                self.traffic.slices.at(index).tries.replica = replica;
+                self.send_again(index, None);
+            }
+            Hedge::Separately => {
+                self.traffic.leave_lane(index);
+                self.complete(index, Status::Unreachable);
+            }
+        }
         self.traffic.network.lanes[lane].progress_ns = progress_ns;
-        true
     }
 
-    /// Handles an outcome from the replica owner that decides nothing: returns true, and the get goes back to the
-    /// owner.
+    /// Handles an outcome from a replica owner that decides nothing: returns true, and the get goes to the next one, or
+    /// back to the owner.
     pub(crate) fn back_to_owner(&mut self, index: u32, status: Status) -> bool {
         let decides = matches!(
             status,
@@ -298,10 +344,17 @@ impl Router {
         if !slice.is_of_replica() || decides {
             return false;
         }
+        let (replica, replica_number) = (slice.tries.replica, slice.answer.replica_number);
         if let Some(digest) = readable(&slice.request) {
-            self.replicas.missed(digest, self.traffic.network.host.now_ns);
+            self.replicas.missed(digest, replica_number.into(), self.traffic.network.host.now_ns);
         }
-        self.traffic.slices.at(index).tries.replica = ReplicaUse::Missed;
+        // While the owner is unreachable or silent, the next replica owner may have the object; after the last one, the
+        // get goes back.
+        let slice = self.traffic.slices.at(index);
+        match replica {
+            ReplicaUse::Requested => slice.answer.replica_number = replica_number.saturating_add(1),
+            _ => slice.tries.replica = ReplicaUse::Missed,
+        }
         self.send_again(index, None);
         true
     }
@@ -492,6 +545,7 @@ impl Router {
             let shared = slice.request.local().filter(|_| slice.tasks > 1);
             let bytes = shared.map_or(slice.answer.bytes, |local| batch.overlap(task, local).1);
             let result = &mut batch.results[task as usize];
+            result.from_replica = slice.is_of_replica();
             if result.status == Status::Ok {
                 result.status = status;
             }
@@ -502,8 +556,9 @@ impl Router {
                 let put = matches!(slice.request, Request::Put(..) | Request::PutAs(..) | Request::Seal(..));
                 result.version = Version(slice.answer.version);
                 let has_replicas = put || slice.request.is_get();
-                result.replicas = u8::from(has_replicas) + u8::from(has_replicas && slice.answer.is_replicated);
-                result.from_replica = slice.request.is_get() && slice.is_of_replica();
+                result.replicas = if has_replicas { 1 + slice.answer.replicas.count() as u8 } else { 0 };
+                let answering = ReplicaSet::NONE.with(slice.answer.replica_number.into());
+                result.replica_owners = if result.from_replica { answering } else { slice.answer.replicas };
                 if matches!(slice.request, Request::Begin(..)) {
                     result.incarnation = self.traffic.network.peers[slice.way.peer].incarnation;
                 }

@@ -1,9 +1,9 @@
 //! Slices: the parts of tasks that lanes carry, with their state.
 
 use kvplane_proto::digest::Digest;
-use kvplane_proto::flags::FrameFlags;
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{BatchId, PinId, RequestId, ReservationId};
+use kvplane_proto::map::ReplicaSet;
 use kvplane_proto::status::Status;
 
 use crate::types::{Local, Request, SliceId, Via};
@@ -67,7 +67,7 @@ pub(crate) struct Slice {
     pub(crate) link: LaneLink,
     /// Request in flight whose reply it waits for; stale if there is none.
     pub(crate) wire: RequestId,
-    /// Time at which the get is hedged if its owner stays silent; 0 if no timer is set.
+    /// Time at which the request is hedged if its owner stays silent; 0 if no timer is set.
     pub(crate) hedge_ns: u64,
     pub(crate) tries: Tries,
     pub(crate) answer: Answer,
@@ -116,18 +116,20 @@ pub(crate) struct Tries {
     pub(crate) attempts: u8,
     /// Number of times that it was parked.
     pub(crate) parkings: u8,
-    /// Use of the replica owner.
+    /// Use of a replica owner.
     pub(crate) replica: ReplicaUse,
 }
 
-/// Contents of the reply to a slice.
+/// Contents of the reply to a slice, and who gives it.
 #[derive(Clone, Copy)]
 pub(crate) struct Answer {
+    /// Number, in the order of the map, of the replica owner that is asked, where one is.
+    pub(crate) replica_number: u8,
     /// Length of the object.
     pub(crate) bytes: u64,
     pub(crate) version: u64,
-    /// True if the owner's reply reported that the replica owner has the object too.
-    pub(crate) is_replicated: bool,
+    /// Replica owners that have the object too, as the owner's reply reported.
+    pub(crate) replicas: ReplicaSet,
     pub(crate) expected_checksum: Option<u64>,
     /// Pin or reservation held on the peer while the host copies over the shared path.
     pub(crate) held: HeldHandle,
@@ -150,9 +152,10 @@ impl Slice {
             hedge_ns: 0,
             tries: Tries { attempts: 0, parkings: 0, replica: ReplicaUse::No },
             answer: Answer {
+                replica_number: 0,
                 bytes: 0,
                 version: 0,
-                is_replicated: false,
+                replicas: ReplicaSet::NONE,
                 expected_checksum: None,
                 held: HeldHandle::Nothing,
             },
@@ -220,47 +223,53 @@ pub(crate) const fn slice_id(index: u32, generation: u32) -> SliceId {
     SliceId { index, generation }
 }
 
-/// Use of the replica owner by a get.
+/// Use of a replica owner by a get or a query.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ReplicaUse {
-    /// The get was not sent to the replica owner.
+    /// The get was not sent to a replica owner.
     No,
-    /// Spread: the get was sent to the replica owner because both owners have the object.
+    /// The get was sent to a replica owner first: because several owners have the object (spread), or because the owner
+    /// is suspect. Its hedge goes to the owner.
     Chosen,
-    /// The get was sent to the replica owner because the owner is unreachable (failover) or did not reply (hedge).
+    /// The get was sent to a replica owner because the owner is unreachable (failover) or did not reply (hedge).
     Requested,
-    /// The replica owner was tried without success.
+    /// The replica owners were tried without success.
     Missed,
 }
 
-/// Returns the object that a request reads, if a replica of it suffices.
+/// Returns the object that a request reads or queries, if a replica of it suffices.
 pub(crate) const fn readable(request: &Request) -> Option<Digest> {
     match request {
-        Request::Get(digest, _) | Request::GetRange(digest, ..) | Request::GetHead(digest, _) => Some(*digest),
+        Request::Get(digest, _)
+        | Request::GetRange(digest, ..)
+        | Request::GetHead(digest, _)
+        | Request::Exists(digest)
+        | Request::Size(digest) => Some(*digest),
         _ => None,
     }
 }
 
 impl Slice {
-    /// Returns true if the replica owner is used.
+    /// Returns true if a replica owner is used.
     pub(crate) const fn is_of_replica(&self) -> bool {
         matches!(self.tries.replica, ReplicaUse::Chosen | ReplicaUse::Requested)
     }
 
     /// Returns true for a get that was sent to the owner only.
     pub(crate) const fn is_get_of_owner(&self) -> bool {
-        matches!(self.tries.replica, ReplicaUse::No) && readable(&self.request).is_some()
+        matches!(self.tries.replica, ReplicaUse::No) && self.request.is_get() && readable(&self.request).is_some()
     }
 
-    /// Handles a failed attempt: a get whose owner is unreachable fails over to the replica owner, once.
+    /// Handles a failed attempt: a get whose owner is unreachable fails over to the replica owners, to each once.
     pub(crate) fn turn_to_replica(&mut self, status: Status) {
         if status != Status::Unreachable || readable(&self.request).is_none() {
             return;
         }
-        self.tries.replica = match self.tries.replica {
-            ReplicaUse::No => ReplicaUse::Requested,
-            ReplicaUse::Chosen | ReplicaUse::Requested | ReplicaUse::Missed => ReplicaUse::Missed,
-        };
+        match self.tries.replica {
+            ReplicaUse::No => (self.tries.replica, self.answer.replica_number) = (ReplicaUse::Requested, 0),
+            ReplicaUse::Requested => self.answer.replica_number = self.answer.replica_number.saturating_add(1),
+            ReplicaUse::Chosen | ReplicaUse::Missed => self.tries.replica = ReplicaUse::Missed,
+        }
     }
 
     /// Takes over the contents of a reply without payload.
@@ -268,7 +277,7 @@ impl Slice {
         if header.status == Status::Ok {
             self.answer.bytes = self.weight_bytes();
             self.answer.version = header.argument;
-            self.answer.is_replicated = header.flags.has(FrameFlags::REPLICATED);
+            self.answer.replicas = header.flags.replicas();
         }
     }
 }

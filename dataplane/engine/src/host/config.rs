@@ -2,9 +2,10 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvplane_store::service::SLOW_AFTER_NS;
-use kvplane_sys::Region;
+use kvplane_sys::{MemoryDirectory, Region};
 use kvplane_ticket::Challenges;
 use kvplane_tls::Keychain;
 use kvplane_transport::mooncake::ServerOptions;
@@ -16,6 +17,17 @@ use super::fetch::FetchConfig;
 use super::reactor::connections::Connections;
 use super::reactor::devices::RdmaDevices;
 use super::tier::TierSetup;
+
+/// Memory that outlives the process of a node.
+#[derive(Clone, Debug)]
+pub struct KeptMemoryConfig {
+    /// Directory of its files, which this process has claimed.
+    pub directory: Arc<MemoryDirectory>,
+    /// Number of shards of the node.
+    pub shards: u16,
+    /// Identity of the memory, if it is new.
+    pub fresh_uuid: u128,
+}
 
 /// Settings of a host.
 #[derive(Clone, Debug)]
@@ -36,6 +48,8 @@ pub struct HostConfig {
     pub tier: Option<TierSetup>,
     /// Device pool of the service's store.
     pub device_pool: Option<DevicePoolConfig>,
+    /// Memory in which the service's store outlives the process.
+    pub kept: Option<KeptMemoryConfig>,
     /// Settings for fetching objects from former owners of the service's slots; without them, none are fetched.
     pub fetch: Option<FetchConfig>,
     /// Challenges by which peers of the service must prove a ticket; without them, none needs one.
@@ -44,6 +58,8 @@ pub struct HostConfig {
     pub tls: Option<Arc<Keychain>>,
     /// Limits of connections whose peers have not authenticated yet.
     pub unauthenticated: UnauthenticatedLimits,
+    /// Time after which unacknowledged data ends a TCP connection that this host made; zero: as the kernel decides.
+    pub unacknowledged: Duration,
     /// Least duration of a request, in nanoseconds, to be recorded as slow.
     pub slow_after_ns: u64,
 }
@@ -59,10 +75,12 @@ impl Default for HostConfig {
             zero_copy: ZeroCopyOptions::default(),
             tier: None,
             device_pool: None,
+            kept: None,
             fetch: None,
             tickets: None,
             tls: None,
             unauthenticated: UnauthenticatedLimits::default(),
+            unacknowledged: Duration::ZERO,
             slow_after_ns: SLOW_AFTER_NS,
         }
     }
@@ -79,6 +97,7 @@ impl HostConfig {
         if let Some(keychain) = &self.tls {
             tcp.set_tls(Arc::clone(keychain));
         }
+        tcp.limit_unacknowledged(self.unacknowledged);
         Connections::new(tcp, self.rdma.as_ref(), pool)
     }
 }

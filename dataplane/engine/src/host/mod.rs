@@ -37,13 +37,14 @@ pub use client_side::files::HostFiles;
 pub use client_side::foreign::{Handshake, HandshakeError, StockAnswer, StockEngines};
 pub(crate) use client_side::peer_memory::{OwnSide, PeerCopies, PeerPath, PeerRange};
 pub(crate) use client_side::pool_reads::{PoolRead, PoolSource};
-pub use config::HostConfig;
+pub use config::{HostConfig, KeptMemoryConfig};
 pub use device_pool::{DevicePool, DevicePoolConfig};
 pub use fetch::FetchConfig;
 pub use reactor::devices::RdmaDevices;
 pub use reactor::near::{NearDevices, PlaceName, node_of_region};
 pub use reports::{HostCounters, PeerMemoryCounters, PoolReadCounters};
 pub use service_side::served::DeviceSnapshot;
+pub(crate) use shard_host::end_accesses;
 pub use shard_host::{ServedSegments, ShardHost};
 pub use tier::{PART_LEAST_BYTES, TierDevice, TierNotice, TierOpenError, TierSetup};
 

@@ -4,6 +4,7 @@ use kvplane_proto::Digest;
 use kvplane_proto::ids::{Epoch, Slot};
 use kvplane_proto::map::ShardKey;
 
+use super::kept_memory::{KeptReport, opening_of};
 use super::migration::MoveCounters;
 use super::objects::Objects;
 use super::replication::CopyCounters;
@@ -68,6 +69,31 @@ impl<'a> Inspection<'a> {
         let connections =
             ServiceCounters { greeted, closed, unauthenticated, tickets_ended, unauthorized, ..shard.counters };
         ServiceCounters { read_bytes, write_bytes, ..connections }
+    }
+
+    /// Returns true if an image of a former process's objects waits for a map that gives this shard slots.
+    #[must_use]
+    pub fn awaits_map(self) -> bool {
+        self.objects.local.kept.as_ref().is_some_and(|kept| kept.is_pending())
+    }
+
+    /// Returns the number of the present opening of the SSD, which counts them; 0 without one.
+    #[must_use]
+    pub fn ssd_opening(self) -> u64 {
+        opening_of(self.tier())
+    }
+
+    /// Returns what became of the former process's objects; `None` before a map has decided about them, or if memory is
+    /// not kept.
+    #[must_use]
+    pub fn kept(self) -> Option<KeptReport> {
+        self.objects.local.kept.as_ref()?.report(self.objects.shard())
+    }
+
+    /// Returns true if a peer on this host has pins or reservations: it may access the pool through its mapping.
+    #[must_use]
+    pub fn lends_pool(self) -> bool {
+        self.objects.local.shard.sessions.lend_pool()
     }
 
     /// Returns the latency of requests until now.
@@ -142,13 +168,22 @@ impl<'a> Inspection<'a> {
         self.objects.replication.counters(&self.objects.local.shard)
     }
 
-    /// Returns the replica owner of a slot of this shard.
+    /// Returns the replica owners of a slot of this shard, in the order of the map.
     #[must_use]
-    pub fn second_of(self, slot: Slot) -> Option<ShardKey> {
-        self.objects.local.shard.replicas.owner(slot)
+    pub fn replica_owners(self, slot: Slot) -> &'a [ShardKey] {
+        self.objects.local.shard.replicas.owners_of(slot)
     }
 
-    /// Returns the epoch since which this shard has been the replica owner of a slot, for the same incarnation of the
+    /// Returns true if an object that this shard has in memory is to be replicated and has fewer replicas than its slot
+    /// has owners for.
+    #[must_use]
+    pub fn lacks_replicas(self, digest: Digest) -> bool {
+        let shard = &self.objects.local.shard;
+        let objects = shard.store.objects();
+        objects.replica(digest).is_owed_a_copy() && shard.replicas.lacks(digest, objects.copies(digest))
+    }
+
+    /// Returns the epoch since which this shard has been a replica owner of a slot, for the same incarnation of the
     /// owner.
     #[must_use]
     pub fn second_since(self, slot: Slot) -> Option<Epoch> {

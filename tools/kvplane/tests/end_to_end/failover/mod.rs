@@ -3,8 +3,10 @@
 pub(crate) mod absences;
 pub(crate) mod cluster;
 pub(crate) mod etcd;
+pub(crate) mod kept_memory;
 pub(crate) mod kills;
 pub(crate) mod moves;
+pub(crate) mod outages;
 pub(crate) mod process_groups;
 pub(crate) mod replicas;
 pub(crate) mod restarts;

@@ -13,8 +13,8 @@ use crate::service::types::{Path, TicketId};
 pub(in crate::service) enum PendingPayload {
     /// Discarded when received; then the request is answered with this status.
     Refused { request: RequestId, operation: Operation, status: Status, argument: u64 },
-    /// Received into this reservation.
-    Put { request: RequestId, reservation: ReservationId, expected: u64 },
+    /// Received into this reservation; the reply may name replica owners beyond the first if `names_owners`.
+    Put { request: RequestId, reservation: ReservationId, expected: u64, names_owners: bool },
     /// Received into a range of a put session.
     Fill { request: RequestId, ticket: TicketId, expected: u64 },
     /// Received into this segment.
@@ -93,6 +93,11 @@ impl Session {
             reservations: List::new(),
             tickets: List::new(),
         }
+    }
+
+    /// Returns true if handles are lent to the session.
+    pub(super) const fn holds_any(&self) -> bool {
+        !self.pins.is_empty() || !self.reservations.is_empty() || !self.tickets.is_empty()
     }
 
     /// Records the client of a connection, which may send requests from now on.
