@@ -8,8 +8,8 @@ pub struct WorldConfig {
     /// Silence after which a process that refuses connections is dead.
     pub refused_ns: u64,
     /// Silence after which a process is dead that a collective waited for until its deadline: long enough for a process
-    /// that a busy machine keeps from its core, and short enough for a view within the second after the deadline. It lasts up to four times as long while reports arrive
-    /// late: three times the longest recent interval between them.
+    /// that a busy machine keeps from its core, and short enough for a view within the second after the deadline. It
+    /// lasts up to four times as long while reports arrive late: three times the longest recent interval between them.
     pub overdue_ns: u64,
     /// Silence after which a process is dead in any case.
     pub silence_ns: u64,
