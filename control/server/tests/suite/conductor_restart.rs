@@ -231,10 +231,10 @@ fn an_engine_continues_at_its_snapshot_and_a_restarted_one_does_not() {
         let mut batches = vec![(0, stored(&[1])), (1, stored(&[2]))];
         let mut live = engine.followed(&batches).await;
         until(plane.http, "m", "e0", (2, false)).await;
-        // The second snapshot from now on is taken after batch 1.
+        // The second snapshot from now on is taken after batch 1. Blocks 3 and 4 have to be stored, too.
         let written = || counter(plane.http, "kvplane_conductor_snapshots_written_total");
         let before = written();
-        while written() < before + 2 {
+        while written() < before + 2 || batches.len() < 4 {
             let number = batches.len() as u64;
             batches.push((number, stored(&[3 + number % 2])));
             send(&mut live, &[b"", &number.to_be_bytes(), &batches[number as usize].1]).await;
