@@ -1,8 +1,8 @@
 //! Command line of `cargo x`, parsed by hand: a command, then its arguments.
 //!
-//! `demo`, `test`, `seeds`, `nightly`, `mutations`, `kills`, `cluster`, `silence`, `fuzz`, `bench`, `peers`, `stores`,
-//! `interop`, `python` and `rig` pass their arguments on untouched, and the callee checks them. For the other commands
-//! an unknown word is an error with the usage text and exit status 2.
+//! `demo`, `test`, `seeds`, `nightly`, `mutations`, `kills`, `cluster`, `silence`, `networks`, `fuzz`, `bench`,
+//! `peers`, `stores`, `interop`, `python` and `rig` pass their arguments on untouched, and the callee checks them. For
+//! the other commands an unknown word is an error with the usage text and exit status 2.
 
 use std::fmt;
 
@@ -54,6 +54,8 @@ usage: cargo x COMMAND [...]
   silence [ROUNDS]     a node stopped, killed, or disconnected in both directions or in one, ROUNDS times each (10),
                        with SSDs and without: the times of gets, queries and puts before, during and after; and a rank
                        of a process group: the sum that it interrupts
+  networks [ROUNDS]    five nodes on an emulated network that delays, loses, reorders, duplicates and damages packets,
+                       collapses, resets connections or leaves them half open, ROUNDS times each (5), under load
   fuzz [SECONDS]       broken frames for every port of real processes, for SECONDS (3600)
   bench [--rig] [...]  build release and run the benchmarks; arguments are passed to `kvplane-bench`; with --rig
                        in a virtual machine with RDMA devices, as `perftest` needs it; `conductor-index TRACE [ROUNDS]`
@@ -111,6 +113,8 @@ pub enum Task {
     Cluster(Vec<String>),
     /// Stop, kill and disconnect nodes of a cluster.
     Silence(Vec<String>),
+    /// Impair an emulated network.
+    Networks(Vec<String>),
     /// Send broken frames to real processes.
     Fuzz(Vec<String>),
     /// Check the source tree, or rewrite its code map.
@@ -186,11 +190,12 @@ pub fn parse(arguments: &[String]) -> Result<Task, UsageError> {
         "kills" if !asks_help => Ok(Task::Kills(rest.to_vec())),
         "cluster" if !asks_help => Ok(Task::Cluster(rest.to_vec())),
         "silence" if !asks_help => Ok(Task::Silence(rest.to_vec())),
+        "networks" if !asks_help => Ok(Task::Networks(rest.to_vec())),
         "fuzz" if !asks_help => Ok(Task::Fuzz(rest.to_vec())),
         "rig" => Ok(Task::Rig(rest.to_vec())),
-        "seeds" | "nightly" | "deny" | "loom" | "miri" | "mutations" | "kills" | "cluster" | "silence" | "fuzz"
-        | "setup" | "tidy" | "ci" | "quick" | "peers" | "stores" | "interop" | "wheel" | "python" | "reference"
-        | "figures" | "lines"
+        "seeds" | "nightly" | "deny" | "loom" | "miri" | "mutations" | "kills" | "cluster" | "silence" | "networks"
+        | "fuzz" | "setup" | "tidy" | "ci" | "quick" | "peers" | "stores" | "interop" | "wheel" | "python"
+        | "reference" | "figures" | "lines"
             if asks_help =>
         {
             Ok(Task::Help)

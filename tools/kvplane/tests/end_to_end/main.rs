@@ -6,6 +6,7 @@
 
 #[path = "../../../capi/tests/compiled/mod.rs"]
 mod compiled;
+mod emulation;
 mod failover;
 mod groups;
 #[path = "../../../../control/etcd/tests/launch/mod.rs"]

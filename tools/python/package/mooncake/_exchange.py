@@ -11,10 +11,12 @@ Works over torch's process groups with tensors of host memory, and over those of
 import datetime
 import sys
 import threading
+import time
 from typing import NamedTuple
 
 import numpy
 
+from kvplane import Mismatch
 from mooncake import _experts
 
 #: The calls of a buffer, by number.
@@ -23,6 +25,8 @@ KINDS = ("connect", "barrier", "dispatch", "combine", "elastic dispatch", "elast
 _MARK, _VERSION = 0x4B564550 << 32, 1
 #: Wait for a source without a limit: the longest deadline that `kvplane.group` takes.
 _LONGEST_S = 86_400.0
+#: Time for which ranks whose views of the group differ try to agree, and interval of their attempts.
+_AGREE_S, _AGREE_AGAIN_S = 30.0, 0.05
 
 
 class Call(NamedTuple):
@@ -226,13 +230,30 @@ class Exchange:
     def connect(self, timeout):
         """Agrees with the other ranks on a first call, from which those that have joined count as the others do, and on
         the number of ranks, which never falls: a rank that is gone may return. Returns the ranks that took part."""
+        with self._lock:
+            until, differed = time.monotonic() + _AGREE_S, None
+            while True:
+                try:
+                    return self._connect(timeout if differed is None else min(timeout, _AGREE_S))
+                except SourceTimeout as error:
+                    # After a mismatch: some rank did not begin again, as it makes another call.
+                    raise differed or error from None
+                except (RuntimeError, ValueError) as error:
+                    # A rank began before it had the view of the others, in which the group is larger. The operation has
+                    # ended for all of them, so all begin again.
+                    is_mismatch = isinstance(error, Mismatch) or isinstance(error.__cause__, Mismatch)
+                    if not is_mismatch or time.monotonic() > until:
+                        raise
+                    differed = error
+                time.sleep(_AGREE_AGAIN_S)
+
+    def _connect(self, timeout):
         self.size = max(self.size, self._group.present())
         self._number = -1
-        with self._lock:
-            mask = numpy.ones(self.size, numpy.int32)
-            heads = self._heads(self._next("connect"), [(self.size, 0)] * self.size, mask, timeout)
-            self.size = max(rows for _, rows, _ in filter(None, heads))
-            return numpy.pad(mask, (0, self.size - len(mask)))
+        mask = numpy.ones(self.size, numpy.int32)
+        heads = self._heads(self._next("connect"), [(self.size, 0)] * self.size, mask, timeout)
+        self.size = max(rows for _, rows, _ in filter(None, heads))
+        return numpy.pad(mask, (0, self.size - len(mask)))
 
     def agree(self, kind, timeout):
         """A call without messages; returns the ranks that took part, as a mask of int32."""

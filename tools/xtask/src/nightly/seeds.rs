@@ -1,5 +1,6 @@
-//! `cargo x seeds`, `cargo x kills`, `cargo x cluster`, `cargo x silence` and `cargo x fuzz`: run seeds of the
-//! simulation, kills and silences of real nodes, and broken frames, in the requested number.
+//! `cargo x seeds`, `cargo x kills`, `cargo x cluster`, `cargo x silence`, `cargo x networks` and `cargo x
+//! fuzz`: run seeds of the simulation, kills, silences and bad networks of real nodes, and broken frames, in the
+//! requested number.
 
 use std::time::Instant;
 
@@ -14,6 +15,8 @@ const KILLS: &str = "200";
 const CLUSTER_KILLS: &str = "5";
 /// Default number of rounds of each kind of silence.
 const SILENCE_ROUNDS: &str = "10";
+/// Default number of rounds of each impairment of a network.
+const NETWORK_ROUNDS: &str = "5";
 /// Default duration of broken frames, in seconds.
 const FUZZ_SECONDS: &str = "3600";
 /// Number of seeds from which an optimised build of the simulation saves time.
@@ -195,6 +198,13 @@ pub fn silence(workspace: &Workspace, arguments: &[String]) -> Result<(), Failur
     // Tests run one after the other because they measure.
     let words = [&words[..], &["outages::", "--test-threads=1"]].concat();
     process::run(workspace.cargo(&words).env("KVPLANE_SILENCE_ROUNDS", count))
+}
+
+/// Runs a cluster on an emulated network that is impaired in each way the given number of times.
+pub fn networks(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
+    let count = arguments.first().map_or(Ok(NETWORK_ROUNDS.to_string()), |word| number(word))?;
+    let words = end_to_end("networks::");
+    process::run(workspace.cargo(&words).env("KVPLANE_NETWORK_ROUNDS", count))
 }
 
 /// Sends broken frames to real processes for the given number of seconds.

@@ -74,7 +74,11 @@ impl Cluster {
             );
             return None;
         };
-        let place = Workplace::new("five");
+        Some(Self::connected(Workplace::new("five"), hub, leaves))
+    }
+
+    /// Starts the processes in namespaces that are connected.
+    pub(crate) fn connected(place: Workplace, hub: Space, leaves: Vec<Space>) -> Self {
         cert(&place, &["init", "--authority", &authority(&place)]).well();
         issue(&place, "plane", "control", &[]);
         issue(&place, "people", "client", &[]);
@@ -91,7 +95,7 @@ impl Cluster {
             cluster.nodes.push(node);
         }
         cluster.whole(0);
-        Some(cluster)
+        cluster
     }
 
     fn node(&self, number: u64) -> Process {

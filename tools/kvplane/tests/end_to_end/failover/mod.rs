@@ -2,10 +2,12 @@
 
 pub(crate) mod absences;
 pub(crate) mod cluster;
+pub(crate) mod drains;
 pub(crate) mod etcd;
 pub(crate) mod kept_memory;
 pub(crate) mod kills;
 pub(crate) mod moves;
+pub(crate) mod networks;
 pub(crate) mod outages;
 pub(crate) mod process_groups;
 pub(crate) mod replicas;

@@ -19,7 +19,7 @@ use crate::failover::cluster::{Cluster, NODES, PLANE, owners_of, unix_ms};
 use crate::support::{Process, test_of, wait_until};
 
 /// Objects that two nodes have before the outage, the objects that each writer changes, and their length.
-const KEPT: u64 = 400;
+pub(crate) const KEPT: u64 = 400;
 const CHANGED: u64 = 40;
 const BYTES: usize = 8192;
 /// Callers: readers, and writers.
@@ -29,8 +29,9 @@ const WRITERS: u64 = 3;
 const DEADLINE: Duration = Duration::from_millis(4500);
 /// Time from the beginning of an outage within which it is found.
 const FOUND: Duration = Duration::from_millis(2000);
-/// Environment variable that makes this program the load: the cluster, the identity, the round and its milliseconds.
-const ROLE: &str = "KVPLANE_TEST_OUTAGE_LOAD";
+/// Environment variable that makes this program the load: the cluster, the identity, the round, its milliseconds, and
+/// what becomes of operations that fail.
+pub(crate) const ROLE: &str = "KVPLANE_TEST_OUTAGE_LOAD";
 
 /// A way to fall silent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -94,11 +95,12 @@ impl Outage {
     }
 }
 
-/// Operation of the load: its kind, beginning and duration, and the owners of its key.
-struct Operation {
+/// Operation of the load: its kind, beginning, duration and outcome, and the owners of its key.
+pub(crate) struct Operation {
     kind: String,
     began_ms: u64,
-    took_us: u64,
+    pub(crate) took_us: u64,
+    pub(crate) well: bool,
     owners: Vec<u64>,
 }
 
@@ -145,23 +147,35 @@ fn twice(replace: bool) -> PutOptions {
 struct Caller {
     client: Client,
     rng: Rng,
+    /// False if every operation has to succeed.
+    may_fail: bool,
     out: Vec<String>,
 }
 
 impl Caller {
-    fn new(config: &ClientConfig, number: u64, round: u64) -> Self {
+    fn new(config: &ClientConfig, number: u64, round: u64, may_fail: bool) -> Self {
         let client = Client::connect(config).unwrap();
-        Self { client, rng: Rng::new(round * 64 + number, "outages"), out: Vec::new() }
+        Self { client, rng: Rng::new(round * 64 + number, "outages"), may_fail, out: Vec::new() }
     }
 
-    fn timed<T>(&mut self, kind: &str, name: &str, call: impl FnOnce(&mut Client) -> Result<T, kvplane::Error>) -> T {
+    /// Makes a call, and records it. Returns its result; nothing if it failed and may.
+    fn timed<T>(
+        &mut self,
+        kind: &str,
+        name: &str,
+        call: impl FnOnce(&mut Client) -> Result<T, kvplane::Error>,
+    ) -> Option<T> {
         let owners = owners_of(&mut self.client, name);
         let (began_ms, begun) = (unix_ms(), Instant::now());
         let outcome = call(&mut self.client);
         let took_us = begun.elapsed().as_micros();
         let owners: Vec<String> = owners.iter().map(u64::to_string).collect();
-        self.out.push(format!("op {kind} {began_ms} {took_us} {}", owners.join(" ")));
-        outcome.unwrap_or_else(|error| panic!("{kind} of {name}, owners {owners:?}, after {took_us} us: {error}"))
+        self.out.push(format!("op {kind} {began_ms} {took_us} {} {}", outcome.is_ok(), owners.join(" ")));
+        match outcome {
+            Ok(result) => Some(result),
+            Err(_) if self.may_fail => None,
+            Err(error) => panic!("{kind} of {name}, owners {owners:?}, after {took_us} us: {error}"),
+        }
     }
 
     /// Reads an object that stays as it is.
@@ -170,13 +184,14 @@ impl Caller {
         let (key, wanted) = (name.as_bytes(), value(&name, 0));
         match self.rng.below(9) {
             0..=3 => {
-                let got = self.timed("get", &name, |client| client.get(key));
+                let Some(got) = self.timed("get", &name, |client| client.get(key)) else { return };
                 assert!(got.unwrap_or_else(|| panic!("{name} is lost")) == wanted, "{name} has other bytes");
             }
             4 => {
                 let offset = self.rng.below(BYTES as u64 - 512);
                 let range = ObjectRange { key, offset, into: part.slice(0, 512) };
                 let got = self.timed("range", &name, |client| client.ranges().get(&[range])?.remove(0));
+                let Some(got) = got else { return };
                 assert!(got.is_some(), "{name} is lost");
                 let mut bytes = [0; 512];
                 part.region().copy_out(0, &mut bytes);
@@ -188,19 +203,19 @@ impl Caller {
                     let range = ObjectRange { key, offset: 0, into: part.slice(0, 512) };
                     client.ranges().read_session(&mut session, &[range])
                 });
-                assert!(read, "{name} is lost");
+                assert_ne!(read, Some(false), "{name} is lost");
             }
             6 => {
                 let found = self.timed("exists", &name, |client| client.exists(key));
-                assert!(found, "{name} is lost");
+                assert_ne!(found, Some(false), "{name} is lost");
             }
             7 => {
                 let found = self.timed("exist", &name, |client| client.batch_exists(&[key]));
-                assert_eq!(found, [true], "{name} is lost");
+                assert!(found.is_none_or(|found| found == [true]), "{name} is lost");
             }
             _ => {
                 let bytes = self.timed("size", &name, |client| client.size(key));
-                assert_eq!(bytes, Some(BYTES as u64), "{name} is lost");
+                assert!(bytes.is_none_or(|bytes| bytes == Some(BYTES as u64)), "{name} is lost");
             }
         }
     }
@@ -209,7 +224,7 @@ impl Caller {
     fn read_changed(&mut self, changes: &Changes) {
         let number = self.rng.below(WRITERS * CHANGED);
         let (name, acked) = (changed(number), changes.acked[number as usize].load(Ordering::SeqCst));
-        let got = self.timed("get", &name, |client| client.get(name.as_bytes()));
+        let Some(got) = self.timed("get", &name, |client| client.get(name.as_bytes())) else { return };
         let turn = turn_of(&name, &got.unwrap_or_else(|| panic!("{name} is lost")));
         let begun = changes.begun[number as usize].load(Ordering::SeqCst);
         assert!((acked..=begun).contains(&turn), "{name}: put {turn} was read, {acked} was acknowledged before");
@@ -220,15 +235,18 @@ impl Caller {
         let number = writer * CHANGED + turn % CHANGED;
         let name = changed(number);
         changes.begun[number as usize].store(turn, Ordering::SeqCst);
-        self.timed("upsert", &name, |client| client.put_with(name.as_bytes(), &value(&name, turn), &twice(true)));
-        changes.acked[number as usize].store(turn, Ordering::SeqCst);
+        let put =
+            self.timed("upsert", &name, |client| client.put_with(name.as_bytes(), &value(&name, turn), &twice(true)));
+        if put.is_some() {
+            changes.acked[number as usize].store(turn, Ordering::SeqCst);
+        }
     }
 
     /// Puts a new object; returns its name if two nodes have it.
     fn put_new(&mut self, writer: u64, round: u64, turn: u64) -> Option<String> {
         let name = format!("new-{round}-{writer}-{turn}");
         let (_, replicas) = self
-            .timed("put", &name, |client| client.replicas().put(name.as_bytes(), &value(&name, turn), &twice(false)));
+            .timed("put", &name, |client| client.replicas().put(name.as_bytes(), &value(&name, turn), &twice(false)))?;
         (replicas == 2).then_some(name)
     }
 }
@@ -244,12 +262,18 @@ fn fill(client: &mut Client, names: impl Iterator<Item = String>) {
     }
 }
 
+/// Returns the function of this program that is the load.
+pub(crate) fn load() -> String {
+    test_of(module_path!(), "outage_load")
+}
+
 /// Entry point of the load, not a test: without the role it does nothing.
 #[test]
 fn outage_load() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let words: Vec<&str> = role.split(' ').collect();
-    let [cluster, identity, round, lasts_ms] = words[..] else { panic!("{role:?} is no role") };
+    let [cluster, identity, round, lasts_ms, failures] = words[..] else { panic!("{role:?} is no role") };
+    let may_fail = failures == "tolerated";
     let (round, lasts_ms): (u64, u64) = (round.parse().unwrap(), lasts_ms.parse().unwrap());
     let addresses = vec![format!("{PLANE}:7400").parse().unwrap()];
     let control = Control::Remote(Remote { cluster: cluster.to_owned(), addresses, identity: identity.into() });
@@ -265,7 +289,7 @@ fn outage_load() {
             .map(|number| {
                 let (config, changes) = (&config, &changes);
                 scope.spawn(move || {
-                    let mut caller = Caller::new(config, number, round);
+                    let mut caller = Caller::new(config, number, round, may_fail);
                     let part = caller.client.register(Region::allocate(&RegionOptions::new("part", 4096)).unwrap());
                     while goes_on() {
                         if caller.rng.chance(0.2) {
@@ -283,7 +307,8 @@ fn outage_load() {
             .map(|number| {
                 let (config, changes) = (&config, &changes);
                 scope.spawn(move || {
-                    let (mut caller, mut doubled) = (Caller::new(config, READERS + number, round), Vec::new());
+                    let (mut caller, mut doubled) =
+                        (Caller::new(config, READERS + number, round, may_fail), Vec::new());
                     for turn in 1.. {
                         if !goes_on() {
                             break;
@@ -305,25 +330,27 @@ fn outage_load() {
     });
     // Everything that two nodes had exists.
     for (name, turn) in (0..KEPT).map(|number| (kept(number), 0)).chain(doubled) {
-        let got = client.get(name.as_bytes()).unwrap().unwrap_or_else(|| panic!("{name} had two owners and is lost"));
+        let got = wait_until(|| client.get(name.as_bytes()).ok()).expect("the network is whole again");
+        let got = got.unwrap_or_else(|| panic!("{name} had two owners and is lost"));
         assert_eq!(turn_of(&name, &got), turn, "{name}");
     }
     std::io::stdout().lock().write_all((out.join("\n") + "\nlisted\n").as_bytes()).unwrap();
 }
 
-fn told(load: &Process) -> Vec<Operation> {
+pub(crate) fn told(load: &Process) -> Vec<Operation> {
     load.wait_for("listed");
     let parse = |line: String| {
         let mut words = line.strip_prefix("op ")?.split(' ');
         let (kind, began_ms, took_us) =
             (words.next()?.to_owned(), words.next()?.parse().ok()?, words.next()?.parse().ok()?);
-        Some(Operation { kind, began_ms, took_us, owners: words.filter_map(|word| word.parse().ok()).collect() })
+        let well = words.next()? == "true";
+        Some(Operation { kind, began_ms, took_us, well, owners: words.filter_map(|word| word.parse().ok()).collect() })
     };
     load.said().into_iter().filter_map(parse).collect()
 }
 
 /// Formats median, 99th percentile and maximum of durations, in milliseconds.
-fn spread(mut took_us: Vec<u64>) -> String {
+pub(crate) fn spread(mut took_us: Vec<u64>) -> String {
     took_us.sort_unstable();
     let Some(most) = took_us.last() else { return "none".to_owned() };
     let at = |part: usize| took_us[(took_us.len() * part / 100).min(took_us.len() - 1)];
@@ -366,8 +393,8 @@ fn run(outages: &[Outage], rounds: usize, times: impl Fn(Outage) -> Times) {
     for turn in 0..rounds {
         for outage in outages {
             let (victim, times) = (1 + (round + turn as u64) % NODES, times(*outage));
-            let role = format!(" {round} {}", times.whole().as_millis());
-            let mut load = cluster.beside(&test_of(module_path!(), "outage_load"), ROLE, &role);
+            let role = format!(" {round} {} none", times.whole().as_millis());
+            let mut load = cluster.beside(&load(), ROLE, &role);
             load.wait_for("loads");
             std::thread::sleep(times.before);
             let began_ms = unix_ms();
