@@ -1,4 +1,5 @@
-//! Real etcd cluster of one member, for tests of several crates: started, killed, stopped and restarted.
+//! Real etcd clusters of one member or several, for tests of several crates: their members are started, killed, stopped
+//! and restarted.
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
@@ -12,12 +13,11 @@ use kvplane_etcd::{Certificates, Gateway, Http, Range};
 /// Timeout of the start.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Running etcd; dropping it kills the process. Its files are kept.
+/// Running member of an etcd cluster; dropping it kills the process. Its files are kept.
 pub(crate) struct Etcd {
     child: Child,
     directory: PathBuf,
     client: SocketAddr,
-    peer: SocketAddr,
     more: Vec<String>,
     certificates: Option<PathBuf>,
 }
@@ -41,13 +41,12 @@ impl Etcd {
     /// Starts a new etcd that serves TLS: `certificates` has `server.pem` and `server.key`, and the files that clients
     /// need.
     pub(crate) fn start_with(directory: &Path, more: &[&str], certificates: Option<PathBuf>) -> Option<Self> {
-        let known = Command::new("etcd").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
-        if known.is_err() {
-            println!("skipped: etcd is not installed (cargo x setup test)");
+        if !is_installed() {
             return None;
         }
-        let (client, peer) = (free_address(), free_address());
+        let (client, peer) = (free_address(), format!("http://{}", free_address()));
         let mut more: Vec<String> = more.iter().map(|&word| word.to_owned()).collect();
+        more.extend(membership("default", &peer, &format!("default={peer}")));
         if let Some(certificates) = &certificates {
             let files = [("--cert-file", "server.pem"), ("--key-file", "server.key"), ("--trusted-ca-file", "ca.pem")];
             for (flag, file) in files {
@@ -55,10 +54,30 @@ impl Etcd {
             }
             more.push("--client-cert-auth".to_owned());
         }
-        let child = launch(directory, client, peer, &more, certificates.is_some());
-        let etcd = Self { child, directory: directory.to_owned(), client, peer, more, certificates };
+        let child = launch(directory, client, &more, certificates.is_some());
+        let etcd = Self { child, directory: directory.to_owned(), client, more, certificates };
         etcd.wait();
         Some(etcd)
+    }
+
+    /// Starts a new cluster of this number of members, with their files below `directory`; returns `None`, after printing
+    /// a note, if etcd is not installed.
+    pub(crate) fn start_cluster(directory: &Path, members: usize) -> Option<Vec<Self>> {
+        if !is_installed() {
+            return None;
+        }
+        let peers: Vec<_> =
+            (0..members).map(|number| (format!("m{number}"), format!("http://{}", free_address()))).collect();
+        let all: Vec<_> = peers.iter().map(|(name, peer)| format!("{name}={peer}")).collect();
+        let start = |(name, peer): &(String, String)| {
+            let (client, more) = (free_address(), membership(name, peer, &all.join(",")));
+            let directory = directory.join(name);
+            let child = launch(&directory, client, &more, false);
+            Self { child, directory, client, more, certificates: None }
+        };
+        let cluster: Vec<_> = peers.iter().map(start).collect();
+        cluster.iter().for_each(Self::wait);
+        Some(cluster)
     }
 
     fn wait(&self) {
@@ -95,7 +114,7 @@ impl Etcd {
 
     /// Restarts it with the same files and address, after it was killed.
     pub(crate) fn restart(&mut self) {
-        self.child = launch(&self.directory, self.client, self.peer, &self.more, self.certificates.is_some());
+        self.child = launch(&self.directory, self.client, &self.more, self.certificates.is_some());
         self.wait();
     }
 
@@ -114,17 +133,30 @@ impl Drop for Etcd {
     }
 }
 
-fn launch(directory: &Path, client: SocketAddr, peer: SocketAddr, more: &[String], tls: bool) -> Child {
+/// Returns true if etcd is installed; prints a note otherwise.
+fn is_installed() -> bool {
+    let known = Command::new("etcd").arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status();
+    if known.is_err() {
+        println!("skipped: etcd is not installed (cargo x setup test)");
+    }
+    known.is_ok()
+}
+
+/// Returns the arguments of a member of a new cluster, with its name, its address for other members, and all of them.
+fn membership(name: &str, peer: &str, all: &str) -> Vec<String> {
+    let words = ["--name", name, "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer];
+    [&words[..], &["--initial-cluster", all]].concat().into_iter().map(str::to_owned).collect()
+}
+
+fn launch(directory: &Path, client: SocketAddr, more: &[String], tls: bool) -> Child {
     let mut command = Command::new("etcd");
     let client = format!("{}://{client}", if tls { "https" } else { "http" });
-    let peer = format!("http://{peer}");
     command.arg("--data-dir").arg(directory).args([
         "--listen-client-urls",
         &client,
         "--advertise-client-urls",
         &client,
     ]);
-    command.args(["--listen-peer-urls", &peer, "--initial-advertise-peer-urls", &peer]);
-    command.args(["--initial-cluster", &format!("default={peer}"), "--log-level", "error"]).args(more);
+    command.args(["--log-level", "error"]).args(more);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
 }

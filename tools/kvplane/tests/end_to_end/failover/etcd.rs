@@ -1,5 +1,5 @@
 //! Tests of several control planes over a real etcd: a leader and standbys; leaders are killed and stopped, etcd is
-//! killed, stopped, full and wiped. Data operations continue through all of it.
+//! killed, stopped, full and wiped, and single members of it are dead or late. Data operations continue through all of it.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -22,9 +22,17 @@ use crate::support::{Process, Workplace, http_try, wait_until};
 struct Cluster {
     place: Workplace,
     etcd: Etcd,
+    /// The other members of etcd.
+    others: Vec<Etcd>,
     planes: Vec<Process>,
     addresses: Vec<SocketAddr>,
     node: Process,
+}
+
+/// Returns the name of a state in an etcd of these members.
+fn name_of(etcd: &Etcd, others: &[Etcd]) -> String {
+    let addresses: Vec<_> = [etcd].into_iter().chain(others).map(|member| member.address().to_string()).collect();
+    format!("etcd://{}", addresses.join(","))
 }
 
 fn plane(place: &Workplace, etcd: &str, listen: &str) -> Process {
@@ -57,7 +65,19 @@ impl Cluster {
     fn start(name: &str, more: &[&'static str]) -> Option<Self> {
         let place = Workplace::new(name);
         let etcd = Etcd::start(&place.path("etcd"), more)?;
-        let name = format!("etcd://{}", etcd.address());
+        Some(Self::start_on(place, etcd, Vec::new()))
+    }
+
+    /// Starts a cluster whose state is in an etcd of several members.
+    fn start_on_members(name: &str, members: usize) -> Option<Self> {
+        let place = Workplace::new(name);
+        let mut others = Etcd::start_cluster(&place.path("etcd"), members)?;
+        let etcd = others.remove(0);
+        Some(Self::start_on(place, etcd, others))
+    }
+
+    fn start_on(place: Workplace, etcd: Etcd, others: Vec<Etcd>) -> Self {
+        let name = name_of(&etcd, &others);
         cert(&place, &["init", "--authority", &authority(&place)]).well();
         issue(&place, "plane", "control", &[]);
         issue(&place, "node", "node", &["--node-id", "1"]);
@@ -68,13 +88,31 @@ impl Cluster {
         let at = format!("{},{}", addresses[0], addresses[1]);
         let node = node(&place, &at, "node", "1");
         node.wait_for("node 1 with");
-        let cluster = Self { place, etcd, planes, addresses, node };
+        let cluster = Self { place, etcd, others, planes, addresses, node };
         cluster.put("first", "1");
-        Some(cluster)
+        cluster
     }
 
     fn name(&self) -> String {
-        format!("etcd://{}", self.etcd.address())
+        name_of(&self.etcd, &self.others)
+    }
+
+    /// Returns a member of etcd.
+    fn member(&mut self, number: usize) -> &mut Etcd {
+        match number {
+            0 => &mut self.etcd,
+            number => &mut self.others[number - 1],
+        }
+    }
+
+    /// Sets the quota of a tenant, which is state, until a control plane has made it durable.
+    fn set_quota(&self, mebibytes: u64) {
+        let quota = format!("{mebibytes}M");
+        let set = || ctl(&self.place, &self.at(), "people", &["tenants", "set", "acme", "--memory", &quota]);
+        let is_set = wait_until(|| set().status.success().then_some(()));
+        assert_eq!(is_set, Some(()), "{:?}", set());
+        let listed = ctl(&self.place, &self.at(), "people", &["tenants", "list"]).text();
+        assert!(listed.contains(&format!(" {mebibytes} MiB")), "{listed}");
     }
 
     fn at(&self) -> String {
@@ -245,6 +283,54 @@ fn members_stay_while_etcd_is_away() {
     cluster.assert_member();
     cluster.assert_has("meanwhile", "3");
     assert!(cluster.epoch() >= before, "no epoch is published twice");
+    cluster.node.assert_alive();
+}
+
+/// One of three members of etcd is killed, stopped, or late: it continues now and then only. Whichever it is, the state
+/// changes and nobody is expelled.
+#[test]
+fn one_of_three_members_of_etcd_may_be_dead_or_late() {
+    let Some(mut cluster) = Cluster::start_on_members("three", 3) else { return };
+    let before = cluster.epoch();
+    let mut quota = 1;
+    for number in 0..3 {
+        cluster.member(number).kill();
+        quota += 1;
+        cluster.set_quota(quota);
+        cluster.assert_has("first", "1");
+        cluster.member(number).restart();
+
+        cluster.member(number).signal("STOP");
+        quota += 1;
+        cluster.set_quota(quota);
+        cluster.member(number).signal("CONT");
+
+        let has_ended = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let member = if number == 0 { &cluster.etcd } else { &cluster.others[number - 1] };
+            scope.spawn(|| {
+                // A limit, so that a failed assertion ends the test.
+                for _ in 0..200 {
+                    if has_ended.load(Ordering::Relaxed) {
+                        break;
+                    }
+                    member.signal("STOP");
+                    std::thread::sleep(Duration::from_millis(300));
+                    member.signal("CONT");
+                    std::thread::sleep(Duration::from_millis(50));
+                }
+            });
+            for _ in 0..3 {
+                quota += 1;
+                cluster.set_quota(quota);
+            }
+            has_ended.store(true, Ordering::Relaxed);
+        });
+        cluster.put(&format!("after-{number}"), "2");
+    }
+    cluster.assert_member();
+    (0..3).for_each(|number| cluster.assert_has(&format!("after-{number}"), "2"));
+    assert!(cluster.epoch() >= before);
     cluster.node.assert_alive();
 }
 
