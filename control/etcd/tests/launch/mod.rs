@@ -60,8 +60,8 @@ impl Etcd {
         Some(etcd)
     }
 
-    /// Starts a new cluster of this number of members, with their files below `directory`; returns `None`, after printing
-    /// a note, if etcd is not installed.
+    /// Starts a new cluster of this number of members, with their files below `directory`; returns `None`, after
+    /// printing a note, if etcd is not installed.
     pub(crate) fn start_cluster(directory: &Path, members: usize) -> Option<Vec<Self>> {
         if !is_installed() {
             return None;

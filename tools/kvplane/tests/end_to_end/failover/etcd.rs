@@ -1,5 +1,6 @@
 //! Tests of several control planes over a real etcd: a leader and standbys; leaders are killed and stopped, etcd is
-//! killed, stopped, full and wiped, and single members of it are dead or late. Data operations continue through all of it.
+//! killed, stopped, full and wiped, and single members of it are dead or late. Data operations continue through all of
+//! it.
 
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
