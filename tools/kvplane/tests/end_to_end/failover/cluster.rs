@@ -65,6 +65,11 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     pub(crate) fn start() -> Option<Self> {
+        Self::start_with(2)
+    }
+
+    /// Starts a cluster whose slots have this number of owners.
+    pub(crate) fn start_with(replicas: u8) -> Option<Self> {
         let hub = hub();
         let leaves: Option<Vec<Space>> =
             hub.as_ref().and_then(|hub| (1..=NODES).map(|number| leaf(hub, number)).collect());
@@ -74,17 +79,17 @@ impl Cluster {
             );
             return None;
         };
-        Some(Self::connected(Workplace::new("five"), hub, leaves))
+        Some(Self::connected(Workplace::new("five"), hub, leaves, replicas))
     }
 
     /// Starts the processes in namespaces that are connected.
-    pub(crate) fn connected(place: Workplace, hub: Space, leaves: Vec<Space>) -> Self {
+    pub(crate) fn connected(place: Workplace, hub: Space, leaves: Vec<Space>, replicas: u8) -> Self {
         cert(&place, &["init", "--authority", &authority(&place)]).well();
         issue(&place, "plane", "control", &[]);
         issue(&place, "people", "client", &[]);
         let (identity, run, listen) = (place.path("plane"), place.runtime(), format!("{PLANE}:7400"));
-        let (state, cluster) = (place.path("state"), place.cluster.clone());
-        let arguments = ["control", "--cluster", &cluster, "--listen", &listen, "--replicas", "2"];
+        let (state, cluster, replicas) = (place.path("state"), place.cluster.clone(), replicas.to_string());
+        let arguments = ["control", "--cluster", &cluster, "--listen", &listen, "--replicas", &replicas];
         let more = ["--state", text(&state), "--identity", text(&identity), "--runtime-directory", text(&run)];
         let plane = Process::start(hub.inside(&place.bare(&[&arguments[..], &more].concat())));
         plane.wait_for("(QUIC)");
@@ -125,9 +130,9 @@ impl Cluster {
         serde_json::from_str(body).unwrap_or_else(|error| panic!("{path}: {error}: {body}"))
     }
 
-    /// Waits until all nodes are members and this number of objects have two replicas, for longer than the interval of
-    /// reports.
-    pub(crate) fn whole(&self, objects: u64) {
+    /// Waits until all nodes are members and objects have this number of replicas beside their first, for longer than
+    /// the interval of reports.
+    pub(crate) fn whole(&self, further: u64) {
         let mut good = 0;
         let there = wait_until(|| {
             std::thread::sleep(Duration::from_millis(100));
@@ -135,10 +140,10 @@ impl Cluster {
             let nodes = shown["nodes"].as_array().expect("nodes");
             let shards = nodes.iter().flat_map(|node| node["shards"].as_array().expect("shards"));
             let copies: u64 = shards.map(|shard| shard["copies"]["elsewhere"].as_u64().expect("a number")).sum();
-            good = if self.asked("/health")["members"] == NODES && copies >= objects { good + 1 } else { 0 };
+            good = if self.asked("/health")["members"] == NODES && copies >= further { good + 1 } else { 0 };
             (good == 30).then_some(())
         });
-        assert_eq!(there, Some(()), "{NODES} nodes, {objects} objects with two owners");
+        assert_eq!(there, Some(()), "{NODES} nodes, {further} further replicas");
     }
 
     fn load(&self, round: u64) -> Process {

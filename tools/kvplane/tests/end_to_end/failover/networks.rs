@@ -89,12 +89,12 @@ fn no_network_makes_bytes_wrong_or_loses_objects() {
     let place = Workplace::new("networks");
     let at = |port: usize| if port == 0 { PLANE.to_owned() } else { address(port as u64) };
     let Some((mut network, hub, leaves)) = Emulation::start(&place, NODES as usize, at) else { return };
-    let cluster = Cluster::connected(place, hub, leaves);
+    let cluster = Cluster::connected(place, hub, leaves, 2);
     let calm = Duration::from_secs(1);
     for (round, weather) in (0..rounds).flat_map(|_| ALL).enumerate() {
         let victim = 1 + round % NODES as usize;
         let load_ms = (calm + lasts + calm).as_millis();
-        let mut load = cluster.beside(&outages::load(), ROLE, &format!(" {round} {load_ms} tolerated"));
+        let mut load = cluster.beside(&outages::load(), ROLE, &format!(" {round} {load_ms} 2 tolerated"));
         load.wait_for("loads");
         std::thread::sleep(calm);
         weather.blow(&mut network, victim, lasts);

@@ -1,6 +1,7 @@
 //! Five nodes, each in a network namespace of its own, one of which falls silent under load in every way that there is:
-//! killed, frozen for a while, cut off, or with packets lost in one direction only. No byte is wrong, nothing older
-//! than what was acknowledged is read, no object that two nodes had is lost, and every operation is answered.
+//! killed, frozen for a while, cut off, or with packets lost in one direction only. Objects have two or three replicas.
+//! No byte is wrong, nothing older than what was acknowledged is read, no object that several nodes had is lost, and
+//! every operation is answered.
 //!
 //! The load is this test program, started again beside the control plane. It knows the owners of its keys, so that the
 //! operations on keys of the silent node (its owner or replica owner) are shown apart from those on others' keys.
@@ -18,7 +19,7 @@ use kvplane_proto::rng::Rng;
 use crate::failover::cluster::{Cluster, NODES, PLANE, owners_of, unix_ms};
 use crate::support::{Process, test_of, wait_until};
 
-/// Objects that two nodes have before the outage, the objects that each writer changes, and their length.
+/// Objects that have all replicas before the outage, the objects that each writer changes, and their length.
 pub(crate) const KEPT: u64 = 400;
 const CHANGED: u64 = 40;
 const BYTES: usize = 8192;
@@ -29,8 +30,8 @@ const WRITERS: u64 = 3;
 const DEADLINE: Duration = Duration::from_millis(4500);
 /// Time from the beginning of an outage within which it is found.
 const FOUND: Duration = Duration::from_millis(2000);
-/// Environment variable that makes this program the load: the cluster, the identity, the round, its milliseconds, and
-/// what becomes of operations that fail.
+/// Environment variable that makes this program the load: the cluster, the identity, the round, its milliseconds, the
+/// replicas of each object, and what becomes of operations that fail.
 pub(crate) const ROLE: &str = "KVPLANE_TEST_OUTAGE_LOAD";
 
 /// A way to fall silent.
@@ -139,23 +140,33 @@ fn turn_of(name: &str, bytes: &[u8]) -> u64 {
     turn
 }
 
-fn twice(replace: bool) -> PutOptions {
-    PutOptions { replicas: 2, replace, ..PutOptions::default() }
+fn several(replicas: u8, replace: bool) -> PutOptions {
+    PutOptions { replicas, replace, ..PutOptions::default() }
+}
+
+/// What all callers have in common.
+struct Load {
+    config: ClientConfig,
+    round: u64,
+    replicas: u8,
+    may_fail: bool,
 }
 
 /// A caller with a client of its own, which records its operations.
 struct Caller {
     client: Client,
     rng: Rng,
+    replicas: u8,
     /// False if every operation has to succeed.
     may_fail: bool,
     out: Vec<String>,
 }
 
 impl Caller {
-    fn new(config: &ClientConfig, number: u64, round: u64, may_fail: bool) -> Self {
-        let client = Client::connect(config).unwrap();
-        Self { client, rng: Rng::new(round * 64 + number, "outages"), may_fail, out: Vec::new() }
+    fn new(load: &Load, number: u64) -> Self {
+        let client = Client::connect(&load.config).unwrap();
+        let rng = Rng::new(load.round * 64 + number, "outages");
+        Self { client, rng, replicas: load.replicas, may_fail: load.may_fail, out: Vec::new() }
     }
 
     /// Makes a call, and records it. Returns its result; nothing if it failed and may.
@@ -235,30 +246,32 @@ impl Caller {
         let number = writer * CHANGED + turn % CHANGED;
         let name = changed(number);
         changes.begun[number as usize].store(turn, Ordering::SeqCst);
-        let put =
-            self.timed("upsert", &name, |client| client.put_with(name.as_bytes(), &value(&name, turn), &twice(true)));
+        let options = several(self.replicas, true);
+        let put = self.timed("upsert", &name, |client| client.put_with(name.as_bytes(), &value(&name, turn), &options));
         if put.is_some() {
             changes.acked[number as usize].store(turn, Ordering::SeqCst);
         }
     }
 
-    /// Puts a new object; returns its name if two nodes have it.
+    /// Puts a new object; returns its name if several nodes have it.
     fn put_new(&mut self, writer: u64, round: u64, turn: u64) -> Option<String> {
         let name = format!("new-{round}-{writer}-{turn}");
-        let (_, replicas) = self
-            .timed("put", &name, |client| client.replicas().put(name.as_bytes(), &value(&name, turn), &twice(false)))?;
-        (replicas == 2).then_some(name)
+        let options = several(self.replicas, false);
+        let (_, replicas) =
+            self.timed("put", &name, |client| client.replicas().put(name.as_bytes(), &value(&name, turn), &options))?;
+        (replicas >= 2).then_some(name)
     }
 }
 
-/// Puts objects until two nodes have each.
-fn fill(client: &mut Client, names: impl Iterator<Item = String>) {
+/// Puts objects until each has all its replicas.
+fn fill(client: &mut Client, wanted: u8, names: impl Iterator<Item = String>) {
     for name in names {
         let done = wait_until(|| {
-            let (_, replicas) = client.replicas().put(name.as_bytes(), &value(&name, 0), &twice(true)).ok()?;
-            (replicas == 2).then_some(())
+            let (_, replicas) =
+                client.replicas().put(name.as_bytes(), &value(&name, 0), &several(wanted, true)).ok()?;
+            (replicas == wanted).then_some(())
         });
-        assert_eq!(done, Some(()), "{name} has two owners");
+        assert_eq!(done, Some(()), "{name} has {wanted} replicas");
     }
 }
 
@@ -272,24 +285,25 @@ pub(crate) fn load() -> String {
 fn outage_load() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let words: Vec<&str> = role.split(' ').collect();
-    let [cluster, identity, round, lasts_ms, failures] = words[..] else { panic!("{role:?} is no role") };
-    let may_fail = failures == "tolerated";
-    let (round, lasts_ms): (u64, u64) = (round.parse().unwrap(), lasts_ms.parse().unwrap());
+    let [cluster, identity, round, lasts_ms, replicas, failures] = words[..] else { panic!("{role:?} is no role") };
+    let lasts = Duration::from_millis(lasts_ms.parse().unwrap());
     let addresses = vec![format!("{PLANE}:7400").parse().unwrap()];
     let control = Control::Remote(Remote { cluster: cluster.to_owned(), addresses, identity: identity.into() });
     let config = ClientConfig { control, shared_memory: false, deadline: DEADLINE, ..ClientConfig::local(cluster) };
-    let mut client = Client::connect(&config).unwrap();
-    fill(&mut client, (0..KEPT).map(kept).chain((0..WRITERS * CHANGED).map(changed)));
+    let (round, replicas, may_fail) = (round.parse().unwrap(), replicas.parse().unwrap(), failures == "tolerated");
+    let load = Load { config, round, replicas, may_fail };
+    let mut client = Client::connect(&load.config).unwrap();
+    fill(&mut client, replicas, (0..KEPT).map(kept).chain((0..WRITERS * CHANGED).map(changed)));
     println!("loads");
     let (begun, changes) = (Instant::now(), Changes::new());
-    let goes_on = || begun.elapsed() < Duration::from_millis(lasts_ms);
+    let goes_on = || begun.elapsed() < lasts;
     let (mut out, mut doubled) = (Vec::new(), Vec::new());
     std::thread::scope(|scope| {
         let readers: Vec<_> = (0..READERS)
             .map(|number| {
-                let (config, changes) = (&config, &changes);
+                let (load, changes) = (&load, &changes);
                 scope.spawn(move || {
-                    let mut caller = Caller::new(config, number, round, may_fail);
+                    let mut caller = Caller::new(load, number);
                     let part = caller.client.register(Region::allocate(&RegionOptions::new("part", 4096)).unwrap());
                     while goes_on() {
                         if caller.rng.chance(0.2) {
@@ -305,10 +319,9 @@ fn outage_load() {
             .collect();
         let writers: Vec<_> = (0..WRITERS)
             .map(|number| {
-                let (config, changes) = (&config, &changes);
+                let (load, changes) = (&load, &changes);
                 scope.spawn(move || {
-                    let (mut caller, mut doubled) =
-                        (Caller::new(config, READERS + number, round, may_fail), Vec::new());
+                    let (mut caller, mut doubled) = (Caller::new(load, READERS + number), Vec::new());
                     for turn in 1.. {
                         if !goes_on() {
                             break;
@@ -328,10 +341,10 @@ fn outage_load() {
             doubled.extend(names);
         }
     });
-    // Everything that two nodes had exists.
+    // Everything that several nodes had exists.
     for (name, turn) in (0..KEPT).map(|number| (kept(number), 0)).chain(doubled) {
         let got = wait_until(|| client.get(name.as_bytes()).ok()).expect("the network is whole again");
-        let got = got.unwrap_or_else(|| panic!("{name} had two owners and is lost"));
+        let got = got.unwrap_or_else(|| panic!("{name} had several replicas and is lost"));
         assert_eq!(turn_of(&name, &got), turn, "{name}");
     }
     std::io::stdout().lock().write_all((out.join("\n") + "\nlisted\n").as_bytes()).unwrap();
@@ -387,13 +400,13 @@ fn show(what: &str, all: &[Operation], victim: u64, (began_ms, ended_ms): (u64, 
     println!("  slowest since: {} ms on others' keys, {} ms on its keys", worst(false), worst(true));
 }
 
-fn run(outages: &[Outage], rounds: usize, times: impl Fn(Outage) -> Times) {
-    let Some(mut cluster) = Cluster::start() else { return };
+fn run(replicas: u8, outages: &[Outage], rounds: usize, times: impl Fn(Outage) -> Times) {
+    let Some(mut cluster) = Cluster::start_with(replicas) else { return };
     let mut round = 0;
     for turn in 0..rounds {
         for outage in outages {
             let (victim, times) = (1 + (round + turn as u64) % NODES, times(*outage));
-            let role = format!(" {round} {} none", times.whole().as_millis());
+            let role = format!(" {round} {} {replicas} none", times.whole().as_millis());
             let mut load = cluster.beside(&load(), ROLE, &role);
             load.wait_for("loads");
             std::thread::sleep(times.before);
@@ -404,10 +417,30 @@ fn run(outages: &[Outage], rounds: usize, times: impl Fn(Outage) -> Times) {
             let ended_ms = unix_ms();
             let all = told(&load);
             assert!(load.ended().success(), "{:?}", load.said());
-            show(&format!("node {victim} of {NODES}, {}", outage.name()), &all, victim, (began_ms, ended_ms));
+            show(
+                &format!("{replicas} replicas, node {victim} of {NODES}, {}", outage.name()),
+                &all,
+                victim,
+                (began_ms, ended_ms),
+            );
             assert!(all.len() > 500, "only {} operations", all.len());
-            cluster.whole(KEPT);
+            cluster.whole(KEPT * (u64::from(replicas) - 1));
             round += 1;
+        }
+    }
+}
+
+/// Runs outages with this number of replicas, and shows the times if they are measured.
+fn run_all(replicas: u8, in_ci: &[Outage]) {
+    let secs = Duration::from_secs;
+    match std::env::var("KVPLANE_SILENCE_ROUNDS").map(|count| count.parse().expect("a number")) {
+        Ok(rounds) => run(replicas, &ALL, rounds, |outage| {
+            let outage = secs(if outage == Outage::Frozen { 20 } else { 6 });
+            Times { before: secs(4), outage, after: secs(4) }
+        }),
+        Err(_) => {
+            let times = Times { before: secs(1), outage: secs(3), after: secs(1) };
+            run(replicas, in_ci, 1, |_| times);
         }
     }
 }
@@ -415,16 +448,10 @@ fn run(outages: &[Outage], rounds: usize, times: impl Fn(Outage) -> Times) {
 /// Both ways of one-way loss, of which no other test knows; `cargo x silence` runs all outages, and freezes for 20 s.
 #[test]
 fn any_node_may_fall_silent_under_load() {
-    let secs = Duration::from_secs;
-    match std::env::var("KVPLANE_SILENCE_ROUNDS").map(|count| count.parse().expect("a number")) {
-        Ok(rounds) => run(&ALL, rounds, |outage| {
-            let outage = secs(if outage == Outage::Frozen { 20 } else { 6 });
-            Times { before: secs(4), outage, after: secs(4) }
-        }),
-        Err(_) => run(&[Outage::LosesSent, Outage::LosesReceived], 1, |_| Times {
-            before: secs(1),
-            outage: secs(3),
-            after: secs(1),
-        }),
-    }
+    run_all(2, &[Outage::LosesSent, Outage::LosesReceived]);
+}
+
+#[test]
+fn any_node_may_fall_silent_where_objects_have_three_replicas() {
+    run_all(3, &[Outage::Killed, Outage::Cut]);
 }
