@@ -58,7 +58,7 @@ impl Alone {
         let pool = region("bench-pool", pool_bytes)?;
         let staging = region("bench-staging", config.staging_bytes() as usize)?;
         let identity = Identity { cluster: 1, node: NodeId(1), shard: ShardId(0) };
-        let options = OpenOptions { identity, expected_uuid: None, format_blank: Some(7) };
+        let options = OpenOptions { identity, expected_uuid: None, format_blank: Some(7), tenant_of: |_| 0 };
         let nvme = Nvme::new(part, TierMemory::new(Arc::clone(&pool), staging))?;
         let poller = Poller::new()?;
         for fd in nvme.fds() {
@@ -229,6 +229,7 @@ impl Alone {
         let put = Put {
             digest: digest(key),
             key: &[],
+            tenant: 0,
             version: Version(key + 1),
             payload: Span::pool(at as u64, bytes),
             checksum: None,

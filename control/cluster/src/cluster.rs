@@ -26,7 +26,7 @@ use crate::membership::{EPOCH_GAP, Joiner, Membership, PortEvidence, Row};
 use crate::message::{Counters, Input, Load, MAX_VERSION_BYTES, MemberView, Output, Reply};
 use crate::record::{Layout, Record, RecordKey};
 use crate::rejection::Rejection;
-use crate::tenants::{Tenant, Tenants};
+use crate::tenants::{Tenant, TenantSsd, Tenants};
 
 use start::LAST_EPOCH;
 pub use start::StartError;
@@ -88,6 +88,7 @@ impl Cluster {
             Input::RegisterSegment { segment } => self.register_segment(segment),
             Input::UnregisterSegment { owner, name } => self.unregister_segment(owner, name),
             Input::SetTenant { tenant } => self.set_tenant(tenant),
+            Input::SetTenantSsd { name, ssd } => self.set_tenant_ssd(name, ssd),
             Input::RemoveTenant { name } => self.remove_tenant(name),
             Input::ListSegments { after, limit } => {
                 let (segments, more) = self.catalog.page(after.as_deref(), limit);
@@ -147,6 +148,12 @@ impl Cluster {
     /// Returns the tenants that were set, by name.
     pub fn tenants(&self) -> impl Iterator<Item = &Tenant> {
         self.tenants.iter()
+    }
+
+    /// Returns the quota and weight of a tenant on SSDs.
+    #[must_use]
+    pub fn tenant_ssd(&self, name: &str) -> TenantSsd {
+        self.tenants.ssd_of(name)
     }
 
     /// Returns a tenant that was set.
@@ -396,8 +403,22 @@ impl Cluster {
         Ok(Reply::TenantSet)
     }
 
+    fn set_tenant_ssd(&mut self, name: String, ssd: TenantSsd) -> Result<Reply, Rejection> {
+        if self.tenants.set_ssd(&name, ssd)? {
+            let effects = self.membership.effects();
+            if ssd == TenantSsd::default() {
+                effects.remove(RecordKey::TenantSsd(name));
+            } else {
+                effects.put(Record::TenantSsd(name, ssd));
+            }
+        }
+        Ok(Reply::TenantSet)
+    }
+
     fn remove_tenant(&mut self, name: String) -> Result<Reply, Rejection> {
-        self.tenants.remove(&name)?;
+        if self.tenants.remove(&name)? {
+            self.membership.effects().remove(RecordKey::TenantSsd(name.clone()));
+        }
         self.membership.effects().remove(RecordKey::Tenant(name));
         Ok(Reply::TenantRemoved)
     }

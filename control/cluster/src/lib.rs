@@ -39,7 +39,7 @@ pub use departure::{FIRST_ANSWER_NS, Moves, MovesLeft, MovesWait};
 pub use kvplane_proto::events::ReplicaProgress;
 pub use membership::ENDS_INTERVALS;
 pub use message::{Change, Counters, Input, Load, MAX_VERSION_BYTES, MemberView, Output, Reply};
-pub use quotas::{Quotas, ShardIncarnation, TenantFigures};
+pub use quotas::{Quotas, ShardIncarnation, TenantFigures, TenantQuota};
 pub use record::conductor::{
     CapabilitiesRecord, ClassRecord, ConductorKey, ConductorRecord, EventsRecord, InstanceDuty, InstanceRecord,
     MAX_CONDUCTOR_TEXT_BYTES, MasterRecord, PlacementRecord, SeedRecord, StageRecord, WeightRecord,
@@ -49,4 +49,4 @@ pub use record::{Devices, Header, Layout, MAX_CLUSTER_NAME_BYTES, MemberRecord, 
 pub use rejection::Rejection;
 pub use state::{MemberEvent, MemberState};
 pub use tasks::{Task, TaskLimits, TaskRefusal, TaskState, Tasks};
-pub use tenants::{MAX_TENANT_NAME_BYTES, MAX_TENANT_WEIGHT, MAX_TENANTS, Tenant};
+pub use tenants::{MAX_TENANT_NAME_BYTES, MAX_TENANT_WEIGHT, MAX_TENANTS, Tenant, TenantSsd};

@@ -9,7 +9,7 @@ use crate::catalog::{ClientId, Segment, SegmentOwner};
 use crate::departure::Moves;
 use crate::record::{Record, RecordKey};
 use crate::state::MemberState;
-use crate::tenants::Tenant;
+use crate::tenants::{Tenant, TenantSsd};
 
 /// Maximum length of a member's version text.
 pub const MAX_VERSION_BYTES: usize = 64;
@@ -109,6 +109,8 @@ pub enum Input {
     },
     /// An operator creates or changes a tenant.
     SetTenant { tenant: Tenant },
+    /// An operator changes the quota and weight of a tenant on SSDs.
+    SetTenantSsd { name: String, ssd: TenantSsd },
     /// An operator removes a tenant. Its objects stay until they are removed or evicted.
     RemoveTenant { name: String },
     /// A client lists the segments, in the order of their names.

@@ -12,6 +12,11 @@
 //! last call is over, and never uses a reply that arrives after its call ended; so the reported lease is the lease in
 //! use.
 //!
+//! Quotas of SSD bytes are leased in the same way, with one difference: what a shard has on its SSD survives restarts,
+//! and a lease below it would evict it. So a lease covers what is there as long as all of the tenant's use is within
+//! the quota, even while the leases of others are unknown or have to shrink first; all leases together may exceed the
+//! quota for that time.
+//!
 //! Leases do not expire: a shard keeps its last lease while the control plane is unreachable, and the leases of a node
 //! end with its incarnation. No clock is read, so a clock jump has no effect.
 
@@ -19,9 +24,8 @@ use std::collections::BTreeMap;
 
 use bincode::{Decode, Encode};
 use kvplane_proto::digest::tenant_number;
-use kvplane_proto::tenants::TenantLease;
 
-use crate::tenants::Tenant;
+use crate::tenants::{Tenant, TenantSsd};
 
 /// Shard of one incarnation of a node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -66,19 +70,54 @@ struct Shard {
 #[derive(Debug, Default)]
 pub struct Quotas {
     shards: BTreeMap<ShardIncarnation, Shard>,
+    /// True if leases cover what is there: see the module.
+    covers_use: bool,
+}
+
+/// Quota of one tenant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TenantQuota {
+    /// Number of the tenant.
+    pub number: u32,
+    /// Bytes for all shards; none for no limit.
+    pub bytes: Option<u64>,
+    /// Weight of the tenant, which is passed on with its leases.
+    pub weight: u32,
+}
+
+impl TenantQuota {
+    /// Returns a tenant's quota of memory.
+    #[must_use]
+    pub fn of_memory(tenant: &Tenant) -> Self {
+        let number = tenant_number(tenant.name.as_bytes());
+        Self { number, bytes: tenant.dram_bytes, weight: tenant.weight }
+    }
+
+    /// Returns a tenant's quota of SSD bytes.
+    #[must_use]
+    pub fn of_ssd(tenant: &Tenant, ssd: TenantSsd) -> Self {
+        let number = tenant_number(tenant.name.as_bytes());
+        Self { number, bytes: ssd.ssd_bytes, weight: ssd.weight.unwrap_or(1) }
+    }
 }
 
 impl Quotas {
-    /// Processes the report of a shard; returns its new leases. `all_known` is true once every shard of every member
+    /// Creates quotas of SSD bytes.
+    #[must_use]
+    pub fn of_ssds() -> Self {
+        Self { covers_use: true, ..Self::default() }
+    }
+
+    /// Processes the report of a shard; returns its leases of these quotas. `all_known` is true once every shard of every member
     /// has reported; until then no lease grows, because the leases of the others are unknown.
-    pub fn sync<'a>(
+    pub fn sync(
         &mut self,
         who: ShardIncarnation,
         pool_bytes: u64,
         uses: Vec<TenantFigures>,
-        tenants: impl Iterator<Item = &'a Tenant>,
+        quotas: impl Iterator<Item = TenantQuota>,
         all_known: bool,
-    ) -> Vec<TenantLease> {
+    ) -> Vec<TenantQuota> {
         let shard = self.shards.entry(who).or_default();
         shard.pool_bytes = pool_bytes;
         shard.granted = uses.iter().filter_map(|one| Some((one.number, one.lease_bytes?))).collect();
@@ -86,10 +125,9 @@ impl Quotas {
         shard.uses = uses.into_iter().map(|one| (one.number, one)).collect();
         let pools: u64 = self.shards.values().map(|shard| shard.pool_bytes).sum();
         let mut leases = Vec::new();
-        for tenant in tenants {
-            let number = tenant_number(tenant.name.as_bytes());
-            let dram_bytes = tenant.dram_bytes.map(|quota| self.lease(who, number, quota, pools, all_known));
-            leases.push(TenantLease { number, dram_bytes, weight: tenant.weight });
+        for quota in quotas {
+            let bytes = quota.bytes.map(|bytes| self.lease(who, quota.number, bytes, pools, all_known));
+            leases.push(TenantQuota { bytes, ..quota });
         }
         leases
     }
@@ -103,6 +141,7 @@ impl Quotas {
             |whole: u64, share: u64, of: u64| (u128::from(whole) * u128::from(share) / u128::from(of.max(1))) as u64;
         let wanting = self.shards.values().filter(|shard| shard.wants.contains_key(&number));
         let wanting: u64 = wanting.map(|shard| shard.pool_bytes).sum();
+        let covers_use = self.covers_use;
         let Some(shard) = self.shards.get_mut(&who) else { return 0 };
         let (here, had) = (used_by(shard), granted_to(shard));
         let fair = match quota.checked_sub(used) {
@@ -117,7 +156,12 @@ impl Quotas {
             }
         };
         let most = if all_known { quota.saturating_sub(others) } else { had };
-        let lease = fair.min(most);
+        let covered = match covers_use {
+            false => 0,
+            true if used > quota => part(quota, here, used),
+            true => here,
+        };
+        let lease = fair.min(most).max(covered);
         // Until its next report, the shard may not have received a smaller lease.
         shard.granted.insert(number, lease.max(had));
         lease
@@ -203,9 +247,10 @@ mod tests {
         let (used_bytes, lease_bytes, refused) = (real.used, real.lease, real.refused);
         let uses = vec![TenantFigures { number, used_bytes, lease_bytes, refused, ..TenantFigures::default() }];
         let who = ShardIncarnation { node: at as u64, incarnation: 1, shard: 0 };
-        let leases = quotas.sync(who, 100 + at as u64 * 50, uses, [&tenant].into_iter(), all_known);
+        let of = [TenantQuota::of_memory(&tenant)];
+        let leases = quotas.sync(who, 100 + at as u64 * 50, uses, of.into_iter(), all_known);
         if answered {
-            real.lease = leases[0].dram_bytes;
+            real.lease = leases[0].bytes;
             real.used = real.used.min(real.lease.unwrap_or(0));
         }
     }
@@ -244,6 +289,33 @@ mod tests {
             }
             let all: u64 = reals.iter().filter_map(|real| real.lease).sum();
             prop_assert!(all <= QUOTA && reals[2].lease.unwrap_or(0) > QUOTA * 9 / 10, "{reals:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn leases_of_ssds_cover_what_is_there_and_come_down_to_the_quota(
+            used in prop::collection::vec(0..400u64, 4), steps in prop::collection::vec(step(), 1..100),
+        ) {
+            // What restarted shards have found on their SSDs: nobody has a lease, or remembers one.
+            let (mut quotas, mut seen) = (Quotas::of_ssds(), [false; 4]);
+            let mut reals: [Real; 4] =
+                core::array::from_fn(|at| Real { used: used[at], ..Real::default() });
+            let within = used.iter().sum::<u64>() <= QUOTA;
+            for (at, answered, _, restart) in steps {
+                if restart {
+                    (quotas, seen) = (Quotas::of_ssds(), [false; 4]);
+                }
+                seen[at] = true;
+                sync(&mut quotas, &mut reals, at, answered, seen == [true; 4]);
+                let is_covered = reals[at].lease.is_none() || reals[at].used == used[at];
+                prop_assert!(!within || is_covered, "{:?} of {:?}", reals, used);
+            }
+            for _ in 0..40 {
+                (0..4).for_each(|at| sync(&mut quotas, &mut reals, at, true, true));
+            }
+            let all: u64 = reals.iter().filter_map(|real| real.lease).sum();
+            prop_assert!(all <= QUOTA, "{:?}", reals);
         }
     }
 

@@ -11,6 +11,7 @@
 //!          address | name text
 //! layout:  3 u8 | since u64 | claims u128 | former, or nothing
 //! tenant:  8 u8 | has quota u8, quota u64 | weight u32 | name text
+//! ssd:     12 u8 | has quota u8, quota u64 | weight u32, 0 for none | name text of a tenant
 //! devices: 9 u8 | node u64 | incarnation u64 | digest u128 | since u64
 //! ```
 //!
@@ -31,7 +32,7 @@ use kvplane_proto::map::{Former, MapError, Member};
 use crate::catalog::{ClientId, MAX_SEGMENT_NAME_BYTES, Segment, SegmentKind, SegmentOwner};
 use crate::message::MAX_VERSION_BYTES;
 use crate::state::MemberState;
-use crate::tenants::{MAX_TENANT_NAME_BYTES, Tenant};
+use crate::tenants::{MAX_TENANT_NAME_BYTES, Tenant, TenantSsd};
 
 use conductor::{ConductorKey, ConductorRecord};
 use worlds::{WorldKey, WorldRecord};
@@ -104,6 +105,8 @@ pub enum Record {
     Layout(Layout),
     /// A tenant.
     Tenant(Tenant),
+    /// Quota and weight of the tenant of this name on SSDs.
+    TenantSsd(String, TenantSsd),
     /// Devices of a node.
     Devices(Devices),
     /// A record of process groups.
@@ -129,6 +132,8 @@ pub enum RecordKey {
     Devices(NodeId),
     /// A record of process groups.
     World(WorldKey),
+    /// The settings on SSDs of the tenant of this name.
+    TenantSsd(String),
     /// A record of the Conductor.
     Conductor(ConductorKey),
 }
@@ -145,6 +150,7 @@ impl RecordKey {
             Self::Tenant(name) => [&[8], name.as_bytes()].concat(),
             Self::Devices(node) => [&[9][..], &node.0.to_be_bytes()].concat(),
             Self::World(key) => key.to_bytes(),
+            Self::TenantSsd(name) => [&[12], name.as_bytes()].concat(),
             Self::Conductor(key) => key.to_bytes(),
         }
     }
@@ -192,6 +198,7 @@ impl Record {
             Self::Segment(segment) => RecordKey::Segment(segment.name.clone()),
             Self::Layout(_) => RecordKey::Layout,
             Self::Tenant(tenant) => RecordKey::Tenant(tenant.name.clone()),
+            Self::TenantSsd(name, _) => RecordKey::TenantSsd(name.clone()),
             Self::Devices(said) => RecordKey::Devices(said.node),
             Self::World(record) => RecordKey::World(record.key()),
             Self::Conductor(record) => RecordKey::Conductor(record.key()),
@@ -234,6 +241,12 @@ impl Record {
                 out.extend_from_slice(&tenant.dram_bytes.unwrap_or(0).to_le_bytes());
                 out.extend_from_slice(&tenant.weight.to_le_bytes());
                 put_text(out, &tenant.name);
+            }
+            Self::TenantSsd(name, ssd) => {
+                out.extend_from_slice(&[12, ssd.ssd_bytes.is_some().into()]);
+                out.extend_from_slice(&ssd.ssd_bytes.unwrap_or(0).to_le_bytes());
+                out.extend_from_slice(&ssd.weight.unwrap_or(0).to_le_bytes());
+                put_text(out, name);
             }
             Self::Devices(said) => {
                 out.push(9);
@@ -279,6 +292,10 @@ impl Record {
                 Self::Layout(Layout { since, claims, former })
             }
             8 => Self::Tenant(tenant(&mut reader)?),
+            12 => {
+                let Tenant { name, dram_bytes: ssd_bytes, weight } = tenant(&mut reader)?;
+                Self::TenantSsd(name, TenantSsd { ssd_bytes, weight: (weight > 0).then_some(weight) })
+            }
             9 => {
                 let (node, incarnation) = (NodeId(reader.u64()?), Incarnation(reader.u64()?));
                 let devices = u128::from(reader.u64()?) | u128::from(reader.u64()?) << 64;

@@ -83,6 +83,8 @@ pub enum Rejection {
     TenantName { bytes: usize },
     /// A tenant's weight is out of range.
     TenantWeight { weight: u32 },
+    /// A tenant has a weight on SSDs, and a quota of no bytes there.
+    SsdWeight { weight: u32 },
     /// The maximum number of tenants is reached.
     TooManyTenants { limit: usize },
     /// Another tenant has the same number.
@@ -119,6 +121,11 @@ impl Rejection {
             Self::TenantWeight { weight } => {
                 write!(f, "a tenant's weight of {weight} is not within 1 to {MAX_TENANT_WEIGHT}")
             }
+            Self::SsdWeight { weight } => write!(
+                f,
+                "a tenant with a quota of 0 bytes on SSDs has nothing that its weight of {weight} there could be for: \
+                 leave the weight out, or give it bytes"
+            ),
             Self::TooManyTenants { limit } => write!(f, "there are {limit} tenants already: remove one first"),
             Self::TenantNumber { name, other } => {
                 write!(f, "tenant {name:?} has the same number as {other:?}: choose another name")
@@ -205,6 +212,7 @@ impl fmt::Display for Rejection {
             }
             Self::TenantName { .. }
             | Self::TenantWeight { .. }
+            | Self::SsdWeight { .. }
             | Self::TooManyTenants { .. }
             | Self::TenantNumber { .. }
             | Self::UnknownTenant { .. } => self.fmt_tenant(f),

@@ -78,8 +78,9 @@ pub use crate::message::tier::{
 };
 
 pub use crate::message::tenants::{
-    ListTenants, RemoveTenant, SetTenant, SyncTenants, Tenant, TenantFigures, TenantLease, TenantLeases, TenantList,
-    TenantStatus,
+    ListTenantSsds, ListTenants, RemoveTenant, SetTenant, SetTenantSsd, SyncTenantSsds, SyncTenants, Tenant,
+    TenantFigures, TenantLease, TenantLeases, TenantList, TenantSsd, TenantSsdLease, TenantSsdLeases, TenantSsdList,
+    TenantSsdStatus, TenantStatus,
 };
 
 pub use crate::message::tasks::{
@@ -195,6 +196,9 @@ messages! {
     RemoveTenant = 0x0021 small => EmptyReply;
     ListTenants = 0x0022 small => TenantList, idempotent;
     SyncTenants = 0x0023 large => TenantLeases;
+    SetTenantSsd = 0x0028 small => EmptyReply;
+    ListTenantSsds = 0x0029 small => TenantSsdList, idempotent;
+    SyncTenantSsds = 0x002a large => TenantSsdLeases;
     GetTicket = 0x0040 small => TicketReply, idempotent;
     GetTicketKeys = 0x0041 small => TicketKeys, idempotent;
     RotateTickets = 0x0042 small => EmptyReply;
@@ -269,6 +273,8 @@ messages! {
     TaskList = 0x801f large;
     TenantList = 0x8022 large;
     TenantLeases = 0x8023 large;
+    TenantSsdList = 0x8029 large;
+    TenantSsdLeases = 0x802a large;
     TicketReply = 0x8040 small;
     TicketKeys = 0x8041 small;
     InstanceRegistered = 0x8030 small;

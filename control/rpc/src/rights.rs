@@ -25,9 +25,10 @@ use crate::message::placement::{
 use crate::message::{
     AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetIncarnation, GetMap, GetMoves, GetRoom,
     GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments, ListShards, ListTasks,
-    ListTenants, ListTiers, OfferMap, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents,
-    ReportHot, ReportShard, ReportSilence, ReportTiers, RotateTickets, SegmentOwner, SetTenant, SettleReport, Status,
-    SyncTenants, Undrain, UnregisterSegment, WatchEvents, WatchMap, WatchOrders,
+    ListTenantSsds, ListTenants, ListTiers, OfferMap, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments,
+    ReportEvents, ReportHot, ReportShard, ReportSilence, ReportTiers, RotateTickets, SegmentOwner, SetTenant,
+    SetTenantSsd, SettleReport, Status, SyncTenantSsds, SyncTenants, Undrain, UnregisterSegment, WatchEvents, WatchMap,
+    WatchOrders,
 };
 
 /// Every role.
@@ -124,6 +125,9 @@ rights! {
     RemoveTenant = "remove_tenant" OPERATORS;
     ListTenants = "list_tenants" OPERATORS;
     SyncTenants = "sync_tenants" MEMBERS |call| Some(Scope::Node(call.node));
+    SetTenantSsd = "set_tenant_ssd" OPERATORS;
+    ListTenantSsds = "list_tenant_ssds" OPERATORS;
+    SyncTenantSsds = "sync_tenant_ssds" MEMBERS |call| Some(Scope::Node(call.node));
     GetTicket = "get_ticket" ASKERS |call| Some(tenant_of(call));
     GetTicketKeys = "get_ticket_keys" MEMBERS |call| Some(Scope::Node(call.node));
     RotateTickets = "rotate_tickets" OPERATORS;
@@ -249,6 +253,9 @@ mod tests {
         "remove_tenant ca",
         "list_tenants ca",
         "sync_tenants cn",
+        "set_tenant_ssd ca",
+        "list_tenant_ssds ca",
+        "sync_tenant_ssds cn",
         "get_ticket cca",
         "get_ticket_keys cn",
         "rotate_tickets ca",

@@ -18,7 +18,9 @@ use std::time::Instant;
 use kvplane_cluster::{Change, Cluster, Input, Output, Reply};
 use kvplane_proto::Digest;
 use kvplane_proto::map::ClusterMap;
-use kvplane_rpc::message::{MapReply, SyncTenants, TenantLeases, TenantList};
+use kvplane_rpc::message::{
+    MapReply, SyncTenantSsds, SyncTenants, TenantLeases, TenantList, TenantSsdLeases, TenantSsdList,
+};
 use kvplane_rpc::{ItemFrame, MapFrame, Refusal, RefusalCode};
 use tokio::sync::{Notify, mpsc, watch};
 
@@ -104,6 +106,17 @@ impl HostedCluster {
     /// Returns all tenants with their usage.
     pub(crate) fn tenants(&self) -> TenantList {
         self.nodes.tenants.list(&self.cluster)
+    }
+
+    /// Returns the use of SSDs by all tenants.
+    pub(crate) fn tenant_ssds(&self) -> TenantSsdList {
+        self.nodes.tenants.list_ssds(&self.cluster)
+    }
+
+    /// Takes the use of a shard's SSD by tenants, and returns its leases of their quotas.
+    pub(crate) fn sync_tenant_ssds(&mut self, call: SyncTenantSsds) -> Result<TenantSsdLeases, Refusal> {
+        let shards = self.check_incarnation(call.node, call.incarnation)?;
+        self.nodes.tenants.sync_ssds(call, shards, &self.cluster)
     }
 
     /// Takes a shard's usage of its tenants, and returns its leases of their quotas.

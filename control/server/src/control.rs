@@ -20,7 +20,7 @@ use std::sync::{Arc, OnceLock};
 
 use kvplane_cluster::{Input, MemberState, Reply};
 use kvplane_proto::ids::{Incarnation, NodeId};
-use kvplane_rpc::message::{EmptyReply, RemoveTenant, SetTenant};
+use kvplane_rpc::message::{EmptyReply, RemoveTenant, SetTenant, SetTenantSsd};
 use kvplane_rpc::{Refusal, RefusalCode};
 
 use crate::cluster::ClusterHost;
@@ -91,13 +91,27 @@ impl Control {
         }
     }
 
+    /// Changes the quota and weight of a tenant on SSDs.
+    pub(crate) fn set_tenant_ssd_now(&self, call: SetTenantSsd) -> Result<EmptyReply, Refusal> {
+        match self.cluster.handle(Input::SetTenantSsd { name: call.name, ssd: call.ssd })? {
+            Reply::TenantSet => Ok(EmptyReply),
+            reply => Err(unexpected(&reply)),
+        }
+    }
+
     /// Removes a tenant; with `only_empty`, not while it has objects.
     pub(crate) fn remove_tenant_now(&self, call: RemoveTenant) -> Result<EmptyReply, Refusal> {
         if call.only_empty {
-            let status = self.cluster.lock()?.tenants().tenants.into_iter().find(|tenant| tenant.name == call.name);
-            if let Some(status) = status.filter(|status| status.used_bytes > 0) {
-                let reason =
-                    format!("tenant {:?} has {} bytes: remove its objects first", call.name, status.used_bytes);
+            let hosted = self.cluster.lock()?;
+            let in_memory = hosted.tenants().tenants.into_iter().find(|tenant| tenant.name == call.name);
+            let on_ssds = hosted.tenant_ssds().tenants.into_iter().find(|tenant| tenant.name == call.name);
+            drop(hosted);
+            let in_memory = in_memory.map_or(0, |tenant| tenant.used_bytes);
+            let on_ssds = on_ssds.map_or(0, |tenant| tenant.used_bytes);
+            if in_memory + on_ssds > 0 {
+                let (name, ssds) =
+                    (&call.name, if on_ssds > 0 { format!(", {on_ssds} on SSDs") } else { String::new() });
+                let reason = format!("tenant {name:?} has {in_memory} bytes{ssds}: remove its objects first");
                 return Err(Refusal::new(RefusalCode::AlreadyExists, reason));
             }
         }

@@ -52,7 +52,7 @@ pub use kvplane_sys::{
 };
 pub use kvplane_tier::{
     Identity as TierIdentity, OBJECT_BYTES as TIER_OBJECT_BYTES, Priority as TierPriority, Reason as TierReason,
-    RecoveryReport, ScrubReport, ScrubState, TierStats, format::FORMAT_VERSION as TIER_FORMAT,
+    RecoveryReport, ScrubReport, ScrubState, TierStats, TierUse, format::FORMAT_VERSION as TIER_FORMAT,
 };
 pub use kvplane_transport::nvme::{IoChoice, NvmeCounters, Part, Ssd};
 pub use kvplane_transport::rdma::device_memory;

@@ -4,6 +4,7 @@
 //! Invariants: a segment's live bytes and records are those of the index's entries in it; a record is live while its
 //! segment's generation is live and no record of its digest has a greater sequence. Not here: reading and writing.
 
+mod accounts;
 mod generations;
 mod index;
 mod replacements;
@@ -13,6 +14,8 @@ mod untracked;
 
 pub use index::{BYTES_PER_OBJECT, MAX_HITS};
 
+pub(crate) use accounts::Accounts;
+use accounts::{Oldest, QueuedRecord, UNKNOWN};
 pub(crate) use generations::{Generations, Heritage};
 pub(crate) use index::{Entry, Index};
 pub(crate) use replacements::{ReplacedRecord, Replacements};
@@ -26,8 +29,8 @@ use kvplane_proto::narrowing::to_u32;
 
 use crate::config::TierConfig;
 use crate::device::Device;
-use crate::format::Kind;
-use crate::types::{DamageCounters, Miss};
+use crate::format::{FooterEntry, Kind, UNIT_BYTES};
+use crate::types::{DamageCounters, Miss, RecordView, TenantOf};
 
 /// Phase of the tier: how much of the contents is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -42,7 +45,23 @@ pub(crate) enum Phase {
     Refused,
 }
 
-/// Contents of a device: index, segments, and counters.
+/// Entries that one step of the walk looks at that builds the queues of accounts.
+const WALK_STEP: usize = 4096;
+/// Records of a queue that are skipped at a time because they are gone or pinned.
+const SKIPPED_AT_ONCE: usize = 4096;
+
+/// Next record to be evicted for the limit of its tenant.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum NextEvicted {
+    /// This one.
+    Entry(Entry),
+    /// The queue of the account is not known far enough yet.
+    Unknown,
+    /// There is none.
+    None,
+}
+
+/// Contents of a device: index, segments, accounts, and counters.
 #[derive(Debug)]
 pub(crate) struct Contents {
     pub(crate) index: Index,
@@ -52,6 +71,7 @@ pub(crate) struct Contents {
     /// Records that the device may have and the index does not know.
     pub(crate) untracked: UntrackedObjects,
     pub(crate) replacements: Replacements,
+    pub(crate) accounts: Accounts,
     phase: Phase,
     /// Least sequence of an object that is trusted: a removal of an older one may be missing.
     floor: u64,
@@ -76,6 +96,7 @@ impl Contents {
             generations: Generations::default(),
             untracked: UntrackedObjects::default(),
             replacements: Replacements::default(),
+            accounts: Accounts::new(),
             phase: Phase::Opening,
             floor: 0,
             given_up: 0,
@@ -151,6 +172,71 @@ impl Contents {
     /// Returns true if the record of this sequence is the live one of its digest.
     pub(crate) fn is_current(&self, digest: Digest, sequence: u64) -> bool {
         self.index.find(digest).is_some_and(|entry| entry.sequence() == sequence)
+    }
+
+    /// Returns the host's view of an entry.
+    pub(crate) fn view(&self, entry: &Entry) -> RecordView {
+        entry.view(self.accounts.number(entry.account()))
+    }
+
+    /// Returns the entry of an object that the footer of a segment lists.
+    pub(crate) fn listed(&mut self, listed: &FooterEntry, segment: u32, device: &Device) -> Entry {
+        let mut entry = Entry::listed(listed, device.segment_at(segment));
+        if let Some(number) = listed.tenant {
+            entry.set_account(self.accounts.of(number));
+        }
+        entry
+    }
+
+    /// Returns the number of the tenant of a record with this entry and key.
+    pub(crate) fn tenant_of(&self, entry: &Entry, key: &[u8], tenant_of: TenantOf) -> u32 {
+        self.accounts.number(entry.account()).unwrap_or_else(|| tenant_of(key))
+    }
+
+    /// Returns the record of an account that is to be evicted next: the oldest that is not pinned.
+    pub(crate) fn next_evicted(&mut self, account: u16, device: &Device) -> NextEvicted {
+        for _ in 0..SKIPPED_AT_ONCE {
+            let (segment, generation, record) = match self.accounts.oldest(account) {
+                Oldest::Record { segment, generation, record } => (segment, generation, record),
+                Oldest::Building => return NextEvicted::Unknown,
+                Oldest::None => return NextEvicted::None,
+            };
+            let offset = device.segment_at(segment) + u64::from(record.unit) * UNIT_BYTES;
+            let point = u64::from(record.point);
+            let mut there = self.index.between(point, point + 1).filter(|entry| entry.offset() == offset);
+            let entry = there.next().copied().filter(|_| self.segments[segment].generation == generation);
+            match entry.filter(|entry| !entry.is_removed() && entry.account() == account && !entry.is_pinned()) {
+                Some(entry) => return NextEvicted::Entry(entry),
+                None => self.accounts.take_oldest(account),
+            }
+        }
+        NextEvicted::Unknown
+    }
+
+    /// Takes a step of the walk that builds the queues of accounts, if one is to be built.
+    pub(crate) fn walk_accounts(&mut self, device: &Device) {
+        let Some(from) = self.accounts.walk().filter(|_| self.is_running()) else { return };
+        let (mut end, mut seen) = (None, 0);
+        for (next, entry) in self.index.walk(from).take(WALK_STEP) {
+            (end, seen) = (Some(next), seen + 1);
+            if !entry.is_removed() && !entry.is_pinned() {
+                let queued = queued(entry, &self.index, &self.segments, device);
+                self.accounts.found(entry.account(), queued);
+            }
+        }
+        let end = if seen == WALK_STEP { end } else { None };
+        self.accounts.walked(end);
+    }
+
+    /// Pins an object, or unpins it; returns false if there is no such object.
+    pub(crate) fn set_pinned(&mut self, digest: Digest, pinned: bool) -> bool {
+        let Some(entry) = self.index.find_mut(digest).filter(|entry| !entry.is_removed()) else { return false };
+        entry.set_pinned(pinned);
+        if !pinned {
+            let account = entry.account();
+            self.accounts.note_unpinned(account);
+        }
+        true
     }
 
     /// Puts an entry into the index, replacing one of the same digest; returns false if the index is full.
@@ -264,13 +350,17 @@ impl Contents {
         if self.index.find(digest).is_some() {
             return;
         }
-        let Some(ReplacedRecord { entry, generation }) = self.replacements.give_back(digest) else { return };
+        let Some(ReplacedRecord { mut entry, generation, tenant }) = self.replacements.give_back(digest) else {
+            return;
+        };
         let segment = &self.segments[device.segment_of(entry.offset())];
         // Reclaim may have skipped the record meanwhile, as no entry pointed to it.
         let is_there = segment.generation == generation
             && segment.state.has_records()
             && segment.state != SegmentState::Reclaiming;
         if is_there {
+            // The account may have become another tenant's.
+            entry.set_account(tenant.map_or(UNKNOWN, |number| self.accounts.of(number)));
             self.place(entry, device);
         }
     }
@@ -290,10 +380,12 @@ impl Contents {
     pub(crate) fn forget_segment(&mut self, segment: u32, device: &Device) -> u32 {
         let (start, end) = (device.segment_at(segment), device.segment_at(segment + 1));
         let (generation, untracked) = (self.segments[segment].generation, &mut self.untracked);
+        let accounts = &mut self.accounts;
         let dropped = self.index.retain(|entry| {
             let stays = entry.is_removed() || entry.offset() < start || entry.offset() >= end;
             if !stays {
                 untracked.reclaimed(generation, entry.digest());
+                accounts.discharge(entry.account(), device.record_bytes(entry.shape()));
             }
             stays
         });
@@ -333,9 +425,12 @@ impl Contents {
         if add {
             self.live_bytes += bytes;
             self.segments.add_live(segment, bytes);
+            let queued = queued(entry, &self.index, &self.segments, device);
+            self.accounts.charge(entry.account(), bytes, queued);
         } else {
             self.live_bytes -= bytes;
             self.segments.take_live(segment, bytes);
+            self.accounts.discharge(entry.account(), bytes);
         }
     }
 
@@ -344,6 +439,7 @@ impl Contents {
         self.index.check();
         let mut live = vec![(0, 0); device.config().segments as usize];
         let mut held = 0;
+        let mut accounts = self.accounts.totals();
         for (_, entry) in self.index.walk(0) {
             if entry.is_removed() {
                 held += 1;
@@ -353,10 +449,14 @@ impl Contents {
             let (bytes, records) = &mut live[segment as usize];
             *bytes += device.record_bytes(entry.shape());
             *records += 1;
+            let (of_account, charged) = &mut accounts[usize::from(entry.account())];
+            *of_account -= device.record_bytes(entry.shape());
+            *charged -= 1;
             let state = self.segments[segment].state;
             let may = state.has_records() || state == SegmentState::Unknown;
             assert!(may, "{entry:?} is in segment {segment}, which is {state:?}");
         }
+        assert!(accounts.iter().all(|left| *left == (0, 0)), "bytes and records of accounts: {accounts:?} left");
         assert_eq!(self.tombstones_held, held, "removals in the index");
         for (number, segment) in self.segments.iter() {
             let counted = (segment.live_bytes, segment.live_records);
@@ -365,6 +465,13 @@ impl Contents {
         assert_eq!(self.live_bytes, live.iter().map(|(bytes, _)| bytes).sum::<u64>(), "live bytes");
         self.segments.check();
     }
+}
+
+/// Returns the place of an entry in the queue of its account: generation and number of its segment, and the record.
+fn queued(entry: &Entry, index: &Index, segments: &Segments, device: &Device) -> (u64, u32, QueuedRecord) {
+    let segment = device.segment_of(entry.offset());
+    let unit = to_u32((entry.offset() - device.segment_at(segment)) / UNIT_BYTES);
+    (segments[segment].generation, segment, QueuedRecord { unit, point: index.point(entry.digest()) })
 }
 
 #[cfg(test)]
@@ -387,8 +494,9 @@ mod tests {
     fn entry(number: u64, sequence: u64, segment: u32, device: &Device) -> Entry {
         let shape = Shape { payload_bytes: 5000, key_bytes: 3, extent: true, names_parts: false, copied: false };
         let (kind, digest, version) = (Kind::Object, Digest::of(b"", &number.to_le_bytes()), Version(sequence));
-        let (unit, away, payload_checksum, pinned) = (64, 0, 0, false);
-        let listed = FooterEntry { kind, shape, pinned, digest, version, sequence, unit, away, payload_checksum };
+        let (unit, away, payload_checksum, pinned, tenant) = (64, 0, 0, false, Some(0));
+        let listed =
+            FooterEntry { kind, shape, pinned, digest, version, sequence, unit, away, payload_checksum, tenant };
         Entry::listed(&listed, device.segment_at(segment))
     }
 
@@ -455,7 +563,7 @@ mod tests {
             contents.replacements.begin(
                 Token(1),
                 replaced.digest(),
-                Some(ReplacedRecord { entry: replaced, generation }),
+                Some(ReplacedRecord { entry: replaced, generation, tenant: None }),
             );
             assert_eq!(contents.replacements.end(Token(1), false), Some(replaced.digest()));
             contents.give_back(replaced.digest(), &device);

@@ -52,5 +52,5 @@ pub use tier::{Tier, TierStats};
 pub use types::errors::{GetError, OpenError, PutError, Reason, RemoveError};
 pub use types::{
     Ack, DamageCounters, Event, Get, Identity, Miss, OpenOptions, Output, Put, PutReceipt, RecordView, RecoveryReport,
-    Removal, Token,
+    Removal, TenantLimit, TenantOf, TierUse, Token,
 };

@@ -16,6 +16,7 @@ mod flushes;
 mod footers;
 mod groups;
 mod headers;
+mod limits;
 mod reads;
 mod room;
 mod seals;
@@ -39,7 +40,7 @@ use crate::memory::Memory;
 use crate::ops::Fault;
 use crate::slots::SlotId;
 use crate::types::errors::{OpenError, Reason};
-use crate::types::{Ack, Event};
+use crate::types::{Ack, Event, TenantOf};
 
 /// Counters of accepted and refused calls, and of failed writes, since the start.
 #[derive(Clone, Copy, Debug, Default)]
@@ -67,10 +68,13 @@ pub(crate) struct Log {
     pub(crate) events: Events,
     pub(crate) sums: ChunkSums,
     counts: CallCounts,
+    pub(crate) tenant_of: TenantOf,
+    /// Accounts whose limits are still to be checked, as they have changed.
+    limits_to_check: usize,
 }
 
 impl Log {
-    pub(crate) fn new(config: TierConfig) -> Self {
+    pub(crate) fn new(config: TierConfig, tenant_of: TenantOf) -> Self {
         let device = Device::new(config);
         Self {
             contents: Contents::new(device.config()),
@@ -79,6 +83,8 @@ impl Log {
             events: Events::new(device.config()),
             sums: ChunkSums::default(),
             counts: CallCounts::default(),
+            tenant_of,
+            limits_to_check: 0,
             device,
         }
     }

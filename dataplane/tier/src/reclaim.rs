@@ -290,7 +290,9 @@ impl Reclaim {
         let (budget_bytes, budget_records) = (victim.budget_bytes, victim.budget_records);
         let config = log.device.config();
         let record_bytes = entry.shape().most_bytes(config.chunk_bytes, config.block_bytes);
-        let candidate = Candidate { record_bytes, hits: entry.hits(), pinned: entry.is_pinned(), budget_bytes };
+        let within_share = log.contents.accounts.is_within_share(entry.account());
+        let (hits, pinned) = (entry.hits(), entry.is_pinned());
+        let candidate = Candidate { record_bytes, hits, pinned, within_share, budget_bytes };
         if budget_records == 0 || self.policy.decide(&candidate) == Verdict::Drop {
             log.evict(&entry);
             return true;
@@ -299,7 +301,7 @@ impl Reclaim {
             return false;
         }
         if let Some(victim) = &mut self.victim {
-            victim.budget_bytes = budget_bytes - record_bytes;
+            victim.budget_bytes = budget_bytes.saturating_sub(record_bytes);
             victim.budget_records = budget_records - 1;
         }
         true
@@ -395,13 +397,14 @@ impl Reclaim {
         log: &mut Log,
         memory: &mut dyn Memory,
     ) {
-        let Log { device, contents, writer, reads, sums, .. } = log;
+        let Log { device, contents, writer, reads, sums, tenant_of, .. } = log;
         let Move { entry, checksum, .. } = *moved;
         let payload = moved.payload(device.layout().copies);
         let key = reads.key(slot, &entry, device, memory);
         sums.compute(payload, device.config().chunk_bytes, memory);
         let (digest, version, shape, sums) = (entry.digest(), entry.version(), entry.shape(), sums.as_slice());
-        let record = Record { digest, version, key: &key, payload, shape, checksum, sums, pinned, hits: 0 };
+        let tenant = contents.tenant_of(&entry, &key, *tenant_of);
+        let record = Record { digest, version, key: &key, tenant, payload, shape, checksum, sums, pinned, hits: 0 };
         writer.append(&record, Waiter::Move(number), device, contents, memory);
         self.counts.reinserted += 1;
         self.counts.reinserted_bytes += u64::from(payload.bytes);
@@ -436,8 +439,10 @@ impl Reclaim {
             self.drop_victim(log);
         }
         let Some(victim) = self.victim.take() else { return };
-        let Contents { segments, generations, .. } = &mut log.contents;
-        generations.raise(segments[victim.segment].generation + 1);
+        let Contents { segments, generations, accounts, .. } = &mut log.contents;
+        let generation = segments[victim.segment].generation;
+        generations.raise(generation + 1);
+        accounts.forget_up_to(generation);
         segments.release(victim.segment);
     }
 }

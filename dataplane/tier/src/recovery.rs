@@ -237,7 +237,8 @@ impl Recovery {
             Kind::Tombstone => contents.remember_removal(entry.digest, entry.version, entry.sequence, device),
             Kind::Object if !fits || !contents.is_believed(entry.sequence) => contents.give_up(entry.digest),
             Kind::Object => {
-                if !contents.place(Entry::listed(entry, device.segment_at(segment)), device) {
+                let found = contents.listed(entry, segment, device);
+                if !contents.place(found, device) {
                     contents.give_up(entry.digest);
                     contents.raise_floor(entry.sequence, device);
                 }
@@ -251,7 +252,7 @@ impl Recovery {
         let Some((at, _)) = self.to_scan.iter().enumerate().max_by_key(newest) else { return };
         let Some(entries) = log.writer.seals.take_list() else { return };
         let (segment, generation) = self.to_scan.remove(at);
-        let scan = Box::new(Scan::new(segment, generation, entries, log.device.block()));
+        let scan = Box::new(Scan::new(segment, generation, entries, log.device.block(), log.tenant_of));
         scan.read(&mut log.device);
         self.scan = Some(scan);
     }

@@ -54,7 +54,7 @@ impl Tier {
     /// A field of `config` that is out of range.
     pub fn open(config: TierConfig, options: OpenOptions) -> Result<Self, ConfigError> {
         config.validate()?;
-        let mut log = Log::new(config);
+        let mut log = Log::new(config, options.tenant_of);
         Ok(Self {
             opening: Opening::begin(options, &mut log.device),
             notes: Notes::begin(&mut log.device),
@@ -135,6 +135,7 @@ impl Tier {
     pub fn poll_output(&mut self, now_ns: u64, memory: &mut dyn Memory) -> Option<Output> {
         // Periodic work. Each part does a bounded amount.
         self.recovery.work(&mut self.log);
+        self.log.limit_tenants(now_ns, memory);
         self.reclaim.work(now_ns, &mut self.log, memory);
         self.log.work(now_ns, self.reclaim.is_reading(), memory);
         self.scrubber.work(now_ns, &mut self.log);
@@ -147,7 +148,9 @@ impl Tier {
     /// Returns the time at which [`Tier::poll_output`] may have an action without any input before.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
-        [self.log.due_ns(), self.scrubber.due_ns(&self.log)].into_iter().flatten().min()
+        // The walk through the index goes on at once.
+        let walk = self.log.contents.accounts.walk().filter(|_| self.log.contents.is_running()).map(|_| 0);
+        [self.log.due_ns(), self.scrubber.due_ns(&self.log), walk].into_iter().flatten().min()
     }
 
     /// Stops all writes if there is a reason to, and fails the calls that wait for them.

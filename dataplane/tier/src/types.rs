@@ -21,8 +21,12 @@ pub struct Identity {
     pub shard: ShardId,
 }
 
+/// Names the tenant that an object is charged to, by the key that is stored with it: for records that were written
+/// without a footer, or by a version whose footers named no tenants.
+pub type TenantOf = fn(key: &[u8]) -> u32;
+
 /// Options for opening a device.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct OpenOptions {
     /// Identity of the opener: a device with another identity is refused.
     pub identity: Identity,
@@ -30,6 +34,8 @@ pub struct OpenOptions {
     pub expected_uuid: Option<u128>,
     /// A new uuid, drawn at random, with which to format the device if its superblocks are blank.
     pub format_blank: Option<u128>,
+    /// Names the tenant of a record by its key.
+    pub tenant_of: TenantOf,
 }
 
 /// Token by which the caller identifies a call; the events of the call carry it.
@@ -52,6 +58,8 @@ pub struct Put<'a> {
     pub digest: Digest,
     /// Key of the object, stored with it.
     pub key: &'a [u8],
+    /// Number of the tenant that the object is charged to: what [`OpenOptions::tenant_of`] says of the key.
+    pub tenant: u32,
     pub version: Version,
     /// Bytes of the object.
     pub payload: Span,
@@ -122,6 +130,32 @@ pub struct RecordView {
     pub names_parts: bool,
     /// True if the object is replicated on a replica owner, as its [`Put`] stated.
     pub copied: bool,
+    /// Number of the tenant that the object is charged to; `None` if only its key says it.
+    pub tenant: Option<u32>,
+}
+
+/// Limit of a tenant on a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub struct TenantLimit {
+    pub number: u32,
+    /// Bytes that its records may take.
+    pub bytes: u64,
+}
+
+/// Use of a device by a tenant.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub struct TierUse {
+    pub number: u32,
+    /// Bytes that its live records take.
+    pub used_bytes: u64,
+    /// Bytes that they may take, if limited.
+    pub limit_bytes: Option<u64>,
+    /// Bytes of records that were evicted because the tenant was above its limit.
+    pub evicted_bytes: u64,
+    /// Puts that were refused because of the limit.
+    pub refused: u64,
 }
 
 /// Reason why an object in the index could not be read.
@@ -187,7 +221,7 @@ pub enum Event {
     RemoveFailed { token: Token, fault: Fault },
     /// A record that was scrubbed, or read for reclaim, is not whole: the object is no longer in the tier.
     Quarantined { digest: Digest, miss: Miss },
-    /// Reclaim evicted the object.
+    /// Reclaim evicted the object, or its tenant was above its limit.
     Evicted {
         digest: Digest,
         /// True if the object was pinned, but there was no room for it, or its copy could not be written.

@@ -129,7 +129,7 @@ const KEPT_COUNTERS: [Number; 2] = [
 ];
 
 /// Counters of shards with an SSD.
-const TIER_COUNTERS: [Number; 41] = [
+const TIER_COUNTERS: [Number; 42] = [
     ("kvplane_tier_hits_total", "Gets answered from the SSD.", |one| tier(one).counters.hits),
     ("kvplane_tier_hit_bytes_total", "Bytes of objects read from the SSD.", |one| tier(one).stats.hit_bytes),
     ("kvplane_tier_misses_total", "Gets that found a damaged or removed object.", |one| tier(one).counters.misses),
@@ -150,6 +150,9 @@ const TIER_COUNTERS: [Number; 41] = [
     }),
     ("kvplane_tier_writes_over_budget_total", "Objects not written: the daily budget was spent.", |one| {
         tier(one).counters.writes_over_budget
+    }),
+    ("kvplane_tier_writes_over_quota_total", "Objects not written: their tenant's quota had no room.", |one| {
+        tier(one).counters.writes_over_quota
     }),
     ("kvplane_tier_quarantined_total", "Records that the scrubber found damaged.", |one| {
         tier(one).counters.quarantined
@@ -177,7 +180,9 @@ const TIER_COUNTERS: [Number; 41] = [
     ("kvplane_tier_reconciled_removals_total", "Objects dropped in reconciliation as outdated.", |one| {
         tier(one).counters.doubts_removed
     }),
-    ("kvplane_tier_reclaimed_total", "Objects that reclaim evicted.", |one| tier(one).counters.reclaimed),
+    ("kvplane_tier_reclaimed_total", "Objects dropped by reclaim, or for a tenant's quota.", |one| {
+        tier(one).counters.reclaimed
+    }),
     ("kvplane_tier_reinserted_total", "Live records that reclaim rewrote.", |one| tier(one).stats.reinserted),
     ("kvplane_tier_damaged_total", "Records found damaged.", |one| tier(one).stats.damage.damaged),
     ("kvplane_tier_stale_total", "Records found stale: a write was lost.", |one| tier(one).stats.damage.stale),

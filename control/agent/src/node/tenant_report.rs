@@ -1,8 +1,8 @@
-//! Leases of tenants' quotas: after each heartbeat, every shard reports the usage of its tenants and receives their
-//! leases until the next exchange.
+//! Leases of tenants' quotas: after each heartbeat, every shard reports the usage of its tenants, in memory and on its
+//! SSD, and receives their leases until the next exchange.
 
-use kvplane_engine::ShardHandle;
-use kvplane_rpc::message::{SyncTenants, TenantFigures};
+use kvplane_engine::{ShardHandle, TierUse};
+use kvplane_rpc::message::{SyncTenantSsds, SyncTenants, TenantFigures};
 
 use crate::link::ControlLink;
 
@@ -24,4 +24,25 @@ pub(crate) fn exchange(link: &ControlLink, node: u64, incarnation: u64, shards: 
         // If the mailbox is full, the leases stay as they are until the next exchange.
         let _ = shard.set_tenants(answer.tenants, answer.strict);
     }
+    for (number, shard) in shards.iter().enumerate() {
+        exchange_ssd(link, (node, incarnation, number as u16), shard);
+    }
+}
+
+/// Exchanges usage and leases of the SSD of a shard. A shard without one reports that it has none; one whose SSD is in
+/// recovery does not know its usage yet.
+fn exchange_ssd(link: &ControlLink, (node, incarnation, number): (u64, u64, u16), shard: &ShardHandle) {
+    let Ok(Some(usage)) = shard.ssd_usage() else { return };
+    let figures = |one: TierUse| TenantFigures {
+        number: one.number,
+        used_bytes: one.used_bytes,
+        lease_bytes: one.limit_bytes,
+        evicted_bytes: one.evicted_bytes,
+        refused: one.refused,
+    };
+    let uses = usage.tenants.into_iter().map(figures).collect();
+    let call = SyncTenantSsds { node, incarnation, shard: number, ssd_bytes: usage.bytes, uses };
+    // A control plane of an earlier release does not know this call: then there are no quotas of SSD bytes.
+    let Ok(answer) = link.call(call) else { return };
+    let _ = shard.set_ssd_tenants(answer.tenants);
 }

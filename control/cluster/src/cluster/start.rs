@@ -132,6 +132,7 @@ impl Cluster {
                 }
                 Record::Segment(segment) => self.membership.effects().remove(RecordKey::Segment(segment.name)),
                 Record::Tenant(tenant) => self.tenants.insert(tenant),
+                Record::TenantSsd(name, ssd) => self.tenants.insert_ssd(name, ssd),
                 // Their hosts restore these.
                 Record::Conductor(_) | Record::World(_) => {}
                 record => self.membership.restore(record, graced_ns),

@@ -20,7 +20,7 @@ impl Membership {
             }
             Record::Layout(layout) => self.maps.restore_layout(layout),
             Record::Devices(said) => self.devices.insert(said),
-            Record::Header(_) | Record::Segment(_) | Record::Tenant(_) => {}
+            Record::Header(_) | Record::Segment(_) | Record::Tenant(_) | Record::TenantSsd(..) => {}
             Record::World(_) | Record::Conductor(_) => {}
         }
     }

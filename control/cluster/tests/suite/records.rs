@@ -5,8 +5,8 @@ use crate::support;
 use kvplane_cluster::{
     CapabilitiesRecord, ClassRecord, ClientId, ConductorKey, ConductorRecord, Devices, EventsRecord, Header,
     InstanceDuty, InstanceRecord, MasterRecord, MemberRecord, MemberState, PlacementRecord, Record, RecordKey,
-    SeedRecord, SegmentKind, SegmentOwner, StageRecord, Tenant, WeightRecord, WorldGroup, WorldGroupKey, WorldKey,
-    WorldRecord,
+    SeedRecord, SegmentKind, SegmentOwner, StageRecord, Tenant, TenantSsd, WeightRecord, WorldGroup, WorldGroupKey,
+    WorldKey, WorldRecord,
 };
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_proto::map::codec::{begin, seal};
@@ -19,7 +19,7 @@ fn bytes_of(record: &Record) -> Vec<u8> {
     bytes
 }
 
-fn examples() -> [Record; 15] {
+fn examples() -> [Record; 16] {
     let (capacity_bytes, version) = (1 << 30, "0.1.0".to_owned());
     let left = MemberState::Left;
     let mut client = segment("y", SegmentOwner::Client { client: ClientId(2) }, 77);
@@ -36,6 +36,7 @@ fn examples() -> [Record; 15] {
         Record::Segment(segment("x", owned_by(1, 5), 0)),
         Record::Segment(client),
         Record::Tenant(Tenant { name: "acme".to_owned(), dram_bytes: Some(1 << 33), weight: 3 }),
+        Record::TenantSsd("acme".to_owned(), TenantSsd { ssd_bytes: Some(1 << 40), weight: Some(7) }),
         Record::Devices(Devices {
             node: NodeId(1),
             incarnation: Incarnation(5),
@@ -138,7 +139,7 @@ fn golden_record_bytes() {
     let hex = examples().map(|record| bytes_of(&record).iter().map(|byte| format!("{byte:02x}")).collect::<String>());
     assert_eq!(hex, GOLDEN, "the encoding changed: that needs a new format number");
 }
-const GOLDEN: [&str; 15] = [
+const GOLDEN: [&str; 16] = [
     "4b5643520100000900000000000000020470726f64dcd2888f3ff0a341",
     concat!(
         "4b564352010001040800000000000000000000400000000005302e312e3001000000000000000500",
@@ -155,6 +156,7 @@ const GOLDEN: [&str; 15] = [
         "0179a89e0f8d7427dd5e",
     ),
     "4b564352010008010000000002000000030000000461636d65b9304dbe8229f5d7",
+    "4b56435201000c010000000000010000070000000461636d65cccb4e65901e15f3",
     "4b56435201000901000000000000000500000000000000040000000000000003000000000000000600000000000000673805be88a31ced",
     concat!(
         "4b5643520100100300000000000000100000000000000000000000000005000000000002090000000000000005000000000000000e",
@@ -206,6 +208,7 @@ fn keys_sort_like_their_bytes() {
         RecordKey::Tenant("a".to_owned()),
         RecordKey::Devices(NodeId(1)),
         RecordKey::Devices(NodeId(256)),
+        RecordKey::TenantSsd("a".to_owned()),
         RecordKey::Conductor(ConductorKey::Instance("a".to_owned())),
         RecordKey::Conductor(ConductorKey::Master("a".to_owned())),
         RecordKey::Conductor(ConductorKey::Placement),

@@ -4,8 +4,8 @@
 //! A reply that arrives too late is dropped, so the shard's next report holds the leases that it really has.
 
 use bincode::{Decode, Encode};
-pub use kvplane_cluster::{Tenant, TenantFigures};
-pub use kvplane_proto::tenants::TenantLease;
+pub use kvplane_cluster::{Tenant, TenantFigures, TenantSsd};
+pub use kvplane_proto::tenants::{TenantLease, TenantSsdLease};
 
 /// Creates a tenant, or changes it.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
@@ -79,4 +79,63 @@ pub struct TenantLeases {
     pub strict: bool,
     /// Leases, by tenant.
     pub tenants: Vec<TenantLease>,
+}
+
+/// Changes the quota and weight of a tenant on SSDs. The tenant must exist.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub struct SetTenantSsd {
+    /// Name of the tenant; empty for the default tenant.
+    pub name: String,
+    pub ssd: TenantSsd,
+}
+
+/// Requests the use of SSDs by all tenants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct ListTenantSsds;
+
+/// The reply to [`ListTenantSsds`].
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct TenantSsdList {
+    /// Bytes of all SSDs that records can take.
+    pub ssd_bytes: u64,
+    /// Configured tenants and the default tenant, by name.
+    pub tenants: Vec<TenantSsdStatus>,
+}
+
+/// Use of SSDs by one tenant.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub struct TenantSsdStatus {
+    /// Name of the tenant; empty for the default tenant.
+    pub name: String,
+    pub ssd: TenantSsd,
+    /// Bytes that its live records take.
+    pub used_bytes: u64,
+    /// Bytes leased to its shards, by their last reports; none for no limit.
+    pub leased_bytes: Option<u64>,
+    /// Bytes of its records that were evicted because of the quota.
+    pub evicted_bytes: u64,
+    /// Writes that were refused because the quota had no room.
+    pub refused: u64,
+}
+
+/// Reports the use of a shard's SSD by tenants.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub struct SyncTenantSsds {
+    pub node: u64,
+    pub incarnation: u64,
+    pub shard: u16,
+    /// Bytes of the shard's SSD that records can take; 0 without one.
+    pub ssd_bytes: u64,
+    /// Use, by tenant.
+    pub uses: Vec<TenantFigures>,
+}
+
+/// The reply to [`SyncTenantSsds`]: leases of a shard's SSD.
+#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
+pub struct TenantSsdLeases {
+    /// Leases, by tenant; tenants that are not listed have no limit and weight 1.
+    pub tenants: Vec<TenantSsdLease>,
 }

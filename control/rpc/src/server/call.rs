@@ -33,9 +33,10 @@ use crate::message::placement::{
 use crate::message::{
     AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetIncarnation, GetMap, GetMoves, GetRoom,
     GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments, ListShards, ListTasks,
-    ListTenants, ListTiers, OfferMap, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments, ReportEvents,
-    ReportHot, ReportShard, ReportSilence, ReportTiers, RotateTickets, SetTenant, SettleReport, Status, SyncTenants,
-    Undrain, UnregisterSegment, WatchEvents, WatchMap, WatchOrders, is_large,
+    ListTenantSsds, ListTenants, ListTiers, OfferMap, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments,
+    ReportEvents, ReportHot, ReportShard, ReportSilence, ReportTiers, RotateTickets, SetTenant, SetTenantSsd,
+    SettleReport, Status, SyncTenantSsds, SyncTenants, Undrain, UnregisterSegment, WatchEvents, WatchMap, WatchOrders,
+    is_large,
 };
 use crate::rights::{CallMessage, is_bound};
 use crate::server::Host;
@@ -249,6 +250,9 @@ impl Call {
             RemoveTenant::KIND => self.answer(frame, |c| service.remove_tenant(caller, c)),
             ListTenants::KIND => self.answer(frame, |_: ListTenants| service.list_tenants(caller)),
             SyncTenants::KIND => self.answer(frame, |c| service.sync_tenants(caller, c)),
+            SetTenantSsd::KIND => self.answer(frame, |c| service.set_tenant_ssd(caller, c)),
+            ListTenantSsds::KIND => self.answer(frame, |_: ListTenantSsds| service.list_tenant_ssds(caller)),
+            SyncTenantSsds::KIND => self.answer(frame, |c| service.sync_tenant_ssds(caller, c)),
             GetTicket::KIND => self.answer(frame, |c| service.get_ticket(caller, c)),
             GetTicketKeys::KIND => self.answer(frame, |c| service.get_ticket_keys(caller, c)),
             RotateTickets::KIND => self.answer(frame, |_: RotateTickets| service.rotate_tickets(caller)),

@@ -222,6 +222,11 @@ fn show_shard_requests(show: Show<'_>) {
     let used = TenantFigures { number: 1, used_bytes: 2, lease_bytes: Some(3), evicted_bytes: 4, refused: 5 };
     let sync = SyncTenants { node: 7, incarnation: 2, shard: 1, pool_bytes: 9, uses: vec![used] };
     show("SyncTenants", encode(&sync));
+    let ssd = TenantSsd { ssd_bytes: Some(5), weight: Some(6) };
+    show("SetTenantSsd", encode(&SetTenantSsd { name: "t".to_owned(), ssd }));
+    show("ListTenantSsds", encode(&ListTenantSsds));
+    let sync = SyncTenantSsds { node: 7, incarnation: 2, shard: 1, ssd_bytes: 9, uses: vec![used] };
+    show("SyncTenantSsds", encode(&sync));
     show("GetTicket", encode(&GetTicket { holder: 1, tenant: Some("t".to_owned()) }));
     show("GetTicketKeys", encode(&GetTicketKeys { node: 7, incarnation: 2 }));
     show("RotateTickets", encode(&RotateTickets));
@@ -247,6 +252,17 @@ fn show_shard_replies(show: Show<'_>) {
     show("TenantList", encode(&TenantList { strict: true, pool_bytes: 8, tenants: vec![tenant] }));
     let lease = TenantLease { number: 1, dram_bytes: Some(2), weight: 3 };
     show("TenantLeases", encode(&TenantLeases { strict: true, tenants: vec![lease] }));
+    let status = TenantSsdStatus {
+        name: "t".to_owned(),
+        ssd: TenantSsd { ssd_bytes: Some(2), weight: None },
+        used_bytes: 3,
+        leased_bytes: Some(4),
+        evicted_bytes: 5,
+        refused: 6,
+    };
+    show("TenantSsdList", encode(&TenantSsdList { ssd_bytes: 8, tenants: vec![status] }));
+    let lease = TenantSsdLease { number: 1, ssd_bytes: Some(2), weight: 3 };
+    show("TenantSsdLeases", encode(&TenantSsdLeases { tenants: vec![lease] }));
     let ticket = TicketReply { wanted: true, ticket: vec![1], secret: vec![2], valid_ns: 3 };
     show("TicketReply", encode(&ticket));
     let key = TicketKey { id: 4, secret: [5; 32], until: 6 };

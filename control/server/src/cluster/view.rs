@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use kvplane_cluster::{Counters, MemberState, MemberView};
 use kvplane_rpc::Refusal;
-use kvplane_rpc::message::{MemberStatus, Segment, ShardNode, TenantList};
+use kvplane_rpc::message::{MemberStatus, Segment, ShardNode, TenantList, TenantSsdList};
 
 use crate::cluster::ClusterHost;
 use crate::nodes::follow::PublishedEvents;
@@ -23,6 +23,7 @@ pub(crate) struct View {
     pub(crate) published: PublishedEvents,
     pub(crate) is_followed: bool,
     pub(crate) tenants: TenantList,
+    pub(crate) tenant_ssds: TenantSsdList,
 }
 
 /// Slots and objects of the last known incarnation of a node.
@@ -61,6 +62,7 @@ impl View {
             published: nodes.follow.published,
             is_followed: nodes.follow.is_watched(),
             tenants: hosted.tenants(),
+            tenant_ssds: hosted.tenant_ssds(),
         })
     }
 }

@@ -17,9 +17,10 @@ use kvplane_rpc::message::{
     GetIncarnation, GetMoves, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join, JoinReply,
     LastIncarnation, Leave, ListHot, ListSegments, ListShards, ListTasks, ListTiers, Moves, OfferMap, OrderTiers,
     RegisterSegment, RemoveTenant, RenewReply, RenewSegments, ReportEvents, ReportHot, ReportShard, ReportSilence,
-    ReportTiers, Room, SHARDS_PER_REPORT, SegmentList, SegmentReply, SetTenant, SettleReport, ShardList, StatusReply,
-    SyncTenants, TaskCreated, TaskList, TenantLeases, TenantList, TicketKeys, TicketReply, TierList, TierOrders,
-    TiersOrdered, Undrain, UnregisterSegment, WatchOrders, Welcome,
+    ReportTiers, Room, SHARDS_PER_REPORT, SegmentList, SegmentReply, SetTenant, SetTenantSsd, SettleReport, ShardList,
+    StatusReply, SyncTenantSsds, SyncTenants, TaskCreated, TaskList, TenantLeases, TenantList, TenantSsdLeases,
+    TenantSsdList, TicketKeys, TicketReply, TierList, TierOrders, TiersOrdered, Undrain, UnregisterSegment,
+    WatchOrders, Welcome,
 };
 use kvplane_rpc::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, ObjectFound, ObjectHeld,
@@ -301,6 +302,18 @@ impl Service for Control {
 
     fn list_tenants(&self, _: Caller) -> Result<TenantList, Refusal> {
         Ok(self.cluster.lock()?.tenants())
+    }
+
+    fn set_tenant_ssd(&self, _: Caller, call: SetTenantSsd) -> Result<EmptyReply, Refusal> {
+        self.set_tenant_ssd_now(call)
+    }
+
+    fn list_tenant_ssds(&self, _: Caller) -> Result<TenantSsdList, Refusal> {
+        Ok(self.cluster.lock()?.tenant_ssds())
+    }
+
+    fn sync_tenant_ssds(&self, _: Caller, call: SyncTenantSsds) -> Result<TenantSsdLeases, Refusal> {
+        self.cluster.lock()?.sync_tenant_ssds(call)
     }
 
     fn sync_tenants(&self, _: Caller, call: SyncTenants) -> Result<TenantLeases, Refusal> {

@@ -5,7 +5,7 @@
 //! no series behind.
 
 use kvplane_rpc::Rejection;
-use kvplane_rpc::message::MemberStatus;
+use kvplane_rpc::message::{MemberStatus, TenantSsdStatus};
 use metrics::{Unit, counter, describe_counter, describe_gauge, gauge, with_local_recorder};
 use metrics_exporter_prometheus::PrometheusBuilder;
 
@@ -50,6 +50,41 @@ pub(crate) fn render_standby() -> String {
 fn record_leadership(leads: bool) {
     let help = "1 if this control plane is the leader, 0 if it is a standby.";
     MetricKind::Gauge.record(&[("kvplane_control_leads", help, leads.into())]);
+}
+
+/// A metric of each tenant's use of SSDs: name, type, help, and its value.
+type TenantSsdNumber = (&'static str, MetricKind, &'static str, fn(&TenantSsdStatus) -> u64);
+
+/// Metrics of every tenant's use of SSDs.
+const OF_TENANT_SSDS: [TenantSsdNumber; 6] = [
+    ("kvplane_tenant_ssd_used_bytes", MetricKind::Gauge, "Bytes of a tenant's live records on SSDs.", |one| {
+        one.used_bytes
+    }),
+    ("kvplane_tenant_ssd_quota_bytes", MetricKind::Gauge, "A tenant's quota of SSD bytes; 0 for none.", |one| {
+        one.ssd.ssd_bytes.unwrap_or(0)
+    }),
+    ("kvplane_tenant_ssd_leased_bytes", MetricKind::Gauge, "Bytes of that quota leased to shards.", |one| {
+        one.leased_bytes.unwrap_or(0)
+    }),
+    ("kvplane_tenant_ssd_weight", MetricKind::Gauge, "A tenant's weight in the bandwidth of SSDs.", |one| {
+        one.ssd.weight.unwrap_or(1).into()
+    }),
+    ("kvplane_tenant_ssd_evicted_bytes_total", MetricKind::Counter, "Bytes evicted from SSDs for the quota.", |one| {
+        one.evicted_bytes
+    }),
+    ("kvplane_tenant_ssd_refused_total", MetricKind::Counter, "Writes to SSDs that the quota refused.", |one| {
+        one.refused
+    }),
+];
+
+fn record_tenant_ssds(view: &View) {
+    for (name, kind, help, value) in OF_TENANT_SSDS {
+        kind.describe(name, help);
+        for tenant in &view.tenant_ssds.tenants {
+            let called = if tenant.name.is_empty() { "default" } else { &tenant.name };
+            kind.set_labelled(name, "tenant", called, value(tenant));
+        }
+    }
 }
 
 fn describe() {
@@ -115,6 +150,7 @@ fn record_cluster(view: &View) {
     counter!("kvplane_cluster_rejections_total").absolute(counters.rejections);
     counter!("kvplane_cluster_late_calls_total").absolute(counters.late_calls);
     counter!("kvplane_control_adoptions_total").absolute(counters.adoptions);
+    record_tenant_ssds(view);
 }
 
 pub(crate) fn is_live(member: &MemberStatus) -> bool {

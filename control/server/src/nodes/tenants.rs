@@ -2,9 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use kvplane_cluster::{Cluster, Quotas, ShardIncarnation, Tenant};
+use kvplane_cluster::{Cluster, Quotas, ShardIncarnation, Tenant, TenantQuota};
 use kvplane_proto::digest::tenant_number;
-use kvplane_rpc::message::{SyncTenants, TenantLeases, TenantList, TenantStatus};
+use kvplane_rpc::message::{
+    SyncTenantSsds, SyncTenants, TenantLease, TenantLeases, TenantList, TenantSsdLease, TenantSsdLeases, TenantSsdList,
+    TenantSsdStatus, TenantStatus,
+};
 use kvplane_rpc::{Refusal, RefusalCode};
 
 /// Most tenants in a shard's report.
@@ -13,6 +16,8 @@ const USES_MOST: usize = 4096;
 /// Quota leases of all shards.
 pub(crate) struct TenantQuotas {
     leases: Quotas,
+    /// Leases of SSD bytes.
+    ssd_leases: Quotas,
     /// True if only configured tenants may put.
     strict: bool,
 }
@@ -20,7 +25,7 @@ pub(crate) struct TenantQuotas {
 impl TenantQuotas {
     /// Creates the quotas while no shard has a lease. With `strict` only configured tenants may put.
     pub(crate) fn new(strict: bool) -> Self {
-        Self { leases: Quotas::default(), strict }
+        Self { leases: Quotas::default(), ssd_leases: Quotas::of_ssds(), strict }
     }
 
     /// Returns the tenants of a cluster with their usage.
@@ -58,20 +63,73 @@ impl TenantQuotas {
         cluster: &Cluster,
     ) -> Result<TenantLeases, Refusal> {
         let SyncTenants { node, incarnation, shard, pool_bytes, uses } = call;
-        if uses.len() > USES_MOST || usize::from(shard) >= shards {
-            let reason = format!("node {node} has {shards} shards, and reports shard {shard}, or too many tenants");
-            return Err(Refusal::new(RefusalCode::BadRequest, reason));
-        }
         let who = ShardIncarnation { node, incarnation, shard };
+        check(who, uses.len(), shards)?;
         let all_known = all_known(cluster, &self.leases, who);
-        let tenants = self.leases.sync(who, pool_bytes, uses, cluster.tenants(), all_known);
-        Ok(TenantLeases { strict: self.strict, tenants })
+        let quotas = cluster.tenants().map(TenantQuota::of_memory);
+        let leases = self.leases.sync(who, pool_bytes, uses, quotas, all_known).into_iter();
+        let lease = |TenantQuota { number, bytes, weight }| TenantLease { number, dram_bytes: bytes, weight };
+        Ok(TenantLeases { strict: self.strict, tenants: leases.map(lease).collect() })
+    }
+
+    /// Returns the use of SSDs by the tenants of a cluster.
+    pub(crate) fn list_ssds(&self, cluster: &Cluster) -> TenantSsdList {
+        let mut names: Vec<String> = cluster.tenants().map(|tenant| tenant.name.clone()).collect();
+        if names.first().is_none_or(|first| !first.is_empty()) {
+            names.insert(0, String::new());
+        }
+        let status = |name: String| {
+            let total = self.ssd_leases.total(tenant_number(name.as_bytes()));
+            TenantSsdStatus {
+                ssd: cluster.tenant_ssd(&name),
+                name,
+                used_bytes: total.used_bytes,
+                leased_bytes: total.lease_bytes,
+                evicted_bytes: total.evicted_bytes,
+                refused: total.refused,
+            }
+        };
+        let tenants = names.into_iter().map(status).collect();
+        TenantSsdList { ssd_bytes: self.ssd_leases.pool_bytes(), tenants }
+    }
+
+    /// Takes the use of a shard's SSD by tenants, and returns its leases of their quotas. Its node has this number of
+    /// shards.
+    ///
+    /// # Errors
+    /// When the report names a shard that the node does not have, or too many tenants.
+    pub(crate) fn sync_ssds(
+        &mut self,
+        call: SyncTenantSsds,
+        shards: usize,
+        cluster: &Cluster,
+    ) -> Result<TenantSsdLeases, Refusal> {
+        let SyncTenantSsds { node, incarnation, shard, ssd_bytes, uses } = call;
+        let who = ShardIncarnation { node, incarnation, shard };
+        check(who, uses.len(), shards)?;
+        let all_known = all_known(cluster, &self.ssd_leases, who);
+        let quotas = cluster.tenants().map(|tenant| TenantQuota::of_ssd(tenant, cluster.tenant_ssd(&tenant.name)));
+        let quotas = quotas.filter(|quota| quota.bytes.is_some() || quota.weight != 1);
+        let leases = self.ssd_leases.sync(who, ssd_bytes, uses, quotas, all_known).into_iter();
+        let lease = |TenantQuota { number, bytes, weight }| TenantSsdLease { number, ssd_bytes: bytes, weight };
+        Ok(TenantSsdLeases { tenants: leases.map(lease).collect() })
     }
 
     /// Keeps only the incarnations that `keep` accepts.
     pub(crate) fn retain(&mut self, keep: impl Fn(u64, u64) -> bool) {
-        self.leases.retain(keep);
+        self.leases.retain(&keep);
+        self.ssd_leases.retain(keep);
     }
+}
+
+/// Checks that a report is of a shard of its node, and not of too many tenants.
+fn check(who: ShardIncarnation, uses: usize, shards: usize) -> Result<(), Refusal> {
+    let ShardIncarnation { node, shard, .. } = who;
+    if uses > USES_MOST || usize::from(shard) >= shards {
+        let reason = format!("node {node} has {shards} shards, and reports shard {shard}, or too many tenants");
+        return Err(Refusal::new(RefusalCode::BadRequest, reason));
+    }
+    Ok(())
 }
 
 /// Returns true if every shard of every member, except this one, has reported its tenants' usage.

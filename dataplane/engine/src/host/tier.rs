@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use kvplane_store::service::{Admission, Service, TierPolicy, Tiering};
+use kvplane_store::service::{Admission, Service, TierPolicy, Tiering, tenant_of_tail};
 use kvplane_sys::{HugePages, Interest, Poller, Region, RegionOptions, cpu};
 use kvplane_tier::{Event, Identity, OpenError, OpenOptions, Priority, Tier, TierConfig};
 use kvplane_transport::{Nvme, NvmeCounters, Part, Source, TierMemory, Token};
@@ -156,7 +156,8 @@ impl TierDevice {
         };
         let staging = Region::allocate(&options).map_err(io::Error::other)?;
         let (identity, fresh_uuid) = (setup.identity, setup.fresh_uuid);
-        let options = OpenOptions { identity, expected_uuid: None, format_blank: Some(fresh_uuid) };
+        let (format_blank, expected_uuid) = (Some(fresh_uuid), None);
+        let options = OpenOptions { identity, expected_uuid, format_blank, tenant_of: tenant_of_tail };
         let tier = Tier::open(config, options).map_err(|error| invalid(format!("{path}: {error}")))?;
         let nvme = Nvme::new(setup.part.clone(), TierMemory::new(Arc::clone(pool), staging))?;
         let token = Token { source: Source::Tier, index: 0, generation: 0 };

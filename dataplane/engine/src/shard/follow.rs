@@ -4,9 +4,9 @@ use std::sync::mpsc::SyncSender;
 
 use kvplane_proto::Digest;
 use kvplane_store::events::EventPage;
-use kvplane_store::service::{ReplicaProgress, Service, SnapshotPage};
+use kvplane_store::service::{ReplicaProgress, Service, SnapshotPage, SsdUsage};
 
-use kvplane_proto::tenants::TenantLease;
+use kvplane_proto::tenants::{TenantLease, TenantSsdLease};
 use kvplane_store::TenantUse;
 
 use super::command::Command;
@@ -102,6 +102,22 @@ impl ShardHandle {
             let pool_bytes = service.store().config().pool_bytes;
             (pool_bytes, service.inspect().tenants())
         })
+    }
+
+    /// Sets the tenants' leases of the SSD: see [`kvplane_store::service::Control::set_ssd_tenants`].
+    ///
+    /// # Errors
+    /// If its mailbox is full.
+    pub fn set_ssd_tenants(&self, leases: Vec<TenantSsdLease>) -> Result<(), ShardError> {
+        self.send(Command::Ask(Box::new(move |host| host.service().control().set_ssd_tenants(&leases))))
+    }
+
+    /// Returns the use of its SSD by tenants; `None` while recovery has not found all of it.
+    ///
+    /// # Errors
+    /// If the shard does not answer.
+    pub fn ssd_usage(&self) -> Result<Option<SsdUsage>, ShardError> {
+        self.ask_service(|service| service.inspect().ssd_usage())
     }
 
     /// Returns the names of these objects, for each whose tail is in memory: its index in `digests`, its tenant and its

@@ -165,6 +165,12 @@ impl<P: EvictionPolicy> Tenants<P> {
         self.numbers.get(&number).copied()
     }
 
+    /// Returns the number of the tenant with this account.
+    #[must_use]
+    pub fn number(&self, account: u16) -> u32 {
+        self.accounts[usize::from(account)].number
+    }
+
     /// Returns the account to charge for a tenant that is not configured: one of its own, without a lease, while there
     /// is room for such accounts; otherwise the default tenant's.
     pub fn account_of_unconfigured(&mut self, number: u32) -> u16 {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use kvplane_proto::Digest;
-use kvplane_proto::tenants::TenantLease;
+use kvplane_proto::tenants::{TenantLease, TenantSsdLease};
 use kvplane_ticket::{Challenges, TicketKey};
 
 use super::fetches::FetchLimits;
@@ -45,6 +45,13 @@ impl<'a> Control<'a> {
         let shard = &mut self.objects.local.shard;
         shard.tenants.is_strict = strict;
         shard.store.tenants_mut().set(leases);
+    }
+
+    /// Sets the tenants' leases and weights of the SSD. Does nothing without an SSD.
+    pub fn set_ssd_tenants(self, leases: &[TenantSsdLease]) {
+        if let Some(tiering) = &mut self.objects.local.tiering {
+            tiering.ssd.set_tenants(leases);
+        }
     }
 
     /// Sets the latency from which a request is slow; above 0.

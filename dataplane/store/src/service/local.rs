@@ -197,18 +197,23 @@ impl LocalStore {
         asked: Option<PutAck>,
         replace: bool,
         is_session: bool,
+        account: u16,
     ) -> Result<(), Status> {
         if let Some(ssd) = self.ssd() {
             ssd.may_replace(digest, replace)?;
             Demotion::check_length(ssd, bytes, asked, is_session)?;
         }
-        self.may_keep(bytes, asked)
+        self.may_keep(bytes, asked, account)
     }
 
-    /// Checks that an object of this length can be accepted now: backpressure while the SSD cannot keep up.
-    pub(super) fn may_keep(&mut self, bytes: u64, asked: Option<PutAck>) -> Result<(), Status> {
+    /// Checks that an object of this length and account can be accepted now: backpressure while the SSD cannot keep up.
+    pub(super) fn may_keep(&mut self, bytes: u64, asked: Option<PutAck>, account: u16) -> Result<(), Status> {
         match &mut self.tiering {
-            Some(tiering) => tiering.demotion.may_put(&tiering.ssd, bytes, asked),
+            Some(tiering) => {
+                let weight = tiering.ssd.weight_of(self.shard.store.tenants().number(account));
+                let now_ns = self.shard.now_ns;
+                tiering.demotion.may_put(&tiering.ssd, bytes, asked, (account, weight), now_ns)
+            }
             None => may_put_without_ssd(asked),
         }
     }

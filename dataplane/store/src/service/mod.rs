@@ -65,13 +65,13 @@ use self::shard::Shard;
 use self::shard::context::RequestContext;
 use self::shard::effects::Effect;
 use self::shard::sessions::PendingPayload;
-pub use self::shard::tail::{TAIL_HEAD_BYTES, TAIL_MOST, TailHead};
+pub use self::shard::tail::{TAIL_HEAD_BYTES, TAIL_MOST, TailHead, tenant_of_tail};
 pub use self::shard::timing::{
     HOT_KEPT, HotObject, HotObjects, LeavingPayload, OperationTimes, SLOW_AFTER_NS, SLOW_KEPT, ServiceTimes,
     SlowOperation, TENANTS_TIMED, TenantOperation, TenantTimes, TimedTenant, Timing,
 };
 pub use self::tiering::{
-    Admission, TierCounters, TierOrder, TierPolicy, TierSnapshot, Tiering, VoidCause, WritePolicy,
+    Admission, SsdUsage, TierCounters, TierOrder, TierPolicy, TierSnapshot, Tiering, VoidCause, WritePolicy,
 };
 pub use self::types::{
     CloseReason, Extents, Hold, Identity, MapStanding, Memory, MemoryExtent, Output, Path, PayloadTo, PeerKey,
@@ -363,7 +363,7 @@ impl Service {
                 Effect::SlotsServed => replication.look_for_unreplicated(shard),
                 Effect::RecordsChanged => replication.walk_ssd_again(shard),
                 Effect::LacksReplica => replication.walk_again(shard),
-                Effect::Written { digest, is_on_ssd } => migration.written(digest, is_on_ssd, shard.now_ns),
+                Effect::Written { digest, is_settled } => migration.written(digest, is_settled, shard.now_ns),
                 Effect::Imported { digest, version } => {
                     let waits = replication.waits_of(shard, digest);
                     replication.replicate(shard, digest, version, waits, None);

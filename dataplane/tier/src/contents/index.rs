@@ -35,11 +35,12 @@ const NAMES_PARTS: u32 = 1 << 31;
 /// Flag of an object that is replicated on a replica owner. Payload lengths never need this bit either.
 const COPIED: u32 = 1 << 30;
 
-/// Entry of a record, in 52 bytes: words of four bytes, so that none are lost to alignment. `place` has, from the
+/// Entry of a record, in 54 bytes: packed, so that none are lost to alignment. `place` has, from the
 /// lowest bit on: 40 bits of the head's offset in units, 13 of the key's length, 5 of the blocks between head and
 /// payload, 6 flags. The highest bits of `payload` are [`NAMES_PARTS`] and [`COPIED`], the others are the payload's
 /// length.
 #[derive(Clone, Copy)]
+#[repr(C, packed(2))]
 pub(crate) struct Entry {
     digest: [u32; 4],
     version: [u32; 2],
@@ -47,15 +48,24 @@ pub(crate) struct Entry {
     checksum: [u32; 2],
     place: [u32; 2],
     payload: u32,
+    /// Account of its tenant: see [`super::accounts`].
+    account: u16,
 }
 
-const EMPTY: Entry =
-    Entry { digest: [0; 4], version: [0; 2], sequence: [0; 2], checksum: [0; 2], place: [0; 2], payload: 0 };
+const EMPTY: Entry = Entry {
+    digest: [0; 4],
+    version: [0; 2],
+    sequence: [0; 2],
+    checksum: [0; 2],
+    place: [0; 2],
+    payload: 0,
+    account: 0,
+};
 
 /// Memory for each object of a full index.
 pub const BYTES_PER_OBJECT: usize = (size_of::<Entry>() * 7).div_ceil(6);
 
-const _: () = assert!(size_of::<Entry>() == 52 && BYTES_PER_OBJECT <= 64);
+const _: () = assert!(size_of::<Entry>() == 54 && BYTES_PER_OBJECT <= 64);
 const _: () = assert!(PAYLOAD_BYTES_MOST < COPIED && DEVICE_BYTES_MOST == UNIT_BYTES << 40);
 
 const fn split(word: u64) -> [u32; 2] {
@@ -123,13 +133,23 @@ impl Entry {
         }
     }
 
+    /// Returns the account of the record's tenant.
+    pub(crate) const fn account(&self) -> u16 {
+        self.account
+    }
+
+    /// Charges the record to this account.
+    pub(crate) const fn set_account(&mut self, account: u16) {
+        self.account = account;
+    }
+
     /// Returns the blocks between the record's head and its payload.
     pub(crate) const fn away(&self) -> u8 {
         low_u8(join(self.place) >> 53) & AWAY_MOST
     }
 
-    /// Returns the host's view of the record.
-    pub(crate) const fn view(&self) -> RecordView {
+    /// Returns the host's view of the record, of the tenant with this number.
+    pub(crate) const fn view(&self, tenant: Option<u32>) -> RecordView {
         let shape = self.shape();
         RecordView {
             digest: self.digest(),
@@ -140,6 +160,7 @@ impl Entry {
             pinned: self.is_pinned(),
             names_parts: shape.names_parts,
             copied: shape.copied,
+            tenant,
         }
     }
 

@@ -20,6 +20,8 @@ pub(crate) struct ReplacedRecord {
     pub(crate) entry: Entry,
     /// Generation of the segment that has the record.
     pub(crate) generation: u64,
+    /// Number of its tenant, if it is known.
+    pub(crate) tenant: Option<u32>,
 }
 
 /// Tombstone of a replacement.
@@ -118,7 +120,8 @@ mod tests {
     const DIGEST: Digest = Digest(7);
 
     fn replaced(version: u64) -> Option<ReplacedRecord> {
-        Some(ReplacedRecord { entry: Entry::new(Kind::Object, DIGEST, Version(version), version), generation: 1 })
+        let entry = Entry::new(Kind::Object, DIGEST, Version(version), version);
+        Some(ReplacedRecord { entry, generation: 1, tenant: None })
     }
 
     /// Ends a tombstone and restores the record, if it may be; returns its version.

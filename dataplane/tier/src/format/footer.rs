@@ -7,7 +7,7 @@
 use kvplane_proto::checksum::frame_checksum;
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
-use kvplane_proto::narrowing::{length_u32, low_u64};
+use kvplane_proto::narrowing::{length_u32, low_u8, low_u64};
 use kvplane_proto::rng::mix64;
 
 use super::{
@@ -25,6 +25,14 @@ const EXTENT: u8 = 1;
 const PINNED: u8 = 2;
 const NAMES_PARTS: u8 = 8;
 const COPIED: u8 = 16;
+/// Bits of the kind in its byte, and of the blocks between head and payload in their word: the others have the number
+/// of the tenant.
+const KIND_BITS: u32 = 3;
+const AWAY_BITS: u32 = 5;
+/// Offset of the mark in a page's header that its entries name tenants.
+const TENANTS_AT: usize = 40;
+
+const _: () = assert!(AWAY_MOST as u32 == (1 << AWAY_BITS) - 1 && KIND_BITS + AWAY_BITS == 8);
 
 /// One record of the segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -43,12 +51,14 @@ pub struct FooterEntry {
     pub away: u8,
     /// CRC-64/NVME of the whole payload.
     pub payload_checksum: u64,
+    /// Number of the tenant that the object is charged to; `None` if a version wrote the footer that named no tenants.
+    pub tenant: Option<u32>,
 }
 
 impl FooterEntry {
-    /// Returns the entry of a record that begins at `unit` of its segment.
+    /// Returns the entry of a record that begins at `unit` of its segment, of the tenant with this number.
     #[must_use]
-    pub const fn of(record: &RecordHeader, unit: u32) -> Self {
+    pub const fn of(record: &RecordHeader, unit: u32, tenant: Option<u32>) -> Self {
         Self {
             kind: record.kind,
             shape: record.shape,
@@ -59,6 +69,7 @@ impl FooterEntry {
             unit,
             away: record.away,
             payload_checksum: record.payload_checksum,
+            tenant,
         }
     }
 
@@ -70,11 +81,12 @@ impl FooterEntry {
         put32(out, 32, self.unit);
         put32(out, 36, self.shape.payload_bytes);
         put16(out, 40, self.shape.key_bytes);
-        out[42] = self.kind.code();
+        let tenant = self.tenant.unwrap_or(0);
+        out[42] = self.kind.code() | low_u8((tenant >> (32 - AWAY_BITS)).into()) << KIND_BITS;
         let flag = |flag, set| if set { flag } else { 0 };
         let (extent, names_parts) = (flag(EXTENT, self.shape.extent), flag(NAMES_PARTS, self.shape.names_parts));
         out[43] = extent | names_parts | flag(PINNED, self.pinned) | flag(COPIED, self.shape.copied);
-        put32(out, 44, self.away.into());
+        put32(out, 44, u32::from(self.away) | tenant << AWAY_BITS);
         put64(out, 48, self.payload_checksum ^ self.bond());
     }
 
@@ -85,11 +97,16 @@ impl FooterEntry {
         mix64(mix64(name ^ self.version.0) ^ self.sequence)
     }
 
-    /// Decodes an entry of a page whose checksum matched.
+    /// Decodes an entry of a page whose checksum matched, and which names tenants or not.
     #[must_use]
-    pub fn decode(bytes: &[u8]) -> Option<Self> {
+    pub fn decode(bytes: &[u8], names_tenants: bool) -> Option<Self> {
+        let (kind, away) = (bytes[42], word32(bytes, 44));
+        let tenant = away >> AWAY_BITS | u32::from(kind >> KIND_BITS) << (32 - AWAY_BITS);
+        if !names_tenants && tenant != 0 {
+            return None;
+        }
         let entry = Self {
-            kind: Kind::from_code(bytes[42])?,
+            kind: Kind::from_code(kind & ((1 << KIND_BITS) - 1))?,
             shape: Shape {
                 payload_bytes: word32(bytes, 36),
                 key_bytes: word16(bytes, 40),
@@ -102,8 +119,9 @@ impl FooterEntry {
             version: Version(word64(bytes, 16)),
             sequence: word64(bytes, 24),
             unit: word32(bytes, 32),
-            away: u8::try_from(word32(bytes, 44)).ok().filter(|away| *away <= AWAY_MOST)?,
+            away: low_u8(away.into()) & AWAY_MOST,
             payload_checksum: 0,
+            tenant: names_tenants.then_some(tenant),
         };
         Some(Self { payload_checksum: word64(bytes, 48) ^ entry.bond(), ..entry })
     }
@@ -124,6 +142,8 @@ pub struct FooterPage {
     pub entries: u32,
     /// Records up to this sequence were durable before the last record of the segment was appended.
     pub durable_sequence: u64,
+    /// True if the entries name tenants: all do but those of earlier versions.
+    pub names_tenants: bool,
 }
 
 impl FooterPage {
@@ -147,6 +167,7 @@ impl FooterPage {
         put32(out, 24, self.pages);
         put32(out, 28, self.entries);
         put64(out, 32, self.durable_sequence);
+        out[TENANTS_AT] = self.names_tenants.into();
         put32(out, 56, body);
         let checksum = seeded(uuid, &out[..CHECKSUM_AT]);
         put32(out, CHECKSUM_AT, checksum);
@@ -170,6 +191,7 @@ impl FooterPage {
             pages: word32(bytes, 24),
             entries: word32(bytes, 28),
             durable_sequence: word64(bytes, 32),
+            names_tenants: bytes[TENANTS_AT] != 0,
         };
         let plausible = page.page < page.pages && page.entries <= Self::capacity(length_u32(bytes.len()));
         if plausible { Ok(page) } else { Err(Flaw::Values) }
@@ -178,6 +200,7 @@ impl FooterPage {
     /// Returns the entries of a page that was verified.
     pub fn entries(bytes: &[u8], entries: u32) -> impl Iterator<Item = FooterEntry> + '_ {
         let places = bytes[FOOTER_HEADER_BYTES..].chunks_exact(FOOTER_ENTRY_BYTES);
-        places.take(entries as usize).filter_map(FooterEntry::decode)
+        let names_tenants = bytes[TENANTS_AT] != 0;
+        places.take(entries as usize).filter_map(move |entry| FooterEntry::decode(entry, names_tenants))
     }
 }

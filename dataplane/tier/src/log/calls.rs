@@ -30,6 +30,13 @@ impl Log {
     /// Appends an object; see [`crate::Tier::put`].
     pub(crate) fn put(&mut self, now_ns: u64, put: &Put<'_>, memory: &mut dyn Memory) -> Result<PutReceipt, PutError> {
         let shape = self.check_put(put)?;
+        let account = self.contents.accounts.of(put.tenant);
+        let record = Some((put.digest, self.device.record_bytes(shape)));
+        self.keep_within_limit(now_ns, account, record, memory).inspect_err(|error| {
+            if matches!(error, PutError::Quota { .. }) {
+                self.contents.accounts.count_refusal(account);
+            }
+        })?;
         let known = self.contents.index.find(put.digest).copied();
         if known.is_none() && self.contents.index.is_full() {
             self.counts.put_refusals += 1;
@@ -57,9 +64,9 @@ impl Log {
         if let Some(entry) = replaced {
             writer.append_tombstone(put.digest, entry.version(), None, device, contents, memory);
         }
-        let Put { digest, version, key, payload, pinned, hits, .. } = *put;
+        let Put { digest, version, key, tenant, payload, pinned, hits, .. } = *put;
         let sums = self.sums.as_slice();
-        let record = Record { digest, version, key, payload, shape, checksum: computed, sums, pinned, hits };
+        let record = Record { digest, version, key, tenant, payload, shape, checksum: computed, sums, pinned, hits };
         let lent = is_lent(shape, device);
         let waiter = Waiter::Put { token: put.token, ack: put.ack, lent };
         let sequence = writer.append(&record, waiter, device, contents, memory);
@@ -113,7 +120,11 @@ impl Log {
         let may_return = known.is_some() || self.contents.replacements.may_return(digest);
         if removal == Removal::Pending && may_return && self.contents.is_running() {
             let generation = |entry: &Entry| self.contents.generation_of(entry, &self.device);
-            let replaced = known.map(|entry| ReplacedRecord { entry, generation: generation(&entry) });
+            let tenant = |entry: &Entry| self.contents.accounts.number(entry.account());
+            let replaced = known.map(|entry| {
+                let (generation, tenant) = (generation(&entry), tenant(&entry));
+                ReplacedRecord { entry, generation, tenant }
+            });
             self.contents.replacements.begin(token, digest, replaced);
         }
         Ok(removal)

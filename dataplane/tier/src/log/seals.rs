@@ -179,7 +179,8 @@ impl Seals {
         let first = (page * per_page) as usize;
         let listed = &seal.entries[first..seal.entries.len().min(first + per_page as usize)];
         let (segment, entries, durable_sequence) = (seal.segment, length_u32(listed.len()), seal.durable_sequence);
-        let header = FooterPage { segment, generation, page, pages, entries, durable_sequence };
+        let names_tenants = true;
+        let header = FooterPage { segment, generation, page, pages, entries, durable_sequence, names_tenants };
         header.encode(device.uuid(), listed, &mut self.page);
         seal.writing = true;
         let span = Span::staging(device.layout().page, page_bytes);

@@ -134,9 +134,9 @@ mod tests {
     fn entry(payload_bytes: u32) -> Entry {
         let shape = Shape { payload_bytes, key_bytes: 0, extent: true, names_parts: false, copied: false };
         let (kind, digest, version) = (Kind::Object, Digest(1), Version(1));
-        let (sequence, unit, away, payload_checksum, pinned) = (1, 0, 0, 0, false);
+        let (sequence, unit, away, payload_checksum, pinned, tenant) = (1, 0, 0, 0, false, None);
         Entry::listed(
-            &FooterEntry { kind, shape, pinned, digest, version, sequence, unit, away, payload_checksum },
+            &FooterEntry { kind, shape, pinned, digest, version, sequence, unit, away, payload_checksum, tenant },
             65_536,
         )
     }

@@ -15,7 +15,7 @@ use crate::device::{Device, Owner};
 use crate::format::{FooterEntry, Kind, RECORD_HEADER_BYTES, RecordHeader, UNIT_BYTES, word64};
 use crate::memory::{Memory, Span};
 use crate::ops::{Fault, Pieces, Priority};
-use crate::types::RecoveryReport;
+use crate::types::{RecoveryReport, TenantOf};
 
 /// Longest window. The host serves no calls while it processes one.
 const WINDOW_MOST: u64 = 4 << 20;
@@ -36,6 +36,7 @@ struct PendingRecord {
     /// Listed checksums, the last first.
     sums: Vec<u64>,
     good: bool,
+    tenant: u32,
 }
 
 /// Scan in progress; the records that it finds are applied when it ends.
@@ -46,6 +47,7 @@ pub(super) struct Scan {
     generation: Option<u64>,
     newest: u64,
     entries: Vec<FooterEntry>,
+    tenant_of: TenantOf,
     /// Offset at which to look for the next head, from the segment's start.
     at: u64,
     window: u64,
@@ -103,12 +105,19 @@ enum Step {
 }
 
 impl Scan {
-    pub(super) fn new(segment: u32, generation: Option<u64>, entries: Vec<FooterEntry>, from: u64) -> Self {
+    pub(super) fn new(
+        segment: u32,
+        generation: Option<u64>,
+        entries: Vec<FooterEntry>,
+        from: u64,
+        tenant_of: TenantOf,
+    ) -> Self {
         Self {
             segment,
             generation,
             newest: 0,
             entries,
+            tenant_of,
             at: from,
             window: 0,
             window_bytes: 0,
@@ -152,7 +161,7 @@ impl Scan {
     }
 
     /// Takes a record, and its statements about what was durable.
-    fn take(&mut self, header: &RecordHeader, start: u64) {
+    fn take(&mut self, header: &RecordHeader, start: u64, tenant: u32) {
         if header.durable_sequence >= self.durable_sequence {
             self.durable_sequence = header.durable_sequence;
             self.durable_tombstones = self.durable_tombstones.max(header.durable_tombstones);
@@ -161,7 +170,7 @@ impl Scan {
         let twin_of = |entry: &&FooterEntry| entry.sequence >= header.sequence;
         let known = self.entries.iter().rev().take_while(twin_of).any(|entry| entry.sequence == header.sequence);
         if !known && self.entries.len() < self.entries.capacity() {
-            self.entries.push(FooterEntry::of(header, to_u32(start / UNIT_BYTES)));
+            self.entries.push(FooterEntry::of(header, to_u32(start / UNIT_BYTES), Some(tenant)));
         }
     }
 
@@ -259,6 +268,7 @@ impl Scan {
             _ => (0..chunks).rev().map(|chunk| word64(&self.body, 8 * chunk)).collect(),
         };
         let good = frame_checksum(&self.body) == header.body_checksum;
+        let tenant = (self.tenant_of)(&self.body[8 * chunks..]);
         if !good && self.generation.is_none() {
             // A record of an earlier generation, its head partly overwritten by a record that may be live.
             report.torn_records += 1;
@@ -281,6 +291,7 @@ impl Scan {
             sum: PayloadChecksum::new(),
             sums,
             good,
+            tenant,
         });
         Step::Next
     }
@@ -355,7 +366,7 @@ impl Scan {
         if pending.header.generation < self.newest {
             report.stale_records += 1;
         } else if pending.good && (tombstone || pending.header.shape.payload_bytes > 0) {
-            self.take(&pending.header, pending.start);
+            self.take(&pending.header, pending.start, pending.tenant);
         } else {
             report.torn_records += 1;
         }

@@ -4,14 +4,13 @@ use kvplane_proto::digest::Digest;
 
 use super::{Tier, TierStats};
 use crate::config::TierConfig;
-use crate::contents::Entry;
 use crate::format::Ownership;
 use crate::log::RemoveCall;
 use crate::memory::Memory;
 use crate::ops::Priority;
 use crate::scrub::ScrubReport;
 use crate::types::errors::{GetError, PutError, Reason, RemoveError};
-use crate::types::{Ack, DamageCounters, Get, Put, PutReceipt, RecordView, Removal, Token};
+use crate::types::{Ack, DamageCounters, Get, Put, PutReceipt, RecordView, Removal, TenantLimit, TierUse, Token};
 
 /// Objects: puts, removals, gets.
 impl Tier {
@@ -84,8 +83,7 @@ impl Tier {
     /// Pins an object against reclaim, or unpins it; returns false if there is no such object. The pin lasts until the
     /// next start, or goes into the record that reclaim rewrites.
     pub fn set_pinned(&mut self, digest: Digest, pinned: bool) -> bool {
-        let entry = self.log.contents.index.find_mut(digest).filter(|entry| !entry.is_removed());
-        entry.map(|entry| entry.set_pinned(pinned)).is_some()
+        self.log.contents.set_pinned(digest, pinned)
     }
 }
 
@@ -125,7 +123,8 @@ impl Tier {
     /// Returns the properties of an object. Not an access; returns `None` for objects that recovery has not reached.
     #[must_use]
     pub fn locate(&self, digest: Digest) -> Option<RecordView> {
-        self.log.contents.shown(digest, &self.log.device).map(Entry::view)
+        let contents = &self.log.contents;
+        contents.shown(digest, &self.log.device).map(|entry| contents.view(entry))
     }
 
     /// Returns at most `most` objects from a bucket of the index on, and the bucket to continue from, which is `None`
@@ -138,7 +137,7 @@ impl Tier {
         let mut end = None;
         let mut views = Vec::new();
         for (next, entry) in shown.take(most) {
-            views.push(entry.view());
+            views.push(contents.view(entry));
             end = Some(next);
         }
         let end = if views.len() == most { end } else { None };
@@ -149,7 +148,8 @@ impl Tier {
     /// of the index's buckets.
     pub fn between(&self, from: u64, to: u64) -> impl Iterator<Item = RecordView> {
         let (device, contents) = (&self.log.device, &self.log.contents);
-        contents.index.between(from, to).filter(|entry| contents.is_shown(entry, device)).map(Entry::view)
+        let shown = contents.index.between(from, to).filter(|entry| contents.is_shown(entry, device));
+        shown.map(|entry| contents.view(entry))
     }
 
     /// Returns the number of buckets of the index.
@@ -222,6 +222,29 @@ impl Tier {
     /// If an invariant does not hold.
     pub fn check(&self) {
         self.log.check();
+    }
+}
+
+/// Tenants.
+impl Tier {
+    /// Sets the limits of tenants; those that are not listed have none. A tenant above its limit loses its oldest
+    /// records that are not pinned, and reclaim keeps those of tenants within their limits as long as all limits
+    /// together leave it room. A limit holds from the end of recovery on.
+    pub fn set_limits(&mut self, limits: &[TenantLimit]) {
+        self.log.set_limits(limits);
+    }
+
+    /// Returns the use of each tenant that has records or a limit. Records whose tenant is not known yet count for
+    /// none.
+    #[must_use]
+    pub fn uses(&self) -> Vec<TierUse> {
+        self.log.contents.accounts.uses()
+    }
+
+    /// Returns the bytes of the device that records can take.
+    #[must_use]
+    pub const fn capacity_bytes(&self) -> u64 {
+        self.log.capacity_bytes()
     }
 }
 

@@ -189,6 +189,8 @@ pub enum PutError {
     Busy,
     /// No segment is free, or the index is full; reclaim is running. Transient.
     Full,
+    /// The record is longer than its tenant's limit, or pinned records use the limit up.
+    Quota { record_bytes: u64, limit_bytes: u64 },
     /// The tier takes no writes.
     Unavailable(Reason),
 }
@@ -199,6 +201,9 @@ impl fmt::Display for PutError {
             Self::Empty => f.write_str("an object of 0 bytes cannot be stored"),
             Self::TooLarge { bytes, limit_bytes } => {
                 write!(f, "an object of {bytes} bytes is above the tier's limit of {limit_bytes}")
+            }
+            Self::Quota { record_bytes, limit_bytes } => {
+                write!(f, "a record of {record_bytes} bytes has no room in the {limit_bytes} bytes of its tenant")
             }
             Self::KeyTooLong { bytes, limit_bytes } => {
                 write!(f, "a key of {bytes} bytes is above the tier's limit of {limit_bytes}")

@@ -88,15 +88,37 @@ fn the_footer_page_is_as_documented() {
         unit: 64,
         away: 5,
         payload_checksum: record().payload_checksum,
+        tenant: Some(if kind == Kind::Object { 0xfedc_ba98 } else { 0 }),
     };
     let entries = [entry(1, Kind::Object), entry(2, Kind::Tombstone)];
-    let page = FooterPage { segment: 7, generation: 11, page: 1, pages: 2, entries: 2, durable_sequence: 10 };
+    let page = FooterPage {
+        segment: 7,
+        generation: 11,
+        page: 1,
+        pages: 2,
+        entries: 2,
+        durable_sequence: 10,
+        names_tenants: true,
+    };
     let mut bytes = vec![0xff; 512];
     page.encode(UUID, &entries, &mut bytes);
     assert_eq!(hex(&bytes[..176]), include_str!("golden/footer.hex").trim());
     assert!(bytes[176..].iter().all(|byte| *byte == 0));
     assert_eq!(FooterPage::decode(&bytes, UUID), Ok(page));
     assert!(FooterPage::entries(&bytes, 2).eq(entries));
+}
+
+#[test]
+fn footers_of_before_name_no_tenants() {
+    let bytes: Vec<u8> = include_str!("golden/footer-of-before.hex")
+        .split_whitespace()
+        .flat_map(|line| (0..line.len()).step_by(2).map(|at| u8::from_str_radix(&line[at..at + 2], 16).expect("hex")))
+        .collect();
+    let page = [bytes, vec![0; 512 - 176]].concat();
+    let found = FooterPage::decode(&page, UUID).expect("a page of an earlier version");
+    assert!(!found.names_tenants);
+    let tenants: Vec<_> = FooterPage::entries(&page, found.entries).map(|entry| (entry.away, entry.tenant)).collect();
+    assert_eq!(tenants, [(5, None), (5, None)]);
 }
 
 proptest! {
@@ -130,7 +152,7 @@ proptest! {
     fn records_survive_encoding(
         digest in any::<u128>(), version in any::<u64>(), sequence in any::<u64>(), offset in any::<u64>(),
         payload_bytes in 1..1u32 << 20, key_bytes in 0..4096u16, extent in any::<bool>(), pinned in any::<bool>(),
-        away in 0..=AWAY_MOST, names_parts in any::<bool>(), copied in any::<bool>(),
+        away in 0..=AWAY_MOST, names_parts in any::<bool>(), copied in any::<bool>(), tenant in any::<u32>(),
     ) {
         let shape = Shape { payload_bytes, key_bytes, extent, names_parts, copied };
         let away = if extent { away } else { 0 };
@@ -138,9 +160,9 @@ proptest! {
             shape, away, pinned, offset, sequence, digest: Digest(digest), version: Version(version), ..record()
         };
         prop_assert_eq!(RecordHeader::decode(&header.encode(UUID), UUID, 1 << 20), Ok(header));
-        let (listed, mut entry) = (FooterEntry::of(&header, 5), [0; FOOTER_ENTRY_BYTES]);
+        let (listed, mut entry) = (FooterEntry::of(&header, 5, Some(tenant)), [0; FOOTER_ENTRY_BYTES]);
         listed.encode(&mut entry);
-        prop_assert_eq!(FooterEntry::decode(&entry), Some(listed));
+        prop_assert_eq!(FooterEntry::decode(&entry, true), Some(listed));
         let (chunk, block) = (262_144, 4096);
         let (whole, most) = (shape.record_bytes(chunk, block), shape.most_bytes(chunk, block));
         prop_assert!(whole >= shape.head_bytes(chunk) + u64::from(payload_bytes) && whole <= most);

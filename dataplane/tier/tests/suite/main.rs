@@ -7,6 +7,7 @@ mod crowded;
 mod damage;
 mod golden;
 mod lengths;
+mod quotas;
 mod random;
 mod replacements;
 mod rest;

@@ -66,7 +66,7 @@ impl Bed {
         let pool = region(POOL_BYTES);
         let memory = TierMemory::new(Arc::clone(&pool), region(config.staging_bytes() as usize));
         let identity = Identity { cluster: 1, node: NodeId(2), shard: ShardId(3) };
-        let options = OpenOptions { identity, expected_uuid: None, format_blank: Some(7) };
+        let options = OpenOptions { identity, expected_uuid: None, format_blank: Some(7), tenant_of: |_| 0 };
         let tier = Tier::open(config, options).expect("a tier");
         let nvme = Nvme::with(part, memory, polling).expect("rings");
         let mut bed = Self { tier, nvme, pool, events: Vec::new() };
@@ -105,6 +105,7 @@ impl Bed {
         let put = Put {
             digest: Digest(object),
             key: b"key",
+            tenant: 0,
             version: Version(object as u64),
             payload: Span::pool(0, bytes),
             checksum: None,

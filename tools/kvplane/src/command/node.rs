@@ -205,7 +205,7 @@ struct Ssd {
     /// start.
     #[arg(long = "ssd", value_name = "PATH[:SIZE]")]
     paths: Vec<SsdConfig>,
-    /// Expected mean size of an object on the SSDs, in bytes. It sizes the index in memory, at 61 bytes for each
+    /// Expected mean size of an object on the SSDs, in bytes. It sizes the index in memory, at 63 bytes for each
     /// object: with 4K, objects of 4 KiB fill the SSDs too, for eight times the memory that 32K takes.
     #[arg(long = "ssd-object-bytes", value_name = "BYTES", default_value = "32K", value_parser = size::parse_object)]
     object_bytes: u32,

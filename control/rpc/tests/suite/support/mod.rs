@@ -171,6 +171,18 @@ impl Service for Recorder {
         Ok(TenantList { strict: false, pool_bytes: 0, tenants: Vec::new() })
     }
 
+    fn set_tenant_ssd(&self, _: Caller, _: SetTenantSsd) -> Result<EmptyReply, Refusal> {
+        Ok(EmptyReply)
+    }
+
+    fn list_tenant_ssds(&self, _: Caller) -> Result<TenantSsdList, Refusal> {
+        Ok(TenantSsdList { ssd_bytes: 0, tenants: Vec::new() })
+    }
+
+    fn sync_tenant_ssds(&self, _: Caller, _: SyncTenantSsds) -> Result<TenantSsdLeases, Refusal> {
+        Ok(TenantSsdLeases { tenants: Vec::new() })
+    }
+
     fn sync_tenants(&self, _: Caller, _: SyncTenants) -> Result<TenantLeases, Refusal> {
         Ok(TenantLeases { strict: false, tenants: Vec::new() })
     }

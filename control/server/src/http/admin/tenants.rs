@@ -3,12 +3,15 @@
 //! | request | action |
 //! |---|---|
 //! | `GET` | returns all tenants, or with `?tenant_id=` one |
-//! | `PUT ?tenant_id=`, body `{"requested_quota_bytes": n}`, optionally with `weight` | creates or changes a tenant |
+//! | `PUT ?tenant_id=`, body `{"requested_quota_bytes": n}`, optionally with `weight`, `ssd_quota_bytes` (null for no
+//!   quota) and `ssd_weight`; with one of the latter two the first may be left out | creates or changes a tenant |
 //! | `DELETE ?tenant_id=` | removes a tenant without objects |
 
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
-use kvplane_rpc::message::{RemoveTenant, SetTenant, Tenant, TenantList, TenantStatus};
+use kvplane_rpc::message::{
+    RemoveTenant, SetTenant, SetTenantSsd, Tenant, TenantList, TenantSsd, TenantSsdList, TenantSsdStatus, TenantStatus,
+};
 use kvplane_rpc::{Refusal, RefusalCode};
 use serde_json::{Value, json};
 
@@ -49,11 +52,11 @@ fn no_tenant(name: &str) -> Answer {
 }
 
 fn show(control: &Control, name: Option<&str>) -> Answer {
-    let list = match control.cluster.lock() {
-        Ok(hosted) => hosted.tenants(),
+    let (list, ssds) = match control.cluster.lock() {
+        Ok(hosted) => (hosted.tenants(), hosted.tenant_ssds()),
         Err(refusal) => return refused(&refusal),
     };
-    let as_json = |tenant: &TenantStatus| as_json(tenant, &list);
+    let as_json = |tenant: &TenantStatus| as_json(tenant, &list, &ssds);
     let data: Value = match name {
         None => list.tenants.iter().map(as_json).collect(),
         Some(name) => match list.tenants.iter().find(|tenant| tenant.name == name) {
@@ -75,7 +78,10 @@ pub(crate) fn effective_bytes(tenant: &TenantStatus, list: &TenantList) -> u64 {
     }
 }
 
-fn as_json(tenant: &TenantStatus, list: &TenantList) -> Value {
+fn as_json(tenant: &TenantStatus, list: &TenantList, ssds: &TenantSsdList) -> Value {
+    let ssd = ssds.tenants.iter().find(|one| one.name == tenant.name);
+    let TenantSsdStatus { ssd, used_bytes, leased_bytes, evicted_bytes, refused, .. } =
+        ssd.cloned().unwrap_or_default();
     let (requested, effective) = (tenant.dram_bytes.unwrap_or(0), effective_bytes(tenant, list));
     json!({
         "tenant_id": external(&tenant.name),
@@ -90,6 +96,12 @@ fn as_json(tenant: &TenantStatus, list: &TenantList) -> Value {
         "leased_bytes": tenant.leased_bytes,
         "evicted_bytes": tenant.evicted_bytes,
         "rejects": tenant.refused,
+        "ssd_quota_bytes": ssd.ssd_bytes,
+        "ssd_charged_bytes": used_bytes,
+        "ssd_leased_bytes": leased_bytes,
+        "ssd_evicted_bytes": evicted_bytes,
+        "ssd_rejects": refused,
+        "ssd_weight": ssd.weight.unwrap_or(1),
     })
 }
 
@@ -99,21 +111,66 @@ async fn put(control: &Control, name: &str, request: Request<Incoming>) -> Answe
         Ok(body) => body,
         Err(answer) => return answer,
     };
-    let quota = body.get("requested_quota_bytes").and_then(Value::as_u64);
-    let Some(quota) = quota.filter(|quota| (1..=i64::MAX as u64).contains(quota)) else {
-        return bad("the body must have requested_quota_bytes, from 1 to 2^63 - 1");
+    let list = control.cluster.lock().map(|hosted| (hosted.tenants(), hosted.tenant_ssds()));
+    let (list, ssds) = match list {
+        Ok(lists) => lists,
+        Err(refusal) => return refused(&refusal),
     };
-    let list = control.cluster.lock().map(|hosted| hosted.tenants());
-    let former = list.ok().and_then(|list| list.tenants.into_iter().find(|one| one.name == name));
-    let former = former.map_or(1, |tenant| tenant.weight);
+    let former = list.tenants.into_iter().find(|one| one.name == name && one.is_set);
+    let former_ssd = ssds.tenants.into_iter().find(|one| one.name == name).map(|one| one.ssd).unwrap_or_default();
+    let ssd = match ssd_of(&body, former_ssd) {
+        Ok(ssd) => ssd,
+        Err(reason) => return bad(reason),
+    };
+    let quota = match body.get("requested_quota_bytes") {
+        None if ssd.is_some() => former.as_ref().and_then(|tenant| tenant.dram_bytes),
+        quota => match quota.and_then(Value::as_u64).filter(|quota| (1..=i64::MAX as u64).contains(quota)) {
+            Some(quota) => Some(quota),
+            None => return bad("the body must have requested_quota_bytes, from 1 to 2^63 - 1"),
+        },
+    };
+    let weight = former.as_ref().map_or(1, |tenant| tenant.weight);
     let weight =
-        body.get("weight").map_or(Some(former.into()), Value::as_u64).and_then(|weight| weight.try_into().ok());
+        body.get("weight").map_or(Some(weight.into()), Value::as_u64).and_then(|weight| weight.try_into().ok());
     let Some(weight) = weight else { return bad("weight must be a number from 1 to 1000") };
-    let tenant = Tenant { name: name.to_owned(), dram_bytes: Some(quota), weight };
-    match control.set_tenant_now(SetTenant { tenant }) {
-        Ok(_) => show(control, Some(name)),
+    let tenant = Tenant { name: name.to_owned(), dram_bytes: quota, weight };
+    let set_ssd = |ssd| control.set_tenant_ssd_now(SetTenantSsd { name: name.to_owned(), ssd }).map(|_| ());
+    // What can be refused comes first: a refused request changes nothing.
+    let is_new = former.is_none();
+    let set = match ssd {
+        Some(ssd) if !is_new => set_ssd(ssd).and_then(|()| control.set_tenant_now(SetTenant { tenant }).map(|_| ())),
+        Some(ssd) => {
+            let set = control.set_tenant_now(SetTenant { tenant }).and_then(|_| set_ssd(ssd));
+            set.inspect_err(|_| {
+                let removed = RemoveTenant { name: name.to_owned(), only_empty: false };
+                let _ = control.remove_tenant_now(removed);
+            })
+        }
+        None => control.set_tenant_now(SetTenant { tenant }).map(|_| ()),
+    };
+    match set {
+        Ok(()) => show(control, Some(name)),
         Err(refusal) => failed(&refusal, name),
     }
+}
+
+/// Returns the settings on SSDs that a body requests, if it requests any.
+fn ssd_of(body: &Value, former: TenantSsd) -> Result<Option<TenantSsd>, &'static str> {
+    let (quota, weight) = (body.get("ssd_quota_bytes"), body.get("ssd_weight"));
+    let ssd_bytes = match quota {
+        None => former.ssd_bytes,
+        Some(Value::Null) => None,
+        Some(quota) => match quota.as_u64().filter(|quota| *quota <= i64::MAX as u64) {
+            Some(quota) => Some(quota),
+            None => return Err("ssd_quota_bytes must be a number from 0 to 2^63 - 1, or null for no quota"),
+        },
+    };
+    let weight_of = |weight: &Value| weight.as_u64().and_then(|weight| u32::try_from(weight).ok());
+    let new = match weight {
+        None => former.weight.filter(|_| ssd_bytes != Some(0)),
+        Some(weight) => Some(weight_of(weight).ok_or("ssd_weight must be a number from 1 to 1000")?),
+    };
+    Ok((quota.is_some() || weight.is_some()).then_some(TenantSsd { ssd_bytes, weight: new }))
 }
 
 fn delete(control: &Control, name: &str) -> Answer {

@@ -26,10 +26,11 @@ pub(super) enum End {
     Busy,
 }
 
-/// Applies the SSD's backpressure to imports: `Busy` while its backlog is full.
-fn may_move(local: &mut LocalStore, bytes: u64) -> Result<(), Status> {
+/// Applies the SSD's backpressure to imports: `Busy` while its backlog is full, or its tenant has its part of it.
+fn may_move(local: &mut LocalStore, bytes: u64, tenant: u32) -> Result<(), Status> {
     let asked = local.tiering.is_some().then_some(PutAck::Buffered);
-    local.may_keep(bytes, asked)
+    let account = local.shard.store.tenants_mut().account_of_unconfigured(tenant);
+    local.may_keep(bytes, asked, account)
 }
 
 impl Migration {
@@ -52,7 +53,7 @@ impl Migration {
                 imports.drop_there(source, digest);
                 continue;
             }
-            if may_move(local, listed.item.bytes) == Err(Status::Busy) {
+            if may_move(local, listed.item.bytes, listed.item.options().tenant) == Err(Status::Busy) {
                 // The SSD's backlog is full: the object stays queued, and the walk waits with it.
                 imports.sources.get_mut(&source)?.queue.push_front(listed);
                 return None;
@@ -98,7 +99,7 @@ impl Migration {
             moves: true,
             ..Reserve::plain(digest, bytes)
         };
-        let reserved = may_move(local, bytes).map(|()| local.shard.store.reserve_for(&wanted));
+        let reserved = may_move(local, bytes, options.tenant).map(|()| local.shard.store.reserve_for(&wanted));
         // Objects that wait for the SSD take memory for a while only: this import is not to be given up for that.
         let reserved = reserved.and_then(|reserved| reserved.map_err(|error| local.no_room(error, keep.account)));
         let (reservation, extent) = match reserved {
@@ -180,14 +181,14 @@ impl Migration {
     }
 
     /// Handles an object that does not wait for the SSD any more: it is written, or memory has lost it, or the SSD
-    /// refused it. If it was imported, its source drops its copy, or sends it again.
-    pub(in crate::service) fn written(&mut self, digest: Digest, is_on_ssd: bool, now_ns: u64) {
+    /// refused it. If it was imported, its source drops its copy, or, unless it `is_settled`, sends it again.
+    pub(in crate::service) fn written(&mut self, digest: Digest, is_settled: bool, now_ns: u64) {
         let source = self.imports.source_of(digest);
         let Some(entry) = self.imports.sources.get_mut(&source) else { return };
         if !entry.unwritten.remove(&digest) {
             return;
         }
-        if is_on_ssd {
+        if is_settled {
             entry.drop_object(digest);
         } else {
             entry.look_again(now_ns);

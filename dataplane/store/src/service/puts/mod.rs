@@ -106,8 +106,8 @@ impl Puts {
         if !replace && objects.local.on_ssd(digest).is_some() {
             return Err(objects.exists_already(digest, asked));
         }
-        objects.local.may_put(digest, bytes, asked, replace, put.is_session)?;
         let keep = objects.local.shard.keep_of(context, put.item, put.name)?;
+        objects.local.may_put(digest, bytes, asked, replace, put.is_session, keep.account)?;
         let replica = match (replicas > 1, wait_replicas > 1) {
             (false, _) => Replica::None,
             (true, false) => Replica::First,

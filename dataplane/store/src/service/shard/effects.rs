@@ -18,7 +18,11 @@ pub(in crate::service) enum Effect {
     /// An object was promoted from the SSD and lacks its replica.
     LacksReplica,
     /// An object does not wait for the SSD any more: it is written, or the SSD refused it, or memory has lost it.
-    Written { digest: Digest, is_on_ssd: bool },
+    Written {
+        digest: Digest,
+        /// True if the object is on the SSD, or its tenant's quota keeps it off the SSD: a source may drop its copy.
+        is_settled: bool,
+    },
     /// This version of an object was imported from a former owner.
     Imported { digest: Digest, version: Version },
     /// The tenant of an object is known, or no read that could tell it is in flight any more.

@@ -9,6 +9,7 @@
 use kvplane_proto::message::{ObjectName, ObjectPriority, PutFlags, PutItem, PutOptions};
 use kvplane_proto::{Digest, Limits};
 
+use super::rights::tenant_of;
 use crate::entry::TAIL_BYTES_MOST;
 
 /// Length of a tail's head.
@@ -110,6 +111,12 @@ impl TailHead {
 /// Returns true if a tail belongs to this object, as far as it shows: a tail without a name may.
 pub(in crate::service) fn is_of(tail: &[u8], digest: Digest) -> bool {
     TailHead::split(tail).is_some_and(|(head, name)| head.key_bytes == 0 || name.digest() == digest)
+}
+
+/// Returns the number of the tenant that the object with this tail is charged to: the default tenant's without one.
+#[must_use]
+pub fn tenant_of_tail(tail: &[u8]) -> u32 {
+    TailHead::split(tail).map_or(0, |(head, name)| tenant_of(&head, &name))
 }
 
 /// Returns true if reclaim of the SSD has to keep the object with this tail.

@@ -6,6 +6,7 @@ mod away;
 mod backlog;
 mod copies;
 mod memory;
+mod quotas;
 mod recovering;
 mod refused;
 mod seals;

@@ -35,6 +35,8 @@ pub struct TierCounters {
     pub writes_skipped: u64,
     /// Objects not written because the day's budget was used up.
     pub writes_over_budget: u64,
+    /// Objects not written because their tenant's quota of SSD bytes had no room for them.
+    pub writes_over_quota: u64,
     /// Objects whose writes failed for good.
     pub writes_failed: u64,
     /// Writes that failed and are retried.
@@ -43,7 +45,7 @@ pub struct TierCounters {
     pub removals: u64,
     /// Removals that could not be written: a restart may bring the object back.
     pub removals_unwritten: u64,
-    /// Objects that reclaim dropped.
+    /// Objects that reclaim dropped, or that left because of their tenants' quotas.
     pub reclaimed: u64,
     /// Slots whose objects on the SSD were trusted at the start or when the slots came back, because no other shard can
     /// have owned them meanwhile.

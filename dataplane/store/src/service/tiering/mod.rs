@@ -10,6 +10,7 @@
 
 mod counters;
 mod demotion;
+mod fair;
 mod orders;
 mod policy;
 mod promotion;
@@ -29,7 +30,7 @@ pub use self::policy::{TierPolicy, WritePolicy};
 pub(super) use self::promotion::{NotBegun, ObjectTenant, Promotion, TENANTS_KNOWN_MOST, wanted_until_ns};
 pub use self::reconciliation::VoidCause;
 pub(super) use self::reconciliation::{Reconciliation, SlotSources};
-pub use self::snapshot::TierSnapshot;
+pub use self::snapshot::{SsdUsage, TierSnapshot};
 pub(super) use self::ssd::{RemovalCause, Ssd};
 use super::shard::Shard;
 use super::shard::effects::Effect;

@@ -1,8 +1,17 @@
 //! State of a tier at a moment, for metrics and operators.
 
-use kvplane_tier::{Reason, RecoveryReport, ScrubReport, TierStats};
+use kvplane_tier::{Reason, RecoveryReport, ScrubReport, TierStats, TierUse};
 
 use super::{Admission, TierCounters, Tiering, VoidCause};
+
+/// Use of an SSD by tenants.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct SsdUsage {
+    /// Bytes that records can take; 0 without an SSD.
+    pub bytes: u64,
+    /// Use of each tenant that has records or a limit.
+    pub tenants: Vec<TierUse>,
+}
 
 /// State of a tier at a moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]

@@ -105,9 +105,13 @@ proptest! {
         let (digest, version, sequence, payload_checksum) = words;
         let shape = Shape { payload_bytes, key_bytes, extent, names_parts, copied };
         let (digest, version, kind) = (Digest(digest), Version(version), Kind::Object);
-        let listed = FooterEntry { kind, shape, pinned, digest, version, sequence, unit, away, payload_checksum };
+        let tenant = None;
+        let listed =
+            FooterEntry { kind, shape, pinned, digest, version, sequence, unit, away, payload_checksum, tenant };
         let at = segment * 4096;
         let mut entry = Entry::listed(&listed, at);
+        entry.set_account(unit as u16);
+        prop_assert_eq!(entry.account(), unit as u16);
         for hits in [1, 2, 3, 3] {
             entry.hit();
             prop_assert_eq!(entry.hits(), hits);

@@ -6,7 +6,7 @@ use kvplane_proto::ids::Version;
 use kvplane_proto::narrowing::{length_u32, to_u8, to_u32};
 
 use super::Writer;
-use crate::contents::{Contents, Entry};
+use crate::contents::Contents;
 use crate::device::Device;
 use crate::format::{AWAY_MOST, FooterEntry, Kind, RECORD_HEADER_BYTES, RecordHeader, Shape, UNIT_BYTES};
 use crate::log::groups::{Heads, Tombstone, Waiter};
@@ -18,6 +18,8 @@ pub(crate) struct Record<'a> {
     pub(crate) digest: Digest,
     pub(crate) version: Version,
     pub(crate) key: &'a [u8],
+    /// Number of its tenant.
+    pub(crate) tenant: u32,
     pub(crate) payload: Span,
     pub(crate) shape: Shape,
     /// Checksum of the whole payload, and of its chunks if there are several.
@@ -57,8 +59,8 @@ impl Writer {
         memory.write(&header.encode(device.uuid()), head.part(0, length_u32(RECORD_HEADER_BYTES)));
         memory.write(&self.body, head.part(length_u32(RECORD_HEADER_BYTES), length_u32(self.body.len())));
         self.write_payload(shape, record.payload, device, memory);
-        let listed = self.enter(&header, Some(waiter), device);
-        let mut entry = Entry::listed(&listed, device.segment_at(device.segment_of(offset)));
+        let listed = self.enter(&header, Some(record.tenant), Some(waiter), device);
+        let mut entry = contents.listed(&listed, device.segment_of(offset), device);
         (0..record.hits).for_each(|_| entry.hit());
         let placed = contents.place(entry, device);
         assert!(placed, "the index has room: it was checked before");
@@ -126,7 +128,7 @@ impl Writer {
     ) -> u64 {
         let tombstone = Tombstone { digest, version, sequence: contents.sequences.take() };
         let header = self.write_tombstone(&tombstone, false, device, contents, memory);
-        self.enter(&header, waiter, device);
+        self.enter(&header, None, waiter, device);
         if let Some(open) = &mut self.open {
             open.tombstones += 1;
         }
@@ -185,9 +187,15 @@ impl Writer {
     }
 
     /// Adds a record to the lists of its segment and of its group.
-    fn enter(&mut self, header: &RecordHeader, waiter: Option<Waiter>, device: &Device) -> FooterEntry {
+    fn enter(
+        &mut self,
+        header: &RecordHeader,
+        tenant: Option<u32>,
+        waiter: Option<Waiter>,
+        device: &Device,
+    ) -> FooterEntry {
         let start = device.segment_at(device.segment_of(header.offset));
-        let listed = FooterEntry::of(header, to_u32((header.offset - start) / UNIT_BYTES));
+        let listed = FooterEntry::of(header, to_u32((header.offset - start) / UNIT_BYTES), tenant);
         if let Some(open) = &mut self.open {
             open.entries.push(listed);
         }

@@ -40,6 +40,7 @@ pub(crate) fn put<'a>(world: &mut World, key: u64, payload: Span, ack: Ack) -> P
     Put {
         digest: digest(key),
         key: b"a key",
+        tenant: super::tenant_of(b"a key"),
         version,
         payload,
         checksum: None,

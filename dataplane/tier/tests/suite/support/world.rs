@@ -11,7 +11,7 @@ use kvplane_tier::{
 
 use super::device::{Device, HostMemory};
 use super::model::{Model, Promise, copied, fill, names_parts};
-use super::options;
+use super::{options, tenant_of};
 
 /// Buffers in the pool, each as large as the largest object.
 const PLACES: u64 = 40;
@@ -182,6 +182,7 @@ impl World {
         let put = Put {
             digest,
             key,
+            tenant: tenant_of(key),
             version: version_of,
             payload,
             checksum,

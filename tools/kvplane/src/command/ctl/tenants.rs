@@ -1,8 +1,11 @@
-//! `kvplane ctl tenants`: lists tenants with their quotas, use of memory and weights, and changes them.
+//! `kvplane ctl tenants`: lists tenants with their quotas and weights, and their use of memory and SSDs; changes them.
 
 use clap::{Args, Subcommand};
 use kvplane::ControlLink;
-use kvplane::rpc::message::{ListTenants, RemoveTenant, SetTenant, Tenant, TenantStatus};
+use kvplane::rpc::message::{
+    ListTenantSsds, ListTenants, RemoveTenant, SetTenant, SetTenantSsd, Tenant, TenantSsd, TenantSsdStatus,
+    TenantStatus,
+};
 use serde_json::{Value, json};
 
 use crate::command::Failure;
@@ -11,7 +14,7 @@ use crate::command::size;
 /// Operations on tenants.
 #[derive(Subcommand)]
 pub(crate) enum Action {
-    /// List the tenants with their quotas and their use of memory.
+    /// List the tenants with their quotas and their use of memory and SSDs.
     List {
         /// Print as JSON.
         #[arg(long)]
@@ -44,6 +47,16 @@ pub(crate) struct Set {
     /// in proportion to their weights.
     #[arg(long)]
     weight: Option<u32>,
+    /// Quota of SSD bytes: most bytes that its objects may take on the SSDs of all nodes. Beyond it, its own oldest
+    /// objects leave the SSDs; 0 keeps it off them.
+    #[arg(long, value_name = "BYTES", value_parser = size::parse)]
+    ssd: Option<u64>,
+    /// Remove the tenant's quota of SSD bytes.
+    #[arg(long, conflicts_with = "ssd")]
+    no_ssd_limit: bool,
+    /// Weight of the tenant's writes to and reads from an SSD that cannot keep up, from 1 to 1000; 1 by default.
+    #[arg(long, value_name = "WEIGHT")]
+    ssd_weight: Option<u32>,
 }
 
 /// Name of a tenant in the protocol, where the default tenant is the empty name.
@@ -64,7 +77,23 @@ pub(super) fn run(link: &ControlLink, action: &Action) -> Result<(), Failure> {
             let former = former.unwrap_or(TenantStatus { weight: 1, ..TenantStatus::default() });
             let dram_bytes = if set.no_limit { None } else { set.memory.or(former.dram_bytes) };
             let tenant = Tenant { name, dram_bytes, weight: set.weight.unwrap_or(former.weight) };
-            link.call(SetTenant { tenant })?;
+            let ssd = ssd_of(link, set, &tenant.name)?;
+            // What can be refused comes first, if the tenant exists: a refused command changes nothing.
+            let name = tenant.name.clone();
+            let set_ssd = |ssd: Option<TenantSsd>| match ssd {
+                Some(ssd) => link.call(SetTenantSsd { name: name.clone(), ssd }).map(|_| ()),
+                None => Ok(()),
+            };
+            if former.is_set {
+                set_ssd(ssd)?;
+                link.call(SetTenant { tenant })?;
+            } else {
+                link.call(SetTenant { tenant })?;
+                if let Err(error) = set_ssd(ssd) {
+                    link.call(RemoveTenant { name: name.clone(), only_empty: false })?;
+                    return Err(error.into());
+                }
+            }
             println!("tenant {} is set; nodes apply it within a heartbeat", external(&set.name));
             Ok(())
         }
@@ -77,18 +106,30 @@ pub(super) fn run(link: &ControlLink, action: &Action) -> Result<(), Failure> {
 }
 
 fn list(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
-    let list = link.call(ListTenants)?;
+    let (list, ssds) = (link.call(ListTenants)?, link.call(ListTenantSsds)?);
+    let of = |name: &str| ssds.tenants.iter().find(|tenant| tenant.name == name).cloned().unwrap_or_default();
     if as_json {
-        let tenants: Vec<Value> = list.tenants.iter().map(tenant_json).collect();
-        println!("{:#}", json!({ "strict": list.strict, "pool_bytes": list.pool_bytes, "tenants": tenants }));
+        let tenants: Vec<Value> = list.tenants.iter().map(|tenant| tenant_json(tenant, &of(&tenant.name))).collect();
+        let bytes = (list.pool_bytes, ssds.ssd_bytes);
+        let shown = json!({ "strict": list.strict, "pool_bytes": bytes.0, "ssd_bytes": bytes.1, "tenants": tenants });
+        println!("{shown:#}");
         return Ok(());
     }
-    println!("{:24}  {:>12}  {:>12}  {:>6}  {:>12}  {:>8}", "tenant", "used", "quota", "weight", "evicted", "refused");
+    let (memory, ssd) = ("used         quota", "SSD used     SSD quota");
+    println!(
+        "{:24}  {memory:>26}  {:>6}  {:>12}  {:>8}  {ssd:>26}  {:>6}",
+        "tenant", "weight", "evicted", "refused", "weight"
+    );
     for tenant in &list.tenants {
         let name = external(&tenant.name);
         let quota = tenant.dram_bytes.map_or_else(|| "none".to_owned(), size::show);
         let (used, evicted) = (size::show(tenant.used_bytes), size::show(tenant.evicted_bytes));
-        println!("{name:24}  {used:>12}  {quota:>12}  {:>6}  {evicted:>12}  {:>8}", tenant.weight, tenant.refused);
+        let ssd = of(&tenant.name);
+        let on_ssd = size::show(ssd.used_bytes);
+        let ssd_quota = ssd.ssd.ssd_bytes.map_or_else(|| "none".to_owned(), size::show);
+        let (weight, refused, ssd_weight) = (tenant.weight, tenant.refused, ssd.ssd.weight.unwrap_or(1));
+        print!("{name:24}  {used:>12}  {quota:>12}  {weight:>6}  {evicted:>12}  {refused:>8}");
+        println!("  {on_ssd:>12}  {ssd_quota:>12}  {ssd_weight:>6}");
     }
     if list.strict {
         println!("other tenants may not put");
@@ -96,7 +137,20 @@ fn list(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
     Ok(())
 }
 
-fn tenant_json(tenant: &TenantStatus) -> Value {
+/// Returns the settings on SSDs that a command requests, if it requests any.
+fn ssd_of(link: &ControlLink, set: &Set, name: &str) -> Result<Option<TenantSsd>, Failure> {
+    if set.ssd.is_none() && !set.no_ssd_limit && set.ssd_weight.is_none() {
+        return Ok(None);
+    }
+    let former = link.call(ListTenantSsds)?.tenants.into_iter().find(|tenant| tenant.name == name);
+    let former = former.map(|tenant| tenant.ssd).unwrap_or_default();
+    let ssd_bytes = if set.no_ssd_limit { None } else { set.ssd.or(former.ssd_bytes) };
+    // A tenant that is kept off the SSDs has no weight there any more.
+    let weight = set.ssd_weight.or(former.weight.filter(|_| ssd_bytes != Some(0)));
+    Ok(Some(TenantSsd { ssd_bytes, weight }))
+}
+
+fn tenant_json(tenant: &TenantStatus, ssd: &TenantSsdStatus) -> Value {
     json!({
         "name": external(&tenant.name),
         "is_set": tenant.is_set,
@@ -106,5 +160,13 @@ fn tenant_json(tenant: &TenantStatus) -> Value {
         "evicted_bytes": tenant.evicted_bytes,
         "refused": tenant.refused,
         "weight": tenant.weight,
+        "ssd": {
+            "quota_bytes": ssd.ssd.ssd_bytes,
+            "leased_bytes": ssd.leased_bytes,
+            "used_bytes": ssd.used_bytes,
+            "evicted_bytes": ssd.evicted_bytes,
+            "refused": ssd.refused,
+            "weight": ssd.ssd.weight.unwrap_or(1),
+        },
     })
 }

@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 
-use kvplane::{Client, ClientConfig, PutOptions, Status};
+use kvplane::{Client, ClientConfig, PutAck, PutOptions, Status};
 use serde_json::Value;
 
 use crate::ssd::objects::{Bed, counted};
@@ -219,4 +219,83 @@ fn mooncakes_paths_administer_quotas_keys_and_removal() {
     let all = ask(http, "GET", "/api/v1/tenant_quotas", "").1;
     assert_eq!(all["data"][0]["tenant_id"], "default", "{all}");
     assert_eq!(ask(http, "POST", "/api/v1/remove_all", "").1["removed_count"], 10);
+}
+
+/// Returns the value of a tenant's metric of the control plane.
+fn tenant_metric(http: SocketAddr, family: &str, name: &str) -> Option<f64> {
+    let (_, shown) = http_get(http, "/metrics");
+    let series = format!("{family}{{tenant=\"{name}\"}} ");
+    shown.lines().find_map(|line| line.strip_prefix(&series)?.parse().ok())
+}
+
+#[test]
+fn ssd_quotas_hold_over_restarts_and_are_administered() {
+    const QUOTA: u64 = 16 * MIB;
+    let bed = Bed::new("ssd-quota", &[]);
+    let place = &bed.place;
+    let dev = bed.start();
+    let durable = PutOptions { ack: Some(PutAck::Durable), ..PutOptions::default() };
+    let put = |client: &mut Client, key: &str, at: usize| {
+        let put = client.put_with(key.as_bytes(), &value(at), &durable);
+        put.map(|_| ()).map_err(|error| error.status().expect("a status"))
+    };
+    let set = |words: &[&str]| place.run(&[&["ctl", "tenants", "set", "acme"], words].concat());
+    set(&["--ssd", "16M", "--ssd-weight", "3"]).well();
+    // What contradicts itself is refused, and changes nothing.
+    set(&["--ssd", "0", "--ssd-weight", "3"]).failed(1, &["a quota of 0 bytes on SSDs", "weight of 3"]);
+    set(&["--ssd-weight", "0", "--memory", "1M"]).failed(1, &["weight of 0 is not within 1 to 1000"]);
+    set(&["--ssd", "1M", "--no-ssd-limit"]).failed(2, &["cannot be used with"]);
+    let shown = tenant(place, "acme");
+    assert_eq!((&shown["ssd"]["quota_bytes"], &shown["ssd"]["weight"]), (&QUOTA.into(), &3.into()), "{shown}");
+    assert_eq!(shown["quota_bytes"], Value::Null, "a refused command changes nothing: {shown}");
+    let (mut acme, mut other) = (client_of(place, "acme", true), client_of(place, "other", true));
+    (0..100).for_each(|at| put(&mut other, &format!("other-{at}"), at).unwrap());
+    // The node learns of the quota within a heartbeat. Then it holds, however much is put.
+    let mut puts = 0..;
+    let known = wait_until(|| {
+        puts.by_ref().take(32).for_each(|at: usize| put(&mut acme, &format!("acme-{at}"), at).unwrap());
+        let ssd = tenant(place, "acme")["ssd"].clone();
+        let full = ssd["used_bytes"].as_u64()? > QUOTA * 3 / 4 && ssd["evicted_bytes"].as_u64()? > 0;
+        (full && ssd["used_bytes"].as_u64()? <= QUOTA && ssd["leased_bytes"] == QUOTA).then_some(())
+    });
+    assert!(known.is_some(), "{}", tenant(place, "acme"));
+    let newest = puts.start - 1;
+    assert_eq!(tenant_metric(dev.http(), "kvplane_tenant_ssd_quota_bytes", "acme"), Some(QUOTA as f64));
+    assert!(tenant_metric(dev.http(), "kvplane_tenant_ssd_used_bytes", "acme").unwrap() <= QUOTA as f64);
+    // An object that is longer than the quota cannot be durable; in memory it may be.
+    set(&["--ssd", "16K"]).well();
+    let refused = wait_until(|| put(&mut acme, "late", 1).err());
+    assert_eq!(refused, Some(Status::QuotaExceeded));
+    acme.put(b"in-memory", &value(2)).unwrap();
+    set(&["--ssd", "16M"]).well();
+    wait_until(|| put(&mut acme, "again", 3).ok()).expect("the quota has grown");
+    assert!(counted(&dev, "kvplane_tier_writes_over_quota_total") >= 1.0);
+    drop((acme, other, dev));
+    // A restart finds the tenants again, evicts nothing of what is within the quota, and nothing of the others.
+    let dev = bed.start();
+    let (mut acme, mut other) = (client_of(place, "acme", true), client_of(place, "other", true));
+    let recovered = wait_until(|| (counted(&dev, "kvplane_tier_recovered") == 1.0).then_some(()));
+    recovered.expect("recovery ends");
+    (0..100).for_each(|at| assert_eq!(other.get(format!("other-{at}").as_bytes()).unwrap(), Some(value(at)), "{at}"));
+    assert_eq!(acme.get(b"again").unwrap(), Some(value(3)));
+    assert_eq!(acme.get(format!("acme-{newest}").as_bytes()).unwrap(), None, "a lower quota evicted it for good");
+    let used = wait_until(|| tenant(place, "acme")["ssd"]["used_bytes"].as_u64().filter(|used| *used > 0));
+    assert!(used.unwrap() <= QUOTA);
+    // HTTP shows and changes the same.
+    let path = "/api/v1/tenant_quotas?tenant_id=acme";
+    let (status, shown) = ask(dev.http(), "PUT", path, r#"{"ssd_quota_bytes":8388608,"ssd_weight":5}"#);
+    let data = &shown["data"];
+    assert_eq!((status, &data["ssd_quota_bytes"], &data["ssd_weight"]), (200, &(8 * MIB).into(), &5.into()), "{shown}");
+    assert_eq!(data["requested_quota_bytes"], 0, "there is none of memory: {shown}");
+    for bad in [r#"{"ssd_quota_bytes":-1}"#, r#"{"ssd_weight":"x"}"#, r#"{"ssd_quota_bytes":0,"ssd_weight":2}"#] {
+        assert_eq!(ask(dev.http(), "PUT", path, bad).0, 400, "{bad}");
+    }
+    let (_, shown) = ask(dev.http(), "PUT", path, r#"{"ssd_quota_bytes":null}"#);
+    assert_eq!((&shown["data"]["ssd_quota_bytes"], &shown["data"]["ssd_weight"]), (&Value::Null, &5.into()), "{shown}");
+    // A tenant that has objects on SSDs is removed by force only; then it has no quota and no share any more.
+    set(&["--ssd", "16K"]).well();
+    place.run(&["ctl", "tenants", "remove", "acme"]).failed(1, &["remove its objects first"]);
+    place.run(&["ctl", "tenants", "remove", "acme", "--force"]).well();
+    assert_eq!(tenant(place, "acme"), Value::Null);
+    wait_until(|| put(&mut acme, "free", 4).ok()).expect("it has no quota any more");
 }

@@ -18,8 +18,8 @@ use kvplane_tier::{Action, BlockOp, Fault, Identity, OpenOptions, Tier, TierConf
 
 use super::super::rig::{body_of, digest, digests, hello, identity};
 use super::memory::{HostMemory, Pool};
-use crate::service::Tiering;
 use crate::service::{Extents, MapStanding, Output, Path, PayloadTo, PeerKey, Service, TierPolicy, WritePolicy};
+use crate::service::{Tiering, tenant_of_tail};
 use crate::{Store, StoreConfig};
 
 pub(super) const DEVICE_BYTES: usize = 64 << 20;
@@ -131,7 +131,8 @@ fn service(device: &[u8], incarnation: u64, policy: TierPolicy) -> (Service, Hos
     };
     let staging = vec![0; config.staging_bytes() as usize];
     let owner = Identity { cluster: 1, node: NodeId(1), shard: ShardId(0) };
-    let options = OpenOptions { identity: owner, expected_uuid: None, format_blank: Some(9) };
+    let (format_blank, expected_uuid) = (Some(9), None);
+    let options = OpenOptions { identity: owner, expected_uuid, format_blank, tenant_of: tenant_of_tail };
     let tier = Tier::open(config, options).expect("a tier");
     let limits = StoreConfig { unit_bytes: 4096, max_pins: 64, ..StoreConfig::for_pool(POOL_BYTES) };
     let store = Store::new(limits, Version(incarnation << 32)).expect("a store");

@@ -15,6 +15,8 @@ pub(super) struct DirtyObject {
     pub(super) bytes: u64,
     /// Account that it is charged to.
     pub(super) account: u16,
+    /// Number of the tenant.
+    pub(super) tenant: u32,
     pub(super) since_ns: u64,
     /// Reply that waits for the write.
     pub(super) told: Option<DeferredItem>,

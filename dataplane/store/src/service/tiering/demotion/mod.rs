@@ -22,17 +22,21 @@ pub(super) use self::budget::Budget;
 use self::dirty::DirtyObject;
 pub(in crate::service) use self::requests::{MoveProgress, may_put_without_ssd};
 use self::retries::Retries;
+use super::fair::FairQueue;
 use super::policy::WritePolicy;
 use super::ssd::Ssd;
 use crate::entry::Entry;
 use crate::service::shard::Shard;
 use crate::service::shard::deferrals::DeferredItem;
 use crate::service::shard::effects::Effect;
-use crate::service::shard::tail::{is_hard_pinned, is_of, set_priority, tail_within};
+use crate::service::shard::tail::{is_hard_pinned, is_of, set_priority, tail_within, tenant_of_tail};
 
 /// Most bytes passed to the tier in one round: computing their checksums takes time, in which the shard serves no
 /// request and the device idles.
 const ROUND_BYTES: u64 = 1 << 20;
+
+/// Objects whose quota had no room for them that are remembered.
+const OVER_QUOTA_MOST: usize = 256;
 
 /// Write in flight in the tier.
 #[derive(Debug)]
@@ -51,9 +55,12 @@ pub(in crate::service) struct Demotion {
     backlog: Backlog,
     /// Objects whose write may be delayed.
     dirty: VecDeque<DirtyObject>,
-    writes: VecDeque<DirtyObject>,
+    /// Objects to be written next, in proportion to the weights of their tenants.
+    writes: FairQueue<DirtyObject>,
     /// Objects whose write failed.
     retries: Retries,
+    /// Objects that were not written lately because of their tenants' quotas, oldest first.
+    over_quota: VecDeque<(Digest, Version)>,
     calls: BTreeMap<u64, WriteCall>,
     /// Objects that are delayed, queued, being written or to be retried.
     writing: BTreeSet<(Digest, Version)>,
@@ -71,8 +78,9 @@ impl Demotion {
         Self {
             backlog: Backlog::new(most_bytes, most),
             dirty: VecDeque::new(),
-            writes: VecDeque::new(),
+            writes: FairQueue::default(),
             retries: Retries::default(),
+            over_quota: VecDeque::new(),
             calls: BTreeMap::new(),
             writing: BTreeSet::new(),
             pressed: false,
@@ -136,22 +144,48 @@ impl Demotion {
             }
             return;
         };
-        let (version, bytes, since_ns) = (object.version, object.extent.bytes, shard.now_ns);
-        let account = store.tenants_mut().account_of_unconfigured(object.tenant);
-        let object =
-            DirtyObject { pin, digest, version, bytes, account, since_ns, told, ack: asked, copied: false, tries: 0 };
-        self.backlog.add(bytes, account);
+        let (version, bytes, since_ns, tenant) = (object.version, object.extent.bytes, shard.now_ns, object.tenant);
+        let account = store.tenants_mut().account_of_unconfigured(tenant);
+        let object = DirtyObject {
+            pin,
+            digest,
+            version,
+            bytes,
+            account,
+            tenant,
+            since_ns,
+            told,
+            ack: asked,
+            copied: false,
+            tries: 0,
+        };
+        self.backlog.add(bytes, account, ssd.weight_of(tenant));
         self.writing.insert((digest, version));
         match ssd.policy.write {
             WritePolicy::Back { .. } if told.is_none() && !is_for_ssd(asked) => self.dirty.push_back(object),
-            _ => self.writes.push_back(object),
+            _ => self.queue(ssd, object),
         }
+    }
+
+    /// Remembers that the quota of its tenant has no room for an object: a put that waits for the SSD is to be told.
+    fn note_over_quota(&mut self, object: &DirtyObject) {
+        if self.over_quota.len() == OVER_QUOTA_MOST {
+            self.over_quota.pop_front();
+        }
+        self.over_quota.push_back((object.digest, object.version));
+    }
+
+    /// Enqueues a write that is not delayed, or not any more.
+    fn queue(&mut self, ssd: &Ssd, object: DirtyObject) {
+        self.writes.push(object.tenant, ssd.weight_of(object.tenant), object.bytes, object);
     }
 
     /// Enqueues the writes whose pause is over; all of them if writes stop, now or soon.
     fn end_pauses(&mut self, ssd: &Ssd, now_ns: u64) {
         let all = self.closing || ssd.is_degraded();
-        self.writes.extend(core::iter::from_fn(|| self.retries.take_due(now_ns, all)));
+        while let Some(object) = self.retries.take_due(now_ns, all) {
+            self.queue(ssd, object);
+        }
     }
 
     /// Enqueues the delayed writes that are old enough, or that fill the backlog too much.
@@ -160,7 +194,9 @@ impl Demotion {
         while let Some(object) = self.dirty.front() {
             let old = self.closing || now_ns >= object.since_ns.saturating_add(within_ns);
             if old || self.pressed || self.backlog.is_much() && self.writes.is_empty() {
-                self.writes.extend(self.dirty.pop_front());
+                let object = *object;
+                self.dirty.pop_front();
+                self.queue(ssd, object);
             } else {
                 return;
             }
@@ -186,7 +222,7 @@ impl Demotion {
             let waits = self.writes.front().copied().filter(|_| ssd.removals.len() == 0);
             let Some(mut object) = waits else { break };
             if !store.pinned(object.pin).is_some_and(Entry::is_live) {
-                self.writes.pop_front();
+                self.writes.pop();
                 self.let_go_of_gone(ssd, shard, object);
                 continue;
             }
@@ -207,6 +243,7 @@ impl Demotion {
             let put = Put {
                 digest: object.digest,
                 key: &tail,
+                tenant: tenant_of_tail(&tail),
                 version: held.version,
                 payload: Span::pool(held.extent.offset, held.extent.bytes as u32),
                 checksum: Some(held.checksum),
@@ -224,13 +261,22 @@ impl Demotion {
             }
             progress = true;
             bytes += object.bytes;
-            self.writes.pop_front();
+            self.writes.pop();
             match taken {
                 Ok(accepted) => {
                     ssd.counters.writes += 1;
                     ssd.counters.write_bytes += object.bytes;
                     let call = WriteCall { object, lent: accepted.lent, unwritten: true, failed: false };
                     self.calls.insert(token.0, call);
+                }
+                Err(PutError::Quota { .. }) => {
+                    ssd.counters.writes_over_quota += 1;
+                    self.note_over_quota(&object);
+                    if let Some(item) = object.told.take() {
+                        shard.drop_version(object.digest, object.version);
+                        shard.refuse_put(item, Status::QuotaExceeded);
+                    }
+                    self.let_go(ssd, shard, &object, false);
                 }
                 Err(error) => {
                     ssd.counters.writes_failed += 1;
@@ -307,15 +353,16 @@ impl Demotion {
         if let Some(item) = object.told.filter(|_| !good) {
             write_failed(shard, object.digest, object.version, item);
         }
-        let is_on_ssd = ssd.locate(object.digest).is_some();
-        shard.effects.note(Effect::Written { digest: object.digest, is_on_ssd });
+        let (digest, version) = (object.digest, object.version);
+        let is_settled = ssd.locate(digest).is_some() || self.over_quota.contains(&(digest, version));
+        shard.effects.note(Effect::Written { digest, is_settled });
     }
 
     /// Refuses the puts whose slot was lost while they were being written: their objects are void, and would be so too
     /// if the slot came back before the device is done.
     pub(in crate::service) fn refuse_void_puts(&mut self, shard: &mut Shard) {
         let given = self.calls.values_mut().map(|call| &mut call.object);
-        let waiting = self.dirty.iter_mut().chain(&mut self.writes).chain(given);
+        let waiting = self.dirty.iter_mut().chain(self.writes.iter_mut()).chain(given);
         let ownership = &shard.ownership;
         let void: Vec<DeferredItem> =
             waiting.filter(|object| !ownership.owns(object.digest)).filter_map(|object| object.told.take()).collect();

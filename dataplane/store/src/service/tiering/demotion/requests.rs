@@ -37,9 +37,18 @@ impl Demotion {
         if ssd.takes(bytes) || may_stay_in_memory { Ok(()) } else { Err(Status::TooLarge) }
     }
 
-    /// Checks that a put of this many bytes can be accepted now: backpressure while the SSD cannot keep up.
-    pub(in crate::service) fn may_put(&mut self, ssd: &Ssd, bytes: u64, asked: Option<PutAck>) -> Result<(), Status> {
-        if ssd.policy.must_write(asked) && ssd.fits(bytes) && !self.backlog.has_room(bytes) {
+    /// Checks that a put of this many bytes can be accepted now, of the account of a tenant with this weight:
+    /// backpressure while the SSD cannot keep up.
+    pub(in crate::service) fn may_put(
+        &mut self,
+        ssd: &Ssd,
+        bytes: u64,
+        asked: Option<PutAck>,
+        (account, weight): (u16, u32),
+        now_ns: u64,
+    ) -> Result<(), Status> {
+        let must_wait = ssd.policy.must_write(asked) && ssd.fits(bytes);
+        if must_wait && !self.backlog.admits(account, weight, bytes, now_ns) {
             // The queued writes may be less than half of the backlog: delayed writes would not be started otherwise.
             self.pressed = true;
             return Err(Status::Busy);
@@ -123,7 +132,11 @@ impl Demotion {
             // The backlog may have been full when it was put.
             WritePolicy::Through => {
                 let counters = &ssd.counters;
-                counters.writes_skipped + counters.writes_over_budget + counters.writes_failed > 0
+                counters.writes_skipped
+                    + counters.writes_over_budget
+                    + counters.writes_over_quota
+                    + counters.writes_failed
+                    > 0
             }
             // Its write may have failed for good.
             WritePolicy::Back { .. } => ssd.counters.writes_failed > 0 && !ssd.is_degraded(),
@@ -170,6 +183,11 @@ impl Demotion {
         if self.is_writing(digest) {
             return Some(Status::Busy);
         }
+        // Once: the next attempt may find room.
+        if let Some(at) = self.over_quota.iter().position(|(of, at)| *of == digest && Some(*at) == version) {
+            self.over_quota.remove(at);
+            return Some(Status::QuotaExceeded);
+        }
         // An object that was not to be written was promised to no client, unless this put itself names a level.
         if asked.is_none() || version.is_none() || ssd.tier.locate(digest).is_some() {
             return None;
@@ -186,7 +204,9 @@ impl Demotion {
         }
         // In order: versions that were replaced meanwhile end when they are dequeued.
         while let Some(at) = self.dirty.iter().position(|object| object.digest == digest) {
-            self.writes.extend(self.dirty.remove(at));
+            if let Some(object) = self.dirty.remove(at) {
+                self.queue(ssd, object);
+            }
         }
         if ssd.policy.ack_of(asked) == PutAck::Durable {
             let waiting = self.writes.iter_mut().chain(self.retries.objects_mut());

@@ -81,6 +81,7 @@ mod tests {
             version,
             bytes: 9,
             account: 0,
+            tenant: 0,
             since_ns: 0,
             told: None,
             ack: None,

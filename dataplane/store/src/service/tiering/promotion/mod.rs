@@ -9,7 +9,7 @@ mod prefetch;
 mod tails;
 mod tenants;
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
 use kvplane_proto::ids::{ReservationId, Version};
 use kvplane_proto::{Digest, Status};
@@ -22,6 +22,7 @@ use self::tails::{Tails, tail_bytes_of};
 pub(in crate::service) use self::tenants::KNOWN_MOST as TENANTS_KNOWN_MOST;
 pub(in crate::service) use self::tenants::ObjectTenant;
 use self::tenants::RecordTenants;
+use super::fair::FairQueue;
 use super::ssd::Ssd;
 use crate::service::shard::Shard;
 use crate::service::shard::effects::Effect;
@@ -59,8 +60,9 @@ pub(in crate::service) struct Promotion {
     calls: BTreeMap<u64, ReadCall>,
     /// Token of the read in flight of each object.
     reading: BTreeMap<Digest, u64>,
-    /// Gets that wait for a read to begin, while the tier has its maximum in flight.
-    queued: VecDeque<(Digest, Reader, Timing)>,
+    /// Gets that wait for a read to begin, while the tier has its maximum in flight: in proportion to the weights of
+    /// their tenants.
+    queued: FairQueue<(Digest, Reader, Timing)>,
     /// Objects that are read to be replicated.
     for_replicas: BTreeSet<Digest>,
     prefetched: PrefetchAccount,
@@ -74,7 +76,7 @@ impl Promotion {
         Self {
             calls: BTreeMap::new(),
             reading: BTreeMap::new(),
-            queued: VecDeque::new(),
+            queued: FairQueue::default(),
             for_replicas: BTreeSet::new(),
             prefetched: PrefetchAccount::new(prefetch_bytes),
             tails: Tails::default(),
@@ -193,21 +195,28 @@ impl Promotion {
         let digest = view.digest;
         self.use_prefetched(ssd, digest);
         ssd.frequency.see(digest);
-        // In order of arrival, except for gets that join a read.
+        // Not before those that wait, except for gets that join a read.
         let may_begin = self.queued.is_empty() || self.reading.contains_key(&digest);
         let timing = shard.answers.outputs.timing();
+        let tenant = view.tenant.unwrap_or(0);
         let begun =
             if may_begin { self.join_or_begin(ssd, shard, view, (reader, timing)) } else { Err(NotBegun::Full) };
         match begun {
             Ok(()) => Ok(()),
-            Err(NotBegun::Full) if self.queued.len() < QUEUED_MOST => {
-                self.queued.push_back((digest, reader, timing));
+            Err(NotBegun::Full) if self.may_queue(tenant) => {
+                let bytes = view.payload_bytes.into();
+                self.queued.push(tenant, ssd.weight_of(tenant), bytes, (digest, reader, timing));
                 ssd.counters.reads_queued += 1;
                 Ok(())
             }
             Err(NotBegun::Full) => Err(Status::Busy),
             Err(NotBegun::Refused(status)) => Err(status),
         }
+    }
+
+    /// Returns true if a get of a tenant may wait: one tenant has at most three quarters of the queue.
+    fn may_queue(&self, tenant: u32) -> bool {
+        self.queued.len() < QUEUED_MOST && self.queued.len_of(tenant) < QUEUED_MOST / 4 * 3
     }
 
     /// Begins the reads that waited, as far as the tier accepts them. Returns true if there was any progress.
@@ -229,7 +238,7 @@ impl Promotion {
                 return progress;
             }
             progress = true;
-            self.queued.pop_front();
+            self.queued.pop();
             match begun {
                 Err(NotBegun::Refused(Status::NotFound)) => self.serve(ssd, shard, digest, reader),
                 Err(NotBegun::Refused(status)) => shard.turn_away(reader, status),

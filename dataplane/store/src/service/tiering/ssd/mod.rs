@@ -4,15 +4,19 @@ mod doubts;
 mod removals;
 mod sweep;
 
+use std::collections::BTreeMap;
+
 use kvplane_proto::ids::Slot;
 use kvplane_proto::message::PutAck;
+use kvplane_proto::tenants::TenantSsdLease;
 use kvplane_proto::{Digest, Status};
-use kvplane_tier::{Ack, Memory, RecordView, Removal, RemoveError, Tier, Token};
+use kvplane_tier::{Ack, Memory, RecordView, Removal, RemoveError, TenantLimit, Tier, Token};
 
 use self::doubts::Doubts;
 pub(in crate::service) use self::removals::RemovalCause;
 use self::removals::Removals;
 use self::sweep::Sweep;
+use super::SsdUsage;
 use super::counters::TierCounters;
 use super::policy::{Frequency, TierPolicy};
 use crate::service::shard::Shard;
@@ -32,6 +36,8 @@ pub(in crate::service) struct Ssd {
     /// Slots that may have had interim owners.
     pub(super) doubts: Doubts,
     pub(super) counters: TierCounters,
+    /// Weights of the tenants' requests for the device, where they are not 1.
+    weights: BTreeMap<u32, u32>,
     tokens: u64,
 }
 
@@ -45,6 +51,7 @@ impl Ssd {
             sweep: Sweep::new(),
             doubts: Doubts::new(),
             counters: TierCounters::default(),
+            weights: BTreeMap::new(),
             tokens: 0,
         }
     }
@@ -53,6 +60,24 @@ impl Ssd {
     pub(super) const fn new_token(&mut self) -> Token {
         self.tokens += 1;
         Token(self.tokens)
+    }
+
+    /// Sets the leases and weights of tenants; tenants that are not listed have no limit, and weight 1.
+    pub(in crate::service) fn set_tenants(&mut self, leases: &[TenantSsdLease]) {
+        let limit = |lease: &TenantSsdLease| Some(TenantLimit { number: lease.number, bytes: lease.ssd_bytes? });
+        self.tier.set_limits(&leases.iter().filter_map(limit).collect::<Vec<_>>());
+        self.weights = leases.iter().map(|lease| (lease.number, lease.weight.max(1))).collect();
+    }
+
+    /// Returns the use of the device by tenants; `None` while recovery has not found all of it.
+    pub(in crate::service) fn usage(&self) -> Option<SsdUsage> {
+        let is_known = self.is_recovered() || self.is_degraded();
+        is_known.then(|| SsdUsage { bytes: self.tier.capacity_bytes(), tenants: self.tier.uses() })
+    }
+
+    /// Returns the weight of a tenant's requests for the device.
+    pub(in crate::service) fn weight_of(&self, tenant: u32) -> u32 {
+        self.weights.get(&tenant).copied().unwrap_or(1)
     }
 
     /// Returns the record of an object, if it is visible.

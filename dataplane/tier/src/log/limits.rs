@@ -1,0 +1,113 @@
+//! Limits of tenants: records of a tenant that is above its limit are evicted, oldest first.
+//!
+//! An eviction writes a tombstone, as a removal does: the record is not found by the next start, and an older version
+//! of the object never takes the place of a newer one.
+
+use kvplane_proto::digest::Digest;
+
+use super::Log;
+use super::room::{Need, segment_room};
+use crate::contents::NextEvicted;
+use crate::memory::Memory;
+use crate::types::errors::PutError;
+use crate::types::{Event, TenantLimit};
+
+/// Most records that one call evicts.
+const EVICTED_AT_ONCE: usize = 64;
+/// Part of the device that reclaim can keep for tenants with limits, in percent: the rest is what it works with.
+const KEPT_PERCENT: u64 = 70;
+
+impl Log {
+    /// Sets the limits of tenants; those that are not listed have none.
+    pub(crate) fn set_limits(&mut self, limits: &[TenantLimit]) {
+        let capacity_bytes = self.capacity_bytes() / 100 * KEPT_PERCENT;
+        self.contents.accounts.set_limits(limits, capacity_bytes);
+        self.limits_to_check = self.contents.accounts.limited().len();
+    }
+
+    /// Returns the bytes of the device that records can take.
+    pub(crate) const fn capacity_bytes(&self) -> u64 {
+        segment_room(&self.device) * self.device.config().segments as u64
+    }
+
+    /// Evicts records of tenants whose limits were lowered, a few at a time, and builds the queues that this needs.
+    pub(crate) fn limit_tenants(&mut self, now_ns: u64, memory: &mut dyn Memory) {
+        // A second time if the first has found that a queue is to be built anew.
+        for _ in 0..2 {
+            self.contents.walk_accounts(&self.device);
+            self.check_limits(now_ns, memory);
+            if self.contents.accounts.walk().is_none() {
+                return;
+            }
+        }
+    }
+
+    fn check_limits(&mut self, now_ns: u64, memory: &mut dyn Memory) {
+        if !self.contents.is_running() || !self.device.is_writable() {
+            return;
+        }
+        while let Some(at) = self.limits_to_check.checked_sub(1) {
+            let account = self.contents.accounts.limited()[at];
+            if self.keep_within_limit(now_ns, account, None, memory) == Err(PutError::Busy) {
+                return;
+            }
+            self.limits_to_check = at;
+        }
+    }
+
+    /// Makes room within the limit of an account, for a record of a digest and this many bytes if there is one: evicts
+    /// its oldest records that are not pinned. A record that is replaced makes room, too.
+    ///
+    /// # Errors
+    /// [`PutError::Quota`] if that would not suffice, and [`PutError::Busy`] while it has not sufficed yet.
+    pub(crate) fn keep_within_limit(
+        &mut self,
+        now_ns: u64,
+        account: u16,
+        record: Option<(Digest, u64)>,
+        memory: &mut dyn Memory,
+    ) -> Result<(), PutError> {
+        let bytes = record.map_or(0, |(_, bytes)| bytes);
+        for _ in 0..EVICTED_AT_ONCE {
+            let Some(limit_bytes) = self.over_limit(account, record) else { return Ok(()) };
+            let refused = Err(PutError::Quota { record_bytes: bytes, limit_bytes });
+            if bytes > limit_bytes {
+                return refused;
+            }
+            // During recovery the queue is not known; the limit holds from its end on.
+            if !self.contents.is_running() {
+                return Ok(());
+            }
+            let entry = match self.contents.next_evicted(account, &self.device) {
+                NextEvicted::Entry(entry) => entry,
+                NextEvicted::Unknown => return Err(PutError::Busy),
+                NextEvicted::None => return refused,
+            };
+            if self.events.is_clogged() || self.make_room(now_ns, Need::TOMBSTONE, true, memory).is_err() {
+                return Err(PutError::Busy);
+            }
+            let (digest, record_bytes) = (entry.digest(), self.device.record_bytes(entry.shape()));
+            let Self { device, contents, writer, .. } = self;
+            writer.append_tombstone(digest, entry.version(), None, device, contents, memory);
+            contents.replacements.forget(digest);
+            contents.forget(digest, device);
+            contents.accounts.take_oldest(account);
+            contents.accounts.count_eviction(account, record_bytes);
+            self.events.push(Event::Evicted { digest, pinned: false });
+        }
+        match self.over_limit(account, record) {
+            Some(_) => Err(PutError::Busy),
+            None => Ok(()),
+        }
+    }
+
+    /// Returns the limit of an account, if its records exceed it with this one.
+    fn over_limit(&self, account: u16, record: Option<(Digest, u64)>) -> Option<u64> {
+        let more = record.map_or(0, |(digest, bytes)| {
+            let replaced = self.contents.index.find(digest).filter(|entry| !entry.is_removed());
+            let replaced = replaced.filter(|entry| entry.account() == account);
+            bytes.saturating_sub(replaced.map_or(0, |entry| self.device.record_bytes(entry.shape())))
+        });
+        self.contents.accounts.over_limit(account, more)
+    }
+}
