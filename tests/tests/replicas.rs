@@ -1,5 +1,5 @@
-//! Seeds of the World in which slots have two owners, and bugs that its checkers must find. `KVPLANE_SEEDS` sets their
-//! number (20), `KVPLANE_SEED` the first (0).
+//! Seeds of the World in which slots have several owners, and bugs that its checkers must find. `KVPLANE_SEEDS` sets
+//! their number (20), `KVPLANE_SEED` the first (0).
 
 use kvplane_tests::world::{Mischief, Rule, Scenario, number, run, run_seeds};
 
@@ -43,6 +43,37 @@ fn losses() {
     println!("{total}; {} objects with two owners", total.doubled);
     assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above");
     assert!(count < 10 || total.doubled > 0, "nothing had two owners: {total}");
+}
+
+/// Slots with three to five owners, and objects with two replicas up to more than there are owners.
+#[test]
+fn several_replicas() {
+    let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_SEEDS", 20));
+    let (total, failed) = run_seeds(first..first + count, 5, Scenario::of_many_replicas, |_, _| {});
+    println!("{total}");
+    assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above");
+    assert!(count < 10 || total.copies > 0, "nothing was copied: {total}");
+    caught(Mischief::KeepCopies, &[Rule::Removed], Scenario::of_many_replicas_with);
+}
+
+/// Nodes die one after another, and no object acknowledged with several replicas is missing.
+#[test]
+fn losses_of_several_replicas() {
+    let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_LOSS_SEEDS", 40));
+    let (total, failed) = run_seeds(first..first + count, 5, Scenario::of_losses_of_many, |_, _| {});
+    println!("{total}; {} objects with several owners", total.doubled);
+    assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above");
+    assert!(count < 10 || total.doubled > 0, "nothing had several owners: {total}");
+}
+
+/// Objects with many readers are read from all owners, and no replica is older than the acknowledged versions.
+#[test]
+fn hot_objects_with_several_replicas() {
+    let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_SEEDS", 20));
+    let (total, failed) = run_seeds(first..first + count, 5, Scenario::of_hot_with_many, |_, _| {});
+    println!("{total}");
+    assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above");
+    assert!(count < 10 || total.chosen > total.hits / 50, "few were read from replica owners: {total}");
 }
 
 /// The control plane loses its whole state while members stay alive, and none of their objects is missing because of

@@ -173,7 +173,7 @@ fn check_object(network: &Network, index: usize, request: &Request, puts: usize)
             return Ok(true);
         }
         Request::Put(_, local) => check_local(index, local, local.offset)?,
-        Request::PutAs(_, local, number) | Request::PutCopy(_, local, number) => {
+        Request::PutAs(_, local, number) | Request::PutCopy(_, local, number, _) => {
             if *number as usize >= puts {
                 return Err(SubmitError::UnknownPut { index });
             }

@@ -1,9 +1,9 @@
-//! Placement: owner and replica owner of an object, by the map in use, or by slot for a client without a map.
+//! Placement: owner and replica owners of an object, by the map in use, or by slot for a client without a map.
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::flags::FrameFlags;
 use kvplane_proto::ids::{Epoch, ShardId, Slot};
-use kvplane_proto::map::{ClusterMap, Owner, OwnerTable};
+use kvplane_proto::map::{ClusterMap, MAX_REPLICA_OWNERS, Owner, OwnerTable};
 use kvplane_proto::message::Operation;
 
 use crate::network::Network;
@@ -24,8 +24,6 @@ pub(crate) struct Placement {
     owner_peers: Vec<Vec<Option<PeerId>>>,
     /// Peer that serves each slot, instead of the map's owners, and the epoch of the requests.
     sources: Option<(Epoch, SlotPeers)>,
-    /// Peer that keeps the replicas of each slot, instead of the map's replica owners.
-    replica_keepers: Option<SlotPeers>,
     /// Time of the last request to the host for a newer map; reset by the next map.
     map_wanted_ns: Option<u64>,
 }
@@ -51,11 +49,6 @@ impl Placement {
     /// Sets the peers that serve the objects of each slot, by the map of this epoch.
     pub(crate) fn set_sources(&mut self, epoch: Epoch, sources: SlotPeers) {
         self.sources = Some((epoch, sources));
-    }
-
-    /// Sets the peers that replicas are sent to.
-    pub(crate) fn set_replica_keepers(&mut self, keepers: SlotPeers) {
-        self.replica_keepers = keepers.iter().any(Option::is_some).then_some(keepers);
     }
 
     #[cfg(test)]
@@ -95,13 +88,32 @@ impl Placement {
         self.peer_of_owner(network, owner)
     }
 
-    /// Returns the replica owner of an object.
-    pub(crate) fn replica_peer(&mut self, network: &mut Network, digest: Digest) -> Option<PeerId> {
+    /// Returns a replica owner of an object, by its number in the order of the map.
+    pub(crate) fn replica_peer(&mut self, network: &mut Network, digest: Digest, number: usize) -> Option<PeerId> {
         if self.is_of_sources() {
-            return self.replica_keepers.as_ref()?[usize::from(digest.slot().0)];
+            return None;
         }
-        let owner = *self.map.as_ref()?.1.owners(digest.slot()).get(1)?;
+        let owner = *self.map.as_ref()?.1.owners(digest.slot()).get(1 + number)?;
         self.peer_of_owner(network, owner)
+    }
+
+    /// Returns the first replica owner of an object from this number on that is not known to be unreachable, or else
+    /// the one with this number; with its number.
+    pub(crate) fn reachable_replica(
+        &mut self,
+        network: &mut Network,
+        digest: Digest,
+        first: u8,
+    ) -> Option<(u8, PeerId)> {
+        let mut found = None;
+        for number in first..MAX_REPLICA_OWNERS as u8 {
+            let Some(peer) = self.replica_peer(network, digest, number.into()) else { break };
+            if !network.is_down(peer) {
+                return Some((number, peer));
+            }
+            found = found.or(Some((number, peer)));
+        }
+        found
     }
 
     /// Returns the peer of an owner by the map in use.
@@ -127,28 +139,30 @@ impl Placement {
         named.as_ref() == Some(address)
     }
 
-    /// Returns true if a slot has a replica owner by the map in use.
-    pub(crate) fn has_replica_owner(&self, slot: Slot) -> bool {
-        self.map.as_ref().is_some_and(|(_, owners)| owners.owners(slot).len() > 1)
+    /// Returns the number of replica owners of a slot by the map in use.
+    pub(crate) fn replica_owners(&self, slot: Slot) -> usize {
+        self.map.as_ref().map_or(0, |(_, owners)| owners.owners(slot).len().saturating_sub(1))
     }
 
     /// Returns the epoch by which a slice's request is routed, and the replica flags of its frame. A shard replicates
     /// and migrates by the map of its batch: by the newest map another shard may own the slot.
     pub(crate) fn routing_of(&self, slice: &Slice, of_batch: impl FnOnce() -> Epoch) -> (Epoch, FrameFlags) {
         match slice.request {
-            Request::PutCopy(..) | Request::DropCopy(_) => (of_batch(), FrameFlags::REPLICATE),
+            Request::PutCopy(..) | Request::DropCopy(..) => (of_batch(), FrameFlags::REPLICATE),
             Request::Remove(_) if self.is_of_sources() => (of_batch(), FrameFlags::NONE),
             _ if slice.is_of_replica() => (self.epoch(), FrameFlags::READ_REPLICA),
             _ => (self.epoch(), FrameFlags::NONE),
         }
     }
 
-    /// Returns the flag that requests replica leases, if the client spreads its gets.
-    pub(crate) fn lease_flags(&self, operation: Operation, spread: bool) -> FrameFlags {
+    /// Returns the flags that request replica leases, if the client spreads its gets, and the names of all replica
+    /// owners. Nodes of versions that do not know the latter are not in a map with more than two replicas.
+    pub(crate) fn replica_flags(&self, operation: Operation, spread: bool) -> FrameFlags {
         let gets = matches!(operation, Operation::Get | Operation::GetRange | Operation::Lookup);
-        let several = self.map.as_ref().is_some_and(|(map, _)| map.replicas > 1);
-        let wants = gets && several && spread && !self.is_of_sources();
-        FrameFlags::NONE.with(FrameFlags::REPLICA_LEASE, wants)
+        let puts = matches!(operation, Operation::Put | Operation::Commit | Operation::Seal);
+        let replicas = self.map.as_ref().filter(|_| !self.is_of_sources()).map_or(1, |(map, _)| map.replicas);
+        let leases = FrameFlags::NONE.with(FrameFlags::REPLICA_LEASE, gets && replicas > 1 && spread);
+        leases.with(FrameFlags::REPLICA_OWNERS, (gets || puts) && replicas > 2)
     }
 
     /// Returns true if another owner may take over the object of a request. A segment has no other owner, nor does a
@@ -160,7 +174,7 @@ impl Placement {
     /// Returns true if a request is never retried: a shard that replicates or migrates decides on the next step itself.
     pub(crate) const fn is_tried_once(&self, request: &Request) -> bool {
         match request {
-            Request::PutCopy(..) | Request::DropCopy(_) => true,
+            Request::PutCopy(..) | Request::DropCopy(..) => true,
             Request::Remove(_) => self.is_of_sources(),
             _ => false,
         }

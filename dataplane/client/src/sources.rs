@@ -1,36 +1,37 @@
-//! Sources: the former owners from which an importer pulls the objects of its new slots, each with its peer.
+//! Sources: the former owners from which an importer pulls the objects of its new slots, and the replica owners to
+//! which an owner sends replicas, each with its peer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use kvplane_proto::ids::Slot;
+use kvplane_proto::ids::{SLOTS, Slot};
 use kvplane_proto::map::{ShardKey, SlotOwners};
 
 use crate::client::{Client, SourcePeers};
 use crate::types::{PeerAddress, PeerId, PeerKind};
 
-/// Former owners with an open peer.
+/// Former owners and replica owners with an open peer.
 #[derive(Debug, Default)]
 pub struct Sources {
     peers: BTreeMap<ShardKey, PeerId>,
 }
 
 impl Sources {
-    /// Returns true if this shard is at present the source of any slot.
+    /// Returns the peer of a shard; `None` unless it is at present the source, or a replica owner, of any slot.
     #[must_use]
-    pub fn contains(&self, source: &ShardKey) -> bool {
-        self.peers.contains_key(source)
+    pub fn peer(&self, source: &ShardKey) -> Option<PeerId> {
+        self.peers.get(source).copied()
     }
 
-    /// Makes `client` pull each slot from the shard that `source_of` returns, and send replicas to that of `keeper_of`,
-    /// at the addresses of this map. Closes the peers that are no longer named. A former owner on `host` (a boot id;
-    /// empty if unknown) is reached over shared memory.
-    pub fn follow(
+    /// Makes `client` pull each slot from the shard that `source_of` returns, and opens the peers of the shards that
+    /// `keepers_of` returns, for replicas; at the addresses of this map. Closes the peers that are no longer named. A
+    /// former owner on `host` (a boot id; empty if unknown) is reached over shared memory.
+    pub fn follow<'a>(
         &mut self,
         client: &mut Client,
         owners: &SlotOwners,
         host: &str,
         source_of: impl Fn(Slot) -> Option<ShardKey>,
-        keeper_of: impl Fn(Slot) -> Option<ShardKey>,
+        keepers_of: impl Fn(Slot) -> &'a [ShardKey],
         now_ns: u64,
     ) {
         let mut peers = BTreeMap::new();
@@ -48,12 +49,19 @@ impl Sources {
             Some(*peers.entry(key).or_insert_with(|| client.open_peer(address)))
         };
         let sources = SourcePeers::each(|slot| peer_of(client, source_of(slot)?));
-        let replica_keepers = SourcePeers::each(|slot| peer_of(client, keeper_of(slot)?));
-        client.set_sources(SourcePeers { epoch: owners.epoch, sources, replica_keepers }, now_ns);
+        let keepers: BTreeSet<ShardKey> = slots().flat_map(&keepers_of).copied().collect();
+        for keeper in keepers {
+            peer_of(client, keeper);
+        }
+        client.set_sources(SourcePeers { epoch: owners.epoch, sources }, now_ns);
         for (key, peer) in std::mem::replace(&mut self.peers, peers) {
             if !self.peers.contains_key(&key) {
                 client.close_peer(peer, now_ns);
             }
         }
     }
+}
+
+fn slots() -> impl Iterator<Item = Slot> {
+    (0..SLOTS as u16).map(Slot)
 }

@@ -81,7 +81,7 @@ impl Limits {
     /// Deadline of a request that sets none, in nanoseconds.
     pub const DEFAULT_DEADLINE_NS: u64 = 10_000_000_000;
     /// Replicas of an object, the owner's included.
-    pub const REPLICAS: u8 = 2;
+    pub const REPLICAS: u8 = crate::map::MAX_REPLICAS;
     /// Attempts for one slice, the first included.
     pub const ATTEMPTS: u8 = 4;
     /// Burst of retries to one peer: twice the in-flight requests of one lost connection.

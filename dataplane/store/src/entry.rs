@@ -19,7 +19,7 @@ use kvplane_proto::message::ObjectPriority;
 
 use crate::allocator::{Block, GRANULE_BYTES, granules_of};
 pub use arena::{Entries, LiveUse};
-pub use marks::{Mark, Replica};
+pub use marks::{Copies, Mark, Replica};
 
 /// Link to no entry.
 pub(crate) const NONE: u32 = u32::MAX;
@@ -161,6 +161,8 @@ pub struct Reserve {
     pub head: bool,
     /// Replication of the object.
     pub replica: Replica,
+    /// Its replicas, if it is replicated.
+    pub copies: Copies,
     /// True for an import from another owner: the object is stored already, so that neither the lease of its tenant nor
     /// a limit of pins refuses it.
     pub moves: bool,
@@ -194,6 +196,7 @@ impl Reserve {
             keep: Keep { account: 0, group: 0, soft_pin_ns: 0, hard_pin: false, priority: ObjectPriority::NORMAL },
             head: false,
             replica: Replica::None,
+            copies: Copies::ONE,
             moves: false,
         }
     }
@@ -346,7 +349,7 @@ impl Entry {
     }
 
     /// Returns true if it may move to the device pool: nothing but the eviction policy keeps it in memory, and it does
-    /// not lack its replica, which is sent from there.
+    /// not lack its first replica, which is sent from there. For further ones it is recalled.
     pub(crate) fn may_be_promoted(&self) -> bool {
         let is_kept = [Mark::Soft, Mark::Hard, Mark::Grouped].into_iter().any(|mark| self.is(mark));
         let lacks_replica = self.replica().is_owed_a_copy() && !self.is(Mark::Copied);

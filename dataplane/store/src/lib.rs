@@ -29,7 +29,7 @@ pub mod store;
 mod tail_pages;
 
 pub use config::StoreConfig;
-pub use entry::{ACCOUNTS, Keep, Replica, Reserve, TAIL_BYTES_MOST};
+pub use entry::{ACCOUNTS, Copies, Keep, Replica, Reserve, TAIL_BYTES_MOST};
 pub use errors::{CommitError, GetError, ReserveError, StalePin, StaleReservation};
 pub use order::{TenantUse, Tenants};
 pub use store::{

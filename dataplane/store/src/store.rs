@@ -34,11 +34,12 @@ pub use stats::{DevicePoolStats, EventStats, HandleStats, PinStats, ReplicaStats
 use kvplane_proto::ConfigError;
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{PinId, ReservationId, Version};
+use kvplane_proto::map::ReplicaSet;
 use kvplane_proto::message::ObjectPriority;
 
 use crate::allocator::GRANULE_BYTES;
 use crate::config::StoreConfig;
-use crate::entry::{Entry, EntryId, Keep, LiveUse, Mark, Replica, State};
+use crate::entry::{Copies, Entry, EntryId, Keep, LiveUse, Mark, Replica, State};
 use crate::errors::{GetError, StalePin};
 use crate::eviction::{ChosenPolicy, EvictionPolicy};
 use crate::generational::GenerationalTable;
@@ -77,8 +78,8 @@ pub struct ObjectView {
     pub is_head: bool,
     /// Role of the object in replication.
     pub replica: Replica,
-    /// True if the replica owner may have a replica of it.
-    pub copied: bool,
+    /// Its replicas.
+    pub copies: Copies,
     /// True if a retention keeps it.
     pub is_retained: bool,
     /// Its priority, which may differ from that in its tail.
@@ -94,8 +95,8 @@ pub enum OwnershipChange {
     Promoted,
     /// It is dropped.
     Dropped,
-    /// An object of this shard: no other shard has a replica of it.
-    Unreplicated,
+    /// An object of this shard: these replica owners may have a replica of it.
+    Replicated(ReplicaSet),
 }
 
 /// Role of an object in replication.
@@ -103,8 +104,8 @@ pub enum OwnershipChange {
 pub enum ReplicaRole {
     /// Replica of another owner's object.
     Replica,
-    /// Object of this shard whose replica owner may have a replica.
-    Replicated,
+    /// Object of this shard of which these replica owners may have a replica.
+    Replicated(ReplicaSet),
     /// Object of this shard without a replica.
     Sole,
 }
@@ -360,7 +361,7 @@ impl<P: EvictionPolicy> Store<P> {
             let Some((digest, role)) = self.objects().role(id) else { continue };
             match change(digest, role) {
                 OwnershipChange::Unchanged => {}
-                OwnershipChange::Unreplicated => self.objects_mut().clear_copied(id),
+                OwnershipChange::Replicated(at) => self.objects_mut().set_replica_owners(id, at),
                 OwnershipChange::Promoted => self.objects_mut().own(id),
                 OwnershipChange::Dropped => {
                     self.space.remove(id);

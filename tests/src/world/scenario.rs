@@ -236,6 +236,50 @@ impl Scenario {
         scenario
     }
 
+    /// The scenario of a seed in which slots have three to five owners, as far as there are failure domains, and
+    /// objects two replicas up to more than there are owners.
+    #[must_use]
+    pub fn of_many_replicas(seed: u64) -> Self {
+        Self::of_replicas(seed).with_many_owners()
+    }
+
+    /// Like [`Self::of_many_replicas`], with a host's bug.
+    #[must_use]
+    pub fn of_many_replicas_with(seed: u64, mischief: Mischief) -> Self {
+        Self { mischief: Some(mischief), ..Self::of_many_replicas(seed) }
+    }
+
+    /// Like [`Self::of_losses`], with three to five owners of a slot; one node dies, or one after another.
+    #[must_use]
+    pub fn of_losses_of_many(seed: u64) -> Self {
+        let mut scenario = Self::of_losses(seed).with_many_owners();
+        scenario.chances.faults_most = Some(1 + seed % 3);
+        scenario
+    }
+
+    /// Like [`Self::of_hot`], with three to five owners of a slot.
+    #[must_use]
+    pub fn of_hot_with_many(seed: u64) -> Self {
+        Self::of_hot(seed).with_many_owners()
+    }
+
+    fn with_many_owners(mut self) -> Self {
+        let rng = &mut Rng::new(self.seed, "many replicas");
+        self.replicas = 3 + rng.below(3) as u8;
+        self.nodes = 3 + rng.below(4) as usize;
+        self
+    }
+
+    /// Returns the number of failure domains that the nodes are in. What is promised to outlive a node that shares its
+    /// domain is less where there are more than two owners (docs/adr/0020-replicas.md).
+    pub(crate) fn failure_domains(&self) -> usize {
+        match (self.replicas, self.keeps) {
+            (..=2, _) => 2,
+            (_, true) => self.nodes,
+            (replicas, false) => usize::from(replicas) + self.seed as usize % 3 - 1,
+        }
+    }
+
     /// One node dies, and comes back soon or late, while objects are put that stay where they are: objects acknowledged
     /// with two replicas exist all the time.
     #[must_use]

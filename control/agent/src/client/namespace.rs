@@ -121,10 +121,17 @@ pub(crate) fn check_key(key: &[u8]) -> Result<(), Error> {
 
 /// Rejects options beyond the limits of the protocol.
 pub(crate) fn check_options(options: &PutOptions) -> Result<(), Error> {
-    if options.soft_pin_ms <= Limits::SOFT_PIN_MS {
-        return Ok(());
+    let PutOptions { soft_pin_ms, replicas, wait_replicas, .. } = *options;
+    if soft_pin_ms > Limits::SOFT_PIN_MS {
+        return Err(ArgumentError::SoftPin { soft_pin_ms }.into());
     }
-    Err(ArgumentError::SoftPin { soft_pin_ms: options.soft_pin_ms }.into())
+    if replicas > Limits::REPLICAS {
+        return Err(ArgumentError::Replicas { replicas }.into());
+    }
+    if wait_replicas > replicas.max(1) {
+        return Err(ArgumentError::WaitReplicas { wait_replicas, replicas: replicas.max(1) }.into());
+    }
+    Ok(())
 }
 
 #[cfg(test)]

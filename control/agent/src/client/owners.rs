@@ -2,7 +2,6 @@
 
 use std::collections::HashSet;
 use std::net::SocketAddr;
-use std::ops::Range;
 use std::sync::Arc;
 
 use kvplane_proto::ids::{SLOTS, Slot};
@@ -38,11 +37,10 @@ impl Owners {
     }
 
     /// Returns the addresses of the shards at these positions among a digest's owners: the owner is at position 0, its
-    /// replica owner at 1. Positions that the map has no owner for are left out.
-    pub(super) fn shards_of(&self, digest: Digest, positions: Range<usize>) -> Vec<SocketAddr> {
+    /// replica owners follow. Positions that the map has no owner for are left out.
+    pub(super) fn shards_of(&self, digest: Digest, positions: impl IntoIterator<Item = usize>) -> Vec<SocketAddr> {
         let owners = self.table.owners(digest.slot());
-        let owners = owners.get(positions.start..positions.end.min(owners.len())).unwrap_or_default();
-        owners.iter().filter_map(|owner| self.address_of(*owner)).collect()
+        positions.into_iter().filter_map(|at| owners.get(at)).filter_map(|owner| self.address_of(*owner)).collect()
     }
 
     /// Returns true if a node owns slots.

@@ -27,14 +27,16 @@ pub struct Replicas<'a> {
 }
 
 impl Replicas<'_> {
-    /// Stores a copy of these bytes under a key, replicated as `options` say, and waits until the replicas are written
-    /// or turn out not to be. Returns the number of owners that have the object: 0 if an object existed already.
+    /// Stores a copy of these bytes under a key, replicated as `options` say, and waits until as many replicas as they
+    /// say are written, or turn out not to be; all of them if they say nothing. Returns the number of owners that have
+    /// the object by then: 0 if an object existed already.
     ///
     /// # Errors
     /// When the bytes cannot be stored, or are too long for one shard: the status says why.
     pub fn put(&mut self, key: &[u8], value: &[u8], options: &PutOptions) -> Result<(Put, u8), Error> {
         let slice = self.bounce.copy_in(value, self.objects.requester_mut())?;
-        let options = PutOptions { wait_replicas: options.replicas > 1, ..*options };
+        let waits = if options.wait_replicas == 0 { options.replicas } else { options.wait_replicas };
+        let options = PutOptions { wait_replicas: waits, ..*options };
         check_options(&options)?;
         let book = self.puts.new_book();
         let request = self.namespace.put(book, key, slice.local(), &options)?;
@@ -42,12 +44,12 @@ impl Replicas<'_> {
         Ok((self.objects.requester().stored(result, slice.local().bytes)?, result.replicas))
     }
 
-    /// Returns the shards that hold the objects under these keys, for each the owner before the replica owner; empty
+    /// Returns the shards that hold the objects under these keys, for each the owner before the replica owners; empty
     /// where there is no object. One byte of each object is read, which counts as an access and promotes objects that
-    /// are on an SSD only. The replica owner is known where the cluster keeps two replicas and
+    /// are on an SSD only. The replica owners that have it are known where the cluster keeps several replicas and
     /// [`super::ClientConfig::spread`] is on; for a striped object, the stripe head decides. Where the owner is dead or
-    /// does not answer and the replica owner answers in its place, the owner is left out unless it confirms within a
-    /// second that it has the object.
+    /// does not answer and a replica owner answers in its place, the other replica owners are not known, and the owner
+    /// is left out unless it confirms within a second that it has the object.
     ///
     /// # Errors
     /// When a key is empty or too long, there is no map, or an owner does not answer.
@@ -72,12 +74,9 @@ impl Replicas<'_> {
             if !self.objects.requester().present(result, "query of the replicas")? {
                 return Ok(Vec::new());
             }
-            let known = match (result.from_replica, has_owner) {
-                (false, _) => 0..usize::from(result.replicas),
-                (true, false) => 1..2,
-                (true, true) => 0..2,
-            };
-            Ok(by_map.shards_of(*digest, known))
+            let owner = (!result.from_replica || has_owner).then_some(0);
+            let others = result.replica_owners.iter().map(|number| 1 + number);
+            Ok(by_map.shards_of(*digest, owner.into_iter().chain(others)))
         });
         places.collect()
     }

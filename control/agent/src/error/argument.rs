@@ -27,6 +27,18 @@ pub enum ArgumentError {
         /// Requested duration of the soft pin.
         soft_pin_ms: u32,
     },
+    /// The number of replicas is beyond what a cluster can have.
+    Replicas {
+        /// Requested number, the owner's replica included.
+        replicas: u8,
+    },
+    /// The put is to wait for more replicas than it requests.
+    WaitReplicas {
+        /// Number of replicas to wait for, the owner's included.
+        wait_replicas: u8,
+        /// Requested number.
+        replicas: u8,
+    },
     /// The duration of a pin is zero or too long.
     PinDuration {
         /// Requested duration.
@@ -77,6 +89,12 @@ impl fmt::Display for ArgumentError {
             Self::SoftPin { soft_pin_ms } => {
                 write!(f, "a soft pin of {soft_pin_ms} ms is over the limit of {} ms", Limits::SOFT_PIN_MS)
             }
+            Self::Replicas { replicas } => {
+                write!(f, "an object has 1 to {} replicas, not {replicas}", Limits::REPLICAS)
+            }
+            Self::WaitReplicas { wait_replicas, replicas } => {
+                write!(f, "a put of {replicas} replicas cannot wait for {wait_replicas}")
+            }
             Self::PinDuration { duration } => {
                 write!(f, "a pin lasts 1 to {} ms, not {} ms", Limits::SOFT_PIN_MS, duration.as_millis())
             }
@@ -118,6 +136,9 @@ mod tests {
             ArgumentError::SoftPin { soft_pin_ms: u32::MAX },
             "a soft pin of 4294967295 ms is over the limit of 86400000 ms",
         );
+        says(ArgumentError::Replicas { replicas: 9 }, "an object has 1 to 8 replicas, not 9");
+        let waits = ArgumentError::WaitReplicas { wait_replicas: 3, replicas: 2 };
+        says(waits, "a put of 2 replicas cannot wait for 3");
         let overlap = ArgumentError::PiecesOverlap { bytes: 10, offset: 0, next_offset: 9 };
         says(overlap, "pieces overlap: 10 bytes at 0, and the next piece at 9");
     }

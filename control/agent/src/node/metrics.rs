@@ -41,7 +41,7 @@ const COUNTERS: [Number; 30] = [
     ("kvplane_shard_protocol_errors_total", "Frames that broke the protocol.", |one| one.host.broken),
     ("kvplane_shard_replicas_made_total", "Replicas written to replica owners.", |one| one.copies.made),
     ("kvplane_shard_replicated_bytes_total", "Bytes that replica owners took.", |one| one.copies.made_bytes),
-    ("kvplane_shard_replicas_hot_total", "Hot objects that were replicated automatically.", |one| one.copies.hot),
+    ("kvplane_shard_replicas_hot_total", "Replicas begun automatically, for hot objects.", |one| one.copies.hot),
     ("kvplane_shard_replicas_failed_total", "Replicas that could not be written.", |one| one.copies.failed),
     ("kvplane_shard_replicas_dropped_total", "Replicas that replica owners reported as gone.", |one| {
         one.copies.dropped
@@ -67,7 +67,7 @@ const GAUGES: [Number; 13] = [
     ("kvplane_shard_soft_pins", "Objects with a soft pin.", |one| store(one).kept.soft),
     ("kvplane_shard_retained_objects", "Objects kept by a retention.", |one| store(one).kept.retained),
     ("kvplane_shard_replicas", "Replicas of objects that other shards own.", |one| store(one).replicas.here),
-    ("kvplane_shard_objects_replicated", "Objects that the replica owner may have a replica of.", |one| {
+    ("kvplane_shard_objects_replicated", "Replicas that replica owners may have of this shard's objects.", |one| {
         store(one).replicas.elsewhere
     }),
     ("kvplane_shard_replica_removals_outstanding", "Replicas that replica owners still have to remove.", |one| {

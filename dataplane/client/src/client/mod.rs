@@ -64,8 +64,6 @@ pub struct SourcePeers {
     pub epoch: Epoch,
     /// Peer that serves the objects of each slot.
     pub sources: Vec<Option<PeerId>>,
-    /// Peer that keeps the replicas of the objects of each slot.
-    pub replica_keepers: Vec<Option<PeerId>>,
 }
 
 impl SourcePeers {
@@ -114,11 +112,10 @@ impl Client {
         self.set_map(map, now_ns);
     }
 
-    /// Pulls the objects of each slot from these peers from now on, and sends replicas to the replica keepers. For a
-    /// client of an importer, which uses no map.
+    /// Pulls the objects of each slot from these peers from now on. For a client of an importer, which uses no map;
+    /// requests about replicas name their peer.
     pub fn set_sources(&mut self, peers: SourcePeers, now_ns: u64) {
         self.router.traffic.network.host.now_ns = now_ns;
-        self.router.placement.set_replica_keepers(peers.replica_keepers);
         self.router.placement.set_sources(peers.epoch, peers.sources);
         self.router.unpark(u64::MAX);
     }

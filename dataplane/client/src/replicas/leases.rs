@@ -1,8 +1,8 @@
-//! Leases on replicas: the gets that may be sent to the replica owner instead of the owner.
+//! Leases on replicas: the gets that may be sent to replica owners instead of the owner.
 //!
-//! The owner reports in its reply that the replica owner has the object too (flag `REPLICATED`). That is a *lease*: for
-//! [`Limits::COPY_LEASE_NS`] from when the request was sent, new gets may be served by the replica. During the lease
-//! the replica is never older than the state that the owner has acknowledged: the owner has a replica dropped before it
+//! The owner reports in its reply which replica owners have the object too. That is a *lease*: for
+//! [`Limits::COPY_LEASE_NS`] from when the request was sent, new gets may be served by these replicas. During the lease
+//! a replica is never older than the state that the owner has acknowledged: the owner has a replica dropped before it
 //! acknowledges the removal of its object. If it cannot reach the replica owner any more, because that is another shard
 //! now, it waits until all leases have expired ([`Limits::COPY_LAPSE_NS`]). Only the owner renews a lease, so a replica
 //! for which it no longer vouches is read for that long at most.
@@ -11,20 +11,24 @@
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::limits::Limits;
+use kvplane_proto::map::ReplicaSet;
 
 /// Number of entries. A power of two.
 const PLACES: usize = 4096;
-/// Backoff after the replica owner did not have an object: it may evict replicas without notifying the owner.
+/// Backoff after a replica owner did not have an object: it may evict replicas without notifying the owner.
 const MISSED_NS: u64 = 1_000_000_000;
 
 /// Lease of the latest object of an entry.
 #[derive(Clone, Copy)]
 struct Lease {
     digest: Digest,
+    /// Replica owners that have it, and those among them that did not have it.
+    replicas: ReplicaSet,
+    missed: ReplicaSet,
     until_ns: u64,
     /// Time of the owner's last reply, for any object of this entry, that there is no replica.
     plain_ns: u64,
-    /// Time before which the replica owner is not tried.
+    /// Time before which those that did not have it are not tried.
     missed_until_ns: u64,
 }
 
@@ -39,17 +43,19 @@ const fn place(digest: Digest) -> usize {
 }
 
 impl Leases {
-    /// Records the owner's reply for an object: whether it has a replica. The request was sent at `sent_ns`.
-    pub(crate) fn told(&mut self, digest: Digest, copied: bool, sent_ns: u64, now_ns: u64) {
+    /// Records the owner's reply for an object: the replica owners that have it. The request was sent at `sent_ns`.
+    pub(crate) fn told(&mut self, digest: Digest, replicas: ReplicaSet, sent_ns: u64, now_ns: u64) {
         if self.places.is_empty() {
-            if copied {
-                let none = Lease { digest: Digest(0), until_ns: 0, plain_ns: now_ns, missed_until_ns: 0 };
-                self.places = vec![none; PLACES];
+            if !replicas.is_empty() {
+                let (none, digest) = (ReplicaSet::NONE, Digest(0));
+                let (until_ns, missed_until_ns) = (0, 0);
+                let lease = Lease { digest, replicas: none, missed: none, until_ns, plain_ns: now_ns, missed_until_ns };
+                self.places = vec![lease; PLACES];
             }
             return;
         }
         let lease = &mut self.places[place(digest)];
-        if !copied {
+        if replicas.is_empty() {
             lease.plain_ns = now_ns;
             if lease.digest == digest {
                 lease.until_ns = 0;
@@ -60,24 +66,32 @@ impl Leases {
         if sent_ns <= lease.plain_ns {
             return;
         }
+        let until_ns = sent_ns.saturating_add(Limits::COPY_LEASE_NS);
         if lease.digest == digest {
-            lease.until_ns = lease.until_ns.max(sent_ns.saturating_add(Limits::COPY_LEASE_NS));
+            // The reply to the latest request names the replica owners.
+            if until_ns >= lease.until_ns {
+                (lease.until_ns, lease.replicas) = (until_ns, replicas);
+            }
         } else if lease.until_ns <= now_ns && lease.missed_until_ns <= now_ns {
-            let until_ns = sent_ns.saturating_add(Limits::COPY_LEASE_NS);
-            *lease = Lease { digest, until_ns, missed_until_ns: 0, ..*lease };
+            let missed = ReplicaSet::NONE;
+            *lease = Lease { digest, replicas, missed, until_ns, missed_until_ns: 0, ..*lease };
         }
     }
 
-    /// Returns true if there is a lease to get the object from the replica owner.
-    pub(crate) fn holds(&self, digest: Digest, now_ns: u64) -> bool {
-        let lease = self.places.get(place(digest)).filter(|lease| lease.digest == digest);
-        lease.is_some_and(|lease| now_ns < lease.until_ns && lease.missed_until_ns <= now_ns)
+    /// Returns the replica owners that there is a lease to get the object from.
+    pub(crate) fn held(&self, digest: Digest, now_ns: u64) -> ReplicaSet {
+        let lease = self.places.get(place(digest)).filter(|lease| lease.digest == digest && now_ns < lease.until_ns);
+        let Some(lease) = lease else { return ReplicaSet::NONE };
+        let rests = |number: usize| now_ns < lease.missed_until_ns && lease.missed.has(number);
+        ReplicaSet::of(|number| lease.replicas.has(number) && !rests(number))
     }
 
-    /// Records that the replica owner did not have the object, or could not tell.
-    pub(crate) fn missed(&mut self, digest: Digest, now_ns: u64) {
+    /// Records that a replica owner did not have the object, or could not tell.
+    pub(crate) fn missed(&mut self, digest: Digest, number: usize, now_ns: u64) {
         let lease = self.places.get_mut(place(digest)).filter(|lease| lease.digest == digest);
         if let Some(lease) = lease {
+            let before = if lease.missed_until_ns > now_ns { lease.missed } else { ReplicaSet::NONE };
+            lease.missed = before.with(number);
             lease.missed_until_ns = now_ns.saturating_add(MISSED_NS);
         }
     }
@@ -99,34 +113,34 @@ mod tests {
     #[test]
     fn a_lease_begins_with_its_request_and_expires() {
         let (mut leases, digest) = (Leases::default(), Digest::of(b"", b"hot"));
-        leases.told(digest, true, 0, MS);
-        assert!(!leases.holds(digest, MS), "replies before the table was allocated are not recorded");
-        leases.told(digest, true, 2 * MS, 60 * MS);
-        assert!(leases.holds(digest, 61 * MS));
-        assert!(leases.holds(digest, 2 * MS + Limits::COPY_LEASE_NS - 1));
-        assert!(!leases.holds(digest, 2 * MS + Limits::COPY_LEASE_NS));
-        assert!(!leases.holds(Digest::of(b"", b"other"), 61 * MS));
+        leases.told(digest, ReplicaSet::FIRST, 0, MS);
+        assert!(leases.held(digest, MS).is_empty(), "replies before the table was allocated are not recorded");
+        leases.told(digest, ReplicaSet::FIRST, 2 * MS, 60 * MS);
+        assert!(!leases.held(digest, 61 * MS).is_empty());
+        assert!(!leases.held(digest, 2 * MS + Limits::COPY_LEASE_NS - 1).is_empty());
+        assert!(leases.held(digest, 2 * MS + Limits::COPY_LEASE_NS).is_empty());
+        assert!(leases.held(Digest::of(b"", b"other"), 61 * MS).is_empty());
     }
 
     #[test]
     fn replies_to_requests_sent_before_the_lease_ended_are_ignored() {
         let (mut leases, digest) = (Leases::default(), Digest::of(b"", b"hot"));
-        leases.told(digest, true, 0, MS);
-        leases.told(digest, true, 2 * MS, 3 * MS);
+        leases.told(digest, ReplicaSet::FIRST, 0, MS);
+        leases.told(digest, ReplicaSet::FIRST, 2 * MS, 3 * MS);
         // The object is replaced; then an older reply arrives over another connection.
-        leases.told(digest, false, 4 * MS, 6 * MS);
-        assert!(!leases.holds(digest, 6 * MS));
-        leases.told(digest, true, 5 * MS, 7 * MS);
-        assert!(!leases.holds(digest, 7 * MS));
-        leases.told(digest, true, 8 * MS, 9 * MS);
-        assert!(leases.holds(digest, 9 * MS));
-        leases.missed(digest, 10 * MS);
-        assert!(!leases.holds(digest, 10 * MS));
-        leases.told(digest, true, 20 * MS, 21 * MS);
-        assert!(!leases.holds(digest, 21 * MS), "it may have been evicted there, and the first does not know");
+        leases.told(digest, ReplicaSet::NONE, 4 * MS, 6 * MS);
+        assert!(leases.held(digest, 6 * MS).is_empty());
+        leases.told(digest, ReplicaSet::FIRST, 5 * MS, 7 * MS);
+        assert!(leases.held(digest, 7 * MS).is_empty());
+        leases.told(digest, ReplicaSet::FIRST, 8 * MS, 9 * MS);
+        assert!(!leases.held(digest, 9 * MS).is_empty());
+        leases.missed(digest, 0, 10 * MS);
+        assert!(leases.held(digest, 10 * MS).is_empty());
+        leases.told(digest, ReplicaSet::FIRST, 20 * MS, 21 * MS);
+        assert!(leases.held(digest, 21 * MS).is_empty(), "it may have been evicted there, and the first does not know");
         leases.end();
-        leases.told(digest, true, 30 * MS, 31 * MS);
-        assert!(leases.holds(digest, 31 * MS));
+        leases.told(digest, ReplicaSet::FIRST, 30 * MS, 31 * MS);
+        assert!(!leases.held(digest, 31 * MS).is_empty());
     }
 
     proptest! {
@@ -142,7 +156,7 @@ mod tests {
             for (number, copied, ago_ms, pass_ms) in said {
                 now_ns += pass_ms * MS;
                 let (at, sent_ns) = (number as usize, now_ns.saturating_sub(ago_ms * MS));
-                leases.told(key(number), copied, sent_ns, now_ns);
+                leases.told(key(number), if copied { ReplicaSet::FIRST } else { ReplicaSet::NONE }, sent_ns, now_ns);
                 match copied {
                     true if sent_ns > plain_ns[at] => good[at] = good[at].max(sent_ns),
                     true => {}
@@ -150,7 +164,7 @@ mod tests {
                 }
                 for (at, good_ns) in (0..).zip(good) {
                     let may = good_ns > 0 && now_ns < good_ns + Limits::COPY_LEASE_NS;
-                    prop_assert!(may || !leases.holds(key(at), now_ns));
+                    prop_assert!(may || leases.held(key(at), now_ns).is_empty());
                 }
             }
         }

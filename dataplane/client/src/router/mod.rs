@@ -10,6 +10,7 @@ mod replies;
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{BatchId, RequestId, Version};
 use kvplane_proto::limits::Limits;
+use kvplane_proto::map::{MAX_REPLICA_OWNERS, ReplicaSet};
 use kvplane_proto::message::RetainItem;
 use kvplane_proto::status::Status;
 
@@ -107,13 +108,11 @@ impl Router {
             | Request::Fill(digest, ..)
             | Request::Seal(digest, ..)
             | Request::Discard(digest, ..)
-            | Request::PutCopy(digest, ..)
-            | Request::DropCopy(digest)
             | Request::RemoveCopy(digest)
             | Request::Retain(RetainItem { digest, .. })
             | Request::List(digest, _) => self.peer_for(id, digest),
             Request::Read(target, _) | Request::Write(target, _) => Some(target.peer),
-            Request::OpenSegment(peer) => Some(peer),
+            Request::OpenSegment(peer) | Request::PutCopy(.., peer) | Request::DropCopy(_, peer) => Some(peer),
         };
         let Some(peer) = peer else {
             self.complete(id.index, Status::NoOwner);
@@ -138,14 +137,11 @@ impl Router {
         }
     }
 
-    /// Returns the peer that serves a slice's object: the owner or the replica owner.
+    /// Returns the peer that serves a slice's object: the owner or a replica owner.
     pub(crate) fn peer_for(&mut self, id: SliceId, digest: Digest) -> Option<PeerId> {
         let slice = self.traffic.slices.peek(id.index);
-        let (request, replica) = (slice.request, slice.tries.replica);
-        if matches!(request, Request::PutCopy(..) | Request::DropCopy(_)) {
-            return self.placement.replica_peer(&mut self.traffic.network, digest);
-        }
-        let several = self.placement.has_replica_owner(digest.slot());
+        let (request, replica, number) = (slice.request, slice.tries.replica, slice.answer.replica_number);
+        let several = self.placement.replica_owners(digest.slot()) > 0;
         if !several || readable(&request).is_none() || self.placement.is_of_sources() {
             if matches!(replica, ReplicaUse::Chosen | ReplicaUse::Requested) {
                 self.traffic.slices.at(id.index).tries.replica = ReplicaUse::Missed;
@@ -158,45 +154,56 @@ impl Router {
             ReplicaUse::No | ReplicaUse::Chosen if !self.traffic.network.is_down(owner) => {
                 self.watch(id, digest);
                 let chosen = self.better_replica(id, digest, owner);
-                self.traffic.slices.at(id.index).tries.replica =
-                    if chosen.is_some() { ReplicaUse::Chosen } else { ReplicaUse::No };
+                let slice = self.traffic.slices.at(id.index);
+                slice.tries.replica = if chosen.is_some() { ReplicaUse::Chosen } else { ReplicaUse::No };
+                slice.answer.replica_number = chosen.map_or(0, |(number, _)| number);
                 self.traffic.books.counters.second_chosen += u64::from(chosen.is_some());
-                return chosen.or(Some(owner));
+                return chosen.map(|(_, peer)| peer).or(Some(owner));
             }
             ReplicaUse::No | ReplicaUse::Chosen | ReplicaUse::Requested => {}
         }
-        let other = self.placement.replica_peer(&mut self.traffic.network, digest);
-        self.traffic.slices.at(id.index).tries.replica =
-            if other.is_some() { ReplicaUse::Requested } else { ReplicaUse::Missed };
+        let first = if replica == ReplicaUse::Requested { number } else { 0 };
+        let other = self.placement.reachable_replica(&mut self.traffic.network, digest, first);
+        let slice = self.traffic.slices.at(id.index);
+        slice.tries.replica = if other.is_some() { ReplicaUse::Requested } else { ReplicaUse::Missed };
+        slice.answer.replica_number = other.map_or(0, |(number, _)| number);
         self.traffic.books.counters.second_asked += u64::from(other.is_some());
-        other.or(Some(owner))
+        other.map(|(_, peer)| peer).or(Some(owner))
     }
 
-    /// Returns the replica owner if there is a lease on its replica and it is estimated to serve the get sooner than
-    /// the owner, or about as soon and the random choice selects it.
-    fn better_replica(&mut self, id: SliceId, digest: Digest, owner: PeerId) -> Option<PeerId> {
+    /// Returns a replica owner if there is a lease on its replica and it is estimated to serve the get sooner than the
+    /// owner and the others, or about as soon and the random choice selects it.
+    fn better_replica(&mut self, id: SliceId, digest: Digest, owner: PeerId) -> Option<(u8, PeerId)> {
         let request = self.traffic.slices.peek(id.index).request;
-        let spread = self.traffic.network.host.config.spread && matches!(request, Request::Get(..));
-        if !spread || !self.replicas.holds(digest, self.traffic.network.host.now_ns) {
+        if !self.traffic.network.host.config.spread || !matches!(request, Request::Get(..)) {
             return None;
         }
-        let replica = self
-            .placement
-            .replica_peer(&mut self.traffic.network, digest)
-            .filter(|replica| *replica != owner && !self.traffic.network.is_down(*replica))?;
+        let held = self.replicas.held(digest, self.traffic.network.host.now_ns);
         let bytes = self.traffic.slices.peek(id.index).load_bytes();
-        let (owner_ns, replica_ns) = (
-            self.traffic.network.wait_ns(owner, &request, bytes)?,
-            self.traffic.network.wait_ns(replica, &request, bytes)?,
-        );
+        let (mut owners, mut estimates_ns) = ([None; MAX_REPLICA_OWNERS + 1], [0.0; MAX_REPLICA_OWNERS + 1]);
+        let mut count = 1;
+        for number in held.iter() {
+            let network = &mut self.traffic.network;
+            let Some(peer) = self.placement.replica_peer(network, digest, number) else { continue };
+            if peer == owner || network.is_down(peer) {
+                continue;
+            }
+            let Some(wait_ns) = network.wait_ns(peer, &request, bytes) else { continue };
+            (owners[count], estimates_ns[count]) = (Some((number as u8, peer)), wait_ns);
+            count += 1;
+        }
+        if count == 1 {
+            return None;
+        }
+        estimates_ns[0] = self.traffic.network.wait_ns(owner, &request, bytes)?;
         let client = self.traffic.network.host.config.client;
-        self.replicas.choose(owner_ns, replica_ns, client).then_some(replica)
+        owners[self.replicas.choose(&estimates_ns[..count], client)]
     }
 
     /// Starts the hedging timer of a get.
     fn watch(&mut self, id: SliceId, digest: Digest) {
         if self.traffic.network.host.config.hedge_ns > 0
-            && self.placement.replica_peer(&mut self.traffic.network, digest).is_some()
+            && self.placement.replica_peer(&mut self.traffic.network, digest, 0).is_some()
         {
             let begun_ns = self.traffic.slices.peek(id.index).times.begun_ns;
             let wait_ns = self
@@ -287,8 +294,8 @@ impl Router {
         true
     }
 
-    /// Handles an outcome from the replica owner that decides nothing: returns true, and the get goes back to the
-    /// owner.
+    /// Handles an outcome from a replica owner that decides nothing: returns true, and the get goes to the next one, or
+    /// back to the owner.
     pub(crate) fn back_to_owner(&mut self, index: u32, status: Status) -> bool {
         let decides = matches!(
             status,
@@ -298,10 +305,17 @@ impl Router {
         if !slice.is_of_replica() || decides {
             return false;
         }
+        let (replica, replica_number) = (slice.tries.replica, slice.answer.replica_number);
         if let Some(digest) = readable(&slice.request) {
-            self.replicas.missed(digest, self.traffic.network.host.now_ns);
+            self.replicas.missed(digest, replica_number.into(), self.traffic.network.host.now_ns);
         }
-        self.traffic.slices.at(index).tries.replica = ReplicaUse::Missed;
+        // While the owner is unreachable or silent, the next replica owner may have the object; after the last one, the
+        // get goes back.
+        let slice = self.traffic.slices.at(index);
+        match replica {
+            ReplicaUse::Requested => slice.answer.replica_number = replica_number.saturating_add(1),
+            _ => slice.tries.replica = ReplicaUse::Missed,
+        }
         self.send_again(index, None);
         true
     }
@@ -502,8 +516,10 @@ impl Router {
                 let put = matches!(slice.request, Request::Put(..) | Request::PutAs(..) | Request::Seal(..));
                 result.version = Version(slice.answer.version);
                 let has_replicas = put || slice.request.is_get();
-                result.replicas = u8::from(has_replicas) + u8::from(has_replicas && slice.answer.is_replicated);
+                result.replicas = if has_replicas { 1 + slice.answer.replicas.count() as u8 } else { 0 };
                 result.from_replica = slice.request.is_get() && slice.is_of_replica();
+                let answering = ReplicaSet::NONE.with(slice.answer.replica_number.into());
+                result.replica_owners = if result.from_replica { answering } else { slice.answer.replicas };
                 if matches!(slice.request, Request::Begin(..)) {
                     result.incarnation = self.traffic.network.peers[slice.way.peer].incarnation;
                 }

@@ -1,8 +1,8 @@
 //! Replies: matches each to its in-flight request, or counts it as stale, and advances its slices.
 
-use kvplane_proto::flags::FrameFlags;
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::RequestId;
+use kvplane_proto::map::ReplicaSet;
 use kvplane_proto::message::{
     Bitmap, CommitReply, KeyPage, Kind, LookupReply, Operation, ReserveReply, RetainReply, SegmentDescriptor,
     SizeReply, Welcome, decode_items,
@@ -146,7 +146,7 @@ impl Router {
             return Err(ProtocolViolation);
         }
         if !of_segment {
-            self.note_replicated(index, header.flags.has(FrameFlags::REPLICATED));
+            self.note_replicas(index, header.flags.replicas());
         }
         let slice = self.traffic.slices.at(index);
         slice.answer.bytes = bytes;
@@ -203,17 +203,17 @@ impl Router {
         }
     }
 
-    /// Records the report of a shard that has served an object: whether it is replicated. Only reports of the owner
-    /// count.
-    fn note_replicated(&mut self, index: u32, is_replicated: bool) {
+    /// Records the report of a shard that has served an object: the replica owners that have it too. Only reports of
+    /// the owner count.
+    fn note_replicas(&mut self, index: u32, replicas: ReplicaSet) {
         let slice = self.traffic.slices.at(index);
         let of_first = !slice.is_of_replica() && !self.placement.is_of_sources();
-        slice.answer.is_replicated = of_first && is_replicated;
+        slice.answer.replicas = if of_first { replicas } else { ReplicaSet::NONE };
         if let (true, true, Some(digest)) =
             (of_first, self.traffic.network.host.config.spread, readable(&slice.request))
         {
             let sent_ns = slice.sent_ns;
-            self.replicas.told(digest, is_replicated, sent_ns, self.traffic.network.host.now_ns);
+            self.replicas.told(digest, replicas, sent_ns, self.traffic.network.host.now_ns);
         }
     }
 
@@ -349,7 +349,7 @@ impl Router {
                     slices.iter().zip(decode_items::<CommitReply>(body, header.items).ok_or(ProtocolViolation)?)
                 {
                     let entry = self.traffic.slices.at(slice);
-                    (entry.answer.version, entry.answer.is_replicated) = (item.version.0, item.flags.is_replicated());
+                    (entry.answer.version, entry.answer.replicas) = (item.version.0, item.flags.replicas());
                     self.settle(slice, item.status);
                 }
             }
@@ -368,7 +368,7 @@ impl Router {
                     let entry = self.traffic.slices.at(slice);
                     entry.answer.held = HeldHandle::Nothing;
                     entry.answer.bytes = entry.weight_bytes();
-                    (entry.answer.version, entry.answer.is_replicated) = (item.version.0, item.flags.is_replicated());
+                    (entry.answer.version, entry.answer.replicas) = (item.version.0, item.flags.replicas());
                     self.settle(slice, item.status);
                 }
             }
@@ -388,7 +388,7 @@ impl Router {
         if item.bytes == 0 {
             return Err(ProtocolViolation);
         }
-        self.note_replicated(index, item.flags.is_replicated());
+        self.note_replicas(index, item.flags.replicas());
         let slice = self.traffic.slices.at(index);
         slice.answer.version = item.version.0;
         let (offset, local, checksum) = match request {

@@ -118,7 +118,8 @@ impl Sender<'_> {
             for &(slice, _) in &commits {
                 self.join_wire(request, slice);
             }
-            let header = Header::request(Kind::Request(Operation::Commit), request);
+            let mut header = Header::request(Kind::Request(Operation::Commit), request);
+            header.flags |= self.placement.replica_flags(Operation::Commit, false);
             self.send(id, header, body, commits.len(), &[]);
         }
     }
@@ -150,7 +151,7 @@ impl Sender<'_> {
             (_, Request::Exists(_) | Request::Prefetch(_)) => self.send_digests(lane, Operation::Exists),
             (_, Request::Asks(_, from, count)) => self.send_asked(lane, first.index, from, count),
             (_, Request::Size(_)) => self.send_digests(lane, Operation::Size),
-            (_, Request::Remove(_) | Request::RemoveHead(_) | Request::RemoveHeadOf(..) | Request::DropCopy(_)) => {
+            (_, Request::Remove(_) | Request::RemoveHead(_) | Request::RemoveHeadOf(..) | Request::DropCopy(..)) => {
                 self.send_digests(lane, Operation::Remove);
             }
             (_, Request::RemoveCopy(_)) => self.send_digests(lane, Operation::RemoveCopy),
@@ -160,7 +161,7 @@ impl Sender<'_> {
             (Path::Shared, Request::Get(..) | Request::GetRange(..) | Request::GetHead(..)) => {
                 self.send_digests(lane, Operation::Lookup);
             }
-            (Path::Shared, Request::Put(_, local) | Request::PutAs(_, local, _) | Request::PutCopy(_, local, _))
+            (Path::Shared, Request::Put(_, local) | Request::PutAs(_, local, _) | Request::PutCopy(_, local, ..))
                 if !self.goes_along(first, local) =>
             {
                 self.send_reserve(lane);
@@ -291,7 +292,8 @@ impl Sender<'_> {
         let mut header =
             Header::request(Kind::Request(operation), request).with_payload(local.bytes, checksum.then_some(0));
         let (epoch, routing) = self.routing_of(slice);
-        (header.argument, header.flags) = (epoch.0, header.flags | routing);
+        let replicas = self.placement.replica_flags(operation, false);
+        (header.argument, header.flags) = (epoch.0, header.flags | routing | replicas);
         header.deadline_us = self.deadline_us(slice);
         self.take_queued(lane, slice);
         self.join_wire(request, slice);

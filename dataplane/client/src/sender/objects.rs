@@ -31,7 +31,7 @@ impl Sender<'_> {
         let request_id = self.open_wire(id, operation);
         let mut header = Header::request(Kind::Request(operation), request_id);
         let (start, mut count, leases) =
-            (self.outbox().mark(), 0, self.placement.lease_flags(operation, self.traffic.network.host.config.spread));
+            (self.outbox().mark(), 0, self.placement.replica_flags(operation, self.traffic.network.host.config.spread));
         let mut most = header.most_items();
         while count < most && self.window_open(lane) {
             let Some(next) = self.next_queued(lane) else { break };
@@ -67,7 +67,7 @@ impl Sender<'_> {
         let id = self.lane(lane).id(lane);
         let start = self.outbox().mark();
         let mut header = Header::request(Kind::Request(operation), RequestId::default());
-        let (mut count, leases) = (0, self.placement.lease_flags(operation, self.traffic.network.host.config.spread));
+        let (mut count, leases) = (0, self.placement.replica_flags(operation, self.traffic.network.host.config.spread));
         // A foreign protocol supports one range per request.
         let foreign = self.lane(lane).path == Path::Mooncake;
         let most = if foreign { 1 } else { Limits::ITEMS_PER_FRAME };
@@ -156,7 +156,7 @@ impl Sender<'_> {
         let slice = self.traffic.slices.peek(slice);
         match slice.request {
             Request::Put(digest, local) => Some((PutItem::plain(digest, local.bytes), local, &[])),
-            Request::PutAs(digest, local, number) | Request::PutCopy(digest, local, number) => {
+            Request::PutAs(digest, local, number) | Request::PutCopy(digest, local, number, _) => {
                 let (item, name) = self.traffic.batches.peek(slice.batch.index).puts.get(number);
                 Some((PutItem { digest, bytes: local.bytes, ..item }, local, name))
             }
@@ -213,6 +213,7 @@ impl Sender<'_> {
         let id = self.lane(lane).id(lane);
         let Kind::Request(operation) = header.kind else { return };
         header.request = self.open_wire(id, operation);
+        header.flags |= self.placement.replica_flags(operation, false);
         let (start, mut count) = (self.outbox().mark(), 0);
         while count < Limits::ITEMS_PER_FRAME && self.window_open(lane) {
             let Some(next) = self.next_queued(lane) else { break };
@@ -310,7 +311,7 @@ const fn digest_for(operation: Operation, request: &Request) -> Option<Digest> {
     match (operation, request) {
         (Operation::Exists, Request::Exists(digest) | Request::Prefetch(digest))
         | (Operation::Size, Request::Size(digest))
-        | (Operation::Remove, Request::Remove(digest) | Request::RemoveHead(digest) | Request::DropCopy(digest))
+        | (Operation::Remove, Request::Remove(digest) | Request::RemoveHead(digest) | Request::DropCopy(digest, _))
         | (Operation::Remove, Request::RemoveHeadOf(digest, _))
         | (Operation::RemoveCopy, Request::RemoveCopy(digest))
         | (Operation::Retain, Request::Retain(RetainItem { digest, .. }))

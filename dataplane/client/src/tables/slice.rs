@@ -1,9 +1,9 @@
 //! Slices: the parts of tasks that lanes carry, with their state.
 
 use kvplane_proto::digest::Digest;
-use kvplane_proto::flags::FrameFlags;
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{BatchId, PinId, RequestId, ReservationId};
+use kvplane_proto::map::ReplicaSet;
 use kvplane_proto::status::Status;
 
 use crate::types::{Local, Request, SliceId, Via};
@@ -116,18 +116,20 @@ pub(crate) struct Tries {
     pub(crate) attempts: u8,
     /// Number of times that it was parked.
     pub(crate) parkings: u8,
-    /// Use of the replica owner.
+    /// Use of a replica owner.
     pub(crate) replica: ReplicaUse,
 }
 
-/// Contents of the reply to a slice.
+/// Contents of the reply to a slice, and who gives it.
 #[derive(Clone, Copy)]
 pub(crate) struct Answer {
+    /// Number, in the order of the map, of the replica owner that is asked, where one is.
+    pub(crate) replica_number: u8,
     /// Length of the object.
     pub(crate) bytes: u64,
     pub(crate) version: u64,
-    /// True if the owner's reply reported that the replica owner has the object too.
-    pub(crate) is_replicated: bool,
+    /// Replica owners that have the object too, as the owner's reply reported.
+    pub(crate) replicas: ReplicaSet,
     pub(crate) expected_checksum: Option<u64>,
     /// Pin or reservation held on the peer while the host copies over the shared path.
     pub(crate) held: HeldHandle,
@@ -150,9 +152,10 @@ impl Slice {
             hedge_ns: 0,
             tries: Tries { attempts: 0, parkings: 0, replica: ReplicaUse::No },
             answer: Answer {
+                replica_number: 0,
                 bytes: 0,
                 version: 0,
-                is_replicated: false,
+                replicas: ReplicaSet::NONE,
                 expected_checksum: None,
                 held: HeldHandle::Nothing,
             },
@@ -220,16 +223,16 @@ pub(crate) const fn slice_id(index: u32, generation: u32) -> SliceId {
     SliceId { index, generation }
 }
 
-/// Use of the replica owner by a get.
+/// Use of a replica owner by a get.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ReplicaUse {
-    /// The get was not sent to the replica owner.
+    /// The get was not sent to a replica owner.
     No,
-    /// Spread: the get was sent to the replica owner because both owners have the object.
+    /// Spread: the get was sent to a replica owner because several owners have the object.
     Chosen,
-    /// The get was sent to the replica owner because the owner is unreachable (failover) or did not reply (hedge).
+    /// The get was sent to a replica owner because the owner is unreachable (failover) or did not reply (hedge).
     Requested,
-    /// The replica owner was tried without success.
+    /// The replica owners were tried without success.
     Missed,
 }
 
@@ -242,7 +245,7 @@ pub(crate) const fn readable(request: &Request) -> Option<Digest> {
 }
 
 impl Slice {
-    /// Returns true if the replica owner is used.
+    /// Returns true if a replica owner is used.
     pub(crate) const fn is_of_replica(&self) -> bool {
         matches!(self.tries.replica, ReplicaUse::Chosen | ReplicaUse::Requested)
     }
@@ -252,15 +255,16 @@ impl Slice {
         matches!(self.tries.replica, ReplicaUse::No) && readable(&self.request).is_some()
     }
 
-    /// Handles a failed attempt: a get whose owner is unreachable fails over to the replica owner, once.
+    /// Handles a failed attempt: a get whose owner is unreachable fails over to the replica owners, to each once.
     pub(crate) fn turn_to_replica(&mut self, status: Status) {
         if status != Status::Unreachable || readable(&self.request).is_none() {
             return;
         }
-        self.tries.replica = match self.tries.replica {
-            ReplicaUse::No => ReplicaUse::Requested,
-            ReplicaUse::Chosen | ReplicaUse::Requested | ReplicaUse::Missed => ReplicaUse::Missed,
-        };
+        match self.tries.replica {
+            ReplicaUse::No => (self.tries.replica, self.answer.replica_number) = (ReplicaUse::Requested, 0),
+            ReplicaUse::Requested => self.answer.replica_number = self.answer.replica_number.saturating_add(1),
+            ReplicaUse::Chosen | ReplicaUse::Missed => self.tries.replica = ReplicaUse::Missed,
+        }
     }
 
     /// Takes over the contents of a reply without payload.
@@ -268,7 +272,7 @@ impl Slice {
         if header.status == Status::Ok {
             self.answer.bytes = self.weight_bytes();
             self.answer.version = header.argument;
-            self.answer.is_replicated = header.flags.has(FrameFlags::REPLICATED);
+            self.answer.replicas = header.flags.replicas();
         }
     }
 }

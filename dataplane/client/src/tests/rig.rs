@@ -5,10 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use kvplane_proto::digest::Digest;
-use kvplane_proto::flags::{FrameFlags, ItemFlags};
+use kvplane_proto::flags::ItemFlags;
 use kvplane_proto::frame::{Header, VERSION};
 use kvplane_proto::ids::{BatchId, Epoch, Incarnation, NodeId, PinId, ReservationId, ShardId, Version};
-use kvplane_proto::map::{ClusterMap, Member, ShardAddress};
+use kvplane_proto::map::{ClusterMap, Member, ReplicaSet, ShardAddress};
 use kvplane_proto::message::{
     Bitmap, CommitItem, CommitReply, DigestItem, GetItem, IdItem, Item, Kind, ListReply, LookupReply, ObjectName,
     Operation, PutItem, PutOptions, RangeItem, ReserveReply, SizeReply, Welcome, WriteItem, decode_items, decode_puts,
@@ -95,16 +95,16 @@ pub(super) struct Object {
     pub(super) bytes: u64,
     pub(super) version: u64,
     /// True if the owner reports that the replica owner has the object too.
-    pub(super) is_replicated: bool,
+    pub(super) replicas: ReplicaSet,
 }
 
 impl Object {
     pub(super) const fn new(bytes: u64, version: u64) -> Self {
-        Self { bytes, version, is_replicated: false }
+        Self { bytes, version, replicas: ReplicaSet::NONE }
     }
 
     pub(super) const fn replicated(bytes: u64, version: u64) -> Self {
-        Self { is_replicated: true, ..Self::new(bytes, version) }
+        Self { replicas: ReplicaSet::FIRST, ..Self::new(bytes, version) }
     }
 }
 
@@ -499,7 +499,7 @@ impl Rig {
             reply.status = Status::Ok;
             reply.pin = PinId { index: self.id(), generation: 1 };
             (reply.bytes, reply.version, reply.checksum) = (object.bytes, Version(object.version), sum_of(item.digest));
-            reply.flags = ItemFlags::replicated(object.is_replicated);
+            reply.flags = ItemFlags::of_replicas(object.replicas);
             self.pins.insert((lane, reply.pin.to_bits()));
         }
         reply
@@ -563,6 +563,6 @@ impl Rig {
 /// Returns the reply with so many bytes of an object.
 fn found(reply: Header, object: &Object, bytes: u64, sum: u64) -> Header {
     let mut header = reply.with_payload(bytes, Some(sum)).with_argument(object.version);
-    header.flags = header.flags.with(FrameFlags::REPLICATED, object.is_replicated);
+    header.flags = header.flags.with_replicas(object.replicas);
     header
 }

@@ -2,6 +2,7 @@
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
+use kvplane_proto::map::ReplicaSet;
 use kvplane_proto::message::{PageQuery, RetainItem};
 use kvplane_proto::status::Status;
 
@@ -41,12 +42,12 @@ pub enum Request {
     RemoveHead(Digest),
     /// Removes this version of the object, also if it is a stripe head. `NotFound` if the object has another version.
     RemoveHeadOf(Digest, Version),
-    /// Puts a replica on the replica owner, with this entry of the [`crate::PutBook`]: see
+    /// Puts a replica on this replica owner, with this entry of the [`crate::PutBook`]. For a client of an owner: see
     /// [`crate::Client::set_sources`].
-    PutCopy(Digest, Local, u32),
-    /// Removes the replica from the replica owner.
-    DropCopy(Digest),
-    /// Has the owner drop the object's replica on its replica owner, and replicate the object no more. `NotFound` if
+    PutCopy(Digest, Local, u32, PeerId),
+    /// Removes the replica from this replica owner.
+    DropCopy(Digest, PeerId),
+    /// Has the owner drop the object's replicas on its replica owners, and replicate the object no more. `NotFound` if
     /// there was no replica.
     RemoveCopy(Digest),
     /// Pins an object, a group or a retention, or ends that. The result has the number of objects in its bytes;
@@ -86,7 +87,7 @@ impl Request {
             | Self::Fill(_, _, _, _, local)
             | Self::Put(_, local)
             | Self::PutAs(_, local, _)
-            | Self::PutCopy(_, local, _)
+            | Self::PutCopy(_, local, ..)
             | Self::Read(_, local)
             | Self::Write(_, local) => Some(local),
             _ => None,
@@ -106,7 +107,7 @@ impl Request {
             }
             Self::Put(digest, _) => Self::Put(digest, local),
             Self::PutAs(digest, _, entry) => Self::PutAs(digest, local, entry),
-            Self::PutCopy(digest, _, entry) => Self::PutCopy(digest, local, entry),
+            Self::PutCopy(digest, _, entry, peer) => Self::PutCopy(digest, local, entry, peer),
             Self::Read(target, _) => Self::Read(target, local),
             Self::Write(target, _) => Self::Write(target, local),
             other => other,
@@ -117,7 +118,7 @@ impl Request {
     #[must_use]
     pub const fn entry(&self) -> Option<u32> {
         match *self {
-            Self::PutAs(_, _, entry) | Self::PutCopy(_, _, entry) | Self::Begin(_, _, _, entry) => Some(entry),
+            Self::PutAs(_, _, entry) | Self::PutCopy(_, _, entry, _) | Self::Begin(_, _, _, entry) => Some(entry),
             _ => None,
         }
     }
@@ -127,7 +128,7 @@ impl Request {
     pub const fn with_entry(self, entry: u32) -> Self {
         match self {
             Self::PutAs(digest, local, _) => Self::PutAs(digest, local, entry),
-            Self::PutCopy(digest, local, _) => Self::PutCopy(digest, local, entry),
+            Self::PutCopy(digest, local, _, peer) => Self::PutCopy(digest, local, entry, peer),
             Self::Begin(digest, bytes, idle_ms, _) => Self::Begin(digest, bytes, idle_ms, entry),
             other => other,
         }
@@ -165,7 +166,7 @@ impl Request {
         match *self {
             Self::Put(_, local)
             | Self::PutAs(_, local, _)
-            | Self::PutCopy(_, local, _)
+            | Self::PutCopy(_, local, ..)
             | Self::Fill(_, _, _, _, local) => Some(local),
             _ => None,
         }
@@ -176,7 +177,7 @@ impl Request {
     pub const fn peer(&self) -> Option<PeerId> {
         match *self {
             Self::Read(target, _) | Self::Write(target, _) => Some(target.peer),
-            Self::OpenSegment(peer) => Some(peer),
+            Self::OpenSegment(peer) | Self::PutCopy(.., peer) | Self::DropCopy(_, peer) => Some(peer),
             _ => None,
         }
     }
@@ -191,10 +192,12 @@ pub struct TaskResult {
     pub bytes: u64,
     /// Version of the object, for gets and puts.
     pub version: Version,
-    /// For gets and puts: number of replicas that the object is known to have, the owner's included; see
+    /// For gets and puts: number of replicas that the object is known to have, the owner's included, 1 to 8; see
     /// [`Config::spread`](crate::Config::spread).
     pub replicas: u8,
-    /// For gets: the replica owner served the object, and the owner has not confirmed that it has it too.
+    /// For gets and puts: replica owners that are known to have the object, by the map in use.
+    pub replica_owners: ReplicaSet,
+    /// For gets: a replica owner served the object, and the owner has not confirmed that it has it too.
     pub from_replica: bool,
     /// For a put session that was begun: incarnation of the owner that holds it.
     pub incarnation: PeerIncarnation,
@@ -209,6 +212,7 @@ impl TaskResult {
             bytes: 0,
             version: Version(0),
             replicas: 0,
+            replica_owners: ReplicaSet::NONE,
             from_replica: false,
             incarnation: PeerIncarnation(0),
         }

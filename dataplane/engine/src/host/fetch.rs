@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 
-use kvplane_client::{Client, Config, Local, PutBook, Request, Sources, SubmitOptions, TaskResult};
+use kvplane_client::{Client, Config, Local, PeerId, PutBook, Request, Sources, SubmitOptions, TaskResult};
 use kvplane_proto::checksum::PayloadChecksum;
 use kvplane_proto::map::SlotOwners;
 use kvplane_proto::message::{ObjectName, PageQuery};
@@ -94,9 +94,9 @@ impl Fetcher {
 
     /// Updates the former owners to fetch from, after the service has followed this map.
     pub(crate) fn follow(&mut self, service: &Service, owners: &SlotOwners, now_ns: u64) {
-        let seconds = |slot| service.inspect().second_of(slot);
+        let keepers = |slot| service.inspect().replica_owners(slot);
         let client = self.side.client();
-        self.sources.follow(client, owners, &self.host, |slot| service.inspect().source_of(slot), seconds, now_ns);
+        self.sources.follow(client, owners, &self.host, |slot| service.inspect().source_of(slot), keepers, now_ns);
     }
 
     /// Handles the answers of former owners, and submits the service's next fetches. Returns true if there were any.
@@ -121,14 +121,16 @@ impl Fetcher {
         let within_ns = if waited { WAITED_NS } else { BACKGROUND_NS };
         let Some(pool) = serving.pool() else { return };
         let mut book = PutBook::new();
-        let requests = self.requests(&want, pool, &mut book);
         // Nothing is sent to a source that the map does not name: another process could have its address.
-        let known = self.sources.contains(&source);
+        let Some(peer) = self.sources.peer(&source) else {
+            serving.service().fetched(token, FetchDone::Failed(Status::Unreachable), now_ns);
+            return;
+        };
+        let requests = self.requests(&want, peer, pool, &mut book);
         let options = SubmitOptions::until(now_ns.saturating_add(within_ns));
-        let submitted = known.then(|| self.side.client().submit_puts(&requests, &book, &options, now_ns));
-        match submitted {
-            Some(Ok(batch)) => drop(self.open.insert(batch, (token, want))),
-            Some(Err(_)) | None => serving.service().fetched(token, FetchDone::Failed(Status::Unreachable), now_ns),
+        match self.side.client().submit_puts(&requests, &book, &options, now_ns) {
+            Ok(batch) => drop(self.open.insert(batch, (token, want))),
+            Err(_) => serving.service().fetched(token, FetchDone::Failed(Status::Unreachable), now_ns),
         }
     }
 
@@ -163,8 +165,8 @@ impl Fetcher {
         serving.service().fetched(token, done, now_ns);
     }
 
-    /// Returns the requests of a fetch.
-    fn requests(&self, want: &Want, pool: &Region, book: &mut PutBook) -> Vec<Request> {
+    /// Returns the requests of a fetch to this peer.
+    fn requests(&self, want: &Want, peer: PeerId, pool: &Region, book: &mut PutBook) -> Vec<Request> {
         let one = PageQuery { names: true, one: true, ..Default::default() };
         match want {
             Want::Sizes(digests) => digests.iter().map(|digest| Request::Size(*digest)).collect(),
@@ -176,14 +178,15 @@ impl Fetcher {
                 // A stripe head is fetched too.
                 vec![Request::GetHead(*digest, local)]
             }
-            Want::Copy { digest, extent, tail_at, is_head, priority, .. } => {
+            Want::Copy { digest, extent, tail_at, is_head, priority, replicas, .. } => {
                 let local = Local { buffer: self.buffer, offset: extent.offset, bytes: extent.bytes };
                 let pool = PoolView(pool);
-                let (item, tenant, key) = copy_of(*digest, extent.bytes, *is_head, *tail_at, *priority, &pool);
+                let (item, tenant, key) =
+                    copy_of(*digest, extent.bytes, *is_head, *tail_at, *priority, *replicas, &pool);
                 let number = book.push(item, &ObjectName { tenant: &tenant, key: &key });
-                vec![Request::PutCopy(*digest, local, number)]
+                vec![Request::PutCopy(*digest, local, number, peer)]
             }
-            Want::DropCopies(digests) => digests.iter().map(|digest| Request::DropCopy(*digest)).collect(),
+            Want::DropCopies(digests) => digests.iter().map(|digest| Request::DropCopy(*digest, peer)).collect(),
         }
     }
 }

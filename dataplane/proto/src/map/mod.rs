@@ -17,6 +17,7 @@ mod error;
 mod former;
 mod layout;
 mod rendezvous;
+mod replica_set;
 mod slot_owners;
 #[cfg(test)]
 mod tests;
@@ -25,6 +26,7 @@ pub use cluster_map::{ClusterMap, Member, Owner, ShardAddress};
 pub use error::MapError;
 pub use former::{Claim, Former, Restarts};
 pub use rendezvous::OwnerTable;
+pub use replica_set::{MAX_REPLICA_OWNERS, ReplicaSet};
 pub use slot_owners::{ShardKey, SlotOwners};
 
 /// Most members of a cluster.
@@ -33,7 +35,7 @@ pub const MAX_MEMBERS: usize = 4096;
 pub const MAX_MEMBER_SHARDS: usize = 256;
 /// Most shards of all members together; it bounds the size of a map.
 pub const MAX_MAP_SHARDS: usize = 65_536;
-/// Most replicas of a slot.
+/// Most replicas of a slot, the owner's included.
 pub const MAX_REPLICAS: u8 = 8;
 /// Longest name of a failure domain.
 pub const MAX_FAILURE_DOMAIN_BYTES: usize = 128;

@@ -51,7 +51,7 @@ const SLACK: u64 = 2;
 /// Owners of every slot, computed from one cluster map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnerTable {
-    /// Owners per slot: the map's replicas, or the number of members that can own slots if that is less.
+    /// Owners per slot: see [`owners_per_slot`].
     per_slot: usize,
     /// `SLOTS * per_slot` owners, grouped by slot, the owner first and then the replica owners.
     owners: Vec<Owner>,
@@ -133,9 +133,9 @@ impl Contender {
 impl OwnerTable {
     /// Draws the owners of all slots. Costs one hash per slot, member and replica.
     ///
-    /// Owners of one slot are distinct members. They are in distinct failure domains as long as a member in an unused
-    /// domain is left; after that every domain may be used a second time, and so on. Without a member of positive
-    /// weight the table is empty.
+    /// Owners of one slot are distinct members in distinct failure domains. With a single domain a slot still has two
+    /// owners if there are two members, which protects from the end of one process. Without a member of positive weight
+    /// the table is empty.
     ///
     /// # Panics
     /// If the map has more members than a valid one.
@@ -143,7 +143,7 @@ impl OwnerTable {
     pub fn compute(map: &ClusterMap) -> Self {
         assert!(map.members.len() <= MAX_MEMBERS, "owners of a map with {} members", map.members.len());
         let (candidates, domains) = candidates(map);
-        let per_slot = usize::from(map.replicas).min(candidates.len());
+        let per_slot = owners_per_slot(map.replicas, candidates.len(), domains);
         let mut owners = Vec::with_capacity(SLOTS * per_slot);
         let mut draw = Draw { candidates: &candidates, chosen: Vec::new(), used: vec![false; domains] };
         for slot in 0..SLOTS as u64 {
@@ -165,11 +165,23 @@ impl OwnerTable {
         self.owners.get(start..start + self.per_slot).unwrap_or(&[])
     }
 
+    /// Returns the number of owners that each slot has.
+    #[must_use]
+    pub const fn per_slot(&self) -> usize {
+        self.per_slot
+    }
+
     /// Returns the owner of an object.
     #[must_use]
     pub fn owner_of(&self, digest: Digest) -> Option<Owner> {
         self.owners(digest.slot()).first().copied()
     }
+}
+
+/// Returns the number of owners of each slot: the map's replicas, but no more than failure domains, nor than
+/// candidates. Two candidates are two owners, even in one domain.
+fn owners_per_slot(replicas: u8, candidates: usize, domains: usize) -> usize {
+    usize::from(replicas).min(domains.max(2)).min(candidates)
 }
 
 /// Returns the members that can own slots, and the number of failure domains among them.

@@ -17,7 +17,7 @@ pub struct ShardKey {
     pub shard: ShardId,
 }
 
-/// Present and former owner of each slot. Computed once for each map and shared by all readers.
+/// Present owners and former owner of each slot. Computed once for each map and shared by all readers.
 #[derive(Clone, Debug)]
 pub struct SlotOwners {
     /// Epoch of the map.
@@ -31,8 +31,10 @@ pub struct SlotOwners {
     /// 0 if there is no such epoch.
     pub kept: Epoch,
     now: Vec<Option<ShardKey>>,
-    /// Replica owners; empty if slots have none.
-    next: Vec<Option<ShardKey>>,
+    /// Replica owners, grouped by slot in the order of the map; empty if slots have none.
+    next: Vec<ShardKey>,
+    /// Number of replica owners of each slot.
+    next_per_slot: usize,
     before: Vec<Option<ShardKey>>,
     /// Owners of the former layout, wherever they are now; for an owner that has restarted, its own former incarnation.
     past: Vec<Option<ShardKey>>,
@@ -54,10 +56,14 @@ impl SlotOwners {
             let Member { node, incarnation, .. } = map.members[usize::from(member)];
             ShardKey { node, incarnation, shard }
         };
-        let nth = |slot, nth: usize| table.owners(Slot(slot)).get(nth).map(|owner| key(owner.member, owner.shard));
-        let now: Vec<Option<ShardKey>> = (0..length_u16(SLOTS)).map(|slot| nth(slot, 0)).collect();
+        let owner_of = |slot| table.owners(Slot(slot)).first().map(|owner| key(owner.member, owner.shard));
+        let now: Vec<Option<ShardKey>> = (0..length_u16(SLOTS)).map(owner_of).collect();
         let several = map.replicas > 1;
-        let next = if several { (0..length_u16(SLOTS)).map(|slot| nth(slot, 1)).collect() } else { Vec::new() };
+        let next_per_slot = table.per_slot().saturating_sub(1);
+        let mut next = Vec::with_capacity(SLOTS * next_per_slot);
+        for slot in (0..length_u16(SLOTS)).map(Slot) {
+            next.extend(table.owners(slot).iter().skip(1).map(|owner| key(owner.member, owner.shard)));
+        }
         let (since, from) = map.former.as_ref().map_or((map.epoch, map.epoch), |former| (former.since, former.from));
         let mut past = map.former.as_ref().map_or_else(Vec::new, owners_of_layout);
         let mut before = map.former.as_ref().map_or_else(Vec::new, |former| before(map, former, &past, &table));
@@ -70,7 +76,9 @@ impl SlotOwners {
             for (slot, now) in now.iter().enumerate() {
                 let Some((now, former)) = now.and_then(|now| Some((now, restarts.before(now.node)?))) else { continue };
                 past[slot] = Some(ShardKey { incarnation: former, ..now });
-                before[slot] = next[slot].filter(|second| restarts.before(second.node).is_none());
+                let replica_owners = &next[slot * next_per_slot..(slot + 1) * next_per_slot];
+                let lasting = replica_owners.iter().find(|other| restarts.before(other.node).is_none());
+                before[slot] = lasting.copied();
             }
         }
         let mut addresses = Vec::new();
@@ -88,6 +96,7 @@ impl SlotOwners {
             kept: Epoch(0),
             now,
             next,
+            next_per_slot,
             before,
             past,
             laid,
@@ -103,10 +112,11 @@ impl SlotOwners {
         *self.now.get(usize::from(slot.0))?
     }
 
-    /// Returns the replica owner of a slot, which may hold replicas of the owner's objects.
+    /// Returns the replica owners of a slot, which may hold replicas of the owner's objects, in the order of the map.
     #[must_use]
-    pub fn second(&self, slot: Slot) -> Option<ShardKey> {
-        *self.next.get(usize::from(slot.0))?
+    pub fn replica_owners(&self, slot: Slot) -> &[ShardKey] {
+        let at = usize::from(slot.0) * self.next_per_slot;
+        self.next.get(at..at + self.next_per_slot).unwrap_or(&[])
     }
 
     /// Returns true if, by this map, the slot's owner or its incarnation has changed exactly once since epoch `heard`:
@@ -161,8 +171,8 @@ impl SlotOwners {
 
     /// Returns the shard from which the present owner of a slot may import the slot's objects: its owner in the former
     /// layout, if both have run in one incarnation since. An owner that keeps its slot is its own former owner. If the
-    /// former owner is gone, this is the replica owner, which may hold replicas, as it was the replica owner before too
-    /// unless it has become the owner.
+    /// former owner is gone, this is the first replica owner that has lasted, which may hold replicas: it was a replica
+    /// owner before too, unless a replica owner has become the owner.
     #[must_use]
     pub fn former(&self, slot: Slot) -> Option<ShardKey> {
         *self.before.get(usize::from(slot.0))?
@@ -216,9 +226,9 @@ fn before(map: &ClusterMap, former: &Former, past: &[Option<ShardKey>], table: &
         if let Some(member) = member {
             return (usize::from(past.shard.0) < member.shards.len()).then_some(past);
         }
-        let second = owners.get(1).filter(|second| lasting[usize::from(second.member)])?;
-        let Member { node, incarnation, .. } = map.members[usize::from(second.member)];
-        Some(ShardKey { node, incarnation, shard: second.shard })
+        let keeper = owners.iter().skip(1).find(|keeper| lasting[usize::from(keeper.member)])?;
+        let Member { node, incarnation, .. } = map.members[usize::from(keeper.member)];
+        Some(ShardKey { node, incarnation, shard: keeper.shard })
     });
     before.collect()
 }

@@ -294,6 +294,8 @@ records! {
         replicas: u8,
         /// Priority of the object among its tenant's when memory is needed.
         priority: ObjectPriority,
+        /// Number of replicas, the owner's included, that the reply waits for under the flag for it; 0 means all.
+        waits: u8,
         /// Reserved for later versions.
         zeros: Zeros,
     }

@@ -75,12 +75,30 @@ impl KeyItem {
     pub const HEAD: u32 = 8;
     /// The object is a stripe.
     pub const STRIPE: u32 = 16;
-    /// The object is to be replicated to the replica owner.
+    /// The object is to be replicated: it has two replicas, or more by [`Self::replica_flags`].
     pub const REPLICAS: u32 = 32;
     /// A retention keeps the object from being evicted.
     pub const RETAINED: u32 = 64;
     /// Lowest of the four bits with the object's priority, in two's complement.
     const PRIORITY_AT: u32 = 8;
+    /// Lowest of the three bits with the number of the object's replicas beyond two.
+    const FURTHER_AT: u32 = 12;
+
+    /// Returns the bits of [`KeyItem::flags`] for an object that is to have so many replicas, the owner's included.
+    #[must_use]
+    pub const fn replica_flags(replicas: u8) -> u32 {
+        match replicas {
+            0 | 1 => 0,
+            _ => Self::REPLICAS | ((replicas - 2) as u32 & 7) << Self::FURTHER_AT,
+        }
+    }
+
+    /// Returns the number of replicas that the object is to have, the owner's included; 0 if it is not replicated.
+    #[must_use]
+    pub const fn replicas(&self) -> u8 {
+        let further = (self.flags >> Self::FURTHER_AT & 7) as u8;
+        if self.flags & Self::REPLICAS != 0 { 2 + further } else { 0 }
+    }
 
     /// Returns the bits of [`KeyItem::flags`] for an object of this priority.
     #[must_use]
@@ -112,8 +130,8 @@ impl KeyItem {
             data_type,
             replace: false,
             part,
-            replicas: if flags & Self::REPLICAS != 0 { 2 } else { 0 },
-            wait_replicas: false,
+            replicas: self.replicas(),
+            wait_replicas: 0,
             ack: None,
         }
     }

@@ -32,10 +32,11 @@ pub struct PutOptions {
     /// Role of the object in a large object that is stored in stripes; set by clients that stripe.
     pub part: Part,
     /// Number of replicas, the owner's included, up to [`Limits::REPLICAS`]; 0 and 1 mean one. More than one is best
-    /// effort.
+    /// effort, and an object has at most as many as its slot has owners.
     pub replicas: u8,
-    /// True if the reply of the put waits until the replica owner has the object, or until the replication has failed.
-    pub wait_replicas: bool,
+    /// Number of replicas, the owner's included, that the reply of the put waits for, or until it is clear that there
+    /// are not so many; 0 and 1 for none but the owner's. More than `replicas` means `replicas`.
+    pub wait_replicas: u8,
     /// Acknowledgement level; `None` leaves it to the node's policy. A level that needs the SSD writes the object
     /// through to it at once, whatever the node's policy, and fails as [`crate::Status::NoSsd`] on a node without an
     /// SSD. A put that is answered `Exists` promises nothing.
@@ -63,6 +64,7 @@ impl PutItem {
             flags: PutFlags(0),
             replicas: 0,
             priority: ObjectPriority::NORMAL,
+            waits: 0,
             zeros: Zeros,
         }
     }
@@ -87,9 +89,10 @@ impl PutItem {
         let flags = flags.with(PutFlags::HEAD, matches!(part, Part::Head));
         let flags = flags.with(PutFlags::STRIPE, matches!(part, Part::Stripe)).with_ack(ack);
         let most = Limits::REPLICAS;
-        let flags = flags.with(PutFlags::WAIT_REPLICAS, wait_replicas);
+        let flags = flags.with(PutFlags::WAIT_REPLICAS, wait_replicas > 1);
         let replicas = if replicas > most { most } else { replicas };
-        Self { tenant, group, soft_pin_ms, data_type, flags, replicas, priority, ..self }
+        let waits = if wait_replicas > 1 && wait_replicas < replicas { wait_replicas } else { 0 };
+        Self { tenant, group, soft_pin_ms, data_type, flags, replicas, priority, waits, ..self }
     }
 
     /// Returns the options of the put.
@@ -105,7 +108,11 @@ impl PutItem {
             replace: self.flags.has(PutFlags::REPLACE),
             part: self.flags.part(),
             replicas: self.replicas,
-            wait_replicas: self.flags.has(PutFlags::WAIT_REPLICAS),
+            wait_replicas: match (self.flags.has(PutFlags::WAIT_REPLICAS), self.waits) {
+                (false, _) => 0,
+                (true, 0) => self.replicas,
+                (true, waits) => waits,
+            },
             ack: self.flags.ack(),
         }
     }

@@ -13,7 +13,8 @@ impl PutFlags {
     pub const HEAD: Self = Self(4);
     /// The object is a stripe of a large object.
     pub const STRIPE: Self = Self(8);
-    /// The reply waits until the replica owner has the object, or until the replication has failed.
+    /// The reply waits until replica owners have the object, or until the replication has failed: see
+    /// [`PutItem::waits`](super::PutItem::waits).
     pub const WAIT_REPLICAS: Self = Self(64);
     /// Field of two bits with the acknowledgement level: the number of a [`PutAck`], or 0.
     const ACK: u8 = 0x30;
@@ -80,7 +81,7 @@ pub struct Zeros;
 
 impl Zeros {
     /// Number of reserved bytes in a [`PutItem`](super::PutItem).
-    pub const BYTES: usize = 17;
+    pub const BYTES: usize = 16;
 }
 
 /// Acknowledgement level: the state of an object in which its put is answered.

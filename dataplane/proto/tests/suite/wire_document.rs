@@ -1,6 +1,7 @@
 //! `docs/wire.md` agrees with the code: operations and their numbers, flags, statuses, sizes, limits.
 
 use kvplane_proto::frame::{HEADER_BYTES, VERSION};
+use kvplane_proto::map::{MAX_REPLICA_OWNERS, ReplicaSet};
 use kvplane_proto::message::{
     CommitItem, CommitReply, DigestItem, FillItem, GetItem, IdItem, Item, KeyItem, ListItem, ListReply, LookupReply,
     Operation, PutItem, RangeItem, ReadItem, ReserveReply, RetainItem, RetainReply, RunItem, SizeReply, VersionItem,
@@ -39,13 +40,19 @@ fn every_flag_is_described_under_its_bit() {
         ("REPLICA_LEASE", FrameFlags::REPLICA_LEASE),
         ("REPLICATED", FrameFlags::REPLICATED),
         ("OFFERS_TLS", FrameFlags::OFFERS_TLS),
+        ("REPLICA_OWNERS", FrameFlags::REPLICA_OWNERS),
     ];
     for (bit, (name, flag)) in (0..).zip(flags) {
         assert_eq!(flag.bits(), 1 << bit, "{name} has a bit of its own");
         let (bit, name) = (i32::to_string(&bit), format!("`{name}`"));
         assert!(has_row(&[&bit, &name]), "docs/wire.md has no row for {bit} {name}");
     }
-    assert!(FrameFlags::from_bits(1 << flags.len()).is_none(), "a flag without a row");
+    let further = FrameFlags::NONE.with_replicas(ReplicaSet::first(MAX_REPLICA_OWNERS).without(0));
+    assert!(has_row(&["16 to 21", "replica owners 2 to 7"]), "docs/wire.md has no row for the replica owners");
+    assert_eq!(further.bits(), 0x3f << 16);
+    let known = flags.iter().fold(further, |all, (_, flag)| all | *flag);
+    let unknown = (0..32).map(|bit| 1 << bit).filter(|bit| known.bits() & bit == 0);
+    unknown.for_each(|bit| assert!(FrameFlags::from_bits(bit).is_none(), "a flag without a row: {bit:#x}"));
 }
 
 #[test]

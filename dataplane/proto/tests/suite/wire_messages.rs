@@ -60,11 +60,31 @@ fn requests_items_have_these_bytes() {
         ..PutOptions::default()
     };
     let item = PutItem { key_bytes: 0x0a0b, tenant_bytes: 0x0c, ..PutItem::plain(DIGEST, first) };
-    let (replicas, zeros) = ("00", "00".repeat(17));
+    let (replicas, waits, zeros) = ("00", "00", "00".repeat(16));
     check(
         item.with_options(&options),
-        &[DIGEST_HEX, words[0], words[1], "04030201", "05040302", "0b0a", "0c", "07", "33", replicas, "fc", &zeros],
+        &[
+            DIGEST_HEX, words[0], words[1], "04030201", "05040302", "0b0a", "0c", "07", "33", replicas, "fc", waits,
+            &zeros,
+        ],
     );
+    // A put that waits for all of its replicas is the same as in the version before.
+    for (replicas, wait_replicas, expected, read) in [
+        (2, 0, "0002fc00", 0),
+        (2, 2, "4002fc00", 2),
+        (2, 9, "4002fc00", 2),
+        (5, 5, "4005fc00", 5),
+        (5, 3, "4005fc03", 3),
+        (9, 8, "4008fc00", 8),
+    ] {
+        let options = PutOptions { replicas, wait_replicas, priority: ObjectPriority::LOWEST, ..PutOptions::default() };
+        let item = PutItem::plain(DIGEST, first).with_options(&options);
+        let mut bytes = Vec::new();
+        item.encode(&mut bytes);
+        // Flags, replicas, priority, and the number that the reply waits for.
+        assert_eq!(hex(&bytes[44..48]), expected, "{replicas} and {wait_replicas}");
+        assert_eq!((item.options().wait_replicas, item.options().replicas), (read, replicas.min(8)));
+    }
     check(CommitItem { reservation: RESERVATION, checksum: first }, &["3d3c3b3a34333231", words[0]]);
     check(IdItem { id: PIN.to_bits() }, &["2d2c2b2a24232221"]);
 }

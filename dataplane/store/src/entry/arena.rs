@@ -1,9 +1,10 @@
 //! Arena of entries, and the gauges that follow from them: granules by state, and bytes and replicas among the live.
 
 use kvplane_proto::ids::Version;
+use kvplane_proto::map::ReplicaSet;
 use kvplane_proto::message::ObjectPriority;
 
-use super::marks::{Mark, Replica};
+use super::marks::{Copies, Mark, Replica};
 use super::{
     ACCOUNT_AT, ACCOUNTS, BYTES_MOST, Entry, EntryId, Event, EvictionList, NONE, PINS_MOST, Reserve, STATES, State,
     TAIL_BYTES_MOST, UNIT_BITS, step,
@@ -17,24 +18,24 @@ pub struct LiveUse {
     pub payload_bytes: u64,
     /// Entries that are replicas of another owner's objects.
     pub replicas: u64,
-    /// Entries whose replica owner may have a replica.
+    /// Replicas of the entries that replica owners may have.
     pub copied: u64,
     /// Entries in the device pool.
     pub on_device: u64,
 }
 
 impl LiveUse {
-    const fn add(&mut self, entry: &Entry) {
+    const fn add(&mut self, entry: &Entry, at: ReplicaSet) {
         self.payload_bytes += entry.bytes();
         self.replicas += entry.is(Mark::Copy) as u64;
-        self.copied += entry.is(Mark::Copied) as u64;
+        self.copied += at.count() as u64;
         self.on_device += entry.is_on_device() as u64;
     }
 
-    const fn subtract(&mut self, entry: &Entry) {
+    const fn subtract(&mut self, entry: &Entry, at: ReplicaSet) {
         self.payload_bytes -= entry.bytes();
         self.replicas -= entry.is(Mark::Copy) as u64;
-        self.copied -= entry.is(Mark::Copied) as u64;
+        self.copied -= at.count() as u64;
         self.on_device -= entry.is_on_device() as u64;
     }
 }
@@ -43,6 +44,8 @@ impl LiveUse {
 #[derive(Debug)]
 pub struct Entries {
     slots: Vec<Entry>,
+    /// Replicas by entry. The mark `Copied` is set where `at` is not empty.
+    copies: Vec<Copies>,
     /// First vacant entry; they are linked by `after`.
     vacant: u32,
     limit: u32,
@@ -59,6 +62,7 @@ impl Entries {
     pub fn new(limit: u32) -> Self {
         Self {
             slots: Vec::with_capacity(limit as usize),
+            copies: Vec::with_capacity(limit as usize),
             vacant: NONE,
             limit,
             used: 0,
@@ -111,7 +115,8 @@ impl Entries {
     /// # Panics
     /// If the arena is full, or the size exceeds 35 bits: the caller checks both.
     pub fn reserve(&mut self, wanted: &Reserve, block: Block) -> EntryId {
-        let Reserve { digest, bytes, tail_bytes, has_tail, replace, keep, head, replica, moves: _ } = *wanted;
+        let Reserve { digest, bytes, tail_bytes, has_tail, replace, keep, head, replica, copies, moves: _ } = *wanted;
+        let copies = Copies { at: ReplicaSet::NONE, ..copies };
         assert!(!self.is_full(), "all {} entries are in use", self.limit);
         assert!(bytes <= BYTES_MOST, "an object of {bytes} B");
         assert!(tail_bytes <= TAIL_BYTES_MOST, "a tail of {tail_bytes} B");
@@ -144,11 +149,13 @@ impl Entries {
         self.granules[usize::from(entry.is_on_device())][State::Reserved as usize] += entry.granules();
         if self.vacant == NONE {
             self.slots.push(entry);
+            self.copies.push(copies);
             return EntryId(self.slots.len() as u32 - 1);
         }
         let id = EntryId(self.vacant);
         self.vacant = self[id].after;
         self[id] = entry;
+        self.copies[id.0 as usize] = copies;
         id
     }
 
@@ -200,32 +207,55 @@ impl Entries {
         entry.pins()
     }
 
-    /// Sets or clears a mark of an entry.
+    /// Sets or clears a mark of an entry; `Copied` is set by [`Self::set_replica_owners`].
     #[inline]
     pub fn set(&mut self, id: EntryId, mark: Mark, is_so: bool) {
-        let entry = &mut self.slots[id.0 as usize];
-        let counts = entry.is_live() && matches!(mark, Mark::Copy | Mark::Copied);
+        debug_assert!(mark != Mark::Copied, "set with the replica owners");
+        let (entry, at) = (&mut self.slots[id.0 as usize], self.copies[id.0 as usize].at);
+        let counts = entry.is_live() && mark == Mark::Copy;
         if counts {
-            self.live.subtract(entry);
+            self.live.subtract(entry, at);
         }
         entry.mark(mark, is_so);
         if counts {
-            self.live.add(entry);
+            self.live.add(entry, at);
         }
+    }
+
+    /// Returns the replicas of an entry's object.
+    #[must_use]
+    pub fn copies(&self, id: EntryId) -> Copies {
+        self.copies[id.0 as usize]
+    }
+
+    /// Sets the number of replicas that an entry's object is to have; it counts where the object is to be replicated.
+    pub fn set_wanted(&mut self, id: EntryId, wanted: u8) {
+        self.copies[id.0 as usize].wanted = wanted.max(1);
+    }
+
+    /// Sets the replica owners that may have a replica.
+    pub fn set_replica_owners(&mut self, id: EntryId, at: ReplicaSet) {
+        let (entry, copies) = (&mut self.slots[id.0 as usize], &mut self.copies[id.0 as usize]);
+        if entry.is_live() {
+            self.live.subtract(entry, copies.at);
+            self.live.add(entry, at);
+        }
+        copies.at = at;
+        entry.mark(Mark::Copied, !at.is_empty());
     }
 
     /// Moves an entry to another state, and its space to that state's gauges.
     fn take_step(&mut self, id: EntryId, event: Event) {
-        let entry = &mut self.slots[id.0 as usize];
+        let (entry, at) = (&mut self.slots[id.0 as usize], self.copies[id.0 as usize].at);
         let granules = entry.granules();
         let by_state = &mut self.granules[usize::from(entry.is_on_device())];
         by_state[entry.state() as usize] -= granules;
         if entry.is_live() {
-            self.live.subtract(entry);
+            self.live.subtract(entry, at);
         }
         entry.take_step(event);
         if entry.is_live() {
-            self.live.add(entry);
+            self.live.add(entry, at);
         }
         if entry.state() != State::Vacant {
             by_state[entry.state() as usize] += granules;
@@ -267,11 +297,13 @@ impl Entries {
     /// If an assertion fails.
     pub fn check(&self) {
         let (mut used, mut granules, mut live) = (0, [[0; STATES]; 2], LiveUse::default());
-        for (_, entry) in self.iter() {
+        for (id, entry) in self.iter() {
             used += 1;
+            let at = self.copies(id).at;
+            assert_eq!(entry.is(Mark::Copied), !at.is_empty(), "the mark and the replica owners of {entry:?}");
             granules[usize::from(entry.is_on_device())][entry.state() as usize] += entry.granules();
             if entry.is_live() {
-                live.add(entry);
+                live.add(entry, at);
             }
         }
         assert_eq!(self.used, used, "entries in use");

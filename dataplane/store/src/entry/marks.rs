@@ -1,4 +1,6 @@
-//! Marks of an entry: flags, one bit each.
+//! Marks of an entry: flags, one bit each; and the replicas of its object.
+
+use kvplane_proto::map::{MAX_REPLICA_OWNERS, ReplicaSet};
 
 /// Flag of an entry.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,13 +17,13 @@ pub enum Mark {
     Grouped = 16,
     /// Stripe head: names the stripes of another object. Kept with the size, for lack of another bit.
     Head = 32,
-    /// The replica owner of its slot may have a replica of it. Kept with the size, like those that follow.
+    /// A replica owner of its slot may have a replica of it. Kept with the size, like those that follow.
     Copied = 64,
     /// Replica of an object of its slot's owner.
     Copy = 128,
-    /// To be replicated to the replica owner.
+    /// To be replicated.
     Wanted = 192,
-    /// The put waits for the replica.
+    /// The put waits for replicas.
     Awaited = 193,
 }
 
@@ -47,10 +49,46 @@ pub enum Replica {
     None,
     /// The owner's object, which is to be replicated.
     First,
-    /// The owner's object, whose put waits for the replica.
+    /// The owner's object, whose put waits for replicas.
     Awaited,
-    /// The replica.
+    /// A replica.
     Second,
+}
+
+/// Replicas of an object beside the owner's: how many there are to be, and which there may be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Copies {
+    /// Number of replicas that the object is to have, where its role says that it is replicated; above 0.
+    pub wanted: u8,
+    /// Number of them that its put waits for, where its role says that it does; above 0.
+    pub awaited: u8,
+    /// Replica owners of its slot that may have a replica.
+    pub at: ReplicaSet,
+}
+
+impl Copies {
+    /// One replica.
+    pub const ONE: Self = Self { wanted: 1, awaited: 1, at: ReplicaSet::NONE };
+
+    /// Returns the replicas of an object that is put with so many, the owner's included, of which its put waits for
+    /// `waits`.
+    #[must_use]
+    pub fn of_put(replicas: u8, waits: u8) -> Self {
+        let wanted = replicas.saturating_sub(1).clamp(1, MAX_REPLICA_OWNERS as u8);
+        Self { wanted, awaited: waits.saturating_sub(1).clamp(1, wanted), at: ReplicaSet::NONE }
+    }
+
+    /// Returns the number of replicas, the owner's included, that the object is to have.
+    #[must_use]
+    pub const fn replicas(self) -> u8 {
+        self.wanted + 1
+    }
+}
+
+impl Default for Copies {
+    fn default() -> Self {
+        Self::ONE
+    }
 }
 
 impl Replica {

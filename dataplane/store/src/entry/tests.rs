@@ -1,5 +1,7 @@
 //! Entries keep their values and step through their states as declared.
 
+use kvplane_proto::map::ReplicaSet;
+
 use super::*;
 use crate::allocator::Allocator;
 
@@ -69,16 +71,16 @@ fn gauges_follow_states_and_marks() {
     let ids = [entries.reserve(&replica, block()), entries.reserve(&Reserve::plain(Digest(2), 100), block())];
     let of = |entries: &Entries| [State::Reserved, State::Quarantined, State::Live].map(|at| entries.granules_in(at));
     assert_eq!((of(&entries), *entries.live()), ([3, 0, 0], LiveUse::default()));
-    entries.set(ids[1], Mark::Copied, true);
+    entries.set_replica_owners(ids[1], ReplicaSet::FIRST);
     assert_eq!(entries.live().copied, 0, "it is not live yet");
     entries.commit(ids[0], Version(1), 0);
     entries.expire(ids[1]);
     assert_eq!(of(&entries), [0, 1, 2]);
     assert_eq!(*entries.live(), LiveUse { payload_bytes: 300, replicas: 1, copied: 0, on_device: 0 });
     entries.set(ids[0], Mark::Copy, false);
-    entries.set(ids[0], Mark::Copied, true);
-    entries.set(ids[0], Mark::Copied, true);
-    assert_eq!(*entries.live(), LiveUse { payload_bytes: 300, replicas: 0, copied: 1, on_device: 0 });
+    entries.set_replica_owners(ids[0], ReplicaSet::FIRST);
+    entries.set_replica_owners(ids[0], ReplicaSet::first(3));
+    assert_eq!(*entries.live(), LiveUse { payload_bytes: 300, replicas: 0, copied: 3, on_device: 0 });
     entries.check();
     entries.pin(ids[0]);
     entries.doom(ids[0]);

@@ -52,7 +52,7 @@ pub enum Want {
     List(Digest, PageQuery),
     /// Drop of these objects.
     Drop(Vec<Digest>),
-    /// Write of this object, from the pool, to its replica owner.
+    /// Write of this object, from the pool, to a replica owner.
     Copy {
         digest: Digest,
         /// Extent of its bytes.
@@ -63,9 +63,11 @@ pub enum Want {
         is_head: bool,
         /// Its present priority.
         priority: ObjectPriority,
+        /// Number of replicas that it is to have, the owner's included.
+        replicas: u8,
         version: Version,
     },
-    /// Drop of the replicas that the replica owner has of these. A digest whose bits below the slot are zero means all
+    /// Drop of the replicas that a replica owner has of these. A digest whose bits below the slot are zero means all
     /// of the slot.
     DropCopies(Vec<Digest>),
 }

@@ -142,13 +142,22 @@ impl<'a> Inspection<'a> {
         self.objects.replication.counters(&self.objects.local.shard)
     }
 
-    /// Returns the replica owner of a slot of this shard.
+    /// Returns the replica owners of a slot of this shard, in the order of the map.
     #[must_use]
-    pub fn second_of(self, slot: Slot) -> Option<ShardKey> {
-        self.objects.local.shard.replicas.owner(slot)
+    pub fn replica_owners(self, slot: Slot) -> &'a [ShardKey] {
+        self.objects.local.shard.replicas.owners_of(slot)
     }
 
-    /// Returns the epoch since which this shard has been the replica owner of a slot, for the same incarnation of the
+    /// Returns true if an object that this shard has in memory is to be replicated and has fewer replicas than its slot
+    /// has owners for.
+    #[must_use]
+    pub fn lacks_replicas(self, digest: Digest) -> bool {
+        let shard = &self.objects.local.shard;
+        let objects = shard.store.objects();
+        objects.replica(digest).is_owed_a_copy() && shard.replicas.lacks(digest, objects.copies(digest))
+    }
+
+    /// Returns the epoch since which this shard has been a replica owner of a slot, for the same incarnation of the
     /// owner.
     #[must_use]
     pub fn second_since(self, slot: Slot) -> Option<Epoch> {

@@ -405,7 +405,8 @@ fn read_tail(at: u64, pool: &dyn PoolBytes) -> Vec<u8> {
 /// Returns the flags of an object in memory.
 fn in_memory(view: &ObjectView) -> u32 {
     let flag = |set, flag| if set { flag } else { 0 };
-    let kept = flag(view.replica.is_owed_a_copy(), KeyItem::REPLICAS) | flag(view.is_retained, KeyItem::RETAINED);
+    let replicas = if view.replica.is_owed_a_copy() { view.copies.replicas() } else { 0 };
+    let kept = KeyItem::replica_flags(replicas) | flag(view.is_retained, KeyItem::RETAINED);
     let kept = kept | KeyItem::priority_flags(view.priority);
     KeyItem::IN_MEMORY | kept | flag(view.is_head, KeyItem::HEAD)
 }

@@ -56,7 +56,7 @@ pub use self::inspection::{Inspection, SnapshotPage};
 use self::lists::Lists;
 pub use self::migration::MoveCounters;
 use self::objects::Objects;
-use self::puts::Puts;
+use self::puts::{Puts, ReceivedPut};
 pub use self::replication::{CopyCounters, ReplicaProgress, copy_of};
 pub use self::segments::Segments;
 use self::shard::Shard;
@@ -390,8 +390,9 @@ impl Service {
             PendingPayload::Refused { request, operation, status, argument } => {
                 shard.answers.status(peer, operation, request, status, argument);
             }
-            PendingPayload::Put { request, reservation, expected } => {
-                puts.finish_put(objects, peer, request, reservation, expected, checksum);
+            PendingPayload::Put { request, reservation, expected, names_owners } => {
+                let put = ReceivedPut { request, reservation, expected, names_owners };
+                puts.finish_put(objects, peer, &put, checksum);
             }
             PendingPayload::Fill { request, ticket, expected } => {
                 puts.finish_fill(objects, peer, request, ticket, expected, checksum);

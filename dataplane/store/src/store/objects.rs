@@ -1,13 +1,14 @@
 //! Table of a shard's objects: their entries, and the index that finds the visible ones by digest.
 //!
 //! With each change of what is visible, the table appends the event for subscribers, and it remembers the *orphans*:
-//! objects that are gone while the replica owner may have replicas of them.
+//! objects that are gone while replica owners may have replicas of them.
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
+use kvplane_proto::map::ReplicaSet;
 
 use crate::config::StoreConfig;
-use crate::entry::{Entries, Entry, EntryId, Mark, Replica, State};
+use crate::entry::{Copies, Entries, Entry, EntryId, Mark, Replica, State};
 use crate::events::EventLog;
 use crate::index::{Index, TOGETHER};
 use crate::store::ReplicaRole;
@@ -20,7 +21,7 @@ pub struct ObjectTable {
     index: Index,
     /// Events of the objects, if there are subscribers.
     events: EventLog,
-    orphans: Vec<Digest>,
+    orphans: Vec<(Digest, ReplicaSet)>,
 }
 
 impl ObjectTable {
@@ -114,13 +115,26 @@ impl ObjectTable {
         (live.map(|entry| (entry.digest(), entry.bytes())).collect(), next)
     }
 
-    /// Returns the objects that are to be replicated and have no replica among `most` entries from `from` on, and the
-    /// next position.
+    /// Returns the objects that are to be replicated and for which `lacks` returns true, by their replicas, among
+    /// `most` entries from `from` on, and the next position.
+    pub fn lacking(&self, from: u32, most: u32, lacks: impl Fn(Digest, Copies) -> bool) -> (Vec<Digest>, Option<u32>) {
+        let touched = self.entries.touched();
+        let end = from.saturating_add(most.max(1)).min(touched);
+        let mut found = Vec::new();
+        for id in (from..end).map(EntryId) {
+            let entry = &self.entries[id];
+            let is_owed = entry.is_live() && entry.is(Mark::Wanted) && !entry.is(Mark::Copy);
+            if is_owed && lacks(entry.digest(), self.entries.copies(id)) {
+                found.push(entry.digest());
+            }
+        }
+        (found, (end < touched).then_some(end))
+    }
+
+    /// Returns the objects that are to be replicated and have no replica.
     #[must_use]
-    pub fn uncopied(&self, from: u32, most: u32) -> (Vec<Digest>, Option<u32>) {
-        let (live, next) = self.live_from(from, most);
-        let lack = |entry: &&Entry| entry.is(Mark::Wanted) && !entry.is(Mark::Copied) && !entry.is(Mark::Copy);
-        (live.filter(lack).map(Entry::digest).collect(), next)
+    pub fn uncopied(&self) -> Vec<Digest> {
+        self.lacking(0, u32::MAX, |_, copies| copies.at.is_empty()).0
     }
 
     fn live_from(&self, from: u32, most: u32) -> (impl Iterator<Item = &Entry>, Option<u32>) {
@@ -142,45 +156,50 @@ impl ObjectTable {
         self.get(digest).map_or(Replica::None, Entry::replica)
     }
 
-    /// Returns true if the replica owner may have a replica of an object.
+    /// Returns the replicas of an object of this shard, or with which a replica was written; those of one that is not
+    /// replicated are without a meaning, and so is their number for an object that is not there.
     #[must_use]
-    pub fn is_copied(&self, digest: Digest) -> bool {
-        self.get(digest).is_some_and(|entry| entry.is(Mark::Copied))
+    pub fn copies(&self, digest: Digest) -> Copies {
+        self.find(digest).map_or(Copies::ONE, |id| self.entries.copies(id))
     }
 
-    /// Marks an object of this shard to be replicated; false if there is none.
-    pub fn want_copy(&mut self, digest: Digest) -> bool {
+    /// Makes an object of this shard one that is to have at least so many replicas beside the owner's; false if there
+    /// is no such object.
+    pub fn want_copies(&mut self, digest: Digest, wanted: u8) -> bool {
         let id = self.find(digest).filter(|id| !self.entries[*id].is(Mark::Copy));
         if let Some(id) = id {
+            let before = if self.entries[id].is(Mark::Wanted) { self.entries.copies(id).wanted } else { 0 };
             self.entries.set(id, Mark::Wanted, true);
+            self.entries.set_wanted(id, wanted.max(before));
         }
         id.is_some()
     }
 
-    /// Marks an object of this shard not to be replicated any more; returns true if the replica owner may have a
-    /// replica, which has to be removed.
-    pub fn want_no_copy(&mut self, digest: Digest) -> bool {
+    /// Marks an object of this shard not to be replicated any more; returns the replica owners that may have a replica,
+    /// which has to be removed.
+    pub fn want_no_copy(&mut self, digest: Digest) -> ReplicaSet {
         let id = self.find(digest).filter(|id| !self.entries[*id].is(Mark::Copy));
-        let Some(id) = id else { return false };
+        let Some(id) = id else { return ReplicaSet::NONE };
         self.entries.set(id, Mark::Wanted, false);
-        let copied = self.entries[id].is(Mark::Copied);
-        self.entries.set(id, Mark::Copied, false);
-        copied
+        let at = self.entries.copies(id).at;
+        self.entries.set_replica_owners(id, ReplicaSet::NONE);
+        at
     }
 
-    /// Records whether the replica owner may have a replica of this version. False if the object has another version by
-    /// now.
-    pub fn note_copy(&mut self, digest: Digest, version: Version, may_be: bool) -> bool {
+    /// Records whether a replica owner, by its number, may have a replica of this version. False if the object has
+    /// another version by now.
+    pub fn note_copy(&mut self, digest: Digest, version: Version, number: usize, may_be: bool) -> bool {
         let id = self.find(digest).filter(|id| self.entries[*id].version() == version);
         if let Some(id) = id {
-            self.entries.set(id, Mark::Copied, may_be);
+            let at = self.entries.copies(id).at;
+            self.entries.set_replica_owners(id, if may_be { at.with(number) } else { at.without(number) });
         }
         id.is_some()
     }
 
-    /// Records that no other shard has a replica of an object of this shard.
-    pub(super) fn clear_copied(&mut self, id: EntryId) {
-        self.entries.set(id, Mark::Copied, false);
+    /// Records which replica owners may have a replica of an object of this shard, by the numbers of a new map.
+    pub(super) fn set_replica_owners(&mut self, id: EntryId, at: ReplicaSet) {
+        self.entries.set_replica_owners(id, at);
     }
 
     /// Makes a replica an object of this shard that is to be replicated.
@@ -191,17 +210,17 @@ impl ObjectTable {
 
     /// Returns the digest of a visible object and its role in replication; `None` if the entry is not visible.
     pub(super) fn role(&self, id: EntryId) -> Option<(Digest, ReplicaRole)> {
-        let entry = &self.entries[id];
-        let side = match (entry.is(Mark::Copy), entry.is(Mark::Copied)) {
+        let (entry, at) = (&self.entries[id], self.entries.copies(id).at);
+        let side = match (entry.is(Mark::Copy), at.is_empty()) {
             (true, _) => ReplicaRole::Replica,
-            (false, true) => ReplicaRole::Replicated,
-            (false, false) => ReplicaRole::Sole,
+            (false, false) => ReplicaRole::Replicated(at),
+            (false, true) => ReplicaRole::Sole,
         };
         entry.is_live().then(|| (entry.digest(), side))
     }
 
-    /// Returns the orphans since the last call.
-    pub fn take_orphans(&mut self) -> Vec<Digest> {
+    /// Returns the orphans since the last call, each with the replica owners that may have a replica.
+    pub fn take_orphans(&mut self) -> Vec<(Digest, ReplicaSet)> {
         core::mem::take(&mut self.orphans)
     }
 
@@ -247,7 +266,7 @@ impl ObjectTable {
         let taken = self.index.remove(entry.digest(), id);
         assert!(taken, "{id:?} is live but not in the index");
         if entry.is(Mark::Copied) {
-            self.orphans.push(entry.digest());
+            self.orphans.push((entry.digest(), self.entries.copies(id).at));
         }
         self.events.push(ObjectChange::Removed, ObjectMedium::Memory, entry.digest(), 0);
     }
@@ -307,26 +326,31 @@ mod tests {
     fn only_wanted_objects_without_a_replica_lack_one() {
         let roles = [(1, Replica::None), (2, Replica::First), (3, Replica::Second), (4, Replica::Awaited)];
         let (mut table, _) = table(&roles);
-        assert_eq!(table.uncopied(0, 9), (vec![Digest(2), Digest(4)], None));
-        assert!(table.want_copy(Digest(1)) && !table.want_copy(Digest(3)) && !table.want_copy(Digest(5)));
-        assert!(table.note_copy(Digest(2), Version(2), true) && !table.note_copy(Digest(4), Version(9), true));
-        assert_eq!(table.uncopied(0, 9).0, [Digest(1), Digest(4)]);
-        assert_eq!(table.uncopied(0, 1), (vec![Digest(1)], Some(1)));
-        assert!(table.want_no_copy(Digest(2)), "the replica owner may have a replica");
-        assert!(!table.want_no_copy(Digest(2)));
+        assert_eq!(table.uncopied(), [Digest(2), Digest(4)]);
+        let wanted = [1, 3, 5].map(|digest| table.want_copies(Digest(digest), 3));
+        assert_eq!(wanted, [true, false, false]);
+        let noted =
+            [(2, 2), (4, 9)].map(|(digest, version)| table.note_copy(Digest(digest), Version(version), 4, true));
+        assert_eq!(noted, [true, false]);
+        assert_eq!(table.uncopied(), [Digest(1), Digest(4)]);
+        assert_eq!(table.lacking(0, 1, |_, _| true), (vec![Digest(1)], Some(1)));
+        let lacks_several = |_, copies: Copies| copies.at.count() + 1 < usize::from(copies.wanted);
+        assert_eq!(table.lacking(0, 9, lacks_several), (vec![Digest(1)], None));
+        assert_eq!(table.want_no_copy(Digest(2)), ReplicaSet::NONE.with(4), "that one may have a replica");
+        assert!(table.want_no_copy(Digest(2)).is_empty());
         assert_eq!(table.entries().live().copied, 0);
     }
 
     #[test]
     fn objects_with_a_replica_leave_orphans() {
         let (mut table, ids) = table(&[(1, Replica::First), (2, Replica::First)]);
-        table.note_copy(Digest(1), Version(1), true);
+        table.note_copy(Digest(1), Version(1), 1, true);
         for id in ids {
             table.hide(id);
             table.entries_mut().release(id);
         }
         assert_eq!((table.len(), table.has_orphans()), (0, true));
-        assert_eq!((table.take_orphans(), table.has_orphans()), (vec![Digest(1)], false));
+        assert_eq!((table.take_orphans(), table.has_orphans()), (vec![(Digest(1), ReplicaSet::NONE.with(1))], false));
         let events = table.events().read(0, 9).events;
         let changes: Vec<ObjectChange> = events.iter().map(|event| event.change).collect();
         assert_eq!(changes, [ObjectChange::Stored, ObjectChange::Stored, ObjectChange::Removed, ObjectChange::Removed]);

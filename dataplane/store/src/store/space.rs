@@ -147,7 +147,7 @@ impl<P: EvictionPolicy> Space<P> {
             is_on_device: entry.is_on_device(),
             is_head: entry.is(Mark::Head),
             replica: entry.replica(),
-            copied: entry.is(Mark::Copied),
+            copies: self.objects.entries().copies(id),
             is_retained: self.order.is_retained(id),
             priority: entry.priority(),
         }
@@ -498,10 +498,13 @@ impl<P: EvictionPolicy> Space<P> {
         let entries = self.objects.entries_mut();
         let (version, checksum) = (entries[old].version(), entries[old].checksum());
         self.order.stick(entries, new, |entries| entries.commit(new, version, checksum));
-        for mark in [Mark::Tail, Mark::Copied, Mark::Copy, Mark::Wanted, Mark::Awaited] {
+        for mark in [Mark::Tail, Mark::Copy, Mark::Wanted, Mark::Awaited] {
             let is_set = entries[old].is(mark);
             entries.set(new, mark, is_set);
         }
+        let copies = entries.copies(old);
+        entries.set_wanted(new, copies.wanted);
+        entries.set_replica_owners(new, copies.at);
         entries.set(new, Mark::Replace, false);
         self.objects.supersede(old, new);
         self.order.remove(self.objects.entries_mut(), old, false);

@@ -17,7 +17,7 @@ impl World {
             return;
         }
         let (tail_at, priority) = (Some(view.tail_at), view.priority);
-        let (_, _, name) = copy_of(digest, view.extent.bytes, view.is_head, tail_at, priority, &Pool(&at.pool));
+        let (_, _, name) = copy_of(digest, view.extent.bytes, view.is_head, tail_at, priority, 2, &Pool(&at.pool));
         if name != Shadow::name(key).as_bytes() {
             let what = format!("incarnation {incarnation}: key {key} has lost its name, and has {name:?}: {view:?}");
             self.violate(broken(Rule::Bytes, what));

@@ -32,9 +32,23 @@ impl World {
     pub(crate) fn copies_wanted(&self, asked: &TrackedTask) -> PutOptions {
         let What::Put { write, .. } = asked.what else { return PutOptions::default() };
         let asks = !self.scenario.wishes && (write % 8 != 0 || self.scenario.keeps);
-        let two = self.scenario.replicas > 1 && asks;
-        let waits = two && (write % 3 == 0 || self.scenario.keeps);
-        PutOptions { replicas: if two { 2 } else { 0 }, wait_replicas: waits, ..PutOptions::default() }
+        if self.scenario.replicas < 2 || !asks {
+            return PutOptions::default();
+        }
+        // With more owners: two replicas, or as many as there are owners and more, and a put that waits for some or
+        // all.
+        let most = usize::from(self.scenario.replicas) - 1;
+        let replicas = 2 + if most > 1 { (write / 3 % (most + 2)) as u8 } else { 0 };
+        let waits = write % 3 == 0 || self.scenario.keeps;
+        let all = self.scenario.keeps || write % 2 == 0;
+        let wait_replicas = if !waits {
+            0
+        } else if all {
+            replicas
+        } else {
+            2
+        };
+        PutOptions { replicas, wait_replicas, ..PutOptions::default() }
     }
 
     /// Requests replication of an existing object: every shard gets the request, and the owner carries it out.
@@ -126,11 +140,16 @@ impl World {
         incarnations.any(|incarnation| self.incarnations[incarnation].service.inspect().serves(slot))
     }
 
-    /// Checks, when an owner acknowledges that versions of a key below `floor` are gone, that its replica owner has no
-    /// replica of them.
+    /// Checks, when an owner acknowledges that versions of a key below `floor` are gone, that its replica owners have
+    /// no replica of them.
     pub(crate) fn check_no_copy(&mut self, first: usize, key: usize, floor: u64) {
         let digest = self.shadow.digest(key);
-        let Some(second) = self.incarnations[first].service.inspect().second_of(digest.slot()) else { return };
+        let owners = self.incarnations[first].service.inspect().replica_owners(digest.slot()).to_vec();
+        owners.into_iter().for_each(|second| self.check_no_copy_at(first, second, key, floor));
+    }
+
+    fn check_no_copy_at(&mut self, first: usize, second: ShardKey, key: usize, floor: u64) {
+        let digest = self.shadow.digest(key);
         let alive = |incarnation: &usize| {
             self.incarnations[*incarnation].alive && self.nodes[self.incarnations[*incarnation].node].up
         };
@@ -222,15 +241,16 @@ impl World {
         if Self::fetch_limits(&self.scenario).bytes_per_s == 0 {
             return None;
         }
-        let (lack, _) = service.store().objects().uncopied(0, u32::MAX);
         let store = service.store();
-        // In these scenarios each object was put with two replicas, and objects on the SSD are replicated from there.
+        let lack = self.incarnations[incarnation].lacking();
+        // In these scenarios each object was put with several replicas, and objects on the SSD are replicated from
+        // there.
         let kept = (0..self.scenario.keys).filter(|_| self.scenario.keeps && self.scenario.tier.is_some());
         let on_ssd =
             kept.map(|key| self.shadow.digest(key)).filter(|digest| service.inspect().ssd_bytes(*digest).is_some());
-        let uncopied = on_ssd.filter(|digest| !store.objects().is_copied(*digest));
-        let lack =
-            lack.into_iter().chain(uncopied).find(|digest| service.inspect().second_of(digest.slot()).is_some())?;
+        let has_none = |digest: &Digest| store.objects().copies(*digest).at.is_empty();
+        let can_have = |digest: &Digest| !service.inspect().replica_owners(digest.slot()).is_empty();
+        let lack = lack.into_iter().chain(on_ssd.filter(has_none).filter(can_have)).next()?;
         Some(format!("incarnation {incarnation} has no replica of {lack}, although all faults are over: {counters:?}"))
     }
 }

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use kvplane_client::{Client, Config, Local, PutBook, Request, Sources, SubmitOptions, TaskResult};
+use kvplane_client::{Client, Config, Local, PeerId, PutBook, Request, Sources, SubmitOptions, TaskResult};
 use kvplane_proto::checksum::payload_checksum;
 use kvplane_proto::ids::BatchId;
 use kvplane_proto::map::SlotOwners;
@@ -110,8 +110,8 @@ impl World {
         let Some(fetcher) = &mut host.fetcher else { return };
         let own_host = &self.nodes[self.incarnations[incarnation].node].host;
         let source_of = |slot| service.inspect().source_of(slot);
-        let keeper_of = |slot| service.inspect().second_of(slot);
-        fetcher.sources.follow(&mut host.client, owners, own_host, source_of, keeper_of, now_ns);
+        let keepers_of = |slot| service.inspect().replica_owners(slot);
+        fetcher.sources.follow(&mut host.client, owners, own_host, source_of, keepers_of, now_ns);
         self.drain_client(index);
     }
 
@@ -131,8 +131,8 @@ impl World {
 
     fn fetch(&mut self, incarnation: usize, Fetch { token, source, want }: Fetch) {
         let (index, now_ns) = (self.incarnations[incarnation].fetcher, self.now_ns);
-        let known = self.clients[index].fetcher.as_ref().is_some_and(|fetcher| fetcher.sources.contains(&source));
-        let room = if known { self.requests_of(index, incarnation, &want) } else { None };
+        let peer = self.clients[index].fetcher.as_ref().and_then(|fetcher| fetcher.sources.peer(&source));
+        let room = peer.and_then(|peer| self.requests_of(index, incarnation, &want, peer));
         let waited = matches!(want, Want::Sizes(_) | Want::Describe(_) | Want::DropCopies(_));
         let within_ns = if waited { ASK_NS } else { BACKGROUND_NS };
         let Some((requests, book, offset)) = room else {
@@ -157,6 +157,7 @@ impl World {
         index: usize,
         incarnation: usize,
         want: &Want,
+        peer: PeerId,
     ) -> Option<(Vec<Request>, PutBook, Option<u64>)> {
         let mut book = PutBook::new();
         let one = PageQuery { names: true, one: true, ..PageQuery::default() };
@@ -179,14 +180,15 @@ impl World {
                 let local = Local { buffer: 0, offset, bytes: extent.bytes };
                 return Some((vec![Request::Get(*digest, local)], book, Some(offset)));
             }
-            Want::DropCopies(digests) => digests.iter().map(|digest| Request::DropCopy(*digest)).collect(),
-            Want::Copy { digest, extent, tail_at, is_head, priority, version } => {
+            Want::DropCopies(digests) => digests.iter().map(|digest| Request::DropCopy(*digest, peer)).collect(),
+            Want::Copy { digest, extent, tail_at, is_head, priority, replicas, version } => {
                 let (item, tenant, key) = copy_of(
                     *digest,
                     extent.bytes,
                     *is_head,
                     *tail_at,
                     *priority,
+                    *replicas,
                     &Pool(&self.incarnations[incarnation].pool),
                 );
                 let number = book.push(item, &ObjectName { tenant: &tenant, key: &key });
@@ -195,7 +197,7 @@ impl World {
                     fetcher.pushed.entry(*digest).or_default().push(version.0);
                 }
                 let local = Local { buffer: 0, offset, bytes: extent.bytes };
-                return Some((vec![Request::PutCopy(*digest, local, number)], book, Some(offset)));
+                return Some((vec![Request::PutCopy(*digest, local, number, peer)], book, Some(offset)));
             }
         };
         Some((requests, book, None))

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::rc::Rc;
 
+use kvplane_proto::Digest;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, SegmentId, ShardId, Version};
 use kvplane_proto::map::{ClusterMap, Member, ShardAddress};
 use kvplane_proto::rng::Rng;
@@ -50,6 +51,7 @@ pub(crate) struct Node {
     pub(crate) power_fails: bool,
     weight: u32,
     pub(crate) host: String,
+    pub(crate) failure_domain: String,
     shared_memory: bool,
     /// Counter that changes the ports when the node comes back.
     ports: u16,
@@ -126,6 +128,12 @@ impl ShardIncarnation {
         self.service.inspect().move_counters().importing_slots > 0
     }
 
+    /// Returns the objects that lack replicas at owners of their slot.
+    pub(crate) fn lacking(&self) -> Vec<Digest> {
+        let lacks = |digest, _| self.service.inspect().lacks_replicas(digest);
+        self.service.store().objects().lacking(0, u32::MAX, lacks).0
+    }
+
     pub(crate) fn check_store(&self) {
         if self.alive {
             self.service.store().check();
@@ -152,6 +160,7 @@ impl Node {
             power_fails: false,
             weight: 1 + rng.below(4) as u32,
             host: format!("host-{}", index % scenario.hosts),
+            failure_domain: format!("rack-{}", index % scenario.failure_domains()),
             shared_memory: scenario.shared_memory,
             ports: 0,
         }
@@ -172,7 +181,7 @@ impl Node {
             node: NodeId(node as u64 + 1),
             incarnation: Incarnation(self.incarnation),
             weight: self.weight,
-            failure_domain: format!("rack-{}", node % 2),
+            failure_domain: self.failure_domain.clone(),
             host: self.host.clone(),
             shards: (0..shards).map(address).collect(),
         }

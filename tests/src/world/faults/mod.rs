@@ -14,6 +14,7 @@ use crate::world::network::{End, Way};
 use crate::world::queue::Event;
 use crate::world::scenario::{Chances, MS};
 use kvplane_client::Path;
+use kvplane_proto::map::Member;
 
 /// Party on the network.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -166,17 +167,33 @@ impl World {
     /// acknowledged to puts.
     pub(crate) fn is_at_rest(&self) -> bool {
         let lacks = |incarnation: &ShardIncarnation| {
-            let (mut lack, _) = incarnation.service.store().objects().uncopied(0, u32::MAX);
+            let mut lack = match self.scenario.replicas > 2 {
+                true => incarnation.lacking(),
+                false => incarnation.service.store().objects().uncopied(),
+            };
             lack.extend(self.clients[incarnation.fetcher].fetcher.iter().flat_map(Fetcher::copying));
             lack.iter().filter_map(|digest| self.shadow.key(*digest)).any(|key| self.doubled.contains_key(&key))
         };
         let moves = |incarnation: &ShardIncarnation| {
             incarnation.imports() || !incarnation.service.inspect().move_counters().settled
         };
-        self.incarnations
-            .iter()
-            .filter(|incarnation| incarnation.alive)
-            .all(|incarnation| !moves(incarnation) && !lacks(incarnation))
+        let mut alive = self.incarnations.iter().filter(|incarnation| incarnation.alive);
+        let has_heard =
+            |incarnation: &ShardIncarnation| self.scenario.replicas <= 2 || self.knows_who_lives(incarnation);
+        alive.all(|incarnation| !moves(incarnation) && !lacks(incarnation) && has_heard(incarnation))
+    }
+
+    /// Returns true if a shard follows the newest map, and all members of that live: what has several replicas has them
+    /// at nodes that live.
+    fn knows_who_lives(&self, incarnation: &ShardIncarnation) -> bool {
+        let Some(map) = self.control.published.as_deref() else { return false };
+        let lives = |member: &Member| {
+            let at = member.node.0 as usize - 1;
+            let node = &self.nodes[at];
+            let hears = node.halted_ns <= self.now_ns && self.cut(Party::Control, Party::Node(at)).is_none();
+            node.up && hears && node.incarnation == member.incarnation.0
+        };
+        incarnation.epoch == map.epoch.0 && map.members.iter().all(lives)
     }
 
     /// Returns true if the scenario allows the fault now.

@@ -189,8 +189,9 @@ pub(crate) struct Control {
     /// has no map (a new cluster, or a lost state). Default: 6 if the authority is older than the state, else 0.
     #[arg(long, value_name = "SECONDS")]
     adoption_wait: Option<u32>,
-    /// Most replicas of an object, best effort: 1, or 2 for a second replica of objects whose puts request it.
-    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
+    /// Owners of each slot, 1 to 8, each in another failure domain: the most replicas of objects whose puts request
+    /// several, best effort. Above 2, all nodes have to be of this version.
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
     replicas: u8,
     /// Directory of identities for local processes. Default: the user's runtime directory.
     #[arg(long)]

@@ -227,10 +227,13 @@ struct Keep {
     /// Type of the data, a number of the application's choice.
     #[arg(long, default_value_t = 0)]
     data_type: u8,
-    /// Replicas of the object: 1, or 2 for a second replica, best effort; the cluster needs `kvplane control --replicas
-    /// 2`.
-    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=2))]
+    /// Replicas of the object, 1 to 8, best effort: the cluster needs as many owners of each slot (`kvplane control
+    /// --replicas`). The answer says how many there are.
+    #[arg(long, value_name = "COUNT", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=8))]
     replicas: u8,
+    /// Number of the replicas that the put waits for, for at most a second: up to --replicas, which is the default.
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u8).range(1..=8))]
+    wait_replicas: Option<u8>,
     /// Acknowledgement level of the put. Default: the node's `--ssd-ack`.
     #[arg(long, value_enum)]
     ack: Option<AckChoice>,
@@ -238,8 +241,9 @@ struct Keep {
 
 impl Keep {
     fn options(&self) -> PutOptions {
-        let Self { replace, hard_pin, soft_pin_ms, group, priority, data_type, replicas, ack } = *self;
+        let Self { replace, hard_pin, soft_pin_ms, group, priority, data_type, replicas, wait_replicas, ack } = *self;
         let ack = ack.map(Into::into);
+        let wait_replicas = wait_replicas.unwrap_or(replicas);
         PutOptions {
             replace,
             hard_pin,
@@ -248,6 +252,7 @@ impl Keep {
             priority,
             data_type,
             replicas,
+            wait_replicas,
             ack,
             ..PutOptions::default()
         }
@@ -393,9 +398,13 @@ impl Ctl {
             return Ok((client.put_with(key, value, options)?, String::new()));
         }
         match client.replicas().put(key, value, options) {
-            Ok((put, copies)) if copies < wanted => {
-                let why = "see `kvplane control --replicas`, the number of nodes and their free memory";
+            Ok((put, copies)) if copies < options.wait_replicas => {
+                let why =
+                    "see `kvplane control --replicas`, the number of failure domains and their nodes' free memory";
                 Ok((put, format!(", {copies} of {wanted} replicas: {why}")))
+            }
+            Ok((put, copies)) if copies < wanted => {
+                Ok((put, format!(", {copies} of {wanted} replicas so far: it waited for {}", options.wait_replicas)))
             }
             Ok((put, copies)) => Ok((put, format!(", {copies} replicas"))),
             // An object over the limit of one shard is stored in stripes, whose replicas are not counted.

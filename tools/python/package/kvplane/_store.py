@@ -13,6 +13,7 @@ Key = Union[str, bytes]
 _NOT_FOUND = -704
 _LONGEST_PIN_S = 86_400
 _LOWEST, _HIGHEST = -4, 4
+_MOST_REPLICAS = 8
 
 
 class _Place(NamedTuple):
@@ -133,10 +134,14 @@ def _kept(
     group: Union[str, int, None],
     kind: int,
     replicas: int,
+    wait: Optional[int],
     priority: int,
-) -> Optional[Tuple[int, int, bool, int, bool, int, List[str], bool, int]]:
-    if not 1 <= replicas <= 2:
-        raise ValueError(f"an object has 1 or 2 replicas, not {replicas}")
+) -> Optional[Tuple[int, int, bool, int, bool, int, List[str], bool, int, int]]:
+    if not 1 <= replicas <= _MOST_REPLICAS:
+        raise ValueError(f"an object has 1 to {_MOST_REPLICAS} replicas, not {replicas}")
+    waits = replicas if wait is None else wait
+    if not 1 <= waits <= replicas:
+        raise ValueError(f"a put of {replicas} replicas waits for 1 to {replicas} of them, not {waits}")
     if not 0 <= keep <= _LONGEST_PIN_S:
         raise ValueError(f"an object can be kept for 0 to {_LONGEST_PIN_S} s, not {keep}")
     if not _LOWEST <= priority <= _HIGHEST:
@@ -144,7 +149,7 @@ def _kept(
     number = 0 if group is None else _number(group)
     if not (replace or pin or keep or number or kind or replicas > 1 or priority):
         return None
-    return (number, int(keep * 1000), pin, kind, replace, replicas, [], False, priority)
+    return (number, int(keep * 1000), pin, kind, replace, replicas, [], False, priority, waits)
 
 
 class Store:
@@ -157,7 +162,7 @@ class Store:
     certificate is bound to, else the default tenant. `data_tls` is the mode of TLS 1.3 on data connections over TCP:
     "off", "offer" (with nodes that require it) or "require" (with no other nodes); the default is `KVPLANE_DATA_TLS`,
     else "offer". `hedge` is the upper bound of the delay, in seconds, after which a get that the owner has not answered
-    is also sent to the replica owner; with 0, only when the owner is unreachable.
+    is also sent to a replica owner; with 0, only when the owner is unreachable.
 
     Values and buffers are objects with the buffer protocol, and tensors and objects with `__cuda_array_interface__` or
     DLPack, whose memory may be a device's. What was enqueued there on the object's stream (torch's current one, for its
@@ -215,17 +220,19 @@ class Store:
         group: Union[str, int, None] = None,
         kind: int = 0,
         replicas: int = 1,
+        wait: Optional[int] = None,
         priority: int = 0,
     ) -> None:
         """Stores bytes under a key. An existing object is left unchanged or, with `replace`, replaced.
 
         `pin`: never evict it (hard pin). `keep`: prefer other objects for eviction for so many seconds (soft pin).
         `group`: objects of a group are evicted and prefetched together. `kind`: data type of the caller, from 0 to 255.
-        `replicas`: 2 keeps a replica on another node, as far as slots have two owners (`kvplane control --replicas 2`)
-        and there is space; the call waits for it. `priority`: from -4 to 4; within a tenant, objects of a lower one are
-        evicted before.
+        `replicas`: 2 to 8 keep so many replicas, each on another node, as far as slots have so many owners (`kvplane
+        control --replicas`) and there is space. `wait`: number of replicas that the call waits for, for at most a
+        second: all of them by default; `replicas()` says which there are. `priority`: from -4 to 4; within a tenant,
+        objects of a lower one are evicted before.
         """
-        kept = _kept(replace, pin, keep, group, kind, replicas, priority)
+        kept = _kept(replace, pin, keep, group, kind, replicas, wait, priority)
         memory = device_memory(value)
         if memory is None:
             self._check(self._native().put(key, exporter(value), kept))
@@ -240,10 +247,11 @@ class Store:
         pin: bool = False,
         keep: float = 0.0,
         replicas: int = 1,
+        wait: Optional[int] = None,
         priority: int = 0,
     ) -> None:
         """Stores many objects in one batch. All that can be stored are; the first error is raised afterwards."""
-        kept = _kept(replace, pin, keep, None, 0, replicas, priority)
+        kept = _kept(replace, pin, keep, None, 0, replicas, wait, priority)
         memories = {key: memory for key, memory in ((key, device_memory(items[key])) for key in items) if memory}
         here = {key: exporter(value) for key, value in items.items() if key not in memories}
         codes = self._native().put_many(list(here), list(here.values()), kept)
@@ -258,11 +266,12 @@ class Store:
         replace: bool = False,
         pin: bool = False,
         replicas: int = 1,
+        wait: Optional[int] = None,
         priority: int = 0,
     ) -> None:
         """Stores parts of registered memory, without an additional copy."""
         keys, pieces = zip(*items) if items else ((), ())
-        kept = _kept(replace, pin, 0.0, None, 0, replicas, priority)
+        kept = _kept(replace, pin, 0.0, None, 0, replicas, wait, priority)
         places = _places(pieces)
         self._await(_streams_of(pieces))
         self._all(self._native().put_from(keys, *places, kept))

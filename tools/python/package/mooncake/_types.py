@@ -10,6 +10,9 @@ INVALID_PARAMS = -600
 #: Not supported: there is no shared file system for replicas.
 NO_FILE_SYSTEM = -1601
 
+#: Most replicas of an object; a `replica_num` above it is taken as this number, as replicas are best effort.
+_MOST_REPLICAS = 8
+
 
 class ObjectDataType(enum.IntEnum):
     """Data type of an object, as declared by its owner."""
@@ -147,7 +150,7 @@ _ATTRIBUTES = {
 class ReplicateConfig:
     """Options of a put.
 
-    A `replica_num` above 1 keeps a second replica, as far as slots have two owners (`kvplane control --replicas 2`) and
+    A `replica_num` above 1 keeps further replicas, as far as slots have so many owners (`kvplane control --replicas`) and
     there is space; other counts have no effect. `preferred_segments` and `prefer_alloc_in_same_node` place objects of
     at least 1 MiB that are not longer than a stripe (64 MiB), as far as there is space. An attribute accepts the values
     of Mooncake's; there are no others.
@@ -222,7 +225,7 @@ def refused(config, keys):
 def kept(config, replace, group=0):
     """Converts a `ReplicateConfig` for the native module."""
     if config is None:
-        return (group, 0, False, 0, replace, 1, [], False, 0) if replace or group else None
+        return (group, 0, False, 0, replace, 1, [], False, 0, 1) if replace or group else None
     if not isinstance(config, ReplicateConfig):
         raise TypeError(f"config is a ReplicateConfig, not {type(config).__name__}")
     pin = 0
@@ -232,14 +235,14 @@ def kept(config, replace, group=0):
     elif config.soft_pin_ttl_ms is not None:
         # A duration without a soft pin: Mooncake rejects this with -600.
         pin = _REFUSED_MS
-    replicas = min(max(int(config.replica_num), 1), 2)
+    replicas = min(max(int(config.replica_num), 1), _MOST_REPLICAS)
     segments = [config.preferred_segment] if config.preferred_segment else []
     segments += [name for name in config.preferred_segments or () if name not in segments]
     segments = [_OWN.get(name, name) for name in segments]
     together = bool(config.prefer_alloc_in_same_node)
     kind = int(config.data_type)
     # Mooncake has no priorities of objects.
-    return (group, pin, bool(config.with_hard_pin), kind, replace, replicas, segments, together, 0)
+    return (group, pin, bool(config.with_hard_pin), kind, replace, replicas, segments, together, 0, replicas)
 
 
 class BufferHandle(mmap.mmap):

@@ -10,8 +10,9 @@ use crate::store::batches::Pieces;
 use crate::store::ranges::Part;
 
 /// Put options: group, soft pin in milliseconds, hard pin, data type, whether it replaces an existing object, number of
-/// replicas, preferred segments, whether all objects of a batch are stored together, and the priority.
-pub(crate) type KeepArguments = (u64, u32, bool, u8, bool, u8, Vec<String>, bool, i64);
+/// replicas, preferred segments, whether all objects of a batch are stored together, the priority, and the number of
+/// replicas that the put waits for.
+pub(crate) type KeepArguments = (u64, u32, bool, u8, bool, u8, Vec<String>, bool, i64, u8);
 
 /// Put options, and the preferred segments.
 pub(crate) struct KeepOptions {
@@ -39,11 +40,9 @@ impl KeepOptions {
 /// # Errors
 /// `ValueError` when the priority is out of range.
 pub(crate) fn options(kept: Option<KeepArguments>) -> PyResult<KeepOptions> {
-    let (group, soft_pin_ms, hard_pin, data_type, replace, replicas, segments, together, number) =
+    let (group, soft_pin_ms, hard_pin, data_type, replace, replicas, segments, together, number, wait_replicas) =
         kept.unwrap_or_default();
     let priority = priority(number)?;
-    // As in Mooncake, a put completes when its replicas are written, or turn out not to be possible.
-    let wait_replicas = replicas > 1;
     let options = PutOptions {
         group,
         soft_pin_ms,

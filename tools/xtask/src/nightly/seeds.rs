@@ -44,7 +44,7 @@ impl Kind {
 }
 
 /// All kinds of simulation.
-const KINDS: [Kind; 25] = [
+const KINDS: [Kind; 28] = [
     Kind::new("world", "seeds", "KVPLANE_SEEDS", 250),
     Kind::new("world", "clocks", "KVPLANE_SEEDS", 20),
     Kind::new("world", "missed_epochs", "KVPLANE_SEEDS", 20),
@@ -62,10 +62,13 @@ const KINDS: [Kind; 25] = [
         "KVPLANE_ABSENCE_SEEDS",
         20,
     ),
-    Kind::new("replicas", "seeds", "KVPLANE_SEEDS", 40),
-    Kind::new("replicas", "copies_that_are_wished_for_later", "KVPLANE_SEEDS", 30),
-    Kind::new("replicas", "hot_objects", "KVPLANE_SEEDS", 30),
-    Kind::new("replicas", "losses", "KVPLANE_LOSS_SEEDS", 70),
+    Kind::new("replicas", "seeds", "KVPLANE_SEEDS", 30),
+    Kind::new("replicas", "copies_that_are_wished_for_later", "KVPLANE_SEEDS", 20),
+    Kind::new("replicas", "hot_objects", "KVPLANE_SEEDS", 20),
+    Kind::new("replicas", "losses", "KVPLANE_LOSS_SEEDS", 50),
+    Kind::new("replicas", "several_replicas", "KVPLANE_SEEDS", 20),
+    Kind::new("replicas", "hot_objects_with_several_replicas", "KVPLANE_SEEDS", 10),
+    Kind::new("replicas", "losses_of_several_replicas", "KVPLANE_LOSS_SEEDS", 20),
     Kind::new("replicas", "a_control_plane_that_loses_its_state_loses_no_object", "KVPLANE_LOSS_SEEDS", 20),
     Kind::new("devices", "seeds", "KVPLANE_DEVICE_POOL_SEEDS", 40),
     Kind::new("devices", "losses", "KVPLANE_DEVICE_POOL_SEEDS", 20),

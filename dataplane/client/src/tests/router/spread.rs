@@ -1,11 +1,11 @@
-//! Gets of objects that two owners have: the choice between both, and fallback when the replica is missing.
+//! Gets of objects that several owners have: the choice between them, and fallback when a replica is missing.
 
 use std::collections::BTreeMap;
 
 use kvplane_proto::flags::FrameFlags;
 use kvplane_proto::ids::{Epoch, NodeId};
 use kvplane_proto::limits::Limits;
-use kvplane_proto::map::ClusterMap;
+use kvplane_proto::map::{ClusterMap, OwnerTable, ReplicaSet};
 use kvplane_proto::message::{DigestItem, Operation};
 use kvplane_proto::status::Status;
 
@@ -13,6 +13,7 @@ use crate::SourcePeers;
 use crate::tests::rig::{
     ClientOutput, Object, Rig, SECOND_NS, digest, local, map, push_name, shared_config, stream_config,
 };
+use crate::types::LaneId;
 use crate::{Config, PutBook, Request, SubmitOptions};
 
 const BYTES: u64 = 100_000;
@@ -76,6 +77,72 @@ fn gets_are_spread_over_owner_and_replica_owner() {
         assert!(rig.client.counters().second_chosen > 100);
         rig.assert_empty();
     }
+}
+
+/// A client in a cluster of so many nodes and owners of each slot; the object has two replicas.
+fn rig_of_many(config: Config, nodes: u64) -> Rig {
+    let mut rig = Rig::new(config, nodes);
+    rig.client.set_map(ClusterMap { replicas: nodes as u8, ..map(2, nodes, 1) }, 1);
+    rig.now_ns = MS;
+    let replicas = ReplicaSet::NONE.with(1).with(2);
+    rig.objects.insert(digest(0), Object { replicas, ..Object::new(BYTES, 7) });
+    rig
+}
+
+#[test]
+fn gets_are_spread_over_all_owners_that_have_the_object() {
+    for config in [stream_config(), shared_config()] {
+        let mut rig = rig_of_many(config, 4);
+        let owners = OwnerTable::compute(rig.client.router.placement.map().expect("a map"));
+        let numbers: Vec<u64> =
+            owners.owners(digest(0).slot()).iter().map(|owner| u64::from(owner.member) + 1).collect();
+        let asked = gets(&mut rig, 100, 4);
+        let of = |position: usize| asked.get(&NodeId(numbers[position])).copied().unwrap_or(0);
+        assert!(of(1) == 0 && [0, 2, 3].into_iter().all(|position| of(position) > 60), "{asked:?} of {numbers:?}");
+        rig.assert_empty();
+    }
+}
+
+/// The owner and the first replica owner cannot be reached, and the second has no replica.
+#[test]
+fn a_get_fails_over_to_each_replica_owner_in_turn() {
+    let mut rig = rig_of_many(stream_config(), 4);
+    let owners = OwnerTable::compute(rig.client.router.placement.map().expect("a map"));
+    let position_of = |rig: &Rig, lane: &LaneId| {
+        let node = rig.addresses[lane].node;
+        owners.owners(digest(0).slot()).iter().position(|owner| u64::from(owner.member) + 1 == node.0)
+    };
+    let batch = rig.submit(&[Request::Get(digest(0), local(0, 0, BYTES))]);
+    let mut asked = Vec::new();
+    for _ in 0..20 {
+        for sent in rig.frames() {
+            let position = position_of(&rig, &sent.lane).expect("an owner");
+            if sent.operation() == Operation::Get {
+                asked.push(position);
+                assert_eq!(sent.header.flags.has(FrameFlags::READ_REPLICA), position > 0);
+            }
+            match position {
+                0 | 1 => rig.lose(sent.lane),
+                position => {
+                    let object = (position == 2).then(|| rig.objects.remove(&digest(0))).flatten();
+                    rig.answers(&sent).iter().for_each(|reply| rig.deliver(reply));
+                    if let Some(object) = object {
+                        rig.objects.insert(digest(0), object);
+                    }
+                }
+            }
+        }
+        rig.now_ns += MS;
+        rig.client.handle_timeout(rig.now_ns);
+    }
+    assert_eq!(asked.last(), Some(&3), "{asked:?}");
+    assert!(asked.contains(&2) && asked.is_sorted(), "{asked:?}");
+    let result = rig.client.batches().results(batch)[0];
+    assert_eq!(
+        (result.status, result.from_replica, result.replica_owners),
+        (Status::Ok, true, ReplicaSet::NONE.with(2))
+    );
+    rig.finish(batch);
 }
 
 #[test]
@@ -212,12 +279,12 @@ fn copies_go_by_the_map_by_which_they_were_to_be_made() {
         let mut rig = Rig::new(Config { fetches: true, ..config }, 1);
         let second = rig.segment_peer(false);
         let every = || SourcePeers::each(|_| Some(second));
-        let peers = |epoch| SourcePeers { epoch, sources: every(), replica_keepers: every() };
+        let peers = |epoch| SourcePeers { epoch, sources: every() };
         rig.client.set_sources(peers(Epoch(5)), rig.now_ns);
         let of = |request| vec![request];
         let batches = [
-            of(Request::PutCopy(digest(1), local(0, 0, 10), 0)),
-            of(Request::DropCopy(digest(2))),
+            of(Request::PutCopy(digest(1), local(0, 0, 10), 0, second)),
+            of(Request::DropCopy(digest(2), second)),
             of(Request::Remove(digest(3))),
             of(Request::Size(digest(4))),
         ];

@@ -237,8 +237,11 @@ impl Imports {
             let changed_now = |slot: &u16| owned(*slot) && owners.slot_has_changed(Slot(*slot), heard);
             for slot in (0..SLOTS as u16).filter(changed_now) {
                 let Some(from) = owners.former(Slot(slot)).filter(|from| *from != me) else { continue };
-                if owners.past(Slot(slot)) != Some(from) && shard.replicas.has_inherited(Slot(slot)) {
-                    // The remaining objects of the slot are here already, as replicas.
+                let is_replica_owner = owners.past(Slot(slot)) != Some(from);
+                let was_only_one = owners.replica_owners(Slot(slot)).len() < 2;
+                if is_replica_owner && was_only_one && shard.replicas.has_inherited(Slot(slot)) {
+                    // The remaining objects of the slot are here already, as replicas. With several replica owners,
+                    // another may have some that this one had not got.
                     continue;
                 }
                 let source = *new.entry(from).or_insert_with(|| self.add_source(from));

@@ -13,7 +13,7 @@ use crate::service::shard::effects::Effect;
 use crate::service::shard::tail::TailHead;
 use crate::service::tiering::MoveProgress;
 use crate::service::types::{CommittedObject, Memory, MemoryExtent};
-use crate::{CommitError, Replica, Reserve};
+use crate::{CommitError, Copies, Replica, Reserve};
 
 /// Outcome of an object's import.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -94,6 +94,7 @@ impl Migration {
             keep,
             head,
             replica,
+            copies: Copies::of_put(options.replicas, 0),
             moves: true,
             ..Reserve::plain(digest, bytes)
         };

@@ -246,8 +246,8 @@ impl Objects {
         let bytes = read.wanted.bytes_of(object.extent.bytes);
         self.local.shard.counters.get_bytes += bytes;
         self.replication.note_given(&mut self.local, context, digest, bytes);
-        let is_replicated = self.replication.grant_lease(&self.local.shard, context, digest, &object);
-        self.local.shard.answer_get(&read, Hold::Pin(pin), &object, is_replicated);
+        let replicas = self.replication.grant_lease(&self.local.shard, context, digest, &object);
+        self.local.shard.answer_get(&read, Hold::Pin(pin), &object, replicas);
         Ok(())
     }
 
@@ -355,8 +355,8 @@ impl Objects {
         shard.note_get(digest, object.extent.bytes);
         shard.sessions.lend_pin(context.peer, pin);
         shard.about(&object);
-        let is_replicated = self.replication.grant_lease(shard, context, digest, &object);
-        Ok(lookup_of(pin, &object, is_replicated))
+        let replicas = self.replication.grant_lease(shard, context, digest, &object);
+        Ok(lookup_of(pin, &object, replicas))
     }
 
     /// Returns the conditions that the reply of a put waits for. To be called once for each put, as it counts the put.
@@ -472,7 +472,8 @@ impl Objects {
             shard.answers.records(peer, operation, header.request, &replies);
             all.into_iter().for_each(|(made, waits, _)| self.follow_put(&made, waits, None));
         } else {
-            let item_at = shard.defer(peer, header.request, Replies::Commits(operation, replies), left);
+            let names_owners = header.flags.has(FrameFlags::REPLICA_OWNERS);
+            let item_at = shard.defer(peer, header.request, Replies::Commits(operation, replies, names_owners), left);
             for (made, waits, item) in all {
                 self.follow_put(&made, waits, (waits.count() > 0).then(|| item_at(item)));
             }

@@ -19,10 +19,10 @@ use super::objects::Objects;
 use super::put_sessions::PutSessions;
 use super::shard::answers::items_of;
 use super::shard::context::RequestContext;
-use super::shard::deferrals::Replies;
+use super::shard::deferrals::{PutReply, Replies};
 use super::shard::sessions::PendingPayload;
 use super::types::{CloseReason, CommittedObject, MemoryExtent, Path, PayloadTo, PeerKey, TicketId, commit_status};
-use crate::{CommitError, Replica, Reserve};
+use crate::{CommitError, Copies, Replica, Reserve};
 
 /// Puts in flight.
 #[derive(Debug, Default)]
@@ -39,6 +39,16 @@ struct PutRequest<'a> {
     name: &'a ObjectName<'a>,
     /// True if it is a put session.
     is_session: bool,
+}
+
+/// Put over a stream whose payload was received.
+pub(super) struct ReceivedPut {
+    pub(super) request: RequestId,
+    pub(super) reservation: ReservationId,
+    /// Checksum that the client stated.
+    pub(super) expected: u64,
+    /// True if the reply may name replica owners beyond the first.
+    pub(super) names_owners: bool,
 }
 
 /// Decodes the puts of a body with their names; a malformed one closes the connection.
@@ -91,18 +101,19 @@ impl Puts {
         named_right(put.item, put.name)?;
         let replace = objects.local.may_replace(context, put.item, put.name)?;
         let PutOptions { ack: asked, part, replicas, wait_replicas, .. } = put.item.options();
+        let copies = Copies::of_put(replicas, wait_replicas);
         let asked = if part == Part::None { asked } else { asked.or_else(|| objects.local.ack_of_parts()) };
         if !replace && objects.local.on_ssd(digest).is_some() {
             return Err(objects.exists_already(digest, asked));
         }
         objects.local.may_put(digest, bytes, asked, replace, put.is_session)?;
         let keep = objects.local.shard.keep_of(context, put.item, put.name)?;
-        let replica = match (replicas > 1, wait_replicas) {
+        let replica = match (replicas > 1, wait_replicas > 1) {
             (false, _) => Replica::None,
             (true, false) => Replica::First,
             (true, true) => Replica::Awaited,
         };
-        let wanted = Reserve { replace, keep, replica, ..Reserve::plain(digest, bytes) };
+        let wanted = Reserve { replace, keep, replica, copies, ..Reserve::plain(digest, bytes) };
         let reserved = objects.reserve(put.item, put.name, asked, wanted)?;
         self.acks.note(reserved.0, asked);
         Ok(reserved)
@@ -130,7 +141,9 @@ impl Puts {
         let put = PutRequest { item: &item, name: &name, is_session: false };
         let (pending, to) = match self.reserve_one(objects, context, put) {
             Ok((reservation, extent)) => {
-                (PendingPayload::Put { request, reservation, expected }, PayloadTo::Extent(extent))
+                let names_owners = header.flags.has(FrameFlags::REPLICA_OWNERS);
+                let pending = PendingPayload::Put { request, reservation, expected, names_owners };
+                (pending, PayloadTo::Extent(extent))
             }
             Err(status) => {
                 let operation = Operation::Put;
@@ -146,11 +159,10 @@ impl Puts {
         &mut self,
         objects: &mut Objects,
         peer: PeerKey,
-        request: RequestId,
-        reservation: ReservationId,
-        expected: u64,
+        put: &ReceivedPut,
         computed: Option<u64>,
     ) {
+        let ReceivedPut { request, reservation, expected, names_owners } = *put;
         let shard = &mut objects.local.shard;
         let held = shard.sessions.take_reservation(peer, reservation);
         assert!(held, "the reservation of a payload in flight was lost");
@@ -166,7 +178,7 @@ impl Puts {
                 let waits = objects.waits_of(&made);
                 let shard = &mut objects.local.shard;
                 if waits.count() > 0 {
-                    let replies = Replies::Put(Status::Ok, made.version, false);
+                    let replies = Replies::Put(PutReply::of(made.version, names_owners));
                     let item_at = shard.defer(peer, request, replies, waits.count());
                     objects.follow_put(&made, waits, Some(item_at(0)));
                 } else {

@@ -1,32 +1,36 @@
-//! Replication: a second copy of objects at the replica owner of their slot.
+//! Replication: further copies of objects at the replica owners of their slot.
 //!
 //! The *owner* of a slot orders all changes. After it has committed an object that is to be replicated, its client puts
-//! the bytes at the *replica owner* too, from the owner's pool. The replica owner serves such a replica to readers that
-//! accept replicas, and becomes the owner of it when the owner has left the map.
+//! the bytes at *replica owners* too, from the owner's pool: at as many as the object is to have replicas, the first
+//! ones of the slot; where one cannot be reached, at another until it can. A replica owner serves such a replica to
+//! readers that accept replicas, and becomes the owner of it, or passes it on to the new owner, when the owner has left
+//! the map. Replica owners do not know of each other.
 //!
-//! Correctness: **a replica is never older than the version that the owner has acknowledged.**
-//! * Before it sends anything, the owner records that the replica owner may have a replica (`Mark::Copied`). When such
-//!   an object is removed, replaced or evicted, the removal of the replica is *outstanding*. Until the replica owner
-//!   has acknowledged that it is gone, no removal and no put of that object is acknowledged.
-//! * A client that gets an object learns whether there is a replica, and may read the replica for a while (a lease).
-//!   When a new map assigns another replica owner, the former one gets no removal requests any more; removals and puts
-//!   of objects that it had replicas of are then acknowledged only when all such leases have expired. A client with an
-//!   older map gets no lease.
-//! * No replica of an object is sent while a removal of one is outstanding, and no removal while a replica is being
-//!   sent. Requests that were given up on a lost connection are never carried out later: the client fences the
-//!   connection.
-//! * The replica owner accepts and drops replicas only while the newest map that it knows makes it the replica owner of
+//! Correctness: **a replica is never older than the version that the owner has acknowledged.** Each of the following
+//! holds for every replica owner of a slot by itself:
+//! * Before it sends anything, the owner records that the replica owner may have a replica
+//!   ([`crate::Copies::at`]). When such an object is removed, replaced or evicted, the removal of the replica is
+//!   *outstanding*. Until every such replica owner has acknowledged that it is gone, no removal and no put of that
+//!   object is acknowledged.
+//! * A client that gets an object learns which replica owners have a replica, and may read it there for a while (a
+//!   lease). When a new map assigns other replica owners, the former ones get no removal requests any more; removals
+//!   and puts of objects that they had replicas of are then acknowledged only when all such leases have expired. A
+//!   client with an older map gets no lease.
+//! * No replica of an object is sent to a replica owner while a removal of one is outstanding there, and no removal
+//!   while a replica is being sent there. Requests that were given up on a lost connection are never carried out later:
+//!   the client fences the connection.
+//! * The replica owner accepts and drops replicas only while the newest map that it knows makes it a replica owner of
 //!   this very incarnation of the owner ([`Relation`]), and only from a peer whose map is at least as new as that
 //!   relation.
-//! * When owners change, replicas are dropped, except those whose owner has left: the replica owner then owns them, or
-//!   exports them to the new owner, as in a migration. Both only if the map tells that nothing else happened in
-//!   between.
+//! * When the owner changes, replicas are dropped, except those whose owner has left: a replica owner that is the new
+//!   owner then owns them, and the first other one exports its replicas to the new owner, as in a migration. Both only
+//!   if the map tells that nothing else happened in between. When other replica owners change, replicas stay.
 //! * An owner that begins another incarnation has no records of replicas, and its former incarnation's replicas are
 //!   void.
 //!
 //! Replicas are kept in memory only, and may be evicted like any object: then there is one replica less than the
-//! owner's record says. The SSD records which objects are to be replicated: the replicas are made again after a start,
-//! as far as memory has room.
+//! owner's record says. The SSD records which objects are to be replicated, and the tail how many times: the replicas
+//! are made again after a start, as far as memory has room. Objects that have no replica left come first.
 
 mod heat;
 mod outstanding;
@@ -40,7 +44,7 @@ mod wishes;
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvplane_proto::ids::{Epoch, SLOTS, Slot, Version};
-use kvplane_proto::map::{ShardKey, SlotOwners};
+use kvplane_proto::map::{ReplicaSet, SlotOwners};
 use kvplane_proto::{Digest, FrameFlags};
 
 use self::heat::Heat;
@@ -54,7 +58,7 @@ use super::fetches::{Fetch, FetchDone};
 use super::local::LocalStore;
 use super::shard::context::RequestContext;
 use super::shard::deferrals::DeferredItem;
-use super::shard::{Relation, Shard};
+use super::shard::{Relation, ReplicaOwnersBySlot, Shard};
 use crate::store::{OwnershipChange, ReplicaRole};
 use crate::{ObjectView, Replica};
 pub use kvplane_proto::events::ReplicaProgress;
@@ -82,7 +86,7 @@ pub struct CopyCounters {
     pub inherited: u64,
     /// Removals that replica owners still have to acknowledge.
     pub outstanding: u64,
-    /// Slots for which this shard is the replica owner.
+    /// Slots for which this shard is a replica owner.
     pub second_slots: u64,
 }
 
@@ -100,6 +104,23 @@ impl CopyWaits {
     /// Returns how many times the reply's item is settled.
     pub(super) fn count(self) -> usize {
         usize::from(self.drop) + usize::from(self.copy)
+    }
+}
+
+/// Numbers of replica owners by two maps.
+struct Renumbering<'a> {
+    former: &'a ReplicaOwnersBySlot,
+    now: &'a ReplicaOwnersBySlot,
+}
+
+impl Renumbering<'_> {
+    /// Returns the present numbers of those replica owners of a slot that remain, of a set by the former numbers.
+    fn renumber(&self, slot: Slot, at: ReplicaSet) -> ReplicaSet {
+        let (Some(former), Some(now)) = (self.former.get(&slot), self.now.get(&slot)) else { return ReplicaSet::NONE };
+        let had = |number: usize| former.get(number).filter(|_| at.has(number));
+        let remaining = (0..former.len()).filter_map(had);
+        let numbers = remaining.filter_map(|owner| now.iter().position(|other| other == owner));
+        numbers.fold(ReplicaSet::NONE, ReplicaSet::with)
     }
 }
 
@@ -158,7 +179,7 @@ impl Replication {
         self.walk.is_through()
     }
 
-    /// Follows a map, or the loss of one: updates the slots for which this shard is the replica owner, and the replica
+    /// Follows a map, or the loss of one: updates the slots for which this shard is a replica owner, and the replica
     /// owners of its own slots. If maps were `missed`, no replica can be trusted. Returns the relations that ended.
     pub(super) fn follow(
         &mut self,
@@ -171,10 +192,10 @@ impl Replication {
         let (mut relations, mut replica_owners) = (BTreeMap::new(), BTreeMap::new());
         if let Some(owners) = owners {
             for slot in (0..SLOTS as u16).map(Slot) {
-                let (Some(owner), Some(second)) = (owners.owner(slot), owners.second(slot)) else { continue };
-                if owner == me {
-                    replica_owners.insert(slot, second);
-                } else if second == me {
+                let (Some(owner), others) = (owners.owner(slot), owners.replica_owners(slot)) else { continue };
+                if owner == me && !others.is_empty() {
+                    replica_owners.insert(slot, others.to_vec());
+                } else if others.contains(&me) {
                     let before = shard.replicas.relation(slot).filter(|before| before.owner == owner && !missed);
                     relations.insert(slot, before.copied().unwrap_or(Relation { owner, since: epoch }));
                 }
@@ -224,7 +245,7 @@ impl Replication {
         &mut self,
         shard: &mut Shard,
         epoch: Epoch,
-        owners: BTreeMap<Slot, ShardKey>,
+        owners: ReplicaOwnersBySlot,
         missed: bool,
         owns: &dyn Fn(Slot) -> bool,
     ) {
@@ -241,34 +262,39 @@ impl Replication {
         let now = shard.replicas.owners();
         let same = |slot: Slot| former.get(&slot) == now.get(&slot);
         let over = self.removals.of_slots(|slot| !same(slot));
-        self.pushes.void(|slot| missed || !same(slot));
-        self.owners.follow(now.values());
+        self.pushes.void(|slot, owner| missed || !now.get(&slot).is_some_and(|owners| owners.contains(&owner)));
+        self.owners.follow(now.values().flatten());
         // Including slots that have no replica owner any more.
         let slots = former.keys().chain(now.keys()).copied();
         let changed: BTreeSet<Slot> = slots.filter(|slot| owns(*slot) && !same(*slot)).collect();
         self.removals.end_former(shard, over, missed, owns);
         if !changed.is_empty() {
-            // The former replica owners have dropped their replicas, or will before they follow the new map.
-            let mut copied = Vec::new();
-            shard.store.reassign(|digest, role| {
-                if role == ReplicaRole::Replica || !changed.contains(&digest.slot()) {
+            // The former replica owners have dropped their replicas, or will before they follow the new map. Those that
+            // remain keep them, under another number perhaps.
+            let mut lapsed = Vec::new();
+            let orders = Renumbering { former: &former, now: shard.replicas.owners() };
+            let store = &mut shard.store;
+            store.reassign(|digest, role| {
+                let ReplicaRole::Replicated(at) = role else { return OwnershipChange::Unchanged };
+                if !changed.contains(&digest.slot()) {
                     return OwnershipChange::Unchanged;
                 }
-                if role == ReplicaRole::Replicated {
-                    copied.push(digest);
+                let remaining = orders.renumber(digest.slot(), at);
+                if remaining.count() < at.count() {
+                    lapsed.push(digest);
                 }
-                OwnershipChange::Unreplicated
+                OwnershipChange::Replicated(remaining)
             });
-            for digest in copied.into_iter().filter(|digest| owns(digest.slot())) {
+            for digest in lapsed {
                 self.removals.lapse(shard, digest, Vec::new());
             }
             self.removals.bound();
         }
-        // Replicas in flight since before the change may be written at the present replica owners, without being
-        // recorded here.
-        for digest in self.pushes.voided() {
-            if shard.replicas.has_owner(digest) {
-                self.removals.add(digest);
+        // Replicas in flight since before the change may be written at replica owners that are ones again, without
+        // being recorded here.
+        for (digest, owner) in self.pushes.voided() {
+            if shard.replicas.number_of(digest.slot(), owner).is_some() {
+                self.removals.add(digest, owner);
             }
         }
         self.look_for_unreplicated(shard);
@@ -322,30 +348,33 @@ impl Replication {
         }
         if !self.pushes.add(digest, version) {
             self.walk_again(shard);
-            self.pushes.end_wait(shard, digest, version, false);
+            self.pushes.end_wait(shard, digest, version, true);
         }
     }
 
-    /// Grants a client that wants one a lease on the replica of an object: true if the replica owner certainly has a
-    /// replica, and was the replica owner already in the client's map.
+    /// Grants a client that wants one a lease on the replicas of an object: at the replica owners that certainly have
+    /// one, and had the same numbers already in the client's map. A client that knows of one replica owner only gets a
+    /// lease on the replica there.
     pub(super) fn grant_lease(
         &mut self,
         shard: &Shard,
         context: &RequestContext,
         digest: Digest,
         object: &ObjectView,
-    ) -> bool {
+    ) -> ReplicaSet {
         let wants = context.flags.has(FrameFlags::REPLICA_LEASE);
-        let known = object.copied && wants && context.epoch >= shard.replicas.since();
-        let there = known
-            && shard.replicas.has_owner(digest)
-            && shard.ownership.owns(digest)
-            && !self.pushes.has(digest)
-            && !self.removals.is_outstanding(digest);
-        if there {
+        let known = !object.copies.at.is_empty() && wants && context.epoch >= shard.replicas.since();
+        if !known || !shard.ownership.owns(digest) || self.removals.is_outstanding(digest) {
+            return ReplicaSet::NONE;
+        }
+        let owners = shard.replicas.owners_of(digest.slot());
+        let is_there = |number: usize| owners.get(number).is_some_and(|owner| !self.pushes.has_at(digest, *owner));
+        let there = ReplicaSet::of(|number| object.copies.at.has(number) && is_there(number));
+        let named = if context.flags.has(FrameFlags::REPLICA_OWNERS) { there } else { there.and(ReplicaSet::FIRST) };
+        if !named.is_empty() {
             self.removals.note_lease(shard.now_ns);
         }
-        there
+        named
     }
 
     /// Returns the next request to a replica owner, within the rate of background work.
@@ -355,7 +384,9 @@ impl Replication {
         }
         let Self { removals, pushes, owners, wishes, walk, ssd_walk, .. } = self;
         removals.note_orphans(&mut local.shard);
-        let removal = removals.poll(&mut local.shard, owners, |digest| pushes.has(digest), |slot| pushes.has_in(slot));
+        let (is_sending, is_sending_in) =
+            (|digest, owner| pushes.has_at(digest, owner), |slot, owner| pushes.has_in(slot, owner));
+        let removal = removals.poll(&mut local.shard, owners, is_sending, is_sending_in);
         removal.or_else(|| pushes.poll(local, removals, owners, walk)).or_else(|| {
             if pushes.is_idle() {
                 pushes.extend(wishes.next(&local.shard, bytes_per_s));
@@ -411,16 +442,16 @@ impl Replication {
         digest: Digest,
         may_come: bool,
     ) -> ReplicaProgress {
-        let wished = self.want_for_now(local, digest, may_come);
+        let wished = self.want_for_now(local, digest, 1, may_come);
         if matches!(wished, ReplicaProgress::Coming | ReplicaProgress::There { .. }) {
             local.write_promise(digest);
         }
         wished
     }
 
-    /// Requests a replica of an object of this shard for as long as the object stays in memory: the SSD does not record
-    /// it.
-    fn want_for_now(&mut self, local: &mut LocalStore, digest: Digest, may_come: bool) -> ReplicaProgress {
+    /// Requests so many replicas of an object of this shard, beside the owner's, for as long as the object stays in
+    /// memory: the SSD does not record it. An object that is to have more keeps them.
+    fn want_for_now(&mut self, local: &mut LocalStore, digest: Digest, wanted: u8, may_come: bool) -> ReplicaProgress {
         let shard = &mut local.shard;
         if !shard.ownership.owns(digest) {
             return ReplicaProgress::Elsewhere;
@@ -438,15 +469,12 @@ impl Replication {
         }
         // A replica of an older version, still in flight, does not count, and its end does not trigger a walk.
         let sending = self.pushes.is_sending(digest, version);
-        let store = &mut shard.store;
-        if store.objects().is_copy(digest) {
+        if shard.store.objects().is_copy(digest) {
             return ReplicaProgress::Elsewhere;
         }
-        if store.objects().is_copied(digest) && !sending {
+        shard.store.objects_mut().want_copies(digest, wanted);
+        if !shard.replicas.lacks(digest, shard.store.objects().copies(digest)) && !sending {
             return ReplicaProgress::There { bytes };
-        }
-        if store.objects().replica(digest) == Replica::None {
-            store.objects_mut().want_copy(digest);
         }
         if !sending && !self.wishes.add(digest) {
             self.walk_again(shard);
@@ -475,11 +503,17 @@ impl Replication {
     fn replicate_hot(&mut self, local: &mut LocalStore, context: &RequestContext, digest: Digest) {
         let shard = &local.shard;
         let objects = shard.store.objects();
-        let copied = objects.is_copied(digest) || objects.is_copy(digest);
-        if copied || context.fetches || !shard.replicas.has_owner(digest) {
+        if objects.is_copy(digest) || context.fetches {
             return;
         }
-        if self.want_for_now(local, digest, false) == ReplicaProgress::Coming {
+        // An object that is hot here although its readers are spread over its replicas gets another one.
+        let copies = objects.copies(digest);
+        let is_complete = objects.replica(digest).is_owed_a_copy() && !shard.replicas.lacks(digest, copies);
+        let wanted = if is_complete { copies.wanted + 1 } else { 1 };
+        if usize::from(wanted) > shard.replicas.owners_of(digest.slot()).len() {
+            return;
+        }
+        if self.want_for_now(local, digest, wanted, false) == ReplicaProgress::Coming {
             self.counters.hot += 1;
         }
     }

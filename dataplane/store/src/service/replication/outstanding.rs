@@ -15,16 +15,34 @@ const OUTSTANDING_MOST: usize = 1 << 14;
 /// Most replies that wait for one removal.
 const WAITERS_MOST: usize = 1024;
 
-/// Replica that has to be removed.
+/// Replicas of an object that have to be removed.
 #[derive(Debug, Default)]
 struct OutstandingRemoval {
-    /// True if the replica owner has to acknowledge the removal.
-    drops: bool,
+    /// Replica owners that have to acknowledge the removal.
+    drops: Vec<ReplicaDrop>,
     /// Time until which clients may read a replica at a former replica owner; 0 for none.
     lapses_ns: u64,
+    waiters: Vec<(DeferredItem, u64)>,
+}
+
+/// Removal of a replica at one replica owner.
+#[derive(Clone, Copy, Debug)]
+struct ReplicaDrop {
+    owner: ShardKey,
     /// Token of the request in flight about it; 0 for none.
     asked: u64,
-    waiters: Vec<(DeferredItem, u64)>,
+}
+
+impl OutstandingRemoval {
+    fn is_at(&self, owner: ShardKey) -> bool {
+        self.drops.iter().any(|drop| drop.owner == owner)
+    }
+
+    fn add(&mut self, owner: ShardKey) {
+        if !self.is_at(owner) {
+            self.drops.push(ReplicaDrop { owner, asked: 0 });
+        }
+    }
 }
 
 /// Outstanding removals. A digest whose bits below the slot are zero means the whole slot.
@@ -38,7 +56,7 @@ pub(super) struct OutstandingRemovals {
 /// Waits that have ended.
 #[derive(Debug, Default)]
 pub(super) struct EndedWaits {
-    /// Replies that timed out before the replica owner acknowledged.
+    /// Replies that timed out before every replica owner acknowledged.
     pub(super) refused: Vec<DeferredItem>,
     /// Replies that waited only until all leases had expired.
     pub(super) lapsed: Vec<DeferredItem>,
@@ -54,9 +72,11 @@ impl OutstandingRemovals {
         self.removals.len()
     }
 
-    pub(super) fn add(&mut self, digest: Digest) {
-        if !self.removals.contains_key(&all_of(digest.slot())) {
-            self.removals.entry(digest).or_default().drops = true;
+    /// Records that a replica owner may have a replica of the object that has to be removed.
+    pub(super) fn add(&mut self, digest: Digest, owner: ShardKey) {
+        let of_slot = self.removals.get(&all_of(digest.slot()));
+        if !of_slot.is_some_and(|removal| removal.is_at(owner)) {
+            self.removals.entry(digest).or_default().add(owner);
             self.idle_ns = 0;
         }
     }
@@ -74,11 +94,12 @@ impl OutstandingRemovals {
         let (mut slots, mut asked): (BTreeMap<Digest, OutstandingRemoval>, BTreeMap<Digest, OutstandingRemoval>) =
             Default::default();
         for (digest, removal) in core::mem::take(&mut self.removals) {
-            if removal.asked != 0 {
+            if removal.drops.iter().any(|drop| drop.asked != 0) {
                 asked.insert(digest, removal);
             } else {
                 let slot = slots.entry(all_of(digest.slot())).or_default();
-                (slot.drops, slot.lapses_ns) = (slot.drops | removal.drops, slot.lapses_ns.max(removal.lapses_ns));
+                removal.drops.iter().for_each(|drop| slot.add(drop.owner));
+                slot.lapses_ns = slot.lapses_ns.max(removal.lapses_ns);
                 slot.waiters.extend(removal.waiters);
             }
         }
@@ -86,10 +107,26 @@ impl OutstandingRemovals {
         (self.removals, self.idle_ns) = (slots, 0);
     }
 
-    /// Returns true if the replica of an object has to be removed.
+    /// Returns true if a replica of an object has to be removed.
     pub(super) fn has(&self, digest: Digest) -> bool {
         let removals = &self.removals;
         removals.contains_key(&digest) || removals.contains_key(&all_of(digest.slot()))
+    }
+
+    /// Returns true if a replica of an object has to be removed at this replica owner, or may be read at a former one.
+    pub(super) fn has_at(&self, digest: Digest, owner: ShardKey) -> bool {
+        let of = |digest: Digest| self.removals.get(&digest);
+        let is_at = |removal: &OutstandingRemoval| removal.is_at(owner) || removal.lapses_ns > 0;
+        of(digest).is_some_and(is_at) || of(all_of(digest.slot())).is_some_and(is_at)
+    }
+
+    /// Forgets the removals of an object at replica owners for which `is_owner` returns false. Returns true if there
+    /// were any; and whether any are left.
+    pub(super) fn forget_former(&mut self, digest: Digest, is_owner: impl Fn(ShardKey) -> bool) -> (bool, bool) {
+        let Some(removal) = self.removals.get_mut(&digest) else { return (false, false) };
+        let before = removal.drops.len();
+        removal.drops.retain(|drop| is_owner(drop.owner));
+        (removal.drops.len() < before, !removal.drops.is_empty())
     }
 
     /// Returns the outstanding removals in the slots for which `pick` returns true.
@@ -114,7 +151,7 @@ impl OutstandingRemovals {
         removal.waiters.extend(waiters);
     }
 
-    /// Makes a reply wait until a replica is removed, until `until_ns` at most; false if too many wait.
+    /// Makes a reply wait until the replicas are removed, until `until_ns` at most; false if too many wait.
     pub(super) fn wait(&mut self, digest: Digest, item: DeferredItem, until_ns: u64) -> bool {
         let removal = if self.removals.contains_key(&digest) { digest } else { all_of(digest.slot()) };
         match self.removals.get_mut(&removal).filter(|removal| removal.waiters.len() < WAITERS_MOST) {
@@ -136,24 +173,23 @@ impl OutstandingRemovals {
         self.idle_ns = until_ns;
     }
 
-    /// Returns the next removals to request under this token from one replica owner, which `owner_of` returns for a
-    /// slot; `may_ask` returns true for those that can be requested.
+    /// Returns the next removals to request under this token from one replica owner; `may_ask` returns true for those
+    /// that can be requested.
     pub(super) fn next(
         &mut self,
         token: u64,
-        owner_of: impl Fn(Slot) -> Option<ShardKey>,
         may_ask: impl Fn(Digest, ShardKey) -> bool,
     ) -> Option<(ShardKey, Vec<Digest>)> {
         let mut chosen: Option<ShardKey> = None;
         let mut digests = Vec::new();
         for (digest, removal) in &mut self.removals {
-            let Some(owner) = owner_of(digest.slot()) else { continue };
-            let other = chosen.is_some_and(|chosen| chosen != owner);
-            if !removal.drops || removal.asked != 0 || other || !may_ask(*digest, owner) {
-                continue;
-            }
-            chosen = Some(owner);
-            removal.asked = token;
+            let is_next = |drop: &&mut ReplicaDrop| {
+                let other = chosen.is_some_and(|chosen| chosen != drop.owner);
+                drop.asked == 0 && !other && may_ask(*digest, drop.owner)
+            };
+            let Some(drop) = removal.drops.iter_mut().find(is_next) else { continue };
+            chosen = Some(drop.owner);
+            drop.asked = token;
             digests.push(*digest);
             if digests.len() == DROPS {
                 break;
@@ -163,7 +199,8 @@ impl OutstandingRemovals {
     }
 
     /// Handles the answer for a replica to the request of this token: it is `gone`, or not. Returns the replies that
-    /// waited for it if nothing is outstanding any more; `None` if the answer belongs to another request.
+    /// waited for the object if nothing is outstanding any more, none otherwise; `None` if the replica is not gone, or
+    /// the answer belongs to another request.
     pub(super) fn answered(
         &mut self,
         digest: Digest,
@@ -171,13 +208,15 @@ impl OutstandingRemovals {
         gone: bool,
         now_ns: u64,
     ) -> Option<Vec<(DeferredItem, u64)>> {
-        let removal = self.removals.get_mut(&digest).filter(|removal| removal.asked == token)?;
-        removal.asked = 0;
+        let removal = self.removals.get_mut(&digest)?;
+        let at = removal.drops.iter().position(|drop| drop.asked == token)?;
+        removal.drops[at].asked = 0;
         if !gone {
             return None;
         }
-        removal.drops = false;
-        if removal.lapses_ns <= now_ns { Some(self.end(digest)) } else { Some(Vec::new()) }
+        removal.drops.remove(at);
+        let ends = removal.drops.is_empty() && removal.lapses_ns <= now_ns;
+        Some(if ends { self.end(digest) } else { Vec::new() })
     }
 
     /// Ends the waits that have timed out.
@@ -186,11 +225,11 @@ impl OutstandingRemovals {
         self.removals.retain(|_, removal| {
             if removal.lapses_ns > 0 && removal.lapses_ns <= now_ns {
                 removal.lapses_ns = 0;
-                if !removal.drops {
+                if removal.drops.is_empty() {
                     ended.lapsed.extend(removal.waiters.drain(..).map(|(item, _)| item));
                 }
             }
-            removal.drops || removal.lapses_ns > 0
+            !removal.drops.is_empty() || removal.lapses_ns > 0
         });
         for removal in self.removals.values_mut() {
             let over = removal.waiters.extract_if(.., |(_, until_ns)| *until_ns <= now_ns);
@@ -213,6 +252,7 @@ mod tests {
     use super::*;
 
     const OWNER: ShardKey = ShardKey { node: NodeId(1), incarnation: Incarnation(1), shard: ShardId(0) };
+    const OTHER: ShardKey = ShardKey { node: NodeId(2), ..OWNER };
 
     fn digest(slot: u16, number: u64) -> Digest {
         Digest(u128::from(slot) << 114 | u128::from(number))
@@ -221,28 +261,49 @@ mod tests {
     #[test]
     fn a_removal_is_outstanding_until_the_replica_owner_acknowledges_it() {
         let mut outstanding = OutstandingRemovals::default();
-        outstanding.add(digest(1, 5));
+        outstanding.add(digest(1, 5), OWNER);
         assert!(outstanding.has(digest(1, 5)) && !outstanding.has(digest(1, 6)) && outstanding.is_due(0));
-        let next = outstanding.next(7, |_| Some(OWNER), |_, _| true);
+        let next = outstanding.next(7, |_, _| true);
         assert_eq!(next, Some((OWNER, vec![digest(1, 5)])));
-        assert_eq!(outstanding.next(8, |_| Some(OWNER), |_, _| true), None, "its request is in flight");
+        assert_eq!(outstanding.next(8, |_, _| true), None, "its request is in flight");
         assert_eq!(outstanding.answered(digest(1, 5), 8, true, 0), None, "that was another question");
         assert_eq!(outstanding.answered(digest(1, 5), 7, false, 0), None);
         assert!(outstanding.has(digest(1, 5)));
-        assert!(outstanding.next(9, |_| Some(OWNER), |_, _| true).is_some());
+        assert!(outstanding.next(9, |_, _| true).is_some());
         assert_eq!(outstanding.answered(digest(1, 5), 9, true, 0), Some(Vec::new()));
         assert_eq!((outstanding.has(digest(1, 5)), outstanding.len()), (false, 0));
     }
 
     #[test]
+    fn a_removal_is_outstanding_until_every_replica_owner_acknowledges_it() {
+        let mut outstanding = OutstandingRemovals::default();
+        for (number, owner) in [(5, OWNER), (5, OTHER), (6, OTHER)] {
+            outstanding.add(digest(1, number), owner);
+        }
+        assert_eq!(outstanding.next(7, |_, _| true), Some((OWNER, vec![digest(1, 5)])));
+        assert_eq!(outstanding.next(8, |_, _| true), Some((OTHER, vec![digest(1, 5), digest(1, 6)])));
+        assert_eq!(outstanding.answered(digest(1, 5), 8, true, 0), Some(Vec::new()));
+        let at = [OWNER, OTHER].map(|owner| outstanding.has_at(digest(1, 5), owner));
+        assert_eq!((at, outstanding.len()), ([true, false], 2));
+        assert_eq!(outstanding.forget_former(digest(1, 6), |owner| owner == OWNER), (true, false));
+        assert_eq!(outstanding.forget_former(digest(1, 5), |owner| owner == OWNER), (false, true));
+        assert_eq!(outstanding.answered(digest(1, 6), 8, true, 0), None, "its replica owner is another one now");
+        assert_eq!(outstanding.answered(digest(1, 5), 7, true, 0), Some(Vec::new()));
+        assert!(!outstanding.has(digest(1, 5)));
+    }
+
+    #[test]
     fn too_many_removals_are_merged_into_slots() {
         let mut outstanding = OutstandingRemovals::default();
-        (1..=OUTSTANDING_MOST as u64 + 1).for_each(|number| outstanding.add(digest((number % 3) as u16, number)));
+        (1..=OUTSTANDING_MOST as u64 + 1)
+            .for_each(|number| outstanding.add(digest((number % 3) as u16, number), OWNER));
         outstanding.bound();
         assert_eq!(outstanding.len(), 3);
         assert!(outstanding.has(digest(2, 12345)));
-        outstanding.add(digest(2, 1));
+        outstanding.add(digest(2, 1), OWNER);
         assert_eq!(outstanding.len(), 3, "all of the slot is outstanding already");
+        outstanding.add(digest(2, 1), OTHER);
+        assert_eq!(outstanding.len(), 4, "but not at another replica owner");
     }
 
     #[test]
@@ -250,7 +311,7 @@ mod tests {
         let mut outstanding = OutstandingRemovals::default();
         outstanding.lapse(digest(1, 1), 100, Vec::new());
         assert_eq!(outstanding.poll_timeout(), Some(100));
-        assert_eq!(outstanding.next(1, |_| Some(OWNER), |_, _| true), None, "no request is sent for it");
+        assert_eq!(outstanding.next(1, |_, _| true), None, "no request is sent for it");
         outstanding.expire(99);
         assert!(outstanding.has(digest(1, 1)));
         outstanding.expire(100);

@@ -3,21 +3,21 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use kvplane_proto::ids::{PinId, Slot, Version};
-use kvplane_proto::map::ShardKey;
+use kvplane_proto::ids::{Incarnation, NodeId, PinId, ShardId, Slot, Version};
+use kvplane_proto::map::{ReplicaSet, ShardKey};
 use kvplane_proto::message::{ObjectPriority, Part, PutItem, PutOptions};
-use kvplane_proto::{Digest, ItemFlags, Status};
+use kvplane_proto::{Digest, Status};
 
 use super::owners::ReplicaOwners;
 use super::removals::ReplicaRemovals;
-use super::waits::{WAIT_NS, Waits};
+use super::waits::{LateReply, WAIT_NS, Waits};
 use super::walks::Walk;
 use crate::entry::Entry;
 use crate::service::device_moves::{is_on_device, recall};
 use crate::service::fetches::{Fetch, FetchDone, Want};
 use crate::service::local::LocalStore;
 use crate::service::shard::Shard;
-use crate::service::shard::deferrals::{DeferredItem, Replies};
+use crate::service::shard::deferrals::DeferredItem;
 use crate::service::shard::tail::{TailHead, tail_within};
 use crate::service::types::{Memory, MemoryExtent, PoolBytes};
 
@@ -29,10 +29,9 @@ const PUSH_BYTES_MOST: u64 = 64 << 20;
 /// Queued objects that are tried until one can be sent.
 const TURNS: usize = 64;
 
-/// Replica in flight to the replica owner.
+/// Replica in flight to a replica owner.
 #[derive(Debug)]
 struct Push {
-    owner: ShardKey,
     version: Version,
     pin: PinId,
     bytes: u64,
@@ -43,15 +42,29 @@ struct Push {
 /// Replicas in flight, and those to be sent next.
 #[derive(Debug, Default)]
 pub(super) struct Pushes {
-    sent: BTreeMap<Digest, Push>,
+    sent: BTreeMap<(Digest, ShardKey), Push>,
     bytes: u64,
+    /// Objects to be replicated; each stays in the queue until it was sent to all replica owners that are to have it.
     queue: VecDeque<(Digest, Version)>,
-    /// Objects of the requests that replica owners have not answered yet.
-    calls: BTreeMap<u64, Digest>,
+    /// Objects and replica owners of the requests that replica owners have not answered yet.
+    calls: BTreeMap<u64, (Digest, ShardKey)>,
     /// Replies that wait for replicas.
     waits: Waits,
     counters: PushCounters,
 }
+
+/// Next step in replicating an object.
+enum NextPush {
+    /// It is sent to this replica owner.
+    To(ShardKey),
+    /// It is sent once the replica in flight to a replica owner, or the outstanding removal there, is done.
+    Later,
+    /// It is sent to no other replica owner now. With true if some that is to have it is in backoff.
+    Nowhere(bool),
+}
+
+/// Least shard in the order of keys.
+const LEAST: ShardKey = ShardKey { node: NodeId(0), incarnation: Incarnation(0), shard: ShardId(0) };
 
 /// Counters of replicas by their outcome.
 #[derive(Clone, Copy, Debug, Default)]
@@ -97,54 +110,82 @@ impl Pushes {
         self.queue.extend(found);
     }
 
-    /// Returns true if a replica of an object is in flight.
-    pub(super) fn has(&self, digest: Digest) -> bool {
-        self.sent.contains_key(&digest)
+    /// Returns the replicas of an object that are in flight.
+    fn sent_of(&self, digest: Digest) -> impl Iterator<Item = (ShardKey, &Push)> {
+        let sent = self.sent.range((digest, LEAST)..);
+        sent.take_while(move |((sent, _), _)| *sent == digest).map(|((_, owner), push)| (*owner, push))
     }
 
-    /// Returns true if a replica of any object in a slot is in flight.
-    pub(super) fn has_in(&self, slot: Slot) -> bool {
-        self.sent.keys().any(|digest| digest.slot() == slot)
+    /// Returns true if a replica of an object is in flight to this replica owner.
+    pub(super) fn has_at(&self, digest: Digest, owner: ShardKey) -> bool {
+        self.sent.contains_key(&(digest, owner))
+    }
+
+    /// Returns true if a replica of any object in a slot is in flight to this replica owner.
+    pub(super) fn has_in(&self, slot: Slot, owner: ShardKey) -> bool {
+        self.sent.keys().any(|(digest, to)| digest.slot() == slot && *to == owner)
     }
 
     /// Returns true if a replica of this version is in flight.
     pub(super) fn is_sending(&self, digest: Digest, version: Version) -> bool {
-        self.sent.get(&digest).is_some_and(|push| push.version == version)
+        self.sent_of(digest).any(|(_, push)| push.version == version)
     }
 
-    /// Marks replicas in flight as void in the slots for which `pick` returns true, because their owners have changed.
-    pub(super) fn void(&mut self, pick: impl Fn(Slot) -> bool) {
-        self.sent.iter_mut().for_each(|(digest, push)| push.void |= pick(digest.slot()));
+    /// Marks replicas in flight as void in the slots and to the replica owners for which `pick` returns true, because
+    /// owners have changed.
+    pub(super) fn void(&mut self, pick: impl Fn(Slot, ShardKey) -> bool) {
+        self.sent.iter_mut().for_each(|((digest, owner), push)| push.void |= pick(digest.slot(), *owner));
     }
 
-    /// Returns the objects whose replicas are in flight since before owners changed.
-    pub(super) fn voided(&self) -> Vec<Digest> {
-        self.sent.iter().filter(|(_, push)| push.void).map(|(digest, _)| *digest).collect()
+    /// Returns the objects whose replicas are in flight since before owners changed, each with the replica owner.
+    pub(super) fn voided(&self) -> Vec<(Digest, ShardKey)> {
+        self.sent.iter().filter(|(_, push)| push.void).map(|(key, _)| *key).collect()
     }
 
-    /// Makes a reply wait for the replica of a version.
+    /// Makes a reply wait for replicas of a version.
     pub(super) fn wait(&mut self, digest: Digest, version: Version, item: DeferredItem, now_ns: u64) {
         self.waits.add(digest, version, item, now_ns.saturating_add(WAIT_NS));
     }
 
-    /// Ends the waits for the replica of a version, and of earlier ones: it is known now whether the replica exists.
-    pub(super) fn end_wait(&mut self, shard: &mut Shard, digest: Digest, version: Version, there: bool) {
-        for (item, is_version) in self.waits.end(digest, version) {
-            let here = there && is_version;
-            shard.settle(item, |replies, item| match replies {
-                Replies::Put(_, _, is_replicated) if here => *is_replicated = true,
-                Replies::Commits(_, replies) if here => replies[item].flags = ItemFlags::REPLICATED,
-                _ => {}
+    /// Returns the replica owners that have acknowledged a replica of this version.
+    fn confirmed(&self, shard: &Shard, digest: Digest, version: Version) -> ReplicaSet {
+        if shard.peek(digest).is_none_or(|object| object.version != version) {
+            return ReplicaSet::NONE;
+        }
+        let owners = shard.replicas.owners_of(digest.slot());
+        let at = shard.store.objects().copies(digest).at;
+        let is_confirmed = |number: usize| owners.get(number).is_some_and(|owner| !self.has_at(digest, *owner));
+        ReplicaSet::of(|number| at.has(number) && is_confirmed(number))
+    }
+
+    /// Ends the waits for replicas of a version if there are as many as they wait for, or if `is_over`: no more are
+    /// sent now. Ends those for earlier versions in any case.
+    pub(super) fn end_wait(&mut self, shard: &mut Shard, digest: Digest, version: Version, is_over: bool) {
+        if !self.waits.has(digest) {
+            return;
+        }
+        let there = self.confirmed(shard, digest, version);
+        let copies = shard.store.objects().copies(digest);
+        let wanted = shard.replicas.possible(digest, copies).min(copies.awaited.into());
+        let is_over = is_over || there.count() >= wanted.max(1);
+        for (item, is_version) in self.waits.end(digest, version, is_over) {
+            shard.settle(item, |replies, item| {
+                if is_version {
+                    replies.set_replicas(item, there);
+                }
             });
         }
     }
 
-    /// Ends the waits that have timed out.
+    /// Ends the waits that have timed out: the answer names the replicas that there are by now.
     pub(super) fn expire(&mut self, shard: &mut Shard) {
-        self.waits.expire(shard.now_ns).into_iter().for_each(|item| shard.settle(item, |_, _| {}));
+        for LateReply { digest, version, item } in self.waits.expire(shard.now_ns) {
+            let there = self.confirmed(shard, digest, version);
+            shard.settle(item, |replies, item| replies.set_replicas(item, there));
+        }
     }
 
-    /// Returns the time at which a wait times out.
+    /// Returns the time at which a reply times out.
     pub(super) const fn poll_timeout(&self) -> Option<u64> {
         self.waits.poll_timeout()
     }
@@ -160,32 +201,67 @@ impl Pushes {
         for _ in 0..TURNS {
             let (digest, version) = *self.queue.front().filter(|_| !self.is_full())?;
             self.queue.pop_front();
-            let shard = &mut local.shard;
-            let owner = shard.replicas.owner(digest.slot());
-            let Some(owner) = owner.filter(|_| shard.ownership.owns(digest)) else {
-                self.end_wait(shard, digest, version, false);
-                continue;
-            };
-            if owners.rests(owner, shard.now_ns) {
-                // The replica owner is in backoff; the walk finds its objects again.
-                self.end_wait(shard, digest, version, false);
-                walk.repeat(shard);
-                continue;
-            }
-            if self.has(digest) || removals.is_outstanding(digest) {
-                // Sent once the replica in flight, or the outstanding removal, is done.
-                self.queue.push_back((digest, version));
-                continue;
-            }
-            match self.push(local, walk, digest, version, owner) {
-                Some(fetch) => return Some(fetch),
-                None => self.end_wait(&mut local.shard, digest, version, false),
+            match self.next_push(&local.shard, removals, owners, digest, version) {
+                NextPush::To(owner) => {
+                    if let Some(fetch) = self.push(local, walk, digest, version, owner) {
+                        // The other replica owners are next.
+                        self.queue.push_front((digest, version));
+                        return Some(fetch);
+                    }
+                    self.end_wait(&mut local.shard, digest, version, true);
+                }
+                NextPush::Later => self.queue.push_back((digest, version)),
+                NextPush::Nowhere(rests) => {
+                    if rests {
+                        // A replica owner is in backoff; the walk finds its objects again.
+                        walk.repeat(&local.shard);
+                    }
+                    let is_over = !self.is_sending(digest, version);
+                    self.end_wait(&mut local.shard, digest, version, is_over);
+                }
             }
         }
         None
     }
 
-    /// Sends an object to the replica owner, if it still has this version and no replica.
+    /// Returns the next step in replicating this version of an object: the first replica owners of its slot get as many
+    /// replicas as the object is to have. In place of those that cannot be reached, others get one for the time being.
+    fn next_push(
+        &self,
+        shard: &Shard,
+        removals: &ReplicaRemovals,
+        owners: &ReplicaOwners,
+        digest: Digest,
+        version: Version,
+    ) -> NextPush {
+        let objects = shard.store.objects();
+        let is_owed = objects.replica(digest).is_owed_a_copy() && shard.ownership.owns(digest);
+        let is_version = shard.peek(digest).is_some_and(|object| object.version == version);
+        let copies = objects.copies(digest);
+        if !is_owed || !is_version || !shard.replicas.lacks(digest, copies) {
+            return NextPush::Nowhere(false);
+        }
+        let (mut rests, mut is_later) = (false, false);
+        let possible = shard.replicas.possible(digest, copies);
+        for (number, owner) in shard.replicas.owners_of(digest.slot()).iter().enumerate() {
+            if number >= possible && copies.at.count() >= possible {
+                break;
+            }
+            if copies.at.has(number) || self.waits.has_failed(digest, version, *owner) {
+                continue;
+            }
+            if owners.rests(*owner, shard.now_ns) {
+                rests = true;
+            } else if self.has_at(digest, *owner) || removals.is_outstanding_at(digest, *owner) {
+                is_later = true;
+            } else {
+                return NextPush::To(*owner);
+            }
+        }
+        if is_later { NextPush::Later } else { NextPush::Nowhere(rests) }
+    }
+
+    /// Sends an object to a replica owner, if it can be sent now.
     fn push(
         &mut self,
         local: &mut LocalStore,
@@ -196,12 +272,6 @@ impl Pushes {
     ) -> Option<Fetch> {
         // An object that was just read from the SSD has its name only there.
         let lacks_tail = lacks_tail(local, digest);
-        let shard = &mut local.shard;
-        let store = &mut shard.store;
-        let there = store.peek(digest).is_some_and(|object| object.version == version);
-        if !there || !store.objects().replica(digest).is_owed_a_copy() || store.objects().is_copied(digest) {
-            return None;
-        }
         if is_on_device(local, digest) {
             // It is sent from memory: the walk finds it again there.
             let _ = recall(local, digest, None);
@@ -209,23 +279,39 @@ impl Pushes {
             return None;
         }
         let shard = &mut local.shard;
+        let number = shard.replicas.number_of(digest.slot(), owner)?;
         let store = &mut shard.store;
         let Some((pin, object)) = (!lacks_tail).then(|| store.hold(digest)).flatten() else {
             walk.repeat(shard);
             return None;
         };
         // From now on the replica owner may have a replica.
-        store.objects_mut().note_copy(digest, version, true);
+        store.objects_mut().note_copy(digest, version, number, true);
         let bytes = object.extent.bytes;
-        self.sent.insert(digest, Push { owner, version, pin, bytes, void: false });
+        self.sent.insert((digest, owner), Push { version, pin, bytes, void: false });
         self.bytes += bytes;
         let extent = MemoryExtent { memory: Memory::Pool, offset: object.extent.offset, bytes };
         let tail_at = object.has_tail.then_some(object.tail_at);
         let token = shard.new_fetch_token();
-        self.calls.insert(token, digest);
-        let (is_head, priority) = (object.is_head, object.priority);
-        let want = Want::Copy { digest, extent, tail_at, is_head, priority, version };
+        self.calls.insert(token, (digest, owner));
+        let (is_head, priority, replicas) = (object.is_head, object.priority, object.copies.replicas());
+        let want = Want::Copy { digest, extent, tail_at, is_head, priority, replicas, version };
         Some(Fetch { token, source: owner, want })
+    }
+
+    /// Gives up the replicas of an object at replica owners that had it in place of others, once these have it.
+    fn give_up_surplus(&self, shard: &mut Shard, removals: &mut ReplicaRemovals, digest: Digest, version: Version) {
+        let copies = shard.store.objects().copies(digest);
+        let surplus = copies.at.minus(shard.replicas.destinations(digest, copies));
+        if surplus.is_empty() || shard.replicas.lacks(digest, copies) || self.sent_of(digest).next().is_some() {
+            return;
+        }
+        for number in surplus.iter() {
+            let owner = shard.replicas.owners_of(digest.slot()).get(number).copied();
+            if let Some(owner) = owner.filter(|_| shard.store.objects_mut().note_copy(digest, version, number, false)) {
+                removals.add(digest, owner);
+            }
+        }
     }
 
     /// Handles the answer to a request, or the failure to get one. Returns false if it belongs to no request of this
@@ -239,8 +325,8 @@ impl Pushes {
         token: u64,
         done: &FetchDone,
     ) -> bool {
-        let Some(digest) = self.calls.remove(&token) else { return false };
-        let Some(Push { owner, version, pin, bytes, void }) = self.sent.remove(&digest) else { return true };
+        let Some((digest, owner)) = self.calls.remove(&token) else { return false };
+        let Some(Push { version, pin, bytes, void }) = self.sent.remove(&(digest, owner)) else { return true };
         self.bytes -= bytes;
         removals.wake();
         let store = &mut shard.store;
@@ -251,16 +337,17 @@ impl Pushes {
                 self.counters.made += 1;
                 self.counters.made_bytes += bytes;
                 owners.answered(owner);
-                self.end_wait(shard, digest, version, live);
+                self.give_up_surplus(shard, removals, digest, version);
             }
             FetchDone::Failed(status) if !void => {
                 self.counters.failed += 1;
+                self.waits.note_failed(digest, version, owner);
                 // Only these refusals prove that the replica owner has no replica.
                 let refused = matches!(status, Status::NoSpace | Status::TooLarge | Status::QuotaExceeded);
-                if live {
-                    store.objects_mut().note_copy(digest, version, false);
+                if live && let Some(number) = shard.replicas.number_of(digest.slot(), owner) {
+                    store.objects_mut().note_copy(digest, version, number, false);
                     if !refused {
-                        removals.add(digest);
+                        removals.add(digest, owner);
                     }
                 }
                 if refused {
@@ -269,19 +356,20 @@ impl Pushes {
                     owners.not_answered(owner, shard.now_ns);
                 }
                 walk.repeat(shard);
-                self.end_wait(shard, digest, version, false);
             }
-            _ => {
-                self.end_wait(shard, digest, version, false);
-                walk.repeat(shard);
-            }
+            _ => walk.repeat(shard),
+        }
+        self.end_wait(shard, digest, version, false);
+        if self.waits.has(digest) && !self.is_sending(digest, version) {
+            // Another replica owner may take it; if none does, the wait is over.
+            self.queue.push_front((digest, version));
         }
         true
     }
 }
 
-/// Returns the put of a replica, with the options and the name of the object's tail, if it has one. Neither the stripe
-/// head flag nor the priority depends on the tail.
+/// Returns the put of a replica, with the options and the name of the object's tail, if it has one. The stripe head
+/// flag, the priority and the number of replicas do not depend on the tail.
 #[must_use]
 pub fn copy_of(
     digest: Digest,
@@ -289,10 +377,12 @@ pub fn copy_of(
     is_head: bool,
     tail_at: Option<u64>,
     priority: ObjectPriority,
+    replicas: u8,
     pool: &dyn PoolBytes,
 ) -> (PutItem, Vec<u8>, Vec<u8>) {
     let part = if is_head { Part::Head } else { Part::None };
-    let item = PutItem::plain(digest, bytes).with_options(&PutOptions { part, priority, ..PutOptions::default() });
+    let options = PutOptions { part, priority, replicas, ..PutOptions::default() };
+    let item = PutItem::plain(digest, bytes).with_options(&options);
     let plain = (item, Vec::new(), Vec::new());
     let Some(at) = tail_at else { return plain };
     let tail = tail_within(at, pool.bytes(), |at, into| pool.read(at, into));
@@ -303,7 +393,7 @@ pub fn copy_of(
         (false, Part::Stripe) => Part::Stripe,
         (false, _) => Part::None,
     };
-    let options = PutOptions { soft_pin_ms: 0, part, priority, ..head.options };
+    let options = PutOptions { soft_pin_ms: 0, part, priority, replicas, ..head.options };
     if head.key_bytes == 0 {
         return (plain.0.with_options(&options), Vec::new(), Vec::new());
     }

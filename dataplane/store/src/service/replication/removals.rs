@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use kvplane_proto::ids::Slot;
-use kvplane_proto::map::ShardKey;
+use kvplane_proto::map::{ReplicaSet, ShardKey};
 use kvplane_proto::{Digest, Limits, Status};
 
 use super::outstanding::{OutstandingRemovals, all_of};
@@ -58,18 +58,27 @@ impl ReplicaRemovals {
         if !shard.store.objects().has_orphans() {
             return;
         }
-        for digest in shard.store.objects_mut().take_orphans() {
-            if shard.replicas.has_owner(digest) {
-                self.outstanding.add(digest);
-            }
+        for (digest, at) in shard.store.objects_mut().take_orphans() {
+            self.add_at(shard, digest, at);
         }
         self.outstanding.bound();
     }
 
-    /// Returns true if the replica owner may have a replica that has to be removed before a request for its object is
+    /// Records that these replica owners may have a replica that has to be removed.
+    fn add_at(&mut self, shard: &Shard, digest: Digest, at: ReplicaSet) {
+        let owners = shard.replicas.owners_of(digest.slot());
+        at.iter().filter_map(|number| owners.get(number)).for_each(|owner| self.outstanding.add(digest, *owner));
+    }
+
+    /// Returns true if a replica owner may have a replica that has to be removed before a request for its object is
     /// acknowledged.
     pub(in crate::service) fn is_outstanding(&self, digest: Digest) -> bool {
         self.outstanding.has(digest)
+    }
+
+    /// Returns true if a replica of an object has to be removed at this replica owner before another is sent there.
+    pub(super) fn is_outstanding_at(&self, digest: Digest, owner: ShardKey) -> bool {
+        self.outstanding.has_at(digest, owner)
     }
 
     /// Returns true if any removal of a replica is outstanding.
@@ -86,9 +95,9 @@ impl ReplicaRemovals {
         (0..digests.len()).filter(|at| self.is_outstanding(digests[*at])).collect()
     }
 
-    /// Records that the replica owner may have a replica that has to be removed.
-    pub(super) fn add(&mut self, digest: Digest) {
-        self.outstanding.add(digest);
+    /// Records that a replica owner may have a replica that has to be removed.
+    pub(super) fn add(&mut self, digest: Digest, owner: ShardKey) {
+        self.outstanding.add(digest, owner);
     }
 
     /// Allows requests to replica owners at once, after a change.
@@ -101,15 +110,13 @@ impl ReplicaRemovals {
         self.outstanding.bound();
     }
 
-    /// Stops the replication of an object of this shard: a replica that the replica owner may have is to be removed.
+    /// Stops the replication of an object of this shard: the replicas that replica owners may have are to be removed.
     pub(in crate::service) fn give_up(&mut self, shard: &mut Shard, digest: Digest) {
-        let had = shard.store.objects_mut().want_no_copy(digest);
-        if had && shard.replicas.has_owner(digest) {
-            self.outstanding.add(digest);
-        }
+        let at = shard.store.objects_mut().want_no_copy(digest);
+        self.add_at(shard, digest, at);
     }
 
-    /// Makes a reply wait until a replica is removed.
+    /// Makes a reply wait until the replicas are removed.
     pub(in crate::service) fn wait(&mut self, shard: &mut Shard, digest: Digest, item: DeferredItem) {
         let until_ns = shard.now_ns.saturating_add(WAIT_NS);
         if self.outstanding.wait(digest, item, until_ns) {
@@ -146,8 +153,8 @@ impl ReplicaRemovals {
         self.outstanding.of_slots(pick)
     }
 
-    /// Ends these removals, whose slots have another replica owner now, or none. If maps were `missed`, or this shard
-    /// does not own a slot any more, the replies that wait fail.
+    /// Ends these removals at former replica owners, as their slots have other replica owners now, or none. If maps
+    /// were `missed`, or this shard does not own a slot any more, the replies that wait fail.
     pub(super) fn end_former(
         &mut self,
         shard: &mut Shard,
@@ -156,9 +163,19 @@ impl ReplicaRemovals {
         owns: &dyn Fn(Slot) -> bool,
     ) {
         for digest in removals {
+            let slot = digest.slot();
+            let owned = owns(slot);
+            let is_owner = |owner: ShardKey| owned && shard.replicas.number_of(slot, owner).is_some();
+            let (had_former, has_present) = self.outstanding.forget_former(digest, is_owner);
+            if has_present {
+                // The others still have to acknowledge.
+                if had_former {
+                    self.lapse(shard, digest, Vec::new());
+                }
+                continue;
+            }
             let waiters = self.outstanding.end(digest);
             // The slot's present owner may have inherited the replica.
-            let owned = owns(digest.slot());
             if missed || !owned {
                 waiters.into_iter().for_each(|(item, _)| self.refuse(shard, item, Status::WrongOwner));
                 if owned {
@@ -175,13 +192,13 @@ impl ReplicaRemovals {
     }
 
     /// Returns the next request to a replica owner. The removal of a replica waits while a replica of the object is in
-    /// flight, that of all replicas in a slot while any of the slot is.
+    /// flight there, that of all replicas in a slot while any of the slot is.
     pub(super) fn poll(
         &mut self,
         shard: &mut Shard,
         owners: &mut ReplicaOwners,
-        is_sending: impl Fn(Digest) -> bool,
-        is_sending_in: impl Fn(Slot) -> bool,
+        is_sending: impl Fn(Digest, ShardKey) -> bool,
+        is_sending_in: impl Fn(Slot, ShardKey) -> bool,
     ) -> Option<Fetch> {
         let now_ns = shard.now_ns;
         if !self.outstanding.is_due(now_ns) {
@@ -189,14 +206,14 @@ impl ReplicaRemovals {
         }
         let token = shard.new_fetch_token();
         let may_ask = |digest: Digest, owner: ShardKey| {
-            // For a whole slot, no replica in it may be in flight.
+            // For a whole slot, no replica in it may be in flight to that owner.
             let sending = match digest == all_of(digest.slot()) {
-                true => is_sending_in(digest.slot()),
-                false => is_sending(digest),
+                true => is_sending_in(digest.slot(), owner),
+                false => is_sending(digest, owner),
             };
             !sending && owners.may_drop(owner, now_ns)
         };
-        let Some((owner, digests)) = self.outstanding.next(token, |slot| shard.replicas.owner(slot), may_ask) else {
+        let Some((owner, digests)) = self.outstanding.next(token, may_ask) else {
             self.outstanding.rest(owners.poll_timeout(now_ns).unwrap_or(u64::MAX));
             return None;
         };
@@ -224,10 +241,6 @@ impl ReplicaRemovals {
             owners.not_answered(owner, shard.now_ns);
         }
         for (at, digest) in digests.iter().enumerate() {
-            // The answer does not concern slots with another replica owner.
-            if shard.replicas.owner(digest.slot()) != Some(owner) {
-                continue;
-            }
             let is_gone = gone.get(at) == Some(&true);
             if let Some(waiters) = self.outstanding.answered(*digest, token, is_gone, shard.now_ns) {
                 self.counters.done += 1;
@@ -256,7 +269,7 @@ mod tests {
     use kvplane_proto::ids::{Incarnation, NodeId, RequestId, ShardId, Version};
 
     use super::*;
-    use crate::service::shard::deferrals::Replies;
+    use crate::service::shard::deferrals::{PutReply, Replies};
     use crate::service::types::{Identity, Output, Path, PeerKey};
     use crate::store::Store;
 
@@ -273,7 +286,7 @@ mod tests {
     }
 
     fn put(shard: &mut Shard) -> DeferredItem {
-        shard.defer(PEER, RequestId::from_bits(1), Replies::Put(Status::Ok, Version(1), false), 1)(0)
+        shard.defer(PEER, RequestId::from_bits(1), Replies::Put(PutReply::of(Version(1), false)), 1)(0)
     }
 
     fn status(shard: &mut Shard) -> Option<Status> {
@@ -301,7 +314,7 @@ mod tests {
     #[test]
     fn a_reply_is_refused_when_the_replica_owner_does_not_acknowledge_in_time() {
         let (mut shard, mut removals) = (shard(), ReplicaRemovals::default());
-        removals.add(OBJECT);
+        removals.add(OBJECT, shard.ownership.key());
         let item = put(&mut shard);
         removals.wait(&mut shard, OBJECT, item);
         shard.now_ns = removals.poll_timeout().expect("a reply waits");

@@ -8,6 +8,7 @@ use kvplane_proto::Digest;
 use kvplane_proto::ids::Version;
 use kvplane_tier::RecordView;
 
+use crate::Copies;
 use crate::service::local::LocalStore;
 use crate::service::shard::Shard;
 use crate::service::tiering::NotBegun;
@@ -25,12 +26,15 @@ const WAIT_NS: u64 = 1_000_000;
 const AGAIN_NS: u64 = 1_000_000_000;
 const NO_ROOM_NS: u64 = 60_000_000_000;
 
-/// Walk through memory.
+/// Walk through memory: first for the objects without any replica, which the next loss of a node may take, then for
+/// those that lack further ones.
 #[derive(Debug, Default)]
 pub(super) struct Walk {
     /// Position, and time of the next step.
     at: Option<u32>,
     due_ns: u64,
+    /// True on the second way through memory, for objects that have a replica and lack further ones.
+    is_second: bool,
     /// True if another walk is to follow.
     again: bool,
     /// True if no walk was completed since owners changed.
@@ -46,6 +50,7 @@ impl Walk {
     pub(super) fn begin(&mut self, shard: &Shard) {
         self.unwalked = !shard.replicas.is_alone();
         (self.at, self.due_ns, self.again) = (self.unwalked.then_some(0), shard.now_ns, false);
+        self.is_second = false;
     }
 
     /// Repeats the walk, to find an object that lacks a replica.
@@ -53,7 +58,7 @@ impl Walk {
         if shard.replicas.is_alone() {
             self.at = None;
         } else if self.at.is_none() {
-            self.at = Some(0);
+            (self.at, self.is_second) = (Some(0), false);
             self.due_ns = shard.now_ns.saturating_add(REPEAT_NS);
         } else {
             self.again = true;
@@ -67,12 +72,16 @@ impl Walk {
         let Some(at) = self.at.filter(|_| bytes_per_s > 0 && self.due_ns <= now_ns) else { return lack };
         let store = &shard.store;
         let (mut bytes, mut next) = (0u64, Some(at));
+        let (replicas, is_second) = (&shard.replicas, self.is_second);
+        let lacks = |digest: Digest, copies: Copies| {
+            copies.at.is_empty() != is_second && replicas.lacks(digest, copies) && shard.ownership.owns(digest)
+        };
         // A step looks at a part, so that a walk in which no object lacks a replica ends within a few steps.
         for _ in 0..16 {
             let Some(from) = next.filter(|_| lack.is_empty()) else { break };
             let found;
-            (found, next) = store.objects().uncopied(from, STEP);
-            for digest in found.into_iter().filter(|digest| shard.ownership.owns(*digest)) {
+            (found, next) = store.objects().lacking(from, STEP, lacks);
+            for digest in found {
                 if let Some(object) = store.peek(digest) {
                     bytes += object.extent.bytes;
                     lack.push((digest, object.version));
@@ -81,8 +90,15 @@ impl Walk {
         }
         self.due_ns = now_ns + (u128::from(bytes) * 1_000_000_000 / u128::from(bytes_per_s)) as u64;
         self.at = next;
-        self.unwalked &= next.is_some();
-        if next.is_none() && core::mem::take(&mut self.again) {
+        if next.is_some() {
+            return lack;
+        }
+        if !self.is_second && shard.replicas.has_several() {
+            (self.at, self.is_second) = (Some(0), true);
+            return lack;
+        }
+        (self.unwalked, self.is_second) = (false, false);
+        if core::mem::take(&mut self.again) {
             self.at = Some(0);
             self.due_ns = self.due_ns.max(now_ns.saturating_add(REPEAT_NS));
         }

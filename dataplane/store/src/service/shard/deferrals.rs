@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{PinId, RequestId, Version};
+use kvplane_proto::map::ReplicaSet;
 use kvplane_proto::message::{Bitmap, CommitReply, Kind, LookupReply, Operation, SizeReply};
-use kvplane_proto::{FrameFlags, ItemFlags, Status};
+use kvplane_proto::{ItemFlags, Status};
 
 use super::answers::Answers;
 use super::timing::{About, Outputs, TimedTenant, Timing};
@@ -23,9 +24,9 @@ pub(in crate::service) struct DeferredItem {
 /// Content of a deferred reply, as far as it is known.
 #[derive(Debug)]
 pub(in crate::service) enum Replies {
-    /// Status, version, and whether the object is replicated.
-    Put(Status, Version, bool),
-    Commits(Operation, Vec<CommitReply>),
+    Put(PutReply),
+    /// With true if they may name replica owners beyond the first.
+    Commits(Operation, Vec<CommitReply>, bool),
     Lookups(Vec<LookupReply>),
     /// Of a removal: which objects existed, which were kept because they are stripe heads; and whether the SSD took
     /// every tombstone.
@@ -35,6 +36,33 @@ pub(in crate::service) enum Replies {
     /// Bits of objects that exist, and of those that are stripe heads; the latter are empty if there are no heads.
     Found(Vec<bool>, Vec<bool>),
     Sizes(Vec<SizeReply>),
+}
+
+/// Reply to a put.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::service) struct PutReply {
+    status: Status,
+    version: Version,
+    /// Replica owners that have the object.
+    replicas: ReplicaSet,
+    /// True if the reply may name replica owners beyond the first.
+    names_owners: bool,
+}
+
+impl PutReply {
+    /// Returns the reply to a put of this version, which has no replica yet.
+    pub(in crate::service) const fn of(version: Version, names_owners: bool) -> Self {
+        Self { status: Status::Ok, version, replicas: ReplicaSet::NONE, names_owners }
+    }
+}
+
+/// Returns the replica owners that the reply to a put names. To a client that knows of one only, the first one stands
+/// for any.
+const fn named(replicas: ReplicaSet, names_owners: bool) -> ReplicaSet {
+    match names_owners || replicas.is_empty() {
+        true => replicas,
+        false => ReplicaSet::FIRST,
+    }
 }
 
 /// Replies with items that are not settled yet.
@@ -64,7 +92,7 @@ impl Replies {
     const fn operation(&self) -> Operation {
         match self {
             Self::Put(..) => Operation::Put,
-            Self::Commits(operation, _) => *operation,
+            Self::Commits(operation, ..) => *operation,
             Self::Lookups(_) => Operation::Lookup,
             Self::Bits(..) => Operation::Remove,
             Self::Copies(..) => Operation::RemoveCopy,
@@ -83,8 +111,8 @@ impl Replies {
     /// Fails a put or a removal.
     pub(in crate::service) fn fail_change(&mut self, item: usize, why: Status) {
         match self {
-            Self::Put(status, ..) | Self::Bits(_, status) | Self::Copies(_, status) => *status = why,
-            Self::Commits(_, replies) => replies[item].status = why,
+            Self::Put(PutReply { status, .. }) | Self::Bits(_, status) | Self::Copies(_, status) => *status = why,
+            Self::Commits(_, replies, _) => replies[item].status = why,
             Self::Lookups(_) | Self::Found(..) | Self::Sizes(_) => {}
         }
     }
@@ -92,8 +120,19 @@ impl Replies {
     /// Fails a put.
     pub(in crate::service) fn fail_put(&mut self, item: usize, why: Status) {
         match self {
-            Self::Put(status, ..) => *status = why,
-            Self::Commits(_, replies) => replies[item].status = why,
+            Self::Put(reply) => reply.status = why,
+            Self::Commits(_, replies, _) => replies[item].status = why,
+            Self::Lookups(_) | Self::Bits(..) | Self::Copies(..) | Self::Found(..) | Self::Sizes(_) => {}
+        }
+    }
+
+    /// Enters the replica owners that have the object of a put.
+    pub(in crate::service) fn set_replicas(&mut self, item: usize, replicas: ReplicaSet) {
+        match self {
+            Self::Put(reply) => reply.replicas = replicas,
+            Self::Commits(_, replies, names_owners) => {
+                replies[item].flags = ItemFlags::of_replicas(named(replicas, *names_owners));
+            }
             Self::Lookups(_) | Self::Bits(..) | Self::Copies(..) | Self::Found(..) | Self::Sizes(_) => {}
         }
     }
@@ -113,7 +152,7 @@ pub(in crate::service) const fn no_lookup(status: Status) -> LookupReply {
 }
 
 /// Returns the look-up reply for an object that a peer may copy from the pool while it holds this pin.
-pub(in crate::service) const fn lookup_of(pin: PinId, object: &ObjectView, is_replicated: bool) -> LookupReply {
+pub(in crate::service) const fn lookup_of(pin: PinId, object: &ObjectView, replicas: ReplicaSet) -> LookupReply {
     LookupReply {
         status: Status::Ok,
         pin,
@@ -121,7 +160,7 @@ pub(in crate::service) const fn lookup_of(pin: PinId, object: &ObjectView, is_re
         bytes: object.extent.bytes,
         version: object.version,
         checksum: object.checksum,
-        flags: ItemFlags::replicated(is_replicated),
+        flags: ItemFlags::of_replicas(replicas),
     }
 }
 
@@ -174,13 +213,15 @@ impl DeferredAnswer {
         answers.outputs.whose = whose;
         let operation = replies.operation();
         match replies {
-            Replies::Put(status, version, is_replicated) => {
-                let argument = if status == Status::Ok { version.0 } else { 0 };
-                let mut header = Header::reply(Kind::Reply(operation), request, status).with_argument(argument);
-                header.flags = header.flags.with(FrameFlags::REPLICATED, is_replicated && status == Status::Ok);
+            Replies::Put(PutReply { status, version, replicas, names_owners }) => {
+                let mut header = Header::reply(Kind::Reply(operation), request, status);
+                if status == Status::Ok {
+                    header = header.with_argument(version.0);
+                    header.flags = header.flags.with_replicas(named(replicas, names_owners));
+                }
                 answers.send(peer, header);
             }
-            Replies::Commits(_, replies) => answers.records(peer, operation, request, &replies),
+            Replies::Commits(_, replies, _) => answers.records(peer, operation, request, &replies),
             Replies::Lookups(replies) => answers.records(peer, operation, request, &replies),
             Replies::Sizes(replies) => answers.records(peer, operation, request, &replies),
             Replies::Bits(_, status) | Replies::Copies(_, status) if status != Status::Ok => {

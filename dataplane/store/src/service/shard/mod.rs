@@ -18,9 +18,10 @@ pub(super) mod timing;
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{Epoch, PinId, RequestId, ReservationId, Version};
+use kvplane_proto::map::ReplicaSet;
 use kvplane_proto::message::{Kind, LookupReply, ObjectName, Operation};
 use kvplane_proto::rng::mix64;
-use kvplane_proto::{Digest, FrameFlags, Status};
+use kvplane_proto::{Digest, Status};
 use kvplane_tier::SlotSet;
 
 use self::answers::Answers;
@@ -28,7 +29,7 @@ use self::deferrals::{Deferrals, DeferredItem, Replies, lookup_of, no_lookup};
 use self::effects::{Effect, Effects};
 pub(super) use self::exports::Exports;
 pub(super) use self::ownership::Ownership;
-pub(super) use self::replica_slots::{Relation, ReplicaSlots};
+pub(super) use self::replica_slots::{Relation, ReplicaOwnersBySlot, ReplicaSlots};
 use self::sessions::{PendingPayload, Sessions};
 use self::stream_read::{ReadSpan, Reader, StreamRead};
 use self::tail::{TailHead, tail_within};
@@ -248,7 +249,7 @@ impl Shard {
     }
 
     /// Answers a get from the pool; `hold` is released when the bytes were sent.
-    pub(super) fn answer_get(&mut self, read: &StreamRead, hold: Hold, object: &ObjectView, is_replicated: bool) {
+    pub(super) fn answer_get(&mut self, read: &StreamRead, hold: Hold, object: &ObjectView, replicas: ReplicaSet) {
         let (offset, checksum) = match read.wanted {
             ReadSpan::Whole { .. } => (0, object.checksum),
             // The host computes the checksum of the range that it sends.
@@ -261,7 +262,7 @@ impl Shard {
         let mut header = Header::reply(Kind::Reply(read.wanted.operation()), read.request, Status::Ok)
             .with_payload(extent.bytes, Some(checksum))
             .with_argument(object.version.0);
-        header.flags = header.flags.with(FrameFlags::REPLICATED, is_replicated);
+        header.flags = header.flags.with_replicas(replicas);
         let payload = Some((Extents::One(extent), hold));
         self.about(object);
         self.answers.outputs.push_back(Output::Frame { peer: read.peer, header, body: 0..0, payload });
@@ -346,7 +347,7 @@ impl Shard {
             (Reader::Stream(read), Ok((pin, object))) => {
                 // The object may have been replaced by one of another length while it was read.
                 match read.check(object.extent.bytes, object.is_head) {
-                    Ok(()) => self.answer_get(&read, Hold::Pin(pin), &object, false),
+                    Ok(()) => self.answer_get(&read, Hold::Pin(pin), &object, ReplicaSet::NONE),
                     Err(status) => {
                         self.unpin(pin);
                         let operation = read.wanted.operation();
@@ -365,7 +366,7 @@ impl Shard {
             (Reader::Shared { item, .. }, Ok((pin, object))) => {
                 self.sessions.lend_pin(here.expect("pinned for a connected peer"), pin);
                 self.about(&object);
-                self.settle_lookup(item, lookup_of(pin, &object, false));
+                self.settle_lookup(item, lookup_of(pin, &object, ReplicaSet::NONE));
             }
             (Reader::Shared { item, .. }, Err(status)) => self.settle_lookup(item, no_lookup(status)),
         }
@@ -374,6 +375,7 @@ impl Shard {
 
 #[cfg(test)]
 mod tests {
+    use super::deferrals::PutReply;
     use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
     use kvplane_proto::message::Bitmap;
 
@@ -412,7 +414,7 @@ mod tests {
     #[test]
     fn a_failed_put_is_refused_and_a_reply_to_a_gone_peer_is_dropped() {
         let mut shard = shard();
-        let put = || Replies::Put(Status::Ok, Version(3), false);
+        let put = || Replies::Put(PutReply::of(Version(3), false));
         let item = shard.defer(PEER, RequestId::from_bits(1), put(), 1)(0);
         shard.refuse_put(item, Status::NoSpace);
         let Some(Output::Frame { header, .. }) = shard.answers.poll(0) else { panic!("no answer") };

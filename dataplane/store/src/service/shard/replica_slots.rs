@@ -1,28 +1,33 @@
 //! Replicated slots: the replica owners of this shard's slots, and the slots of other owners for which this shard is
-//! the replica owner.
+//! a replica owner.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use kvplane_proto::Digest;
 use kvplane_proto::ids::{Epoch, Slot};
-use kvplane_proto::map::ShardKey;
+use kvplane_proto::map::{ReplicaSet, ShardKey};
 
-/// Owner for which this shard is the replica owner of a slot, and the epoch since which it is.
+use crate::Copies;
+
+/// Owner for which this shard is a replica owner of a slot, and the epoch since which it is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::service) struct Relation {
     pub(in crate::service) owner: ShardKey,
     pub(in crate::service) since: Epoch,
 }
 
+/// Replica owners of slots, each in the order of the map.
+pub(in crate::service) type ReplicaOwnersBySlot = BTreeMap<Slot, Vec<ShardKey>>;
+
 /// Both sides of replication, by slot.
 #[derive(Debug, Default)]
 pub(in crate::service) struct ReplicaSlots {
-    /// Slots of which this shard is the replica owner.
+    /// Slots of which this shard is a replica owner.
     relations: BTreeMap<Slot, Relation>,
     /// Slots that this shard gained as their former replica owner, with their replicas, and does not serve yet.
     inherited: BTreeSet<Slot>,
-    /// Replica owners of this shard's slots, and the epoch of the map that assigned them.
-    owners: BTreeMap<Slot, ShardKey>,
+    /// Replica owners of this shard's slots, where there are any, and the epoch of the map that assigned them.
+    owners: ReplicaOwnersBySlot,
     since: Epoch,
 }
 
@@ -33,7 +38,7 @@ impl ReplicaSlots {
         self.relations.contains_key(&slot) || self.inherited.contains(&slot)
     }
 
-    /// Returns true if this shard was the replica owner of a slot that it owns now, and has the replicas.
+    /// Returns true if this shard was a replica owner of a slot that it owns now, and has the replicas.
     pub(in crate::service) fn has_inherited(&self, slot: Slot) -> bool {
         self.inherited.contains(&slot)
     }
@@ -48,7 +53,7 @@ impl ReplicaSlots {
         self.inherited.retain(|slot| owns(*slot));
     }
 
-    /// Returns the relation by which this shard is the replica owner of another owner's slot.
+    /// Returns the relation by which this shard is a replica owner of another owner's slot.
     pub(in crate::service) fn relation(&self, slot: Slot) -> Option<&Relation> {
         self.relations.get(&slot)
     }
@@ -62,9 +67,14 @@ impl ReplicaSlots {
         core::mem::replace(&mut self.relations, relations)
     }
 
-    /// Returns the replica owner of a slot that this shard owns.
-    pub(in crate::service) fn owner(&self, slot: Slot) -> Option<ShardKey> {
-        self.owners.get(&slot).copied()
+    /// Returns the replica owners of a slot that this shard owns, in the order of the map.
+    pub(in crate::service) fn owners_of(&self, slot: Slot) -> &[ShardKey] {
+        self.owners.get(&slot).map_or(&[], Vec::as_slice)
+    }
+
+    /// Returns the number of a replica owner in the order of the map; `None` if it is no replica owner of the slot.
+    pub(in crate::service) fn number_of(&self, slot: Slot, owner: ShardKey) -> Option<usize> {
+        self.owners_of(slot).iter().position(|other| *other == owner)
     }
 
     /// Returns true if the slot of an object has a replica owner.
@@ -72,13 +82,34 @@ impl ReplicaSlots {
         self.owners.contains_key(&digest.slot())
     }
 
+    /// Returns the number of replicas that an object can have, beside the owner's, of those that it is to have.
+    pub(in crate::service) fn possible(&self, digest: Digest, copies: Copies) -> usize {
+        self.owners_of(digest.slot()).len().min(copies.wanted.into())
+    }
+
+    /// Returns the replica owners that are to have a replica of an object: the first ones of its slot. So the one that
+    /// will own the slot next has it.
+    pub(in crate::service) fn destinations(&self, digest: Digest, copies: Copies) -> ReplicaSet {
+        ReplicaSet::first(self.possible(digest, copies))
+    }
+
+    /// Returns true if a replica owner that is to have a replica of an object lacks it.
+    pub(in crate::service) fn lacks(&self, digest: Digest, copies: Copies) -> bool {
+        !self.destinations(digest, copies).minus(copies.at).is_empty()
+    }
+
     /// Returns true if no slot of this shard has a replica owner.
     pub(in crate::service) fn is_alone(&self) -> bool {
         self.owners.is_empty()
     }
 
+    /// Returns true if the slots of this shard have several replica owners.
+    pub(in crate::service) fn has_several(&self) -> bool {
+        self.owners.values().next().is_some_and(|owners| owners.len() > 1)
+    }
+
     /// Returns the replica owners of this shard's slots.
-    pub(in crate::service) const fn owners(&self) -> &BTreeMap<Slot, ShardKey> {
+    pub(in crate::service) const fn owners(&self) -> &ReplicaOwnersBySlot {
         &self.owners
     }
 
@@ -88,11 +119,7 @@ impl ReplicaSlots {
     }
 
     /// Installs the replica owners by the map of this epoch and returns the former ones.
-    pub(in crate::service) fn assign(
-        &mut self,
-        owners: BTreeMap<Slot, ShardKey>,
-        epoch: Epoch,
-    ) -> BTreeMap<Slot, ShardKey> {
+    pub(in crate::service) fn assign(&mut self, owners: ReplicaOwnersBySlot, epoch: Epoch) -> ReplicaOwnersBySlot {
         self.since = epoch;
         core::mem::replace(&mut self.owners, owners)
     }
@@ -117,8 +144,19 @@ mod tests {
         slots.keep_inherited(|_| false);
         assert!(!slots.keeps(Slot(5)));
         assert!(slots.is_alone());
-        slots.assign(BTreeMap::from([(Slot(6), other)]), Epoch(7));
-        assert!(!slots.is_alone() && slots.has_owner(Digest(6 << 114)) && !slots.has_owner(Digest(5 << 114)));
-        assert_eq!((slots.owner(Slot(6)), slots.since()), (Some(other), Epoch(7)));
+        let third = ShardKey { node: NodeId(3), ..other };
+        slots.assign(BTreeMap::from([(Slot(6), vec![other, third])]), Epoch(7));
+        let (there, elsewhere) = (Digest(6 << 114), Digest(5 << 114));
+        assert!(!slots.is_alone() && slots.has_owner(there) && !slots.has_owner(elsewhere));
+        assert_eq!((slots.owners_of(Slot(6)), slots.since()), (&[other, third][..], Epoch(7)));
+        assert_eq!((slots.number_of(Slot(6), third), slots.number_of(Slot(5), third)), (Some(1), None));
+        let wanted = |wanted| Copies { wanted, ..Copies::ONE };
+        assert_eq!([1, 2, 7].map(|number| slots.possible(there, wanted(number))), [1, 2, 2]);
+        assert!(slots.lacks(there, wanted(1)) && !slots.lacks(elsewhere, wanted(1)));
+        assert!(!slots.lacks(there, Copies { at: ReplicaSet::FIRST, ..wanted(1) }));
+        assert!(
+            slots.lacks(there, Copies { at: ReplicaSet::NONE.with(1), ..wanted(1) }),
+            "the first one is to have it"
+        );
     }
 }

@@ -13,7 +13,7 @@ use kvplane_proto::{Digest, FrameFlags, Limits, Status};
 use super::Shard;
 use super::context::RequestContext;
 use super::tail::TailHead;
-use crate::{Keep, Replica, Reserve};
+use crate::{Copies, Keep, Replica, Reserve};
 
 const NS_PER_MS: u64 = 1_000_000;
 
@@ -139,6 +139,8 @@ impl Shard {
         keep.soft_pin_ns = 0;
         let mut wanted = Reserve::plain(item.digest, item.bytes);
         (wanted.keep, wanted.replace, wanted.replica) = (keep, true, Replica::Second);
+        // For when this shard owns the object. An owner of an earlier version does not say the number, which is two.
+        wanted.copies = Copies::of_put(item.replicas, 0);
         Ok(wanted)
     }
 }

@@ -1,8 +1,9 @@
 //! Tail of an object: its name and options, stored behind its bytes in the pool and with its record on an SSD.
 //!
 //! Layout: a head of 24 bytes, the tenant's name, the key. The head: group u64, tenant u32, soft pin in milliseconds
-//! u32, length of the key u16, length of the tenant's name u8, data type u8, flags u8, priority i8, two zero bytes. All
-//! integers are little-endian. A tail has no checksum of its own: the name is verified against the object's digest, and
+//! u32, length of the key u16, length of the tenant's name u8, data type u8, flags u8, priority i8, number of replicas
+//! u8, a zero byte. The number of replicas is 0 up to two: earlier versions read such tails only. All integers are
+//! little-endian. A tail has no checksum of its own: the name is verified against the object's digest, and
 //! on an SSD the record's checksum covers it.
 
 use kvplane_proto::message::{ObjectName, ObjectPriority, PutFlags, PutItem, PutOptions};
@@ -14,6 +15,8 @@ use crate::entry::TAIL_BYTES_MOST;
 pub const TAIL_HEAD_BYTES: usize = 24;
 /// Offset of the priority in a tail's head.
 const PRIORITY_AT: usize = 21;
+/// Offset of the number of replicas in a tail's head.
+const REPLICAS_AT: usize = 22;
 /// Length of the longest tail.
 pub const TAIL_MOST: usize = TAIL_HEAD_BYTES + Limits::NAME_BYTES + Limits::KEY_BYTES;
 
@@ -34,7 +37,9 @@ impl TailHead {
     /// Returns the head of a put's tail; `None` if the put has neither name nor options.
     #[must_use]
     pub fn of(item: &PutItem) -> Option<Self> {
-        let options = PutOptions { replace: false, replicas: 0, wait_replicas: false, ack: None, ..item.options() };
+        let options = item.options();
+        let replicas = if options.replicas > 2 { options.replicas } else { 0 };
+        let options = PutOptions { replace: false, replicas, wait_replicas: 0, ack: None, ..options };
         let head = Self { options, key_bytes: item.key_bytes, tenant_bytes: item.tenant_bytes };
         (item.key_bytes > 0 || options != PutOptions::default()).then_some(head)
     }
@@ -53,13 +58,14 @@ impl TailHead {
 
     /// Appends the tail to `out`.
     pub fn encode(&self, name: &ObjectName<'_>, out: &mut Vec<u8>) {
-        let PutOptions { tenant, group, soft_pin_ms, data_type, .. } = self.options;
+        let PutOptions { tenant, group, soft_pin_ms, data_type, replicas, .. } = self.options;
         let flags = PutItem::plain(kvplane_proto::Digest(0), 0).with_options(&self.options).flags;
         out.extend_from_slice(&group.to_le_bytes());
         out.extend_from_slice(&tenant.to_le_bytes());
         out.extend_from_slice(&soft_pin_ms.to_le_bytes());
         out.extend_from_slice(&self.key_bytes.to_le_bytes());
-        out.extend_from_slice(&[self.tenant_bytes, data_type, flags.bits(), self.options.priority.bits(), 0, 0]);
+        let priority = self.options.priority.bits();
+        out.extend_from_slice(&[self.tenant_bytes, data_type, flags.bits(), priority, replicas, 0]);
         out.extend_from_slice(name.tenant);
         out.extend_from_slice(name.key);
     }
@@ -80,12 +86,14 @@ impl TailHead {
                 data_type: bytes[19],
                 replace: false,
                 part: flags.part(),
+                replicas: bytes[REPLICAS_AT],
                 ..PutOptions::default()
             },
             key_bytes: u16::from_le_bytes([bytes[16], bytes[17]]),
             tenant_bytes: bytes[18],
         };
-        let meant = usize::from(head.key_bytes) <= Limits::KEY_BYTES && bytes[22..] == [0; 2];
+        let has_replicas = head.options.replicas == 0 || (3..=Limits::REPLICAS).contains(&head.options.replicas);
+        let meant = usize::from(head.key_bytes) <= Limits::KEY_BYTES && has_replicas && bytes[23] == 0;
         meant.then_some(head)
     }
 
@@ -145,20 +153,22 @@ mod tests {
         fn an_encoded_tail_decodes_to_itself(
             words in any::<(u32, u64, u32, bool, u8)>(),
             priority in -4..=4i64,
+            replicas in 0..=Limits::REPLICAS,
             tenant in prop::collection::vec(any::<u8>(), 0..=255),
             key in prop::collection::vec(any::<u8>(), 1..=300),
         ) {
             let (account, group, soft_pin_ms, hard_pin, data_type) = words;
             let wishes = PutOptions { tenant: account, group, soft_pin_ms, hard_pin, ..PutOptions::default() };
             let priority = ObjectPriority::new(priority).expect("it is in range");
-            let options = PutOptions { priority, data_type, replace: true, ..wishes };
+            let options = PutOptions { priority, data_type, replace: true, replicas, wait_replicas: 9, ..wishes };
             let name = ObjectName { tenant: &tenant, key: &key };
             let head = TailHead::of(&PutItem::named(&name, 1, &options)).expect("it has a name");
             let mut bytes = Vec::new();
             head.encode(&name, &mut bytes);
             prop_assert_eq!(bytes.len(), head.tail_bytes());
             prop_assert_eq!(TailHead::split(&bytes), Some((head, name)));
-            prop_assert_eq!(head.options, PutOptions { replace: false, ..options });
+            let replicas = if replicas > 2 { replicas } else { 0 };
+            prop_assert_eq!(head.options, PutOptions { replace: false, replicas, wait_replicas: 0, ..options });
             prop_assert!(TailHead::split(&bytes[..bytes.len() - 1]).is_none());
         }
 

@@ -1,10 +1,10 @@
-//! Tests of an owner whose replica owner does not answer, with a scripted host.
+//! Tests of an owner whose replica owners do not answer, or of which it has several, with a scripted host.
 
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
-use kvplane_proto::map::{Claim, ClusterMap, Former, Member, ShardAddress, ShardKey, SlotOwners};
+use kvplane_proto::map::{Claim, ClusterMap, Former, Member, ReplicaSet, ShardAddress, ShardKey, SlotOwners};
 use kvplane_proto::message::{GetItem, Hello, Kind, Operation, PutItem, PutOptions, SizeReply};
-use kvplane_proto::{FrameFlags, Limits, Status};
+use kvplane_proto::{Digest, FrameFlags, Limits, Status};
 
 use super::rig::{Answer, CHECKSUM, Rig, body_of, digest, digests, hello, identity};
 use crate::service::{Fetch, FetchDone, Path, PeerKey, ReplicaProgress, Want};
@@ -130,7 +130,7 @@ fn copied(rig: &mut Rig, peer: PeerKey, nodes: u64) -> u8 {
     };
     let key = (0..=255).find(|key| {
         let slot = digest(*key).slot();
-        ours(&before, *key) && ours(&after, *key) && before.second(slot) != after.second(slot)
+        ours(&before, *key) && ours(&after, *key) && before.replica_owners(slot) != after.replica_owners(slot)
     });
     let key = key.expect("a slot that is as the test wants it");
     rig.service.follow(1, &before);
@@ -285,8 +285,8 @@ fn status_of(rig: &mut Rig, peer: PeerKey, operation: Operation, flags: FrameFla
     let owners = owners(6);
     let theirs = |key: &u8| owners.owner(digest(*key).slot()).is_some_and(|owner| owner.node != identity().node);
     let ours = |key: &u8| {
-        let second = owners.second(digest(*key).slot());
-        second.is_some_and(|owner| (owner.node, owner.shard) == (identity().node, identity().shard))
+        let mut others = owners.replica_owners(digest(*key).slot()).iter();
+        others.any(|owner| (owner.node, owner.shard) == (identity().node, identity().shard))
     };
     let key = (0..=255).find(|key| theirs(key) && ours(key)).expect("a slot that is as the test wants it");
     let body = match operation {
@@ -340,7 +340,7 @@ fn a_new_owner_does_not_import_the_replica_that_it_wrote() {
         let was_ours = rig.service.inspect().serves(slot);
         was_ours
             && after.owner(slot).is_some_and(|owner| owner.node != identity().node)
-            && after.second(slot).is_some_and(is_ours)
+            && after.replica_owners(slot).iter().copied().any(is_ours)
     };
     let key = (0..=255).find(moves).expect("a slot that is as the test wants it");
     rig.put(client, key, 64);
@@ -367,4 +367,167 @@ fn a_new_owner_does_not_import_the_replica_that_it_wrote() {
     assert_eq!(fetched(&mut rig, importer, Operation::Get, &body).status(), Status::NotFound);
     let sizes: Vec<SizeReply> = fetched(&mut rig, importer, Operation::Size, &digests([key])).items();
     assert_eq!(sizes[0].status, Status::NotFound);
+}
+
+/// Returns the owners by a map of the nodes of these numbers, in a failure domain each; 0 is this shard's node.
+fn owners_among(epoch: u64, nodes: &[u64], replicas: u8) -> SlotOwners {
+    let mut map = map_of(epoch, 9);
+    map.members.retain(|member| nodes.contains(&(member.node.0 - identity().node.0)));
+    map.members.iter_mut().for_each(|member| member.failure_domain = member.node.to_string());
+    map.replicas = replicas;
+    SlotOwners::of(&map)
+}
+
+/// Returns a key of this shard by each of these maps, and its replica owners by the first of them.
+fn key_of_all(maps: &[&SlotOwners]) -> (u8, Vec<ShardKey>) {
+    let is_ours = |owner: ShardKey| (owner.node, owner.shard) == (identity().node, identity().shard);
+    let of_all = |key: &u8| maps.iter().all(|owners| owners.owner(digest(*key).slot()).is_some_and(is_ours));
+    let key = (0..=255).find(of_all).expect("a slot of this shard");
+    (key, maps[0].replica_owners(digest(key).slot()).to_vec())
+}
+
+/// Puts an object that replaces another, as a client that knows of several replica owners.
+fn put_several(rig: &mut Rig, peer: PeerKey, key: u8, replicas: u8, wait_replicas: u8) {
+    let options = PutOptions { replicas, wait_replicas, replace: true, ..PutOptions::default() };
+    let body = body_of([PutItem::plain(digest(key), 64).with_options(&options)]);
+    let header = Header::request(Kind::Request(Operation::Put), rig.next_request());
+    let mut header = header.with_body(&body, 1).with_payload(64, Some(CHECKSUM));
+    header.argument = 6;
+    header.flags = header.flags.with(FrameFlags::REPLICA_OWNERS, true);
+    rig.service.request(peer, &header, &body, rig.now_ns);
+    assert_eq!(rig.tails().len(), usize::from(replicas > 2), "the tail says how many replicas, if more than two");
+    rig.service.payload_done(peer, Some(CHECKSUM), rig.now_ns);
+}
+
+/// Returns the replica owners that the answer names.
+fn named(rig: &mut Rig) -> ReplicaSet {
+    let answer = rig.answer();
+    assert_eq!(answer.status(), Status::Ok);
+    answer.header.flags.replicas()
+}
+
+#[test]
+fn a_put_waits_for_as_many_replicas_as_it_says() {
+    for (replicas, waits, sent, awaited) in [(2, 2, 1, 1), (3, 2, 2, 1), (3, 3, 2, 2), (8, 8, 3, 3), (4, 0, 3, 0)] {
+        let mut rig = Rig::new();
+        let owners = owners_among(6, &[0, 1, 2, 3], 4);
+        rig.service.follow(1, &owners);
+        let peer = rig.join(Path::Stream);
+        let (key, others) = key_of_all(&[&owners]);
+        put_several(&mut rig, peer, key, replicas, waits);
+        if awaited == 0 {
+            assert_eq!(named(&mut rig), ReplicaSet::NONE);
+        }
+        let pushes = copies(&mut rig);
+        let to: Vec<ShardKey> = pushes.iter().map(|push| push.source).collect();
+        assert_eq!(to, others[..sent], "{replicas} replicas: at the first replica owners, all at once");
+        // The last one answers first.
+        for (done, push) in (1..).zip(pushes.iter().rev()) {
+            rig.assert_quiet();
+            rig.service.fetched(push.token, FetchDone::Copied, rig.now_ns);
+            if done == awaited {
+                assert_eq!(named(&mut rig), ReplicaSet::of(|number| number < sent && number + done >= sent));
+            }
+        }
+        rig.assert_quiet();
+        assert!(copies(&mut rig).is_empty());
+    }
+}
+
+#[test]
+fn a_refused_replica_goes_to_the_next_replica_owner_and_the_answer_names_the_others() {
+    let mut rig = Rig::new();
+    let owners = owners_among(6, &[0, 1, 2, 3], 4);
+    rig.service.follow(1, &owners);
+    let peer = rig.join(Path::Stream);
+    let (key, others) = key_of_all(&[&owners]);
+    put_several(&mut rig, peer, key, 3, 3);
+    let pushes = copies(&mut rig);
+    rig.service.fetched(pushes[0].token, FetchDone::Failed(Status::NoSpace), rig.now_ns);
+    rig.service.fetched(pushes[1].token, FetchDone::Copied, rig.now_ns);
+    rig.assert_quiet();
+    let again = copies(&mut rig);
+    assert_eq!(again.iter().map(|push| push.source).collect::<Vec<_>>(), [others[2]]);
+    rig.service.fetched(again[0].token, FetchDone::Failed(Status::Unreachable), rig.now_ns);
+    assert!(copies(&mut rig).is_empty(), "each was tried");
+    assert_eq!(named(&mut rig), ReplicaSet::NONE.with(1), "what cannot be had is said at once");
+    // With a single node there is nothing to wait for.
+    let alone = owners_among(7, &[0], 4);
+    rig.service.follow(1, &alone);
+    let key = key_of_all(&[&alone]).0;
+    put_several(&mut rig, peer, key, 3, 3);
+    assert_eq!(named(&mut rig), ReplicaSet::NONE);
+}
+
+#[test]
+fn a_replacement_waits_until_every_replica_owner_has_dropped_the_former_version() {
+    let mut rig = Rig::new();
+    let owners = owners_among(6, &[0, 1, 2], 3);
+    rig.service.follow(1, &owners);
+    let peer = rig.join(Path::Stream);
+    let (key, others) = key_of_all(&[&owners]);
+    put_several(&mut rig, peer, key, 3, 0);
+    rig.answer();
+    let pushes = copies(&mut rig);
+    assert_eq!(pushes.len(), 2);
+    pushes.iter().for_each(|push| rig.service.fetched(push.token, FetchDone::Copied, rig.now_ns));
+    put_several(&mut rig, peer, key, 3, 0);
+    let asked: Vec<Fetch> = std::iter::from_fn(|| rig.service.poll_fetch(rig.now_ns)).collect();
+    let is_drop = |fetch: &Fetch| matches!(&fetch.want, Want::DropCopies(dropped) if *dropped == [digest(key)]);
+    assert!(asked.len() == 2 && asked.iter().all(is_drop), "{asked:?}");
+    rig.service.fetched(asked[1].token, FetchDone::CopiesDropped(vec![true]), rig.now_ns);
+    rig.assert_quiet();
+    // The new version goes where the former one is gone.
+    let pushed = copies(&mut rig);
+    assert_eq!(pushed.iter().map(|push| push.source).collect::<Vec<_>>(), [others[1]]);
+    rig.service.fetched(asked[0].token, FetchDone::CopiesDropped(vec![true]), rig.now_ns);
+    assert_eq!(rig.answer().status(), Status::Ok);
+    assert_eq!(copies(&mut rig).iter().map(|push| push.source).collect::<Vec<_>>(), [others[0]]);
+}
+
+#[test]
+fn replicas_stay_at_the_replica_owners_that_remain_and_what_has_none_is_repaired_first() {
+    let mut rig = Rig::new();
+    let before = owners_among(6, &[0, 1, 2, 3, 4], 3);
+    rig.service.follow(1, &before);
+    let peer = rig.join(Path::Stream);
+    // The first replica owner of the object leaves.
+    let (_, others) = key_of_all(&[&before]);
+    let left = others[0].node.0 - identity().node.0;
+    let nodes: Vec<u64> = (0..5).filter(|node| *node != left).collect();
+    let after = owners_among(7, &nodes, 3);
+    let (key, others) = key_of_all(&[&before, &after]);
+    let other = (0..=255).rev().find(|other| {
+        let slot = digest(*other).slot();
+        let is_ours = |owner: ShardKey| (owner.node, owner.shard) == (identity().node, identity().shard);
+        *other != key && [&before, &after].iter().all(|owners| owners.owner(slot).is_some_and(is_ours))
+    });
+    let other = other.expect("another slot of this shard");
+    put_several(&mut rig, peer, key, 3, 0);
+    rig.answer();
+    let pushes = copies(&mut rig);
+    pushes.iter().for_each(|push| rig.service.fetched(push.token, FetchDone::Copied, rig.now_ns));
+    // Nobody has taken the other object when the map comes.
+    put_several(&mut rig, peer, other, 3, 0);
+    rig.answer();
+    let pushes = copies(&mut rig);
+    pushes.iter().for_each(|push| rig.service.fetched(push.token, FetchDone::Failed(Status::NoSpace), rig.now_ns));
+    rig.service.follow(1, &after);
+    rig.pass(1_000_000_000);
+    let mut repaired: Vec<Digest> = Vec::new();
+    for _ in 0..50 {
+        while let Some(fetch) = rig.service.poll_fetch(rig.now_ns) {
+            rig.service.fetched(fetch.token, FetchDone::Copied, rig.now_ns);
+            if let Want::Copy { digest: of, .. } = fetch.want {
+                assert!(of != digest(key) || !others.contains(&fetch.source), "it has a replica there");
+                repaired.push(of);
+            }
+        }
+        rig.pass(10_000_000);
+    }
+    let lacked = after.replica_owners(digest(key).slot()).iter().filter(|owner| !others.contains(owner)).count();
+    let mut expected = vec![digest(other), digest(other)];
+    expected.extend(vec![digest(key); lacked]);
+    assert_eq!(repaired, expected);
+    assert!(!rig.service.inspect().lacks_replicas(digest(key)) && !rig.service.inspect().lacks_replicas(digest(other)));
 }

@@ -8,7 +8,9 @@ use kvplane_proto::message::ObjectPriority;
 use kvplane_store::allocator::granules_of;
 use kvplane_store::entry::Entry;
 use kvplane_store::eviction::EvictionPolicy;
-use kvplane_store::{CommitError, Extent, GetError, ObjectView, Replica, Reserve, ReserveError, Store, StoreStats};
+use kvplane_store::{
+    CommitError, Copies, Extent, GetError, ObjectView, Replica, Reserve, ReserveError, Store, StoreStats,
+};
 
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
@@ -211,7 +213,7 @@ impl<P: EvictionPolicy> Shadow<P> {
                     is_on_device: false,
                     is_head: false,
                     replica: Replica::None,
-                    copied: false,
+                    copies: Copies::ONE,
                     is_retained: false,
                     priority: ObjectPriority::NORMAL,
                 };

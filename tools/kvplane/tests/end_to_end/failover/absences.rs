@@ -48,7 +48,7 @@ fn cluster(place: &Workplace, replicas: u8) -> (Process, Vec<Process>, Client) {
     for key in 0..KEYS {
         let several = replicas > 1;
         let replicas = if several { 2 } else { 0 };
-        let options = PutOptions { replicas, wait_replicas: several, replace: several, ..PutOptions::default() };
+        let options = PutOptions { replicas, wait_replicas: replicas, replace: several, ..PutOptions::default() };
         let mut put = || client.replicas().put(name(key).as_bytes(), &value(key, 0), &options).ok();
         wait_until(|| put().filter(|(_, there)| !several || *there == 2)).expect("it is taken");
     }
@@ -201,7 +201,7 @@ fn a_list_during_a_node_death_has_all_objects_of_the_others() {
         let mut nodes: Vec<Process> = (1..=3).map(start).collect();
         settled(&control, 3);
         let mut client = place.client(Way::Tcp);
-        let options = PutOptions { replicas: 2, wait_replicas: true, replace: true, ..PutOptions::default() };
+        let options = PutOptions { replicas: 2, wait_replicas: 2, replace: true, ..PutOptions::default() };
         for key in 0..KEYS {
             // The first puts may use the map of before, with fewer owners.
             let mut put = || client.replicas().put(name(key).as_bytes(), &value(key, 0), &options).ok();

@@ -20,8 +20,12 @@ fn name(key: u64) -> String {
 }
 
 fn control(place: &Workplace) -> Process {
+    control_of(place, "2")
+}
+
+fn control_of(place: &Workplace, replicas: &str) -> Process {
     let state = place.path("state");
-    let control = Process::start(place.command(&["control", "--state", text(&state), "--replicas", "2"]));
+    let control = Process::start(place.command(&["control", "--state", text(&state), "--replicas", replicas]));
     control.wait_for("metrics on");
     control
 }
@@ -111,6 +115,73 @@ fn objects_with_two_replicas_are_read_after_a_node_is_killed() {
     assert_eq!(whole, Some(()), "two nodes are enough for two copies");
 }
 
+/// Puts an object with three replicas by hand; returns the answer.
+fn put_by_hand(place: &Workplace, options: &[&str]) -> String {
+    let arguments = [&["ctl", "put", "--replace"], options, &["by-hand", "-"]].concat();
+    finish(place.command(&arguments), &value(7, 7)).text()
+}
+
+/// Three replicas in different failure domains: the answers say how many there are, and two nodes may die one after the
+/// other.
+#[test]
+fn objects_with_three_replicas_outlive_two_nodes() {
+    let place = Workplace::new("replicas-three");
+    let control = control_of(&place, "3");
+    let start = |number: u64| {
+        let domain = format!("rack-{}", number.min(4));
+        place.node(number, &["--pool", "64M", "--shards", "2", "--failure-domain", &domain])
+    };
+    let mut nodes = vec![start(1)];
+    members(&control, 1);
+    // What cannot be had is said at once, or is refused.
+    let alone = wait_until(|| {
+        let said = put_by_hand(&place, &["--replicas", "2"]);
+        said.contains(", 1 of 2 replicas").then_some(())
+    });
+    assert_eq!(alone, Some(()), "one node has one replica");
+    for (refused, code, why) in [
+        (&["--replicas", "9"][..], 2, "9 is not in 1..=8"),
+        (&["--replicas", "2", "--wait-replicas", "3"], 1, "a put of 2 replicas cannot wait for 3"),
+    ] {
+        let arguments = [&["ctl", "put"], refused, &["by-hand", "-"]].concat();
+        finish(place.command(&arguments), &value(7, 7)).failed(code, &[why]);
+    }
+    nodes.extend((2..=4).map(start));
+    members(&control, 4);
+    let config = ClientConfig { deadline: Duration::from_secs(5), ..place.client_config(Way::Tcp) };
+    let mut client = Client::connect(&config).unwrap();
+    let thrice = PutOptions { replicas: 3, ..twice() };
+    for key in 0..OBJECTS {
+        let done = wait_until(|| {
+            let (_, replicas) = client.replicas().put(name(key).as_bytes(), &value(key, 0), &thrice).expect("a put");
+            (replicas == 3).then_some(())
+        });
+        assert_eq!(done, Some(()), "{} has three replicas", name(key));
+    }
+    let said = put_by_hand(&place, &["--replicas", "3"]);
+    assert!(said.contains(", 3 replicas"), "{said}");
+    let said = put_by_hand(&place, &["--replicas", "8"]);
+    assert!(said.contains(", 3 of 8 replicas"), "{said}");
+    let places = client.replicas().locate(&[name(0)]).unwrap().remove(0);
+    assert!(places.len() == 3 && (1..3).all(|at| !places[..at].contains(&places[at])), "{places:?}");
+    let found = |client: &mut Client| {
+        for key in 0..OBJECTS {
+            let found = wait_until(|| client.get(name(key).as_bytes()).ok().flatten());
+            assert_eq!(found, Some(value(key, 0)), "{} had three replicas", name(key));
+        }
+    };
+    for (dead, left) in [(1, 3), (2, 2)] {
+        nodes[dead].kill();
+        found(&mut client);
+        let gone = wait_until(|| (health(control.http())["members"] == left).then_some(()));
+        assert_eq!(gone, Some(()), "the dead node leaves the map");
+        found(&mut client);
+        // With three nodes each object gets its three replicas again, with two nodes two.
+        let whole = wait_until(|| (copied(&control, 1).1 >= (left - 1) * OBJECTS).then_some(()));
+        assert_eq!(whole, Some(()), "{:?} of {OBJECTS} objects", copied(&control, 1));
+    }
+}
+
 /// Objects in stripes, put over shared memory: their stripe heads are short, and sent with their bytes.
 #[test]
 fn long_objects_outlive_their_first_owner_and_keep_their_names() {
@@ -122,7 +193,7 @@ fn long_objects_outlive_their_first_owner_and_keep_their_names() {
     let mut client = Client::connect(&config).unwrap();
     put_twice(&mut client, 0, 0);
     let long = |key: u64| (0..(2 << 20) + 77u64).map(|at| (key ^ at ^ at >> 9) as u8).collect::<Vec<u8>>();
-    let options = PutOptions { wait_replicas: true, ..twice() };
+    let options = PutOptions { wait_replicas: 2, ..twice() };
     for key in 0..8 {
         client.put_with(format!("long-{key}").as_bytes(), &long(key), &options).unwrap();
         client.put_with(format!("short-{key}").as_bytes(), b"a few bytes", &options).unwrap();

@@ -13,8 +13,8 @@ use crate::service::types::{Path, TicketId};
 pub(in crate::service) enum PendingPayload {
     /// Discarded when received; then the request is answered with this status.
     Refused { request: RequestId, operation: Operation, status: Status, argument: u64 },
-    /// Received into this reservation.
-    Put { request: RequestId, reservation: ReservationId, expected: u64 },
+    /// Received into this reservation; the reply may name replica owners beyond the first if `names_owners`.
+    Put { request: RequestId, reservation: ReservationId, expected: u64, names_owners: bool },
     /// Received into a range of a put session.
     Fill { request: RequestId, ticket: TicketId, expected: u64 },
     /// Received into this segment.

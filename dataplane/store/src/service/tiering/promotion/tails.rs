@@ -112,6 +112,10 @@ impl Tails {
         if let Some((options, tenant)) = kept {
             let keep = shard.keep_again(&options, tenant);
             let store = &mut shard.store;
+            if options.replicas > 2 && store.objects().replica(digest).is_owed_a_copy() {
+                // The record says only that it is to be replicated, the tail how many times.
+                store.objects_mut().want_copies(digest, options.replicas - 1);
+            }
             has_room = store.keep_as(pin, &keep);
         }
         let store = &mut shard.store;
