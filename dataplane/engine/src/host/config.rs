@@ -15,6 +15,7 @@ use super::device_pool::DevicePoolConfig;
 use super::fetch::FetchConfig;
 use super::reactor::connections::Connections;
 use super::reactor::devices::RdmaDevices;
+use super::shared::SharedSetup;
 use super::tier::TierSetup;
 
 /// Settings of a host.
@@ -34,6 +35,8 @@ pub struct HostConfig {
     pub zero_copy: ZeroCopyOptions,
     /// SSD tier of the service's store.
     pub tier: Option<TierSetup>,
+    /// Shared tier of the service's store.
+    pub shared: Option<SharedSetup>,
     /// Device pool of the service's store.
     pub device_pool: Option<DevicePoolConfig>,
     /// Settings for fetching objects from former owners of the service's slots; without them, none are fetched.
@@ -58,6 +61,7 @@ impl Default for HostConfig {
             stock: None,
             zero_copy: ZeroCopyOptions::default(),
             tier: None,
+            shared: None,
             device_pool: None,
             fetch: None,
             tickets: None,

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use kvplane_proto::Digest;
+use kvplane_shared::SharedStats;
 use kvplane_store::StoreStats;
 use kvplane_store::service::{CopyCounters, MoveCounters, ServiceCounters, ServiceTimes, TierSnapshot, Tiering};
 use kvplane_sys::cpu;
@@ -19,6 +20,7 @@ use crate::staging::StagingCounters;
 pub struct ShardSnapshot {
     pub store: Option<StoreStats>,
     pub tier: Option<TierSnapshot>,
+    pub shared: Option<SharedStats>,
     /// Device of its tier.
     pub device: Option<NvmeCounters>,
     pub service: ServiceCounters,
@@ -56,6 +58,7 @@ pub(super) fn of(host: &mut ShardHost) -> ShardSnapshot {
     let snapshot = ShardSnapshot {
         store: service.store().config().has_pool().then(|| service.store().stats()),
         tier: service.inspect().tier().map(Tiering::snapshot),
+        shared: service.control().shared().stats(),
         device,
         service: service.inspect().counters(),
         moves: service.inspect().move_counters(),

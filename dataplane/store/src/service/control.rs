@@ -7,6 +7,7 @@ use kvplane_ticket::{Challenges, TicketKey};
 use super::fetches::FetchLimits;
 use super::objects::Objects;
 use super::replication::ReplicaProgress;
+use super::shared_objects::SharedObjects;
 use super::types::PeerKey;
 
 /// Mutable view of a service, for settings and commands.
@@ -57,6 +58,12 @@ impl<'a> Control<'a> {
     pub fn set_fetch_limits(self, limits: FetchLimits) {
         self.objects.migration.set_limits(limits);
         self.objects.replication.set_heat(limits.hot_bytes_per_s);
+    }
+
+    /// Returns the shared tier.
+    #[must_use]
+    pub const fn shared(self) -> SharedObjects<'a> {
+        SharedObjects { local: &mut self.objects.local }
     }
 
     /// Requests a replica of an object of this shard at the replica owner of its slot, however it was put. Like that of

@@ -19,6 +19,7 @@ mod objects;
 mod operation;
 mod rig;
 mod security;
+mod shared;
 mod ssd;
 mod support;
 mod transfers;
