@@ -10,6 +10,7 @@ mod drain;
 mod error;
 mod followed_map;
 mod incarnation;
+mod kept_memory;
 mod membership;
 mod metrics;
 mod orders;
@@ -52,6 +53,7 @@ pub use device_pools::{DevicePool, ParseDevicePoolError};
 pub use error::NodeConfigError;
 use followed_map::FollowedMap;
 use incarnation::BegunIncarnation;
+use kept_memory::KeptDirectory;
 use membership::Membership;
 use orders::OrderExecutor;
 use shard_report::ShardReports;
@@ -110,6 +112,9 @@ pub struct NodeConfig {
     /// Memory of accelerators beside the pool, into which objects that are read often move; at most one for each shard.
     /// Not with SSDs.
     pub device_pools: Vec<DevicePool>,
+    /// Directory on tmpfs or hugetlbfs in which the pools outlive the process: the next start on this host serves their
+    /// objects again. With one, `node` must be set. `None`: memory ends with the process.
+    pub keep_memory: Option<PathBuf>,
     /// SSDs (files and devices) behind the memory; with any, `node` must be set, because an SSD records its node.
     pub ssds: Vec<SsdConfig>,
     /// Mean length of objects on the SSDs, from 512 to 2^30 bytes. It sizes the index, at 61 bytes of memory per
@@ -159,6 +164,7 @@ impl NodeConfig {
             huge: HugePages::Try,
             rdma: RdmaConfig::default(),
             device_pools: Vec::new(),
+            keep_memory: None,
             ssds: Vec::new(),
             ssd_object_bytes: TIER_OBJECT_BYTES,
             ssd_io: IoChoice::Auto,
@@ -192,6 +198,9 @@ impl Node {
     pub fn start(config: &NodeConfig) -> Result<Self, Error> {
         if !config.ssds.is_empty() && config.node.is_none() {
             return Err(NodeConfigError::SsdWithoutNode.into());
+        }
+        if config.keep_memory.is_some() && config.node.is_none() {
+            return Err(NodeConfigError::KeptMemoryWithoutNode.into());
         }
         let link = ControlLink::to(&config.control, Role::Node)?;
         let cluster = config.control.cluster().to_owned();
@@ -339,6 +348,7 @@ fn start_shards(
     let device_pools = device_pools::of_shards(config, count)?;
     let ssds = Ssds::open(config, count, cluster, node)?;
     let shared = config.shared.as_ref().map(|shared| shared.open(cluster, count, begun.last)).transpose()?;
+    let kept = KeptDirectory::claim(config.keep_memory.as_deref(), count)?;
     let host = cpu::boot_id()?;
     let mut shards = Vec::new();
     for seat in &layout.shards {
@@ -374,6 +384,7 @@ fn start_shards(
                 tier: ssds.tier_of(seat.shard, count)?,
                 shared: shared.clone(),
                 device_pool: device_pools[seat.shard],
+                kept: kept.of_shard()?,
                 slow_after_ns: config.slow_after_ns,
                 tickets: tickets.challenges()?,
                 tls: tls.cloned(),
@@ -394,6 +405,8 @@ fn start_shards(
     let mut notes = notes_of(&layout, &shards, pool_bytes);
     notes.extend(ssds.notes());
     notes.extend(config.shared.as_ref().map(|shared| format!("shared tier {}", shared.place)));
+    kept.remove_unused()?;
+    notes.extend(kept.note());
     let parts = device_pools.iter().enumerate().filter_map(|(shard, part)| Some((shard, (*part)?)));
     notes.extend(parts.map(|(shard, part)| format!("shard {shard}: {} MiB on {}", part.bytes >> 20, part.device)));
     notes.push(config.rdma.usable().map_or_else(|why| format!("no RDMA: {why}"), |names| format!("RDMA by {names}")));

@@ -25,16 +25,16 @@ mod staging;
 pub use buffers::{Buffer, DeviceBuffer, FIRST_BUFFER, Slice};
 pub use host::{
     ClientHost, DevicePoolConfig, DeviceSnapshot, FetchConfig, Handshake, HandshakeError, HostConfig, HostFiles,
-    NearDevices, PART_LEAST_BYTES, PeerMemoryCounters, PlaceName, PoolReadCounters, RdmaDevices, ServedSegments,
-    ShardHost, SharedSetup, StockAnswer, StockEngines, TierDevice, TierNotice, TierOpenError, TierSetup,
-    node_of_region,
+    KeptMemoryConfig, NearDevices, PART_LEAST_BYTES, PeerMemoryCounters, PlaceName, PoolReadCounters, RdmaDevices,
+    ServedSegments, ShardHost, SharedSetup, StockAnswer, StockEngines, TierDevice, TierNotice, TierOpenError,
+    TierSetup, node_of_region,
 };
 pub use initiator::{Initiator, PiecesError};
 pub use machine::{discover_machine, scheduler_affinity};
 pub use pacing::Pacing;
 pub use shard::{
-    Listen, ObjectPlaces, PlacedName, Shard, ShardConfig, ShardEnd, ShardError, ShardHandle, ShardSnapshot,
-    ShardStartError, StockKeys,
+    KeptMemoryError, Listen, ObjectPlaces, PlacedName, Shard, ShardConfig, ShardEnd, ShardError, ShardHandle,
+    ShardSnapshot, ShardStartError, StockKeys,
 };
 
 pub use staging::{MemoryRange, StagingCounters};
@@ -45,9 +45,9 @@ pub use kvplane_shared::{SharedConfig, SharedStats, UploadPolicy};
 pub use kvplane_store::events::EventPage;
 pub use kvplane_store::eviction::Eviction;
 pub use kvplane_store::service::{
-    Admission, CopyCounters, FetchLimits, MoveCounters, OperationTimes, PutAck, ReplicaProgress, SLOW_AFTER_NS,
-    SLOW_KEPT, ServiceTimes, SlowOperation, SnapshotPage, TenantOperation, TenantTimes, TierCounters, TierOrder,
-    TierPolicy, TierSnapshot, TimedTenant, VoidCause, WritePolicy,
+    Admission, CopyCounters, Discard, FetchLimits, KeptReport, MoveCounters, OperationTimes, PutAck, ReplicaProgress,
+    SLOW_AFTER_NS, SLOW_KEPT, ServiceTimes, SlowOperation, SnapshotPage, TenantOperation, TenantTimes, TierCounters,
+    TierOrder, TierPolicy, TierSnapshot, TimedTenant, VoidCause, WritePolicy,
 };
 pub use kvplane_sys::verbs::Gid;
 pub use kvplane_sys::{

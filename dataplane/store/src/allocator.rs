@@ -43,6 +43,15 @@ pub const fn granules_of(bytes: u64) -> u64 {
     bytes.div_ceil(GRANULE_BYTES)
 }
 
+/// Range of the pool: exactly the object's bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Extent {
+    /// Offset from the start of the pool.
+    pub offset: u64,
+    /// Size of the object.
+    pub bytes: u64,
+}
+
 /// Handle of a block: valid from the call that returned it until the block is freed or merged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Block(u32);
@@ -167,6 +176,40 @@ impl Allocator {
         self.held_blocks += 1;
         self.free_granules -= u64::from(granules);
         block
+    }
+
+    /// Holds blocks at these places of a pool in which none is held: each a first granule and a number of granules, in
+    /// ascending order. Returns the blocks in this order; `None`, and changes nothing, if places overlap or lie beyond
+    /// the pool, if there are more than may be held, or if a block is held already.
+    pub fn hold_at(&mut self, places: &[(u32, u32)]) -> Option<Vec<Block>> {
+        let mut end = 0u32;
+        for &(start, granules) in places {
+            if granules == 0 || start < end {
+                return None;
+            }
+            end = start.checked_add(granules)?;
+        }
+        if end > self.pool_granules || places.len() > self.max_held_blocks as usize || self.held_blocks > 0 {
+            return None;
+        }
+        let (mut rest, mut blocks) = (0, Vec::with_capacity(places.len()));
+        for &(start, granules) in places {
+            // The last block is free, and the place is in it.
+            let Node { start: first, granules: left, .. } = self.nodes[rest as usize];
+            if first < start {
+                self.bins.remove(&mut self.nodes, rest);
+                let upper = self.new_node(start, left - (start - first));
+                self.nodes[rest as usize].granules = start - first;
+                self.link(rest, upper);
+                self.bins.insert(&mut self.nodes, rest);
+                self.bins.insert(&mut self.nodes, upper);
+                rest = upper;
+            }
+            let block = self.carve(Block(rest), u64::from(granules) * GRANULE_BYTES);
+            rest = self.nodes[block.0 as usize].after;
+            blocks.push(block);
+        }
+        Some(blocks)
     }
 
     /// Frees a held block and returns the free block that it is now part of.

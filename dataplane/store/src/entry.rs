@@ -118,7 +118,7 @@ pub struct Entry {
     bytes_high: u8,
     /// State, below [`MARKS_AT`], and marks from there on.
     incarnation: u8,
-    /// List that it is in: three bits. Above them, four bits of its priority.
+    /// List that it is in: three bits. Above them, four bits of its priority, and [`UNCHECKED`].
     place: u8,
     /// Unit in which space is taken, as a power of two of granules: three bits. Above them, the granules that the tail
     /// takes beyond those of the bytes.
@@ -139,6 +139,11 @@ const HIGH_MARKS: u8 = 0xf8;
 const MARKS_AT: u32 = 3;
 /// Bits of `place` that hold the list.
 const LIST_BITS: u32 = 3;
+/// Bits of `place` that hold the priority.
+const PRIORITY_BITS: u8 = 0xf << LIST_BITS;
+/// Bit of `place`: the bytes are of a former process, and were not compared with the checksum yet.
+const UNCHECKED: u8 = 1 << 7;
+const _: () = assert!(UNCHECKED & (PRIORITY_BITS | ((1 << LIST_BITS) - 1)) == 0);
 /// Bits of `space` that hold the unit.
 const UNIT_BITS: u32 = 3;
 
@@ -302,11 +307,22 @@ impl Entry {
     /// Returns its priority.
     #[must_use]
     pub const fn priority(&self) -> ObjectPriority {
-        ObjectPriority::from_nibble(self.place >> LIST_BITS)
+        ObjectPriority::from_nibble((self.place & PRIORITY_BITS) >> LIST_BITS)
     }
 
     const fn set_priority(&mut self, priority: ObjectPriority) {
-        self.place = priority.nibble() << LIST_BITS | self.place & ((1 << LIST_BITS) - 1);
+        self.place = priority.nibble() << LIST_BITS | self.place & !PRIORITY_BITS;
+    }
+
+    /// Returns true if its bytes are of a former process, and were not compared with its checksum yet.
+    #[must_use]
+    pub const fn is_unchecked(&self) -> bool {
+        self.place & UNCHECKED != 0
+    }
+
+    /// Returns the granules that its tail takes beyond those of its bytes.
+    pub(crate) const fn extra_granules(&self) -> u8 {
+        self.space >> UNIT_BITS
     }
 
     fn take_step(&mut self, event: Event) {

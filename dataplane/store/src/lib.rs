@@ -9,6 +9,7 @@
 //! * [`eviction`]: the eviction policies.
 //! * `order`: eviction across tenants, pins and groups.
 //! * [`store`]: the operations: get with pins, put as reserve and commit, remove.
+//! * [`image`]: the record of the objects in memory that outlives a process.
 //! * [`put_session`]: objects that are written in ranges.
 //! * [`service`]: the server side: requests of peers become operations, replies and extents of payloads.
 
@@ -21,6 +22,7 @@ pub mod errors;
 pub mod events;
 pub mod eviction;
 mod generational;
+pub mod image;
 pub mod index;
 mod order;
 pub mod put_session;
@@ -33,6 +35,6 @@ pub use entry::{ACCOUNTS, Copies, Keep, Replica, Reserve, TAIL_BYTES_MOST};
 pub use errors::{CommitError, GetError, ReserveError, StalePin, StaleReservation};
 pub use order::{TenantUse, Tenants};
 pub use store::{
-    DevicePoolStats, Extent, NoMove, ObjectPins, ObjectTable, ObjectView, PinError, Pool, PoolMove, PoolMoves,
-    SIZE_CLASSES, Store, StoreStats, TailMove,
+    DevicePoolStats, Extent, KeptCounters, KeptObjects, NoMove, ObjectPins, ObjectTable, ObjectView, PinError, Pool,
+    PoolMove, PoolMoves, PoolSums, SIZE_CLASSES, Store, StoreStats, TailMove, TakeBackError, former_objects,
 };

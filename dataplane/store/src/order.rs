@@ -26,6 +26,7 @@ mod tenants;
 
 use crate::entry::{Entries, EntryId, Keep, Mark};
 use crate::eviction::EvictionPolicy;
+pub(crate) use pins::keep_of;
 use pins_and_groups::PinsAndGroups;
 pub(crate) use retained::RETENTIONS_MOST;
 use retained::RetentionTable;

@@ -17,14 +17,17 @@
 //! Deadlines are the host's, which calls [`Store::expire`]; the store knows nothing of tickets and tiers, and does not
 //! touch the bytes themselves.
 
+mod kept;
 mod moves;
 mod objects;
 mod pool;
 mod put;
 mod space;
 mod stats;
+mod unchecked;
 mod watermarks;
 
+pub use kept::{KeptObjects, TakeBackError, former_objects};
 pub use moves::{NoMove, PoolMove, PoolMoves, TailMove};
 pub use objects::ObjectTable;
 pub use pool::Pool;
@@ -37,6 +40,7 @@ use kvplane_proto::ids::{PinId, ReservationId, Version};
 use kvplane_proto::map::ReplicaSet;
 use kvplane_proto::message::ObjectPriority;
 
+pub use crate::allocator::Extent;
 use crate::allocator::GRANULE_BYTES;
 use crate::config::StoreConfig;
 use crate::entry::{Copies, Entry, EntryId, Keep, LiveUse, Mark, Replica, State};
@@ -47,15 +51,8 @@ use crate::order::Tenants;
 use kvplane_proto::events::{ObjectChange, ObjectMedium};
 use space::{Evictions, Space};
 use stats::Counters;
-
-/// Range of the pool: exactly the object's bytes.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Extent {
-    /// Offset from the start of the pool.
-    pub offset: u64,
-    /// Size of the object.
-    pub bytes: u64,
-}
+use unchecked::UncheckedObjects;
+pub use unchecked::{KeptCounters, PoolSums};
 
 /// Facts about an object that a reader needs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -116,6 +113,8 @@ pub struct Store<P = ChosenPolicy> {
     config: StoreConfig,
     /// Objects in their memory.
     space: Space<P>,
+    /// Objects of a former process.
+    unchecked: UncheckedObjects,
     /// Entry that each pin holds.
     pins: GenerationalTable<PinId>,
     /// Entry of each reservation, quarantined ones included.
@@ -164,6 +163,7 @@ impl<P: EvictionPolicy> Store<P> {
     fn build(config: StoreConfig, first_version: Version, policy: P) -> Self {
         Self {
             space: Space::new(&config, policy),
+            unchecked: UncheckedObjects::default(),
             pins: GenerationalTable::new(config.max_pins),
             reservations: GenerationalTable::new(config.max_reservations),
             next_version: first_version.0,
@@ -247,7 +247,7 @@ impl<P: EvictionPolicy> Store<P> {
     /// # Errors
     /// [`GetError::NotFound`]; [`GetError::TooManyPins`], in which case nothing is counted as an access.
     pub fn get(&mut self, digest: Digest) -> Result<(PinId, ObjectView), GetError> {
-        let Some(id) = self.objects().find(digest) else {
+        let Some(id) = self.unchecked.find_to_lend(&mut self.space, digest) else {
             self.counters.misses += 1;
             return Err(GetError::NotFound);
         };
@@ -262,7 +262,7 @@ impl<P: EvictionPolicy> Store<P> {
 
     /// Pins an object without counting an access: for background work. `None` if there is no object or no free pin.
     pub fn hold(&mut self, digest: Digest) -> Option<(PinId, ObjectView)> {
-        let id = self.objects().find(digest)?;
+        let id = self.unchecked.find_to_lend(&mut self.space, digest)?;
         (!self.pins.is_full()).then(|| (self.pins.insert(id), self.space.pin(id)))
     }
 

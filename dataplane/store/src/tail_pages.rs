@@ -26,7 +26,7 @@ const _: () = assert!(CLASSES.len() < 1 << (30 - NUMBER_BITS));
 pub(crate) struct TailSlot(pub(crate) u32);
 
 impl TailSlot {
-    const fn class(self) -> usize {
+    pub(crate) const fn class(self) -> usize {
         (self.0 >> NUMBER_BITS) as usize
     }
 
@@ -143,6 +143,29 @@ impl TailPages {
         let number = at * slots + slot;
         self.classes[class].owners[number as usize] = owner.0;
         Some(TailSlot((class as u32) << NUMBER_BITS | number))
+    }
+
+    /// Takes the slot at an offset of a page; `None` if there is none, or it is taken.
+    pub(crate) fn take_at(&mut self, page: PageId, offset: u64, owner: EntryId) -> Option<TailSlot> {
+        let (class, at) = (page.class(), page.page());
+        let (slots, bytes) = (self.classes[class].slots, u64::from(CLASSES[class]));
+        let slot = u32::try_from(offset / bytes).ok().filter(|slot| *slot < slots && offset.is_multiple_of(bytes))?;
+        let entry = self.classes[class].pages.get_mut(at as usize)?;
+        if entry.used >> slot & 1 == 1 {
+            return None;
+        }
+        entry.used |= 1 << slot;
+        if entry.used.count_ones() == slots {
+            self.unlink(class, at);
+        }
+        let number = at * slots + slot;
+        self.classes[class].owners[number as usize] = owner.0;
+        Some(TailSlot((class as u32) << NUMBER_BITS | number))
+    }
+
+    /// Returns true if there are pages of a class.
+    pub(crate) fn has_class(&self, class: usize) -> bool {
+        self.max_pages > 0 && self.classes.get(class).is_some_and(|class| class.slots > 1)
     }
 
     /// Returns true if an existing page has a free slot.

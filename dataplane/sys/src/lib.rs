@@ -33,13 +33,14 @@ pub mod verbs;
 pub use process::{memory_map, process_memory};
 pub use queues::{doorbell, shm_ring, spsc};
 pub use sockets::{net, stream, unix, zero_copy};
-pub use storage::{claim, file, nvme, private_files};
+pub use storage::{claim, file, memory_file, nvme, private_files};
 
 pub use claim::ClaimedFile;
 pub use copy::STREAMING_BYTES;
 pub use doorbell::{Doorbell, SharedDoorbell};
 pub use file::{BLOCK_BYTES, BufferedReason, DirectFile, FileOptions};
 pub use library::LibraryError;
+pub use memory_file::{MemoryDirectory, MemoryFile, MemoryFileError};
 pub use nvme::{NamespaceError, NvmeNamespace};
 pub use poller::{Interest, Poller, Readiness};
 pub use process_memory::{CrossError, CrossProcessRange};

@@ -4,6 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use kvplane_sys::MemoryFileError;
 use kvplane_sys::device::DeviceId;
 
 use super::POOL_LEAST_BYTES;
@@ -14,6 +15,10 @@ use super::POOL_LEAST_BYTES;
 pub enum NodeConfigError {
     /// There is an SSD, but no number of the node that its records could belong to.
     SsdWithoutNode,
+    /// Memory is to be kept, but there is no number of the node that it could belong to.
+    KeptMemoryWithoutNode,
+    /// The directory of the memory that is kept cannot be used.
+    KeptMemory(MemoryFileError),
     /// The data ports would be open without authentication.
     OpenPorts {
         /// Address to listen on.
@@ -116,6 +121,10 @@ impl fmt::Display for NodeConfigError {
             Self::SsdWithoutNode => {
                 f.write_str("an SSD belongs to one node: set the node's number, to the same value at every start")
             }
+            Self::KeptMemoryWithoutNode => f.write_str(
+                "memory that is kept belongs to one node: set the node's number, to the same value at every start",
+            ),
+            Self::KeptMemory(error) => write!(f, "{error}"),
             Self::OpenPorts { listen } => write!(
                 f,
                 "data ports on {listen} would be open without authentication: use a loopback address, or a control \
@@ -169,7 +178,14 @@ impl fmt::Display for NodeConfigError {
     }
 }
 
-impl std::error::Error for NodeConfigError {}
+impl std::error::Error for NodeConfigError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::KeptMemory(error) => Some(error),
+            _ => None,
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use kvplane_engine::prometheus::Text;
 use kvplane_engine::{
-    NvmeCounters, OperationTimes, ShardSnapshot, SharedStats, TenantOperation, TierSnapshot, TimedTenant,
+    KeptReport, NvmeCounters, OperationTimes, ShardSnapshot, SharedStats, TenantOperation, TierSnapshot, TimedTenant,
 };
 use kvplane_store::DevicePoolStats;
 
@@ -98,6 +98,34 @@ const DEVICE_GAUGES: [Number; 3] = [
         store(one).device.used_bytes
     }),
     ("kvplane_device_pool_objects", "Visible objects in the device pool.", |one| store(one).device.objects),
+];
+
+/// Gauges and counters of shards whose memory outlives the process.
+const KEPT_GAUGES: [Number; 5] = [
+    ("kvplane_kept_memory_objects", "Objects of the former process that were served again at the start.", |one| {
+        kept(one).objects
+    }),
+    ("kvplane_kept_memory_bytes", "Bytes of the objects that were served again at the start.", |one| kept(one).bytes),
+    (
+        "kvplane_kept_memory_dropped",
+        "Objects of the former process that were dropped: others have, or had, their slots.",
+        |one| kept(one).dropped,
+    ),
+    ("kvplane_kept_memory_discarded", "1 if nothing was kept at the start; the log has the reason.", |one| {
+        kept(one).discard.is_some().into()
+    }),
+    ("kvplane_kept_memory_withheld_bytes", "Bytes not used, as a process may still write to them.", |one| {
+        kept(one).withheld_bytes
+    }),
+];
+
+const KEPT_COUNTERS: [Number; 2] = [
+    ("kvplane_kept_memory_checked_total", "Objects of the former process that were read, and were whole.", |one| {
+        kept(one).checked
+    }),
+    ("kvplane_kept_memory_damaged_total", "Objects of the former process that were damaged, and so dropped.", |one| {
+        kept(one).damaged
+    }),
 ];
 
 /// Counters of shards with an SSD.
@@ -252,6 +280,10 @@ fn shared(one: &ShardSnapshot) -> SharedStats {
     one.shared.unwrap_or_default()
 }
 
+fn kept(one: &ShardSnapshot) -> KeptReport {
+    one.kept.unwrap_or_default()
+}
+
 fn tier(one: &ShardSnapshot) -> TierSnapshot {
     one.tier.unwrap_or_default()
 }
@@ -304,11 +336,16 @@ fn render(shards: &[ShardSnapshot]) -> String {
         if is_shared { (&SHARED_COUNTERS, &SHARED_GAUGES) } else { (&[], &[]) };
     let (of_device, device_gauges): (&[Number], &[Number]) =
         if has_device_pool { (&DEVICE_COUNTERS, &DEVICE_GAUGES) } else { (&[], &[]) };
-    for (name, help, value) in COUNTERS.iter().chain(counters).chain(of_shared).chain(of_device) {
+    let keeps = shards.iter().any(|shard| shard.kept.is_some());
+    let (of_kept, kept_gauges): (&[Number], &[Number]) =
+        if keeps { (&KEPT_COUNTERS, &KEPT_GAUGES) } else { (&[], &[]) };
+    let all = COUNTERS.iter().chain(counters).chain(of_shared).chain(of_device).chain(of_kept);
+    for (name, help, value) in all {
         text.counter(name, help);
         numbers(&mut text, *value);
     }
-    for (name, help, value) in GAUGES.iter().chain(gauges).chain(shared_gauges).chain(device_gauges) {
+    let all = GAUGES.iter().chain(gauges).chain(shared_gauges).chain(device_gauges).chain(kept_gauges);
+    for (name, help, value) in all {
         text.gauge(name, help);
         numbers(&mut text, *value);
     }
@@ -415,5 +452,12 @@ mod tests {
         let samples = parse(&render(&[ShardSnapshot { store: Some(store), ..ShardSnapshot::default() }])).unwrap();
         let all = COUNTERS.len() + GAUGES.len() + DEVICE_COUNTERS.len() + DEVICE_GAUGES.len();
         assert_eq!((samples.len(), samples["kvplane_device_pool_bytes{shard=\"0\"}"] as u64), (all, 7));
+        let report = KeptReport { checked: 4, damaged: 3, ..KeptReport::default() };
+        let store = kvplane_store::StoreStats::default();
+        let one = ShardSnapshot { store: Some(store), kept: Some(report), ..ShardSnapshot::default() };
+        let samples = parse(&render(&[one])).unwrap();
+        let of = |name: &str| samples[&format!("{name}{{shard=\"0\"}}")] as u64;
+        assert_eq!(samples.len(), COUNTERS.len() + GAUGES.len() + KEPT_COUNTERS.len() + KEPT_GAUGES.len());
+        assert_eq!((of("kvplane_kept_memory_checked_total"), of("kvplane_kept_memory_damaged_total")), (4, 3));
     }
 }

@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use kvplane_store::service::SLOW_AFTER_NS;
-use kvplane_sys::Region;
+use kvplane_sys::{MemoryDirectory, Region};
 use kvplane_ticket::Challenges;
 use kvplane_tls::Keychain;
 use kvplane_transport::mooncake::ServerOptions;
@@ -17,6 +17,17 @@ use super::reactor::connections::Connections;
 use super::reactor::devices::RdmaDevices;
 use super::shared::SharedSetup;
 use super::tier::TierSetup;
+
+/// Memory that outlives the process of a node.
+#[derive(Clone, Debug)]
+pub struct KeptMemoryConfig {
+    /// Directory of its files, which this process has claimed.
+    pub directory: Arc<MemoryDirectory>,
+    /// Number of shards of the node.
+    pub shards: u16,
+    /// Identity of the memory, if it is new.
+    pub fresh_uuid: u128,
+}
 
 /// Settings of a host.
 #[derive(Clone, Debug)]
@@ -39,6 +50,8 @@ pub struct HostConfig {
     pub shared: Option<SharedSetup>,
     /// Device pool of the service's store.
     pub device_pool: Option<DevicePoolConfig>,
+    /// Memory in which the service's store outlives the process.
+    pub kept: Option<KeptMemoryConfig>,
     /// Settings for fetching objects from former owners of the service's slots; without them, none are fetched.
     pub fetch: Option<FetchConfig>,
     /// Challenges by which peers of the service must prove a ticket; without them, none needs one.
@@ -63,6 +76,7 @@ impl Default for HostConfig {
             tier: None,
             shared: None,
             device_pool: None,
+            kept: None,
             fetch: None,
             tickets: None,
             tls: None,

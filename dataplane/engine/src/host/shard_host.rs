@@ -16,6 +16,7 @@ use kvplane_store::service::{Service, Tiering};
 use kvplane_sys::device::{Device, DeviceError, DeviceId, DeviceMemory};
 use kvplane_sys::{Doorbell, Region, cpu};
 use kvplane_transport::mooncake::ServerCounters;
+use kvplane_transport::shm::hang_up;
 use kvplane_transport::{ConnectionId, Event, FaultCounters, Input, Rdma, Target};
 
 use super::config::HostConfig;
@@ -511,6 +512,24 @@ impl ShardHost {
     pub const fn connections(&self) -> usize {
         self.reactor.connections.open() + self.service.stock_server().open()
     }
+}
+
+/// Ends all accesses of the pool, at most within `longest`: reads from the SSD into it, and those of peers on this
+/// host, which are hung up on. Returns true if none is left: a peer that has let go of the pool writes to it no more.
+/// The host serves no request any more.
+pub(crate) fn end_accesses(host: &mut ShardHost, longest: Duration) -> bool {
+    hang_up(&host.reactor.connections.shm);
+    let until = Instant::now() + longest;
+    while host.service.service().inspect().lends_pool() || host.tier.as_ref().is_some_and(TierDevice::uses_pool) {
+        let is_over = Instant::now() >= until;
+        let waited = host.wait_for_device();
+        let looked = waited.and_then(|()| host.reactor.look(|token| host.service.stock_ready(token)));
+        if is_over || looked.is_err() || host.drive_tier(cpu::monotonic_ns()).is_err() {
+            return false;
+        }
+        host.take_events(cpu::monotonic_ns());
+    }
+    true
 }
 
 /// Registered memory of a host, and its users.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use kvplane_store::service::{Admission, Service, TierPolicy, Tiering};
 use kvplane_sys::{HugePages, Interest, Poller, Region, RegionOptions, cpu};
-use kvplane_tier::{Event, Identity, OpenError, OpenOptions, Tier, TierConfig};
+use kvplane_tier::{Event, Identity, OpenError, OpenOptions, Priority, Tier, TierConfig};
 use kvplane_transport::{Nvme, NvmeCounters, Part, Source, TierMemory, Token};
 
 use super::reports::Reports;
@@ -326,6 +326,14 @@ impl TierDevice {
     #[must_use]
     pub fn counters(&self) -> NvmeCounters {
         self.nvme.counters()
+    }
+
+    /// Returns true while operations other than those in the background are in flight: the device may read and write
+    /// the pool.
+    pub(crate) fn uses_pool(&self) -> bool {
+        let background = Priority::Background as usize;
+        let priorities = self.counters().priorities;
+        priorities.iter().enumerate().any(|(priority, one)| priority != background && one.in_flight > 0)
     }
 
     /// Returns true if completions arrive only if the host polls for them.

@@ -11,6 +11,7 @@ use kvplane_transport::RdmaError;
 
 use crate::host::{DevicePoolConfig, TierOpenError};
 
+use super::kept::KeptMemoryError;
 use super::limits::{ANSWER_DEADLINE, MAILBOX_ENTRIES};
 
 /// Reason why a shard could not be set up.
@@ -20,6 +21,8 @@ pub enum ShardStartError {
     Resource(io::Error),
     /// The memory of its pool could not be allocated.
     Memory(RegionError),
+    /// The memory that outlives its process could not be used.
+    KeptMemory(KeptMemoryError),
     /// The limits of its store are invalid.
     Store(ConfigError),
     /// The device of its tier was not opened.
@@ -40,6 +43,7 @@ impl core::fmt::Display for ShardStartError {
         match self {
             Self::Resource(error) => error.fmt(f),
             Self::Memory(error) => error.fmt(f),
+            Self::KeptMemory(error) => error.fmt(f),
             Self::Store(error) => error.fmt(f),
             Self::Tier(error) => error.fmt(f),
             Self::DevicePool { config: DevicePoolConfig { device, bytes }, source } => {
@@ -55,6 +59,7 @@ impl std::error::Error for ShardStartError {
         match self {
             Self::Resource(error) => Some(error),
             Self::Memory(error) => Some(error),
+            Self::KeptMemory(error) => Some(error),
             Self::Store(error) => Some(error),
             Self::Tier(error) => Some(error),
             Self::DevicePool { source, .. } => Some(source),
@@ -72,6 +77,12 @@ impl From<io::Error> for ShardStartError {
 impl From<RegionError> for ShardStartError {
     fn from(error: RegionError) -> Self {
         Self::Memory(error)
+    }
+}
+
+impl From<KeptMemoryError> for ShardStartError {
+    fn from(error: KeptMemoryError) -> Self {
+        Self::KeptMemory(error)
     }
 }
 

@@ -123,7 +123,8 @@ impl ShardHandle {
         self.wait_for(&wait, within.saturating_add(ANSWER_DEADLINE))?
     }
 
-    /// Returns the uuid of the device of its tier: `None` without a tier, or if the device could not be read.
+    /// Returns the uuid of what keeps the shard's objects beyond its process: the device of its tier, or else its
+    /// memory. `None` if nothing does, or if the device could not be read.
     #[must_use]
     pub const fn device(&self) -> Option<u128> {
         self.facts.device

@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use kvplane_proto::Digest;
 use kvplane_shared::SharedStats;
 use kvplane_store::StoreStats;
-use kvplane_store::service::{CopyCounters, MoveCounters, ServiceCounters, ServiceTimes, TierSnapshot, Tiering};
+use kvplane_store::service::{
+    CopyCounters, KeptReport, MoveCounters, ServiceCounters, ServiceTimes, TierSnapshot, Tiering,
+};
 use kvplane_sys::cpu;
 use kvplane_sys::device::DeviceId;
 use kvplane_transport::mooncake::ServerCounters;
@@ -24,6 +26,8 @@ pub struct ShardSnapshot {
     /// Device of its tier.
     pub device: Option<NvmeCounters>,
     pub service: ServiceCounters,
+    /// Objects of the former process, if memory is kept and a map has decided about them.
+    pub kept: Option<KeptReport>,
     /// Migration of slots.
     pub moves: MoveCounters,
     /// Replicas of objects.
@@ -61,6 +65,7 @@ pub(super) fn of(host: &mut ShardHost) -> ShardSnapshot {
         shared: service.control().shared().stats(),
         device,
         service: service.inspect().counters(),
+        kept: service.inspect().kept(),
         moves: service.inspect().move_counters(),
         copies: service.inspect().copy_counters(),
         times: service.inspect().times(now_ns),

@@ -12,6 +12,7 @@ use kvplane_sys::{Consumer, Doorbell, PageKind, Region, cpu, net};
 use super::command::{Command, obey};
 use super::config::ShardConfig;
 use super::error::ShardStartError;
+use super::kept::KeptMemory;
 use super::leaving::{QuietWaiter, answer_waiters};
 use super::listeners::{listen_unix, when_free};
 use super::tables;
@@ -30,7 +31,7 @@ pub(super) struct StartFacts {
     pub(super) mooncake: Option<SocketAddr>,
     /// Kind of pages of its pool.
     pub(super) page_kind: Option<PageKind>,
-    /// Uuid of the device of its tier.
+    /// Uuid of the device of its tier; without a tier, of its memory if that outlives the process.
     pub(super) device: Option<u128>,
 }
 
@@ -43,7 +44,7 @@ pub(super) fn run(
 ) -> io::Result<()> {
     let mut pacer = Pacer::new(config.pacing, cpu::preemptions);
     let name = format!("shard {}", config.identity.shard.0);
-    let (mut host, ready) = match set_up(config, doorbell) {
+    let (mut host, mut kept, ready) = match set_up(config, doorbell) {
         Ok(made) => made,
         Err(why) => {
             let _ = started.send(Err(why));
@@ -51,6 +52,9 @@ pub(super) fn run(
         }
     };
     let _ = started.send(Ok(ready));
+    if let Some(kept) = &mut kept {
+        kept.observe(&mut host, &name)?;
+    }
     let mut leaving: Vec<QuietWaiter> = Vec::new();
     loop {
         let mut progress = false;
@@ -58,9 +62,15 @@ pub(super) fn run(
             progress = true;
             obey(&mut host, command, &mut leaving);
         }
+        if let Some(kept) = kept.as_mut().filter(|_| progress) {
+            kept.observe(&mut host, &name)?;
+        }
         if mailbox.peer_gone() {
             if !host.close_tier(TIER_CLOSE) {
                 tracing::error!("{name}: not everything was written to the SSD within {} s", TIER_CLOSE.as_secs());
+            }
+            if let Some(kept) = &mut kept {
+                kept.close(&mut host, &name);
             }
             return Ok(());
         }
@@ -87,7 +97,10 @@ pub(super) fn run(
     }
 }
 
-fn set_up(config: ShardConfig, doorbell: Doorbell) -> Result<(ShardHost, StartFacts), ShardStartError> {
+fn set_up(
+    config: ShardConfig,
+    doorbell: Doorbell,
+) -> Result<(ShardHost, Option<KeptMemory>, StartFacts), ShardStartError> {
     if let Some(core) = config.core {
         // A refusal (for example after a change of the cpuset) costs speed, not correctness.
         let _ = cpu::pin_current_thread(core);
@@ -95,7 +108,19 @@ fn set_up(config: ShardConfig, doorbell: Doorbell) -> Result<(ShardHost, StartFa
     let tcp = when_free(|| net::tcp_listener(config.listen.tcp, 1024))?;
     let address = tcp.local_addr()?;
     let shm = config.listen.shm.as_deref().map(|path| when_free(|| listen_unix(path))).transpose()?;
-    let pool = config.pool.map(|options| Region::allocate(&options)).transpose()?;
+    let above_ssd = config.host.tier.is_some();
+    let (mut kept, mut found) = (None, Ok(None));
+    let pool = match (config.pool, &config.host.kept) {
+        (None, _) => None,
+        (Some(options), None) => Some(Region::allocate(&options)?),
+        (Some(options), Some(memory)) => {
+            let unit_bytes = tables::unit_bytes(config.store.as_ref(), above_ssd);
+            let (mut opened, image) = KeptMemory::open(memory, &config.identity, options.bytes as u64, unit_bytes)?;
+            let region = opened.map_pool(&options)?;
+            (kept, found) = (Some(opened), image);
+            Some(region)
+        }
+    };
     // Before the tables, which grow with it: a device refuses what it does not have.
     let device_pool = match (config.host.device_pool, &pool) {
         (Some(config), Some(pool)) => {
@@ -106,12 +131,15 @@ fn set_up(config: ShardConfig, doorbell: Doorbell) -> Result<(ShardHost, StartFa
     };
     let store = pool
         .as_ref()
-        .map(|pool| tables::store(config.store, config.host.tier.is_some(), pool.bytes() as u64, config.first_version))
+        .map(|pool| tables::store(config.store, above_ssd, pool.bytes() as u64, config.first_version))
         .transpose()?
         .unwrap_or_else(Store::empty);
     let page_kind = pool.as_ref().map(|pool| pool.page_kind());
     let service = Service::new(config.identity, store);
     let mut host = ShardHost::new(&config.host, service, pool.as_ref(), device_pool)?;
+    if let Some(kept) = &kept {
+        host.service().control().keep_memory(found, kept.sums());
+    }
     host.open_tier(TIER_OPEN)?;
     host.listen(tcp, shm)?;
     let stock = config.listen.mooncake.map(|address| when_free(|| net::tcp_listener(address, 1024))).transpose()?;
@@ -124,6 +152,8 @@ fn set_up(config: ShardConfig, doorbell: Doorbell) -> Result<(ShardHost, StartFa
         None => None,
     };
     host.watch_mailbox(doorbell)?;
-    let device = host.tier().and_then(|tier| tier.device());
-    Ok((host, StartFacts { address, mooncake, page_kind, device }))
+    // An SSD that stays counts although memory is lost with its host: its identity alone is the node's then.
+    let of_memory = kept.as_ref().filter(|_| !above_ssd).map(KeptMemory::uuid);
+    let device = host.tier().and_then(|tier| tier.device()).or(of_memory);
+    Ok((host, kept, StartFacts { address, mooncake, page_kind, device }))
 }

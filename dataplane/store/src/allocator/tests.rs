@@ -170,3 +170,53 @@ fn a_foreign_block_is_caught() {
     let far = large.allocate(256).unwrap();
     Allocator::new(1 << 20, 4).free(far);
 }
+
+proptest! {
+    /// Blocks that are held at the places of others are the same blocks, and go on like them.
+    #[test]
+    fn blocks_can_be_held_at_the_places_of_others(
+        sizes in prop::collection::vec((1..40u32, any::<bool>()), 0..60),
+        pool_granules in 1..900u32,
+    ) {
+        let pool_bytes = u64::from(pool_granules) * GRANULE_BYTES;
+        let mut before = Allocator::new(pool_bytes, 100);
+        let mut held: BTreeMap<u64, (u64, Block)> = BTreeMap::new();
+        for (granules, stays) in sizes {
+            let Some(block) = before.allocate(u64::from(granules) * GRANULE_BYTES) else { continue };
+            if stays {
+                held.insert(before.offset_bytes(block) / GRANULE_BYTES, (granules.into(), block));
+            } else {
+                before.free(block);
+            }
+        }
+        let places: Vec<(u32, u32)> =
+            held.iter().map(|(start, (granules, _))| (*start as u32, *granules as u32)).collect();
+        let mut again = Allocator::new(pool_bytes, 100);
+        let blocks = again.hold_at(&places).expect("the places were free");
+        again.check();
+        prop_assert_eq!(again.free_granules(), before.free_granules());
+        prop_assert_eq!(again.largest_free_bytes(), before.largest_free_bytes());
+        for (block, (start, granules)) in blocks.iter().zip(&places) {
+            prop_assert_eq!(again.offset_bytes(*block), u64::from(*start) * GRANULE_BYTES);
+            prop_assert_eq!(again.granules(*block), u64::from(*granules));
+        }
+        prop_assert!(places.is_empty() || again.hold_at(&places).is_none(), "blocks are held");
+        blocks.into_iter().for_each(|block| _ = again.free(block));
+        again.check();
+        prop_assert_eq!(again.largest_free_bytes(), pool_bytes);
+    }
+}
+
+#[test]
+fn places_that_do_not_fit_hold_nothing() {
+    for places in
+        [&[(0, 5), (4, 1)][..], &[(5, 1), (0, 1)], &[(0, 0)], &[(8, 3)], &[(u32::MAX, 2)], &[(0, 1), (2, 1), (4, 1)]]
+    {
+        let mut allocator = Allocator::new(10 * GRANULE_BYTES, 2);
+        assert!(allocator.hold_at(places).is_none(), "{places:?}");
+        allocator.check();
+        assert_eq!((allocator.free_granules(), allocator.held_blocks()), (10, 0));
+        assert!(allocator.hold_at(&[(0, 4), (9, 1)]).is_some());
+        allocator.check();
+    }
+}

@@ -7,7 +7,7 @@ use kvplane_proto::message::ObjectPriority;
 use super::marks::{Copies, Mark, Replica};
 use super::{
     ACCOUNT_AT, ACCOUNTS, BYTES_MOST, Entry, EntryId, Event, EvictionList, NONE, PINS_MOST, Reserve, STATES, State,
-    TAIL_BYTES_MOST, UNIT_BITS, step,
+    TAIL_BYTES_MOST, UNCHECKED, UNIT_BITS, step,
 };
 use crate::allocator::{Block, granules_of};
 
@@ -242,6 +242,12 @@ impl Entries {
         }
         copies.at = at;
         entry.mark(Mark::Copied, !at.is_empty());
+    }
+
+    /// Sets whether the bytes of an entry have to be compared with its checksum before they are lent.
+    pub fn set_unchecked(&mut self, id: EntryId, is_so: bool) {
+        let entry = &mut self[id];
+        entry.place = if is_so { entry.place | UNCHECKED } else { entry.place & !UNCHECKED };
     }
 
     /// Moves an entry to another state, and its space to that state's gauges.

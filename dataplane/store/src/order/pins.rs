@@ -4,7 +4,7 @@ use kvplane_proto::message::ObjectPriority;
 
 use super::retained::{ReleasedObject, RetentionId};
 use super::{EXPIRED_AT_ONCE, Order};
-use crate::entry::{Entries, EntryId, Mark};
+use crate::entry::{Entries, EntryId, Keep, Mark};
 use crate::eviction::EvictionPolicy;
 
 impl<P: EvictionPolicy> Order<P> {
@@ -139,5 +139,21 @@ impl<P: EvictionPolicy> Order<P> {
         self.tenants.discharge(&entries[id]);
         entries.set(id, Mark::Hard, hard);
         self.tenants.charge(&entries[id]);
+    }
+}
+
+/// Returns how a live object is kept, for a process that takes it back from this one: a retention counts as a soft pin
+/// for the rest of its time. The account is none that the other process knows.
+pub(crate) fn keep_of<P: EvictionPolicy>(order: &Order<P>, entries: &Entries, id: EntryId) -> Keep {
+    let (entry, now_ns) = (&entries[id], order.pins_and_groups.now_ns());
+    let (group, soft_until_ns) = order.pins_and_groups.kept_of(entries, id);
+    let retained_until_ns = order.retained.until_ns(id);
+    let until_ns = retained_until_ns.unwrap_or(0).max(soft_until_ns);
+    Keep {
+        account: 0,
+        group,
+        soft_pin_ns: until_ns.saturating_sub(now_ns),
+        hard_pin: entry.is(Mark::Hard) && retained_until_ns.is_none(),
+        priority: entry.priority(),
     }
 }

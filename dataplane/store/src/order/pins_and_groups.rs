@@ -93,6 +93,12 @@ impl PinsAndGroups {
         }
     }
 
+    /// Returns the group of an entry, 0 for none, and the end of its soft pin, 0 for none.
+    pub(super) fn kept_of(&self, entries: &Entries, id: EntryId) -> (u64, u64) {
+        let Some(kept) = self.kept.get(&id.0) else { return (0, 0) };
+        (kept.group, if entries[id].is(Mark::Soft) { kept.until.0 } else { 0 })
+    }
+
     /// Returns the present time.
     pub(super) const fn now_ns(&self) -> u64 {
         self.now_ns

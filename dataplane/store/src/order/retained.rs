@@ -55,6 +55,12 @@ impl RetentionTable {
         self.objects.contains_key(&entry.0)
     }
 
+    /// Returns the end of the last retention of an object; `None` if no retention keeps it.
+    pub(super) fn until_ns(&self, entry: EntryId) -> Option<u64> {
+        let object = self.objects.get(&entry.0)?;
+        object.retentions.iter().filter_map(|id| self.retentions.get(id)).map(|retention| retention.until_ns).max()
+    }
+
     /// Returns true if an object belongs to as many retentions as it may, without this one.
     pub(super) fn is_full(&self, id: RetentionId, entry: EntryId) -> bool {
         let full =

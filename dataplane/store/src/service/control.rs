@@ -1,14 +1,18 @@
 //! Settings and commands of the host, on behalf of the control plane and of operators.
 
+use std::sync::Arc;
+
 use kvplane_proto::Digest;
 use kvplane_proto::tenants::TenantLease;
 use kvplane_ticket::{Challenges, TicketKey};
 
 use super::fetches::FetchLimits;
+use super::kept_memory::{Discard, FormerImage, KeptMemory, KeptReport};
 use super::objects::Objects;
 use super::replication::ReplicaProgress;
 use super::shared_objects::SharedObjects;
-use super::types::PeerKey;
+use super::types::{PeerKey, PoolBytes};
+use crate::store::PoolSums;
 
 /// Mutable view of a service, for settings and commands.
 pub struct Control<'a> {
@@ -64,6 +68,27 @@ impl<'a> Control<'a> {
     #[must_use]
     pub const fn shared(self) -> SharedObjects<'a> {
         SharedObjects { local: &mut self.objects.local }
+    }
+
+    /// Keeps the shard's memory beyond its process. `found` is the image of the former process's objects, if there was
+    /// a process, or the reason why it does not count: the first map that gives the shard slots decides about the
+    /// objects. `sums` computes checksums in the pool.
+    pub fn keep_memory(self, found: Result<Option<FormerImage>, Discard>, sums: Arc<dyn PoolSums>) {
+        self.objects.local.kept = Some(Box::new(KeptMemory::new(found, sums)));
+    }
+
+    /// Returns what became of the former process's objects, once.
+    pub fn poll_kept(self) -> Option<KeptReport> {
+        self.objects.local.kept.as_mut()?.poll_report()
+    }
+
+    /// Returns the image of the shard's objects, at the end of its process: `None` if memory is not kept, or while the
+    /// former process's image still counts. The shard answers no request after this. With `lends`, other processes may
+    /// still access the pool through their mappings.
+    #[must_use]
+    pub fn image_memory(self, pool: &dyn PoolBytes, lends: bool) -> Option<FormerImage> {
+        let local = &mut self.objects.local;
+        local.kept.as_ref()?.image(&mut local.shard, local.tiering.as_deref(), pool, lends)
     }
 
     /// Requests a replica of an object of this shard at the replica owner of its slot, however it was put. Like that of

@@ -4,6 +4,7 @@ use kvplane_proto::Digest;
 use kvplane_proto::ids::{Epoch, Slot};
 use kvplane_proto::map::ShardKey;
 
+use super::kept_memory::{KeptReport, opening_of};
 use super::migration::MoveCounters;
 use super::objects::Objects;
 use super::replication::CopyCounters;
@@ -68,6 +69,31 @@ impl<'a> Inspection<'a> {
         let connections =
             ServiceCounters { greeted, closed, unauthenticated, tickets_ended, unauthorized, ..shard.counters };
         ServiceCounters { read_bytes, write_bytes, ..connections }
+    }
+
+    /// Returns true if an image of a former process's objects waits for a map that gives this shard slots.
+    #[must_use]
+    pub fn awaits_map(self) -> bool {
+        self.objects.local.kept.as_ref().is_some_and(|kept| kept.is_pending())
+    }
+
+    /// Returns the number of the present opening of the SSD, which counts them; 0 without one.
+    #[must_use]
+    pub fn ssd_opening(self) -> u64 {
+        opening_of(self.tier())
+    }
+
+    /// Returns what became of the former process's objects; `None` before a map has decided about them, or if memory is
+    /// not kept.
+    #[must_use]
+    pub fn kept(self) -> Option<KeptReport> {
+        self.objects.local.kept.as_ref()?.report(self.objects.shard())
+    }
+
+    /// Returns true if a peer on this host has pins or reservations: it may access the pool through its mapping.
+    #[must_use]
+    pub fn lends_pool(self) -> bool {
+        self.objects.local.shard.sessions.lend_pool()
     }
 
     /// Returns the latency of requests until now.

@@ -14,6 +14,7 @@ use kvplane_proto::{Digest, Status};
 use kvplane_tier::{RecordView, SlotSet, Tier};
 
 use super::device_pool::DevicePool;
+use super::kept_memory::KeptMemory;
 use super::shard::Shard;
 use super::shard::context::RequestContext;
 use super::shard::deferrals::DeferredItem;
@@ -21,6 +22,7 @@ use super::shard::stream_read::Reader;
 use super::sharing::{SharedRemoval, Sharing};
 use super::tiering::reconciliation::changes::Changes;
 use super::tiering::reconciliation::compare;
+use super::tiering::reconciliation::verdict::SlotJudge;
 use super::tiering::{
     Demotion, MoveProgress, ObjectTenant, RemovalCause, SlotSources, Ssd, TierPolicy, Tiering, may_put_without_ssd,
     wanted_until_ns,
@@ -35,6 +37,8 @@ pub(super) struct LocalStore {
     pub(super) tiering: Option<Box<Tiering>>,
     pub(super) device: Option<Box<DevicePool>>,
     pub(super) sharing: Option<Box<Sharing>>,
+    /// Memory that outlives the process.
+    pub(super) kept: Option<Box<KeptMemory>>,
 }
 
 /// Conditions on the SSD and on the shared tier that the reply of a put waits for.
@@ -52,7 +56,7 @@ impl LocalStore {
     pub(super) fn new(identity: Identity, store: Store) -> Self {
         let has_device_pool = store.config().device_pool_bytes > 0;
         let device = has_device_pool.then(Box::<DevicePool>::default);
-        Self { shard: Shard::new(identity, store), tiering: None, device, sharing: None }
+        Self { shard: Shard::new(identity, store), tiering: None, device, sharing: None, kept: None }
     }
 
     /// Attaches a tier.
@@ -325,6 +329,9 @@ impl LocalStore {
 
     /// Decides, by the first map, which records on the SSD can be trusted.
     pub(super) fn restore(&mut self, epoch: Epoch, standing: MapStanding) {
+        if let Some(kept) = &mut self.kept {
+            kept.heard(epoch, standing);
+        }
         if let Some(tiering) = &mut self.tiering {
             tiering.reconciliation.restore(&mut tiering.ssd, &mut self.shard, epoch, standing);
         }
@@ -368,13 +375,20 @@ impl LocalStore {
         kept
     }
 
-    /// Decides about slots in doubt after a map, when it is known which slots have former owners.
+    /// Decides about slots in doubt, and about the objects of a former process, after a map, when it is known which
+    /// slots have former owners.
     pub(super) fn weigh_doubts(
         &mut self,
         sources: &SlotSources<'_>,
         owned: &dyn Fn(u16) -> bool,
         owners: Option<&SlotOwners>,
     ) {
+        if let Some(kept) = &mut self.kept
+            && let Some((epoch, standing)) = kept.standing()
+        {
+            let judge = SlotJudge { me: self.shard.ownership.key(), epoch, standing, sources, owned, owners };
+            kept.weigh(&mut self.shard, self.tiering.as_deref(), &judge);
+        }
         if let Some(tiering) = &mut self.tiering {
             tiering.reconciliation.weigh(&mut tiering.ssd, &self.shard, sources, owned, owners);
         }

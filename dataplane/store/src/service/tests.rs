@@ -3,6 +3,7 @@
 mod connections;
 mod device_pool;
 mod differential;
+mod kept_memory;
 mod keys;
 mod moves;
 mod objects;

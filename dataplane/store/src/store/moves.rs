@@ -11,6 +11,7 @@ use kvplane_proto::ids::{PinId, ReservationId};
 use super::Store;
 use super::space::Space;
 use super::stats::Counters;
+use super::unchecked::UncheckedObjects;
 use crate::entry::{Entry, EntryId, Mark};
 use crate::eviction::EvictionPolicy;
 use crate::generational::GenerationalTable;
@@ -59,6 +60,7 @@ pub enum NoMove {
 /// Moves between the two pools of a store, with an eviction policy of type `P`.
 pub struct PoolMoves<'a, P> {
     space: &'a mut Space<P>,
+    unchecked: &'a mut UncheckedObjects,
     pins: &'a mut GenerationalTable<PinId>,
     reservations: &'a mut GenerationalTable<ReservationId>,
     counters: &'a mut Counters,
@@ -74,8 +76,8 @@ impl<P: EvictionPolicy> Store<P> {
 
     /// Returns the moves between the pool and the device pool.
     pub const fn moves(&mut self) -> PoolMoves<'_, P> {
-        let Self { space, pins, reservations, counters, .. } = self;
-        PoolMoves { space, pins, reservations, counters }
+        let Self { space, unchecked, pins, reservations, counters, .. } = self;
+        PoolMoves { space, unchecked, pins, reservations, counters }
     }
 }
 
@@ -98,8 +100,9 @@ impl<P: EvictionPolicy> PoolMoves<'_, P> {
     }
 
     fn begin(&mut self, digest: Digest, may_move: fn(&Entry) -> bool) -> Result<PoolMove, NoMove> {
-        let objects = self.space.objects();
-        let old = objects.find(digest).filter(|id| may_move(&objects.entries()[*id])).ok_or(NoMove::NotThere)?;
+        let found = self.unchecked.find_to_lend(self.space, digest);
+        let entries = self.space.objects().entries();
+        let old = found.filter(|id| may_move(&entries[*id])).ok_or(NoMove::NotThere)?;
         if self.pins.is_full() || self.reservations.is_full() {
             return Err(NoMove::NoRoom);
         }

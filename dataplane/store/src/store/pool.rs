@@ -237,9 +237,10 @@ impl Pool {
     }
 
     /// Makes a page of a block.
-    pub(super) fn add_page(&mut self, class: usize, block: Block) {
+    pub(super) fn add_page(&mut self, class: usize, block: Block) -> PageId {
         let page = self.tails.add(class, block);
         self.allocator.set_owner(block, PAGE | page.0);
+        page
     }
 
     /// Gives a free slot of a class to an entry.
@@ -265,6 +266,38 @@ impl Pool {
     pub(super) fn end_page(&mut self, page: PageId) -> Block {
         let block = self.tails.end(page);
         self.allocator.free(block)
+    }
+
+    /// Returns the class of pages that the tail of an object is in; `None` if it is behind its bytes.
+    pub(super) fn page_class_of(&self, entry: &Entry) -> Option<usize> {
+        self.slot(entry).map(TailSlot::class)
+    }
+
+    /// Returns true if there are pages of tails of a class.
+    pub(super) fn has_page_class(&self, class: usize) -> bool {
+        self.tails.has_class(class)
+    }
+
+    /// Returns the offset of the page that has the tail at an offset.
+    pub(super) const fn page_at(&self, tail_at: u64) -> u64 {
+        tail_at / self.unit_bytes * self.unit_bytes
+    }
+
+    /// Returns the unit of space, in bytes.
+    pub(super) const fn unit_bytes(&self) -> u64 {
+        self.unit_bytes
+    }
+
+    /// Holds blocks at these places of an empty pool: see [`Allocator::hold_at`].
+    pub(super) fn hold_at(&mut self, places: &[(u32, u32)]) -> Option<Vec<Block>> {
+        self.allocator.hold_at(places)
+    }
+
+    /// Gives the slot at an offset of a page to an entry; false if it is taken, or there is none.
+    pub(super) fn give_slot_at(&mut self, page: PageId, offset: u64, entry: &Entry, id: EntryId) -> bool {
+        let slot = self.tails.take_at(page, offset, id);
+        slot.into_iter().for_each(|slot| self.allocator.set_note(entry.block(), slot.0));
+        slot.is_some()
     }
 
     fn slot(&self, entry: &Entry) -> Option<TailSlot> {

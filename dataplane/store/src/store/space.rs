@@ -12,8 +12,10 @@
 //! If watermarks are set, each put beyond the high one also evicts a few more objects, until the low one is reached:
 //! bursts then find free memory, at the cost of a pool that holds less.
 
+mod kept;
 mod pins;
 
+pub(super) use kept::KeptSpace;
 pub use pins::{ObjectPins, PinError};
 
 use kvplane_proto::ids::Version;

@@ -3,6 +3,7 @@
 mod device_pool;
 mod eviction;
 mod followers;
+mod kept;
 mod retentions;
 mod shadow;
 mod shares;

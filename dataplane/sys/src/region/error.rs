@@ -4,6 +4,8 @@ use std::error::Error;
 use std::fmt;
 use std::io;
 
+use crate::memory_file::MemoryFileError;
+
 /// Error of a region's allocation or mapping.
 #[derive(Debug)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
@@ -29,6 +31,8 @@ pub enum RegionError {
     },
     /// The pages could not be faulted in.
     Prefault { name: String, bytes: usize, source: io::Error },
+    /// A file in memory could not be used.
+    File(MemoryFileError),
     /// A peer's descriptor is not a memfd sealed against shrinking.
     NotSealed,
     /// A peer's memfd is shorter than announced.
@@ -69,6 +73,7 @@ impl fmt::Display for RegionError {
             Self::Prefault { name, bytes, source } => {
                 write!(f, "cannot fault in the {bytes} bytes of region {name:?}: {source}; give it less memory")
             }
+            Self::File(error) => error.fmt(f),
             Self::NotSealed => {
                 write!(f, "refusing a peer's memory that is not a memfd sealed against shrinking (F_SEAL_SHRINK)")
             }
@@ -86,6 +91,7 @@ impl Error for RegionError {
             | Self::Map { source, .. }
             | Self::Bind { source, .. }
             | Self::Prefault { source, .. } => Some(source),
+            Self::File(error) => Some(error),
             _ => None,
         }
     }

@@ -4,6 +4,7 @@
 
 use super::memfd::{self, memory_file};
 use super::{HugePages, PageKind, RegionError};
+use crate::memory_file::MemoryFile;
 use std::fs;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -120,13 +121,37 @@ fn create_with(request: &Request<'_>, reserved_pages: bool) -> Result<(Mapping, 
     Ok((mapping, file))
 }
 
+/// Maps a file in memory, whose length is known to suffice.
+pub(super) fn in_memory(file: &MemoryFile, bytes: usize) -> Result<(Mapping, PageKind), RegionError> {
+    let kind = if file.page_bytes() > PAGE_BYTES { PageKind::HugeTlb } else { PageKind::Plain };
+    let mapped_bytes = round_up(bytes, file.page_bytes())?;
+    let aligned = kind != PageKind::HugeTlb && mapped_bytes >= HUGE_BYTES;
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let mapping = map(mapped_bytes, aligned, protection, libc::MAP_SHARED, file.fd().as_raw_fd())
+        .map_err(|source| RegionError::Map { bytes, source })?;
+    Ok((mapping, kind))
+}
+
+/// Maps a peer's memfd, writable, or a file in memory that only a user may shorten who could end this process anyway.
+pub(super) fn pool(fd: &OwnedFd, bytes: usize) -> Result<(Mapping, PageKind), RegionError> {
+    if memfd::sealed_against_shrinking(fd) || !memfd::is_private_memory(fd) {
+        return peer(fd, bytes, true);
+    }
+    offered(fd, bytes, true)
+}
+
 /// Maps a peer's memfd after checking that the peer cannot truncate it.
 pub(super) fn peer(fd: &OwnedFd, bytes: usize, writable: bool) -> Result<(Mapping, PageKind), RegionError> {
+    if bytes > 0 && !memfd::sealed_against_shrinking(fd) {
+        return Err(RegionError::NotSealed);
+    }
+    offered(fd, bytes, writable)
+}
+
+/// Maps a file of a peer, which does not become shorter.
+fn offered(fd: &OwnedFd, bytes: usize, writable: bool) -> Result<(Mapping, PageKind), RegionError> {
     if bytes == 0 {
         return Err(RegionError::Empty { name: "of a peer".to_owned() });
-    }
-    if !memfd::sealed_against_shrinking(fd) {
-        return Err(RegionError::NotSealed);
     }
     let failed = |source| RegionError::Map { bytes, source };
     let file_bytes = memfd::file_bytes(fd).map_err(failed)?;
@@ -278,6 +303,16 @@ pub(super) fn collapse(mapping: &Mapping) -> bool {
         }
     }
     true
+}
+
+/// Makes huge pages of the first pages of a shared mapping, all of which exist, without changing their contents.
+/// Returns false if that succeeded for some of them only. One call for all, because each waits for every processor.
+pub(super) fn collapse_present(mapping: &Mapping, bytes: usize) -> bool {
+    let whole = mapping.mapped_bytes.min(bytes) / HUGE_BYTES * HUGE_BYTES;
+    let start = mapping.address.as_ptr();
+    // SAFETY: the range is our own mapping, and collapsing keeps its contents.
+    let collapses = || unsafe { libc::madvise(start.cast(), whole, MADV_COLLAPSE) == 0 };
+    whole > 0 && start.align_offset(HUGE_BYTES) == 0 && collapses()
 }
 
 /// Faults in every page of a fresh mapping by one call, which returns an error if a page is not available.

@@ -5,9 +5,10 @@
 
 use super::PageKind;
 use super::map::PAGE_BYTES;
+use crate::memory_file::is_memory;
 use std::ffi::CString;
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 /// `statfs` type of files on hugetlbfs.
 const HUGETLBFS_MAGIC: i64 = 0x958458f6;
@@ -15,6 +16,14 @@ const HUGETLBFS_MAGIC: i64 = 0x958458f6;
 /// Returns true if the file cannot be truncated any more. False for anything that is not a memfd.
 pub(super) fn sealed_against_shrinking(fd: &OwnedFd) -> bool {
     seals(fd) & libc::F_SEAL_SHRINK != 0
+}
+
+/// Returns true for a file in memory that nobody but this user, or root, may open.
+pub(super) fn is_private_memory(fd: &OwnedFd) -> bool {
+    let Ok(found) = status(fd) else { return false };
+    let is_file = found.st_mode & libc::S_IFMT == libc::S_IFREG;
+    let is_private = found.st_mode & 0o077 == 0 && [0, crate::cpu::effective_uid()].contains(&found.st_uid);
+    is_file && is_private && is_memory(fd.as_fd())
 }
 
 /// Returns true if the file cannot be mapped writable any more.
@@ -65,14 +74,17 @@ pub(super) fn add_seals(file: &OwnedFd, seals: libc::c_int) -> io::Result<()> {
 
 /// Returns the length of a memfd, in bytes.
 pub(super) fn file_bytes(fd: &OwnedFd) -> io::Result<u64> {
+    Ok(u64::try_from(status(fd)?.st_size).unwrap_or(0))
+}
+
+fn status(fd: &OwnedFd) -> io::Result<libc::stat> {
     let mut status = std::mem::MaybeUninit::<libc::stat>::zeroed();
     // SAFETY: the kernel fills a structure of this function.
     if unsafe { libc::fstat(fd.as_raw_fd(), status.as_mut_ptr()) } != 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: all-zero is a valid `stat`, and the kernel has filled it.
-    let status = unsafe { status.assume_init() };
-    Ok(u64::try_from(status.st_size).unwrap_or(0))
+    Ok(unsafe { status.assume_init() })
 }
 
 /// Returns the mapping granularity of a memfd, and the kind of its pages.

@@ -7,8 +7,8 @@
 //!
 //! Invariants: `address .. address + bytes` stays mapped until the last `Arc` is dropped; a shared region is a memfd
 //! sealed against shrinking, so access cannot raise SIGBUS because a peer truncated it (a mapped file can be truncated
-//! by any process that may write it, and is mapped only on its user's request); a region is not inherited by forked
-//! children, so a fork cannot move pages under a device.
+//! by any process that may write it, and is mapped only on its user's request, or if only processes of this user may);
+//! a region is not inherited by forked children, so a fork cannot move pages under a device.
 //!
 //! A region does not allocate memory inside itself, and does not interpret its bytes.
 
@@ -31,6 +31,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::ptr::NonNull;
 use std::sync::Arc;
+
+use crate::memory_file::MemoryFile;
 
 /// Page size policy of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -150,6 +152,53 @@ impl Region {
         let (mapping, kind) = map::peer(&fd, bytes, writable)?;
         map::keep_from_children(&mapping);
         Ok(Arc::new(Self { mapping, bytes, kind, writable, file: Some(fd), foreign: true }))
+    }
+
+    /// Maps a file in memory, and allocates all of it. The file gets the length of the options if it has another one;
+    /// what it contains stays as it is. Other processes of the user can map it too, writable.
+    ///
+    /// # Errors
+    /// When the file system has too little room, or the kernel refuses.
+    pub fn map_memory_file(file: &MemoryFile, options: &RegionOptions) -> Result<Arc<Self>, RegionError> {
+        if options.bytes == 0 {
+            return Err(RegionError::Empty { name: options.name.clone() });
+        }
+        let bytes = options.bytes as u64;
+        let is_fresh = file.bytes().map_err(RegionError::File)? != bytes.next_multiple_of(file.page_bytes() as u64);
+        if is_fresh {
+            file.set_bytes(bytes).map_err(RegionError::File)?;
+        }
+        let (mapping, mut kind) = map::in_memory(file, options.bytes)?;
+        // Before there are pages: later the policy has no effect on them.
+        bind(&mapping, options)?;
+        file.allocate().map_err(RegionError::File)?;
+        map::keep_from_children(&mapping);
+        // Pages of before stay as they are: collapsing many can take longer than their objects are waited for. Whether
+        // they are huge shows in the first.
+        let collapsed = if is_fresh { options.bytes } else { map::HUGE_BYTES };
+        if kind == PageKind::Plain && options.huge != HugePages::Never && map::collapse_present(&mapping, collapsed) {
+            kind = PageKind::TransparentHuge;
+        }
+        if options.huge == HugePages::Require && kind == PageKind::Plain {
+            return Err(RegionError::NoHugePages { name: options.name.clone(), bytes: options.bytes });
+        }
+        // Only a fault less later: all pages exist.
+        if options.prefault {
+            map::populate(&mapping).ok();
+        }
+        let fd = file.fd().try_clone_to_owned().map_err(|source| RegionError::Map { bytes: options.bytes, source })?;
+        Ok(Arc::new(Self { mapping, bytes: options.bytes, kind, writable: true, file: Some(fd), foreign: false }))
+    }
+
+    /// Maps the pool of a process of this user, or of root, writable: a memfd ([`Self::map_shared`]), or a file in
+    /// memory that only its user may open, and so shorten.
+    ///
+    /// # Errors
+    /// When it is neither, is shorter than announced, or the kernel refuses.
+    pub fn map_pool(fd: OwnedFd, bytes: usize) -> Result<Arc<Self>, RegionError> {
+        let (mapping, kind) = map::pool(&fd, bytes)?;
+        map::keep_from_children(&mapping);
+        Ok(Arc::new(Self { mapping, bytes, kind, writable: true, file: Some(fd), foreign: true }))
     }
 
     /// Maps the first bytes of a file read-only: they come from the page cache, and leave it under memory pressure.

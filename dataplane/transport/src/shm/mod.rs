@@ -99,6 +99,15 @@ fn first_offer(socket: &UnixStream) -> io::Result<setup::Offer> {
     }
 }
 
+/// Tells all clients of a shard that no request of theirs is served any more. They read end of file, and let go of the
+/// pool: the end of their sockets proves it.
+pub fn hang_up(shm: &Shm) {
+    for (_, channel) in shm.channels.iter().filter(|(_, channel)| channel.side == Side::Server) {
+        // A client that is gone already needs no goodbye.
+        let _ = channel.socket.shutdown(std::net::Shutdown::Write);
+    }
+}
+
 /// All shared-memory connections of one shard or client.
 pub struct Shm {
     acceptor: Acceptor,

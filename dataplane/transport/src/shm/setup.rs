@@ -178,7 +178,7 @@ pub(super) fn take_offer(socket: &UnixStream) -> io::Result<Option<Offer>> {
     let table = next("fence")?;
     let pool = match usize::try_from(pool_bytes) {
         Ok(0) => None,
-        Ok(bytes) => Some(Region::map_shared(next("pool")?, bytes, true).map_err(io::Error::other)?),
+        Ok(bytes) => Some(Region::map_pool(next("pool")?, bytes).map_err(io::Error::other)?),
         Err(_) => return Err(io::Error::other(format!("a pool of {pool_bytes} bytes cannot be mapped"))),
     };
     let pid = unix::peer_credentials(socket)?.pid;

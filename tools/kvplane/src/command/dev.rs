@@ -26,8 +26,9 @@ pub(crate) struct Dev {
     /// Address that the control plane listens on (QUIC with mutual TLS).
     #[arg(long, default_value = "127.0.0.1:0")]
     control: SocketAddr,
-    /// Directory of the cluster state. Default: PATH.control beside the file that --ssd names, else the state is in
-    /// memory and ends with the process, and with it the validity of objects on SSD devices.
+    /// Directory of the cluster state. Default: PATH.control beside the file that --ssd names, or the directory that
+    /// --keep-memory names, else the state is in memory and ends with the process, and with it the validity of objects
+    /// on SSD devices.
     #[arg(long)]
     state: Option<PathBuf>,
     /// Stop when standard input ends: for a parent process that may be killed.
@@ -44,7 +45,7 @@ impl Dev {
         self.log.begin(Level::Warn)?;
         // The only node of its cluster needs no number of its own, but an SSD requires the same number at every start.
         self.shape.or_node_id(1);
-        let beside = if self.state.is_none() { self.shape.state_beside_ssd() } else { None };
+        let beside = if self.state.is_none() { self.shape.state_beside_objects() } else { None };
         // Checked here because the later error would name a directory that the user did not give.
         if let Some(parent) = beside.as_ref().and_then(|path| path.parent())
             && !parent.as_os_str().is_empty()

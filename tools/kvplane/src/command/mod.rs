@@ -47,7 +47,7 @@ impl std::error::Error for NothingRun {}
 #[derive(Subcommand)]
 pub(crate) enum Command {
     /// Run a control plane and one storage node in one process, on loopback: the quickest way to try kvplane.
-    Dev(dev::Dev),
+    Dev(Box<dev::Dev>),
     /// Run the control plane: membership, the cluster map, the segment catalog, the Conductor.
     Control(control::Control),
     /// Run a storage node: pinned shards with memory for objects.

@@ -111,6 +111,11 @@ pub(crate) struct Shape {
     /// leave without draining.
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     drain: u64,
+    /// Directory on tmpfs or hugetlbfs in which the objects in memory outlive the process: after SIGTERM or SIGINT, the
+    /// next start on this host serves them again. --node-id must be the same at every start. A process that is killed
+    /// leaves nothing.
+    #[arg(long, value_name = "DIRECTORY")]
+    keep_memory: Option<PathBuf>,
     #[command(flatten)]
     ssd: Ssd,
     #[command(flatten)]
@@ -346,10 +351,10 @@ impl Shape {
         self.member.node_id.get_or_insert(node);
     }
 
-    /// Returns the default directory of the control plane's state: beside the first SSD that is a file. The objects on
-    /// an SSD are valid only as long as the control plane remembers the owners of their slots.
-    pub(crate) fn state_beside_ssd(&self) -> Option<PathBuf> {
-        let path = &self.ssd.paths.first()?.path;
+    /// Returns the default directory of the control plane's state: beside the first SSD that is a file, or the memory
+    /// that is kept. The objects there are valid only as long as the control plane remembers the owners of their slots.
+    pub(crate) fn state_beside_objects(&self) -> Option<PathBuf> {
+        let path = self.ssd.paths.first().map(|ssd| &ssd.path).or(self.keep_memory.as_ref())?;
         let mut name = path.file_name().filter(|_| !path.starts_with("/dev"))?.to_owned();
         name.push(".control");
         Some(path.with_file_name(name))
@@ -401,6 +406,7 @@ impl Shape {
             huge: HugePages::Try,
             rdma: self.rdma.config()?,
             device_pools: self.objects.device_pools.clone(),
+            keep_memory: self.keep_memory.clone(),
             ssds: self.ssd.paths.clone(),
             ssd_object_bytes: self.ssd.object_bytes,
             ssd_io: match self.ssd.io {

@@ -3,6 +3,7 @@
 pub(crate) mod absences;
 pub(crate) mod cluster;
 pub(crate) mod etcd;
+pub(crate) mod kept_memory;
 pub(crate) mod kills;
 pub(crate) mod moves;
 pub(crate) mod process_groups;

@@ -51,13 +51,18 @@ fn table(out: &mut String, families: &BTreeMap<String, (String, String)>, prefix
     }
 }
 
-/// Scrapes a node with a device pool.
-fn device_pools(place: &Workplace) -> BTreeMap<String, (String, String)> {
+/// Scrapes a node with a device pool whose memory is kept.
+fn special_memory(place: &Workplace) -> BTreeMap<String, (String, String)> {
+    let kept = PathBuf::from("/dev/shm").join(place.directory.file_name().expect("a name"));
     let pool = ["--pool", "16M", "--shards", "1", "--device-pool", "cuda:0=8M", "--metrics-port", "0"];
-    let mut command = place.command(&[&["node", "--node-id", "77"][..], &pool].concat());
+    let keep = ["--keep-memory", kept.to_str().expect("text")];
+    let mut command = place.command(&[&["node", "--node-id", "77"][..], &pool, &keep].concat());
     command.env("LD_LIBRARY_PATH", kvplane_fake_devices::directory().expect("the drivers for tests"));
     let node = Process::start(command);
-    families(&http_get(node.address("counters of the shards on http://"), "/metrics").1)
+    let found = families(&http_get(node.address("counters of the shards on http://"), "/metrics").1);
+    drop(node);
+    std::fs::remove_dir_all(kept).expect("the directory of the node");
+    found
 }
 
 /// Scrapes a process that served transfers.
@@ -96,7 +101,10 @@ fn the_reference_of_metrics_is_current() {
     page.push_str("\n### Of its shared tier\n");
     table(&mut page, &node, "kvplane_shared_");
     page.push_str("\n### Of its device pools\n");
-    table(&mut page, &device_pools(&place), "kvplane_device_pool_");
+    let special = special_memory(&place);
+    table(&mut page, &special, "kvplane_device_pool_");
+    page.push_str("\n### Of memory that is kept\n");
+    table(&mut page, &special, "kvplane_kept_memory_");
     page.push_str("\n## Of the control plane\n\n`/metrics` of its HTTP port.\n");
     table(&mut page, &control, "kvplane_");
     page.push_str("\n## Of a transfer engine\n\n`tebench --metrics_port=PORT`, and `MetricsServer` of the library.\n");

@@ -21,6 +21,10 @@ impl List {
     pub(super) const fn new() -> Self {
         Self { first: NONE, last: NONE }
     }
+
+    pub(super) const fn is_empty(&self) -> bool {
+        self.first == NONE
+    }
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -147,6 +147,12 @@ impl Sessions {
         picked.collect()
     }
 
+    /// Returns true if a peer that maps the pool holds pins, reservations or ranges.
+    pub(in crate::service) fn lend_pool(&self) -> bool {
+        let shared = self.sessions.iter().flatten().filter(|session| session.path == Path::Shared);
+        shared.into_iter().any(Session::holds_any)
+    }
+
     /// Records the client of a connection, which may send requests from now on.
     pub(in crate::service) fn greet(&mut self, peer: PeerKey, greeting: Greeting) {
         if let Some(session) = self.get_mut(peer) {

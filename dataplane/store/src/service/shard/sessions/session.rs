@@ -95,6 +95,11 @@ impl Session {
         }
     }
 
+    /// Returns true if handles are lent to the session.
+    pub(super) const fn holds_any(&self) -> bool {
+        !self.pins.is_empty() || !self.reservations.is_empty() || !self.tickets.is_empty()
+    }
+
     /// Records the client of a connection, which may send requests from now on.
     pub(super) const fn greet(&mut self, greeting: Greeting) {
         (self.greeted, self.greeting) = (true, greeting);

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use kvplane_proto::Digest;
-use kvplane_proto::ids::{Epoch, SLOTS, Slot};
+use kvplane_proto::ids::{Epoch, Slot};
 use kvplane_proto::map::SlotOwners;
 use kvplane_tier::SlotSet;
 
 use super::changes::Changes;
+use super::verdict::{SlotJudge, SlotVerdict};
 use super::{Reconciliation, SlotSources, VoidCause};
 use crate::service::shard::Shard;
 use crate::service::shard::effects::Effect;
@@ -63,11 +64,11 @@ impl Reconciliation {
         owned: &dyn Fn(u16) -> bool,
         owners: Option<&SlotOwners>,
     ) {
-        let me = shard.ownership.key();
         let (doubts, waiting) = (&ssd.doubts, ssd.doubts.waiting());
         let Some((epoch, standing)) = doubts.standing.filter(|_| !waiting.is_empty()) else { return };
+        let judge = SlotJudge { me: shard.ownership.key(), epoch, standing, sources, owned, owners };
         // A shard that has no slots yet keeps them in doubt.
-        if !(0..SLOTS as u16).any(owned) {
+        if !judge.has_slots() {
             return;
         }
         let (mut known, mut asked, mut void, mut left) =
@@ -75,22 +76,11 @@ impl Reconciliation {
         let mut noted = Epoch(0);
         for (slot, had) in waiting {
             noted = noted.max(had);
-            if !owned(slot.0) {
-                left.push(slot);
-                continue;
-            }
-            let strange = standing.state != doubts.state || had > epoch || standing.kept > had;
-            let stays = owners.is_some_and(|owners| {
-                let before = owners.owner_before(slot);
-                before.is_some_and(|before| (before.node, before.shard) == (me.node, me.shard))
-                    && owners.from.0 <= had.0 + 1
-            });
-            if !strange && (standing.since <= had || stays) {
-                known.insert(slot);
-            } else if !strange && (sources.has)(slot) {
-                asked.insert(slot);
-            } else {
-                void.insert(slot);
+            match judge.judge(slot, had, doubts.state) {
+                SlotVerdict::Known => known.insert(slot),
+                SlotVerdict::Asked => asked.insert(slot),
+                SlotVerdict::Void => void.insert(slot),
+                SlotVerdict::Left => left.push(slot),
             }
         }
         let doubts = &mut ssd.doubts;

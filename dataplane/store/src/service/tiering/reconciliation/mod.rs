@@ -11,6 +11,7 @@
 
 pub(in crate::service) mod changes;
 mod comparison;
+pub(in crate::service) mod verdict;
 
 use std::fmt;
 
@@ -18,6 +19,7 @@ use kvplane_proto::ids::{Epoch, Slot};
 use kvplane_tier::{Memory, Ownership as Note, SlotSet};
 
 pub(in crate::service) use self::comparison::compare;
+use self::verdict::distrust;
 use super::ssd::Ssd;
 use crate::service::shard::Shard;
 use crate::service::types::MapStanding;
@@ -163,7 +165,7 @@ impl Reconciliation {
         // A newly formatted device has no records that could be void.
         let is_new = ssd.tier.incarnation() <= 1;
         let distrust = match note {
-            Some(note) => distrust(note, epoch, standing),
+            Some(note) => distrust(note.state, note.epoch, epoch, standing),
             None => (!is_new).then_some(VoidCause::NoNote),
         };
         let sweep = &mut ssd.sweep;
@@ -255,18 +257,4 @@ impl Reconciliation {
         ssd.sweep.regain(&regained, floor);
         shard.serve_slots(epoch, &owned);
     }
-}
-
-/// Returns the reason for which the records of a device with this ownership note are void; `None` if they are valid
-/// or are to be reconciled.
-fn distrust(note: &Note, epoch: Epoch, standing: MapStanding) -> Option<VoidCause> {
-    let noted = note.epoch;
-    // 0 means no state.
-    if note.state == 0 || note.state != standing.state {
-        return Some(VoidCause::OtherState);
-    }
-    if noted > epoch {
-        return Some(VoidCause::Newer { noted, known: epoch });
-    }
-    (standing.kept > noted).then_some(VoidCause::Moved { noted, since: standing.kept })
 }

@@ -89,6 +89,11 @@ impl Ssd {
         self.tier.point_of(digest)
     }
 
+    /// Returns the number of the present opening of the device, which counts them from 1.
+    pub(in crate::service) const fn opening(&self) -> u64 {
+        self.tier.incarnation()
+    }
+
     /// Returns true once recovery has read every record.
     pub(in crate::service) fn is_recovered(&self) -> bool {
         self.tier.is_recovered()

@@ -1,0 +1,236 @@
+//! Kept memory: a pool that outlives the process, with an image of its objects for the next one.
+//!
+//! The image says by which map the shard served its slots last. Its objects count as those on an SSD do
+//! ([`super::tiering`]): by the first map that gives this shard slots, those of a slot are served again if no other
+//! shard can have had the slot meanwhile. Unlike an SSD, memory is not reconciled with the changes of interim owners:
+//! the objects of all other slots are dropped. Until that map, nothing is allocated in the pool, and the image stays
+//! valid.
+//!
+//! Bytes are never trusted: each object is compared with its checksum before its bytes are lent the first time, and
+//! each tail before its object is served.
+
+use core::fmt;
+use std::sync::Arc;
+
+use kvplane_proto::checksum::payload_checksum;
+use kvplane_proto::ids::{Epoch, Slot};
+use kvplane_tier::SlotSet;
+
+use super::shard::Shard;
+use super::shard::tail::tail_within;
+use super::tiering::reconciliation::verdict::{SlotJudge, SlotVerdict, distrust};
+use super::tiering::{Tiering, VoidCause};
+use super::types::{MapStanding, PoolBytes};
+use crate::image::{ImageContents, ImageError, ImageOrigin, KeptObject};
+use crate::store::{KeptCounters, KeptObjects, PoolSums, TakeBackError, former_objects};
+
+/// Image of a former process.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FormerImage {
+    /// Process that wrote it.
+    pub origin: ImageOrigin,
+    /// Objects, and extents that are not used.
+    pub contents: ImageContents,
+}
+
+/// Reason why none of the objects of an image are served.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Discard {
+    /// There is no valid image of them.
+    Image(ImageError),
+    /// The pool has another size, or the node another number of shards.
+    Layout,
+    /// They may not be the newest.
+    Void(VoidCause),
+    /// The node ran with its SSD and without this memory.
+    OtherOpening,
+    /// The store did not take them.
+    TakeBack(TakeBackError),
+}
+
+impl fmt::Display for Discard {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Image(error) => error.fmt(f),
+            Self::Layout => f.write_str("the pool has another size than before, or the node another number of shards"),
+            Self::Void(cause) => cause.fmt(f),
+            Self::OtherOpening => f.write_str("the node ran without it since, with the same SSD or with another one"),
+            Self::TakeBack(error) => error.fmt(f),
+        }
+    }
+}
+
+/// Objects of the former process: what became of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct KeptReport {
+    /// Objects that are served again, and their bytes.
+    pub objects: u64,
+    /// Bytes of these.
+    pub bytes: u64,
+    /// Objects that were dropped because others may have changed their slots, or have them now.
+    pub dropped: u64,
+    /// Objects that were dropped because their bytes, or their tails, were damaged.
+    pub damaged: u64,
+    /// Objects that were read, and were whole.
+    pub checked: u64,
+    /// Bytes that are not used, because a process that had mapped the pool did not let go of them.
+    pub withheld_bytes: u64,
+    /// Reason why none is served, if so.
+    pub discard: Option<Discard>,
+}
+
+/// Kept memory of a shard.
+#[derive(Debug)]
+pub(super) struct KeptMemory {
+    /// Image of the former process, until a map decides about its objects.
+    found: Option<Box<FormerImage>>,
+    sums: Arc<dyn PoolSums>,
+    /// Newest map received.
+    standing: Option<(Epoch, MapStanding)>,
+    report: Option<KeptReport>,
+    untold: bool,
+    /// Extents that no process of this host's present run may use.
+    withheld: Vec<crate::Extent>,
+}
+
+impl KeptMemory {
+    pub(super) fn new(found: Result<Option<FormerImage>, Discard>, sums: Arc<dyn PoolSums>) -> Self {
+        let (found, discard) = found.map_or_else(|discard| (None, Some(discard)), |found| (found, None));
+        let withheld = found.as_ref().map_or_else(Vec::new, |found| found.contents.withheld.clone());
+        // Without a former process there is nothing to decide.
+        let report = found.is_none().then(|| KeptReport { discard, ..KeptReport::default() });
+        Self { found: found.map(Box::new), sums, standing: None, report, untold: discard.is_some(), withheld }
+    }
+
+    /// Notes the newest map received.
+    pub(super) const fn heard(&mut self, epoch: Epoch, standing: MapStanding) {
+        self.standing = Some((epoch, standing));
+    }
+
+    /// Returns true if no map has decided about the former process's objects yet.
+    pub(super) const fn is_pending(&self) -> bool {
+        self.found.is_some()
+    }
+
+    /// Returns what became of the former process's objects, with what readers found since.
+    pub(super) fn report(&self, shard: &Shard) -> Option<KeptReport> {
+        let KeptCounters { checked, damaged, .. } = former_objects(&shard.store);
+        self.report.map(|report| KeptReport { checked, damaged: report.damaged + damaged, ..report })
+    }
+
+    /// Like [`Self::report`], once.
+    pub(super) fn poll_report(&mut self) -> Option<KeptReport> {
+        self.report.filter(|_| core::mem::take(&mut self.untold))
+    }
+
+    /// Returns the newest map received, and its standing.
+    pub(super) const fn standing(&self) -> Option<(Epoch, MapStanding)> {
+        self.standing
+    }
+
+    /// Decides about the former process's objects by a map that gives this shard slots, before they are served.
+    pub(super) fn weigh(&mut self, shard: &mut Shard, tiering: Option<&Tiering>, judge: &SlotJudge<'_>) {
+        if judge.epoch == Epoch(0) || !judge.has_slots() {
+            return;
+        }
+        let Some(found) = self.found.take() else { return };
+        let FormerImage { origin, contents } = *found;
+        let all = contents.objects.len() as u64;
+        let mut report = KeptReport::default();
+        match self.serve(shard, tiering, judge, origin, contents, &mut report) {
+            Ok(()) => {}
+            Err(discard) => report = KeptReport { dropped: all, discard: Some(discard), ..KeptReport::default() },
+        }
+        report.withheld_bytes = self.withheld.iter().map(|extent| extent.bytes).sum();
+        (self.report, self.untold) = (Some(report), true);
+    }
+
+    fn serve(
+        &self,
+        shard: &mut Shard,
+        tiering: Option<&Tiering>,
+        judge: &SlotJudge<'_>,
+        origin: ImageOrigin,
+        mut contents: ImageContents,
+        report: &mut KeptReport,
+    ) -> Result<(), Discard> {
+        if let Some(cause) = distrust(origin.state, origin.epoch, judge.epoch, judge.standing) {
+            // What other processes may write to is not used in any case.
+            contents.objects.clear();
+            self.take_back(shard, &contents, report)?;
+            return Err(Discard::Void(cause));
+        }
+        // A device counts its openings: each of them may have changed what memory does not know.
+        let opening = opening_of(tiering);
+        if opening.saturating_sub(1) != origin.opening || (opening == 0) != (origin.opening == 0) {
+            contents.objects.clear();
+            self.take_back(shard, &contents, report)?;
+            return Err(Discard::OtherOpening);
+        }
+        let mut known = SlotSet::none();
+        for slot in (0..kvplane_proto::ids::SLOTS as u16).map(Slot) {
+            if judge.judge(slot, origin.epoch, origin.state) == SlotVerdict::Known {
+                known.insert(slot);
+            }
+        }
+        let before = contents.objects.len();
+        contents.objects.retain(|object| known.has(object.digest.slot()));
+        report.dropped = (before - contents.objects.len()) as u64;
+        let (pool_bytes, before) = (shard.store.config().pool_bytes, contents.objects.len());
+        contents.objects.retain(|object| has_whole_tail(object, pool_bytes, &*self.sums));
+        report.damaged = (before - contents.objects.len()) as u64;
+        self.take_back(shard, &contents, report)
+    }
+
+    fn take_back(&self, shard: &mut Shard, contents: &ImageContents, report: &mut KeptReport) -> Result<(), Discard> {
+        KeptObjects::from(&mut shard.store).take_back(contents, &self.sums).map_err(Discard::TakeBack)?;
+        let taken = former_objects(&shard.store);
+        (report.objects, report.bytes) = (taken.objects, taken.bytes);
+        Ok(())
+    }
+
+    /// Returns the image of this shard's objects at the end of its process: `None` while that of the former process
+    /// still counts. With `lends`, processes may still access the pool through their mappings.
+    pub(super) fn image(
+        &self,
+        shard: &mut Shard,
+        tiering: Option<&Tiering>,
+        pool: &dyn PoolBytes,
+        lends: bool,
+    ) -> Option<FormerImage> {
+        if self.is_pending() {
+            return None;
+        }
+        let ownership = &shard.ownership;
+        let origin = ImageOrigin {
+            incarnation: ownership.identity().incarnation,
+            state: self.standing.map_or(0, |(_, standing)| standing.state),
+            epoch: ownership.epoch(),
+            opening: opening_of(tiering),
+        };
+        let owned = ownership.owned().clone();
+        let mut contents = KeptObjects::from(&mut shard.store).collect(|digest| owned.has(digest.slot()), lends);
+        for object in contents.objects.iter_mut().filter(|object| object.tail.bytes > 0) {
+            let tail = tail_within(object.tail.offset, pool.bytes(), |at, into| pool.read(at, into));
+            (object.tail.bytes, object.tail.checksum) = (tail.len() as u32, payload_checksum(&tail));
+        }
+        for extent in &self.withheld {
+            if !contents.withheld.contains(extent) {
+                contents.withheld.push(*extent);
+            }
+        }
+        Some(FormerImage { origin, contents })
+    }
+}
+
+/// Returns the number of the present opening of the SSD; 0 without one.
+pub(super) fn opening_of(tiering: Option<&Tiering>) -> u64 {
+    tiering.map_or(0, |tiering| tiering.ssd.opening())
+}
+
+/// Returns true if an object has no tail, or one whose bytes match its checksum.
+fn has_whole_tail(object: &KeptObject, pool_bytes: u64, sums: &dyn PoolSums) -> bool {
+    let tail = &object.tail;
+    let is_inside = tail.offset.checked_add(tail.bytes.into()).is_some_and(|end| end <= pool_bytes);
+    tail.bytes == 0 || is_inside && sums.checksum(tail.offset, tail.bytes.into()) == tail.checksum
+}

@@ -1,0 +1,97 @@
+//! Objects that outlive their process: collected at its end, and taken back by the next one.
+
+use core::fmt;
+use std::sync::Arc;
+
+use kvplane_proto::digest::Digest;
+
+use super::Store;
+use super::space::KeptSpace;
+use super::unchecked::{KeptCounters, PoolSums};
+use crate::eviction::EvictionPolicy;
+use crate::image::ImageContents;
+
+/// Reason why the objects of a former process are not taken back.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum TakeBackError {
+    /// There are objects already.
+    NotEmpty,
+    /// Versions are not below those that this process assigns.
+    Versions,
+    /// Places of objects contradict each other, or the pool.
+    Places,
+}
+
+impl fmt::Display for TakeBackError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::NotEmpty => "there are other objects already",
+            Self::Versions => "its versions are not below those of this process",
+            Self::Places => "places of its objects contradict each other, or the pool",
+        })
+    }
+}
+
+impl core::error::Error for TakeBackError {}
+
+/// Returns the counters of a store's objects of a former process.
+#[must_use]
+pub const fn former_objects<P>(store: &Store<P>) -> KeptCounters {
+    store.unchecked.counters
+}
+
+/// Objects of a store that outlive its process, with an eviction policy of type `P`.
+pub struct KeptObjects<'a, P> {
+    store: &'a mut Store<P>,
+}
+
+impl<'a, P> From<&'a mut Store<P>> for KeptObjects<'a, P> {
+    fn from(store: &'a mut Store<P>) -> Self {
+        Self { store }
+    }
+}
+
+impl<P: EvictionPolicy> KeptObjects<'_, P> {
+    /// Returns the objects that `is_kept` keeps, those first that are to be evicted first. Replicas of other owners'
+    /// objects and what is in a device pool are not kept. The length of a tail is that of its room, and its checksum 0:
+    /// the caller, who knows tails, sets both.
+    ///
+    /// `lends`: other processes may still access what is pinned or reserved, through mappings of the pool.
+    #[must_use]
+    pub fn collect(&mut self, is_kept: impl Fn(Digest) -> bool, lends: bool) -> ImageContents {
+        KeptSpace { space: &mut self.store.space }.collect(is_kept, lends)
+    }
+
+    /// Takes the objects of a former process back: they are visible, and each is compared with its checksum by `sums`
+    /// before its bytes are lent the first time. Extents that are withheld, or lent, are not reused by this process.
+    ///
+    /// # Errors
+    /// See [`TakeBackError`]; then nothing changes.
+    pub fn take_back(&mut self, contents: &ImageContents, sums: &Arc<dyn PoolSums>) -> Result<(), TakeBackError> {
+        let Store { space, unchecked, pins, reservations, next_version, config, .. } = &mut *self.store;
+        let is_empty = space.pool().free_granules() == space.pool().granules() && reservations.len() == 0;
+        if !is_empty {
+            return Err(TakeBackError::NotEmpty);
+        }
+        if contents.objects.iter().any(|object| object.version.0 >= *next_version) {
+            return Err(TakeBackError::Versions);
+        }
+        let is_bounded = contents.withheld.len() < config.max_reservations as usize
+            && contents.objects.iter().filter(|object| object.lent).count() < config.max_pins as usize;
+        if !is_bounded {
+            return Err(TakeBackError::Places);
+        }
+        let taken = KeptSpace { space: &mut *space }.take_back(contents).ok_or(TakeBackError::Places)?;
+        for id in taken.withheld {
+            reservations.insert(id);
+        }
+        for id in taken.lent {
+            pins.insert(id);
+            space.pin(id);
+        }
+        unchecked.sums = Some(Arc::clone(sums));
+        unchecked.counters.objects += taken.objects;
+        unchecked.counters.bytes += taken.bytes;
+        Ok(())
+    }
+}

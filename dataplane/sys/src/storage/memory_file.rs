@@ -1,0 +1,350 @@
+//! Files in memory: on tmpfs or hugetlbfs, where their contents outlive the process that maps them, until the host
+//! restarts.
+//!
+//! A [`MemoryDirectory`] belongs to one process at a time: it is locked by `flock`, and the lock ends with the process,
+//! however that terminates. Its files have mode 0600, so that only processes of the same user can shorten them.
+
+use std::fmt;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use crate::private_files::{FileError, private_directory};
+
+/// `statfs` types of the file systems whose files are memory.
+const TMPFS_MAGIC: i64 = 0x0102_1994;
+const HUGETLBFS_MAGIC: i64 = 0x958458f6;
+
+/// Unit in which the kernel counts the space of a file, in bytes.
+const STAT_BLOCK_BYTES: u64 = 512;
+
+/// Size of plain pages, in bytes.
+const PAGE_BYTES: usize = 4096;
+
+/// Name of the file whose lock is that of the directory.
+const LOCK: &str = "lock";
+
+/// Error of a directory or file in memory.
+#[derive(Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub enum MemoryFileError {
+    /// The directory is not private.
+    Directory(FileError),
+    /// The directory is on a file system whose files are not memory.
+    NotMemory { path: PathBuf },
+    /// Another process has claimed the directory.
+    InUse { path: PathBuf },
+    /// A file has another owner, or other users may access it.
+    NotPrivate { path: PathBuf },
+    /// The file system has too little room.
+    NoRoom { path: PathBuf, bytes: u64, source: io::Error },
+    /// The operating system refused.
+    Io {
+        /// Attempted action, as a verb phrase.
+        action: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
+}
+
+impl fmt::Display for MemoryFileError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Directory(error) => error.fmt(f),
+            Self::NotMemory { path } => write!(
+                f,
+                "{} is not in memory: name a directory on tmpfs (below /dev/shm, for example) or on hugetlbfs",
+                path.display()
+            ),
+            Self::InUse { path } => write!(
+                f,
+                "another process uses the memory in {}: end that process, or name another directory",
+                path.display()
+            ),
+            Self::NotPrivate { path } => {
+                write!(f, "{} belongs to another user, or others may access it: remove it", path.display())
+            }
+            Self::NoRoom { path, bytes, source } => write!(
+                f,
+                "{} cannot have {bytes} bytes: {source}; make the file system larger (mount -o remount,size=), or \
+                 reserve more huge pages",
+                path.display()
+            ),
+            Self::Io { action, path, source } => write!(f, "cannot {action} {}: {source}", path.display()),
+        }
+    }
+}
+
+impl std::error::Error for MemoryFileError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Directory(error) => Some(error),
+            Self::NoRoom { source, .. } | Self::Io { source, .. } => Some(source),
+            Self::NotMemory { .. } | Self::InUse { .. } | Self::NotPrivate { .. } => None,
+        }
+    }
+}
+
+fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> MemoryFileError {
+    let path = path.to_owned();
+    move |source| MemoryFileError::Io { action, path, source }
+}
+
+/// Directory on tmpfs or hugetlbfs that this process has claimed.
+#[derive(Debug)]
+pub struct MemoryDirectory {
+    path: PathBuf,
+    /// Descriptor that holds the lock.
+    _lock: File,
+}
+
+impl MemoryDirectory {
+    /// Claims a directory; a missing one is created, with mode 0700.
+    ///
+    /// # Errors
+    /// When another process has claimed it, it is not private, or not in memory.
+    pub fn claim(path: &Path) -> Result<Self, MemoryFileError> {
+        private_directory(path).map_err(MemoryFileError::Directory)?;
+        let opened = File::open(path).map_err(failed("open", path))?;
+        if !is_memory(opened.as_fd()) {
+            return Err(MemoryFileError::NotMemory { path: path.to_owned() });
+        }
+        let lock = open(&path.join(LOCK))?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Self { path: path.to_owned(), _lock: lock }),
+            Err(TryLockError::WouldBlock) => Err(MemoryFileError::InUse { path: path.to_owned() }),
+            Err(TryLockError::Error(error)) => Err(failed("lock", path)(error)),
+        }
+    }
+
+    /// Returns the path of the directory.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Opens a file of the directory; a missing one is created, without any bytes.
+    ///
+    /// # Errors
+    /// When it cannot be opened, or is not private.
+    pub fn open(&self, name: &str) -> Result<MemoryFile, MemoryFileError> {
+        let path = self.path.join(name);
+        let file = open(&path)?;
+        let page_bytes = page_bytes(file.as_fd()).map_err(failed("look at", &path))?;
+        Ok(MemoryFile { file, path, page_bytes })
+    }
+
+    /// Removes the files for whose names `is_unused` returns true.
+    ///
+    /// # Errors
+    /// When the directory cannot be read, or a file not be removed.
+    pub fn remove_if(&self, is_unused: impl Fn(&str) -> bool) -> Result<(), MemoryFileError> {
+        for entry in fs::read_dir(&self.path).map_err(failed("read", &self.path))? {
+            let path = entry.map_err(failed("read", &self.path))?.path();
+            if path.file_name().and_then(|name| name.to_str()).is_some_and(&is_unused) {
+                fs::remove_file(&path).map_err(failed("remove", &path))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// File in memory. Reads copy; writes need a mapping ([`crate::Region::map_memory_file`]), as hugetlbfs has no others.
+#[derive(Debug)]
+pub struct MemoryFile {
+    file: File,
+    path: PathBuf,
+    page_bytes: usize,
+}
+
+impl MemoryFile {
+    /// Returns the path of the file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns the size of its pages: lengths are multiples of it.
+    #[must_use]
+    pub const fn page_bytes(&self) -> usize {
+        self.page_bytes
+    }
+
+    /// Returns the length of the file, in bytes.
+    ///
+    /// # Errors
+    /// When the kernel does not tell.
+    pub fn bytes(&self) -> Result<u64, MemoryFileError> {
+        Ok(self.file.metadata().map_err(failed("look at", &self.path))?.len())
+    }
+
+    /// Sets the length of the file, in whole pages. A longer file has zeros behind its former end, and no memory there
+    /// yet ([`Self::allocate`]).
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn set_bytes(&self, bytes: u64) -> Result<(), MemoryFileError> {
+        let whole = bytes.next_multiple_of(self.page_bytes as u64);
+        crate::claim::check_limit(whole).map_err(failed("set the length of", &self.path))?;
+        self.file.set_len(whole).map_err(failed("set the length of", &self.path))
+    }
+
+    /// Allocates memory for all of the file, which keeps its contents: no later access can lack a page.
+    ///
+    /// # Errors
+    /// When the file system has too little room.
+    pub fn allocate(&self) -> Result<(), MemoryFileError> {
+        let found = self.file.metadata().map_err(failed("look at", &self.path))?;
+        let bytes = found.len();
+        // Looking at each page takes seconds where there are many.
+        if found.blocks().saturating_mul(STAT_BLOCK_BYTES) >= bytes {
+            return Ok(());
+        }
+        let length = i64::try_from(bytes).unwrap_or(i64::MAX);
+        loop {
+            // SAFETY: plain call on an open descriptor.
+            if length == 0 || unsafe { libc::fallocate(self.file.as_raw_fd(), 0, 0, length) } == 0 {
+                return Ok(());
+            }
+            let source = io::Error::last_os_error();
+            if source.kind() != io::ErrorKind::Interrupted {
+                return Err(MemoryFileError::NoRoom { path: self.path.clone(), bytes, source });
+            }
+        }
+    }
+
+    /// Reads the bytes at `offset`.
+    ///
+    /// # Errors
+    /// When the file ends earlier, or cannot be read.
+    pub fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), MemoryFileError> {
+        self.file.read_exact_at(into, offset).map_err(failed("read", &self.path))
+    }
+
+    /// Returns the descriptor.
+    #[must_use]
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// Opens a private file for reading and writing; a missing one is created.
+fn open(path: &Path) -> Result<File, MemoryFileError> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+    let file = options.open(path).map_err(failed("open", path))?;
+    let found = file.metadata().map_err(failed("look at", path))?;
+    if !found.is_file() || found.uid() != crate::cpu::effective_uid() || found.mode() & 0o077 != 0 {
+        return Err(MemoryFileError::NotPrivate { path: path.to_owned() });
+    }
+    Ok(file)
+}
+
+fn stat_of(fd: BorrowedFd<'_>) -> io::Result<libc::statfs> {
+    let mut status = MaybeUninit::<libc::statfs>::zeroed();
+    // SAFETY: the kernel fills a structure of this function.
+    if unsafe { libc::fstatfs(fd.as_raw_fd(), status.as_mut_ptr()) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: all-zero is a valid `statfs`, and the kernel has filled it.
+    Ok(unsafe { status.assume_init() })
+}
+
+/// Returns true if a file or directory is on tmpfs or hugetlbfs.
+pub(crate) fn is_memory(fd: BorrowedFd<'_>) -> bool {
+    stat_of(fd).is_ok_and(|status| [TMPFS_MAGIC, HUGETLBFS_MAGIC].contains(&status.f_type))
+}
+
+/// Returns the size of the pages of a file in memory.
+fn page_bytes(fd: BorrowedFd<'_>) -> io::Result<usize> {
+    let status = stat_of(fd)?;
+    let huge = usize::try_from(status.f_bsize).ok().filter(|unit| unit.is_power_of_two());
+    Ok(huge.filter(|_| status.f_type == HUGETLBFS_MAGIC).unwrap_or(PAGE_BYTES))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{HugePages, Region, RegionOptions};
+
+    /// Directory in memory that is removed with the test.
+    struct Place(PathBuf);
+
+    impl Place {
+        fn new(name: &str) -> Self {
+            Self(PathBuf::from(format!("/dev/shm/kvplane-{name}-{}", std::process::id())))
+        }
+    }
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn options(bytes: usize) -> RegionOptions {
+        RegionOptions { shared: true, prefault: true, huge: HugePages::Try, ..RegionOptions::new("kept", bytes) }
+    }
+
+    #[test]
+    fn a_directory_belongs_to_one_process() {
+        let place = Place::new("claim");
+        let claimed = MemoryDirectory::claim(&place.0).expect("a directory");
+        assert!(matches!(MemoryDirectory::claim(&place.0), Err(MemoryFileError::InUse { .. })));
+        drop(claimed);
+        MemoryDirectory::claim(&place.0).expect("it is free again");
+        assert!(matches!(MemoryDirectory::claim(Path::new("/proc/self")), Err(MemoryFileError::Directory(_))));
+    }
+
+    #[test]
+    fn a_directory_on_a_disk_is_refused() {
+        let target = std::env::current_exe().expect("a program").with_file_name("kvplane-memory-on-disk");
+        if private_directory(&target).is_ok() && !is_memory(File::open(&target).expect("a directory").as_fd()) {
+            assert!(matches!(MemoryDirectory::claim(&target), Err(MemoryFileError::NotMemory { .. })));
+        }
+        let _ = fs::remove_dir(&target);
+    }
+
+    #[test]
+    fn contents_outlive_the_mapping() {
+        let place = Place::new("contents");
+        let bytes = (5 << 20) + 12_345;
+        {
+            let directory = MemoryDirectory::claim(&place.0).expect("a directory");
+            let file = directory.open("pool").expect("a file");
+            let region = Region::map_memory_file(&file, &options(bytes)).expect("memory");
+            assert_eq!((region.bytes(), region.writable()), (bytes, true));
+            region.copy_in(bytes - 5, b"kept!");
+            let peer = region.fd().expect("shared").try_clone_to_owned().expect("a descriptor");
+            let seen = Region::map_pool(peer, bytes).expect("a pool of the same user");
+            let mut found = [0; 5];
+            seen.copy_out(bytes - 5, &mut found);
+            assert_eq!(&found, b"kept!");
+            let peer = region.fd().expect("shared").try_clone_to_owned().expect("a descriptor");
+            assert!(matches!(Region::map_shared(peer, bytes, true), Err(crate::RegionError::NotSealed)));
+        }
+        let directory = MemoryDirectory::claim(&place.0).expect("a directory");
+        let file = directory.open("pool").expect("a file");
+        let region = Region::map_memory_file(&file, &options(bytes)).expect("memory");
+        let mut found = [0; 5];
+        region.copy_out(bytes - 5, &mut found);
+        assert_eq!(&found, b"kept!");
+        file.read_at(bytes as u64 - 5, &mut found).expect("in the file");
+        assert_eq!(&found, b"kept!");
+        directory.remove_if(|name| name == "pool").expect("removed");
+        assert_eq!(directory.open("pool").expect("a file").bytes().expect("its length"), 0);
+    }
+
+    #[test]
+    fn too_large_a_file_is_an_error() {
+        let place = Place::new("large");
+        let directory = MemoryDirectory::claim(&place.0).expect("a directory");
+        let file = directory.open("pool").expect("a file");
+        file.set_bytes(1 << 50).expect("no memory yet");
+        assert!(matches!(file.allocate(), Err(MemoryFileError::NoRoom { .. })));
+        assert!(file.read_at(0, &mut [0; 8]).is_ok(), "zeros");
+    }
+}
