@@ -76,6 +76,21 @@ fn hot_objects_with_several_replicas() {
     assert!(count < 10 || total.chosen > total.hits / 50, "few were read from replica owners: {total}");
 }
 
+/// One node falls silent in any way, connections become half-open, and objects with two owners are found soon.
+#[test]
+fn silence() {
+    let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_LOSS_SEEDS", 20));
+    let (total, failed) = run_seeds(first..first + count, 5, Scenario::of_silence, |_, _| {});
+    println!("{total}; {} objects with two owners", total.doubled);
+    assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above");
+    assert!(count < 10 || total.doubled > 0, "nothing had two owners: {total}");
+}
+
+#[test]
+fn a_client_that_never_hedges() {
+    caught(Mischief::NeverHedge, &[Rule::Deadline], Scenario::of_silence_with);
+}
+
 /// The control plane loses its whole state while members stay alive, and none of their objects is missing because of
 /// that.
 #[test]

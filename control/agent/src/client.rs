@@ -174,8 +174,8 @@ impl Client {
         self.requester().metrics()
     }
 
-    /// Returns the number of gets that were sent to a replica owner so far, because the owner was slower than the hedge
-    /// delay ([`ClientConfig::hedge`]) or unreachable.
+    /// Returns the number of gets and queries that were sent to a replica owner so far, because the owner was slower
+    /// than the hedge delay ([`ClientConfig::hedge`]), is suspect, or is unreachable.
     pub fn hedged_gets(&mut self) -> u64 {
         self.requester().initiator().books().counters().second_asked
     }

@@ -388,6 +388,7 @@ fn start_shards(
                 slow_after_ns: config.slow_after_ns,
                 tickets: tickets.challenges()?,
                 tls: tls.cloned(),
+                unacknowledged: Duration::from_nanos(Limits::UNACKNOWLEDGED_NS),
                 fetch: Some(FetchConfig {
                     client: random_u64()?,
                     cluster: cluster.to_owned(),

@@ -169,6 +169,12 @@ impl Cluster {
         self.membership.detector(now_ns).silent()
     }
 
+    /// Returns the members of the map that clients have recently reported to be silent, and whose ports have answered
+    /// this control plane before.
+    pub fn accused(&self, now_ns: u64) -> impl Iterator<Item = &Member> {
+        self.membership.detector(now_ns).accused()
+    }
+
     /// Returns the members of the map that have sent nothing since the control plane started, more than two heartbeat
     /// intervals ago: those whose ports refuse connections died meanwhile, regardless of the replica count. Members
     /// with devices are excluded, because the objects on their devices are worth the restart grace.

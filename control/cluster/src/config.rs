@@ -32,6 +32,9 @@ pub struct ClusterConfig {
     pub replicas: u8,
     /// Interval of members' heartbeats.
     pub heartbeat_interval_ns: u64,
+    /// Silence after which a member is dead whose ports do not answer, or that clients report to be silent, where slots
+    /// have replica owners.
+    pub unanswered_after_ns: u64,
     /// Silence after which a member is suspect.
     pub suspect_after_ns: u64,
     /// Silence after which a member is dead.
@@ -50,6 +53,7 @@ pub struct ClusterConfig {
 const SECOND_NS: u64 = 1_000_000_000;
 
 const DEFAULT_INTERVAL_NS: u64 = SECOND_NS / 2;
+const DEFAULT_UNANSWERED_NS: u64 = SECOND_NS;
 const DEFAULT_SUSPECT_NS: u64 = 3 * SECOND_NS;
 const DEFAULT_DEADLINE_NS: u64 = 6 * SECOND_NS;
 const DEFAULT_GRACE_NS: u64 = 10 * SECOND_NS;
@@ -63,8 +67,8 @@ const DEFAULT_LIMITS: Limits = Limits {
     segment_ttl_ns: 3600 * SECOND_NS,
 };
 
-// One lost heartbeat makes no member suspect, two lost ones expel none, and a suspect has time to prove that it is
-// alive.
+// One lost heartbeat makes no member suspect, two lost ones alone expel none, and a suspect has time to prove that it
+// is alive.
 const _: () = assert!(DEFAULT_SUSPECT_NS >= 2 * DEFAULT_INTERVAL_NS);
 const _: () = assert!(DEFAULT_DEADLINE_NS >= 3 * DEFAULT_INTERVAL_NS);
 const _: () = assert!(DEFAULT_DEADLINE_NS > DEFAULT_SUSPECT_NS);
@@ -73,15 +77,16 @@ const _: () = assert!(DEFAULT_LIMITS.members <= MAX_MEMBERS);
 const _: () = assert!(DEFAULT_LIMITS.segments_per_owner <= DEFAULT_LIMITS.segments);
 
 impl ClusterConfig {
-    /// Returns the defaults for a cluster of this name: one replica per slot, a heartbeat every half second, suspect
-    /// after 3 s of silence, dead after 6 s, 10 s of grace after a restart, at most 5 minutes of waiting for
-    /// migrations.
+    /// Returns the defaults for a cluster of this name: one replica per slot, a heartbeat every half second, dead after
+    /// 1 s of silence if its ports do not answer either, suspect after 3 s of silence, dead after 6 s, 10 s of grace
+    /// after a restart, at most 5 minutes of waiting for migrations.
     #[must_use]
     pub fn new(cluster: &str) -> Self {
         Self {
             cluster: cluster.to_owned(),
             replicas: 1,
             heartbeat_interval_ns: DEFAULT_INTERVAL_NS,
+            unanswered_after_ns: DEFAULT_UNANSWERED_NS,
             suspect_after_ns: DEFAULT_SUSPECT_NS,
             heartbeat_deadline_ns: DEFAULT_DEADLINE_NS,
             restart_grace_ns: DEFAULT_GRACE_NS,
@@ -108,6 +113,7 @@ impl ClusterConfig {
         range("replicas", self.replicas.into(), 1, MAX_REPLICAS.into())?;
         range("heartbeat_interval_ns", interval, 1, u64::MAX / 8)?;
         range("suspect_after_ns", self.suspect_after_ns, 2 * interval, u64::MAX / 4)?;
+        range("unanswered_after_ns", self.unanswered_after_ns, interval + interval / 2, self.heartbeat_deadline_ns)?;
         let least = (3 * interval).max(self.suspect_after_ns + 1);
         range("heartbeat_deadline_ns", self.heartbeat_deadline_ns, least, u64::MAX / 2)?;
         range("restart_grace_ns", self.restart_grace_ns, interval, u64::MAX / 2)?;

@@ -40,8 +40,8 @@ use failures::FailureDetector;
 pub(crate) use maps::EPOCH_GAP;
 use maps::MapHistory;
 pub use members::ENDS_INTERVALS;
-use members::Members;
 pub(crate) use members::Row;
+use members::{Members, UnansweredProbes};
 use shares::{ShareFacts, Shares};
 
 /// Evidence about a member's ports, from port probes and from reports of its peers.
@@ -391,17 +391,23 @@ impl Membership {
         incarnation: Incarnation,
         evidence: PortEvidence,
     ) -> Result<Reply, Rejection> {
-        let now_ns = self.now_ns;
+        let (now_ns, interval_ns) = (self.now_ns, self.config.heartbeat_interval_ns);
         let row = self.members.expect_live(node, incarnation)?;
         match evidence {
-            PortEvidence::Answered => row.seen.answered = true,
+            PortEvidence::Answered => (row.seen.answered, row.seen.unanswered) = (true, None),
             PortEvidence::Reported => {
                 row.seen.reported_ns = Some(now_ns);
                 self.believe_reports();
             }
+            PortEvidence::Unanswered => {
+                let probes = UnansweredProbes::with(row.seen.unanswered, now_ns, interval_ns);
+                row.seen.unanswered = Some(probes);
+                if self.detector(now_ns).is_dead_if_unanswered(node, now_ns.saturating_sub(probes.first_ns)) {
+                    self.find_dead(node);
+                }
+            }
             PortEvidence::Refused if self.detector(now_ns).is_dead_if_refused(node) => self.find_dead(node),
-            PortEvidence::Unanswered if self.detector(now_ns).is_dead_if_unanswered(node) => self.find_dead(node),
-            PortEvidence::Refused | PortEvidence::Unanswered => {}
+            PortEvidence::Refused => {}
         }
         Ok(Reply::Ticked)
     }
@@ -411,7 +417,7 @@ impl Membership {
     fn believe_reports(&mut self) {
         for node in self.detector(self.now_ns).reported() {
             // Other members may be expelled together with one of them.
-            if self.detector(self.now_ns).is_dead_if_unanswered(node) {
+            if self.detector(self.now_ns).is_dead_if_unanswered(node, 0) {
                 self.find_dead(node);
             }
         }

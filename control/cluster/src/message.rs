@@ -65,14 +65,16 @@ pub enum Input {
     /// ([`crate::Cluster::unheard`]).
     Refused { node: NodeId, incarnation: Incarnation },
     /// No port of a member answers, although all did before: its process is stopped, or its machine or network is down.
-    /// Counts only if slots have two owners, the member has been silent for two heartbeat intervals, and most of the
-    /// other members are heard from.
+    /// Counts only if slots have two owners, most of the other members are heard from, and the member has missed a
+    /// heartbeat: if it has been silent for [`crate::ClusterConfig::unanswered_after_ns`], less the time since the
+    /// first such input. To be repeated while no port answers.
     Unanswered { node: NodeId, incarnation: Incarnation },
-    /// The ports of a member have answered: from now on the control plane itself detects their silence.
+    /// The ports of a member have answered: from now on the control plane itself detects their silence, and it counts
+    /// from the start.
     Answered { node: NodeId, incarnation: Incarnation },
-    /// A peer has sent a request to a member, and received nothing from it for about half a second. Counts as
-    /// [`Input::Unanswered`] does, for two heartbeat intervals, if the control plane cannot probe the member's ports: a
-    /// report is only a claim.
+    /// A peer has sent a request to a member, and received nothing from it for a quarter of a second. The control plane
+    /// probes the ports of such a member ([`crate::Cluster::accused`]). If it cannot, the report counts as
+    /// [`Input::Unanswered`] does, for two heartbeat intervals: a report is only a claim.
     Reported { node: NodeId, incarnation: Incarnation },
     /// A member leaves in order.
     Leave { node: NodeId, incarnation: Incarnation },

@@ -217,7 +217,8 @@ pub struct Counters {
     pub stale_frames: u64,
     /// Slices retried: after a lost lane, a wrong or busy owner, or a checksum mismatch.
     pub retries: u64,
-    /// Gets sent to the replica owner because the owner did not reply (hedge) or is unreachable (failover).
+    /// Gets and queries sent to the replica owner because the owner did not reply (hedge), is suspect, or is
+    /// unreachable (failover).
     pub second_asked: u64,
     /// Gets sent to the replica owner because both owners have the object (spread).
     pub second_chosen: u64,

@@ -6,7 +6,7 @@ use kvplane_proto::ids::{Epoch, ShardId, Slot};
 use kvplane_proto::map::{ClusterMap, MAX_REPLICA_OWNERS, Owner, OwnerTable};
 use kvplane_proto::message::Operation;
 
-use crate::network::Network;
+use crate::network::{Network, is_suspect};
 use crate::tables::Slice;
 use crate::types::{Near, PeerAddress, PeerId, PeerKind, Request};
 
@@ -114,6 +114,26 @@ impl Placement {
             found = found.or(Some((number, peer)));
         }
         found
+    }
+
+    /// Returns the first replica owner of an object whose owner is suspect that is neither suspect nor down, with its
+    /// number.
+    pub(crate) fn other_than_suspect(
+        &mut self,
+        network: &mut Network,
+        digest: Digest,
+        owner: PeerId,
+    ) -> Option<(u8, PeerId)> {
+        if !is_suspect(network, owner) {
+            return None;
+        }
+        for number in 0..MAX_REPLICA_OWNERS as u8 {
+            let other = self.replica_peer(network, digest, number.into())?;
+            if other != owner && !network.is_down(other) && !is_suspect(network, other) {
+                return Some((number, other));
+            }
+        }
+        None
     }
 
     /// Returns the peer of an owner by the map in use.

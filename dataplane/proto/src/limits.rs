@@ -78,6 +78,9 @@ impl Limits {
     pub const STALL_NS: u64 = 100_000_000;
     /// Most by which earlier silences of a rail extend [`Self::STALL_NS`], in nanoseconds.
     pub const RAIL_SILENCE_NS: u64 = 2_000_000_000;
+    /// Time after which a client of the store gives a TCP connection up on which sent data is not acknowledged, in
+    /// nanoseconds: its peer's host is not reachable, or does not know the connection any more (half-open).
+    pub const UNACKNOWLEDGED_NS: u64 = 1_000_000_000;
     /// Deadline of a request that sets none, in nanoseconds.
     pub const DEFAULT_DEADLINE_NS: u64 = 10_000_000_000;
     /// Replicas of an object, the owner's included.

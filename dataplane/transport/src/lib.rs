@@ -36,6 +36,6 @@ pub use rdma::{
     RegistrationPath,
 };
 pub use shm::Shm;
-pub use tcp::{Tcp, UnauthenticatedLimits, ZeroCopy, ZeroCopyCounters, ZeroCopyOptions};
+pub use tcp::{Tcp, UnauthenticatedLimits, ZeroCopy, ZeroCopyCounters, ZeroCopyOptions, limit_unacknowledged};
 pub use token::{Source, Token};
 pub use types::{CloseCause, ConnectionId, Event, Input, OutgoingPayload, Pieces, Target};

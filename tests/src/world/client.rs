@@ -54,7 +54,7 @@ impl ClientHost {
             stream: !shared || rng.chance(0.7),
             lane_window_bytes: scenario.lane_window_bytes,
             gather_range_bytes: 0,
-            hedge_ns: scenario.hedge_ns,
+            hedge_ns: if scenario.has(Mischief::NeverHedge) { 0 } else { scenario.hedge_ns },
             ..Config::default()
         };
         Self {

@@ -86,6 +86,8 @@ pub enum Mischief {
     ReleaseStagedEarly,
     /// The shard's host never reports some moves.
     ForgetMoves,
+    /// The client's host sets no hedging delay.
+    NeverHedge,
 }
 
 /// All parameters of a run.
@@ -127,6 +129,8 @@ pub struct Scenario {
     pub(crate) hedge_ns: u64,
     /// Only faults take objects away.
     pub(crate) keeps: bool,
+    /// Objects that two nodes have are found soon, whichever one of them falls silent.
+    pub(crate) answers: bool,
     /// Every promised object still exists, also after its node was away and others had its slots.
     pub(crate) returns: bool,
     /// Replication is requested for existing objects, not by their puts.
@@ -209,6 +213,7 @@ impl Scenario {
             replicas: 1,
             hedge_ns: 0,
             keeps: false,
+            answers: false,
             returns: false,
             wishes: false,
             tickets: false,

@@ -51,9 +51,9 @@ usage: cargo x COMMAND [...]
                        --power the SSD loses power too, with --full it has no space for all objects
   cluster [COUNT]      five nodes in network namespaces, killed one after the other under load (5): bytes, losses, time
                        to recovery, and the slowest operations on the others
-  silence [ROUNDS]     a node stopped, killed, or disconnected, ROUNDS times each (10), with SSDs and without: the
-                       slowest get, put and upsert until failover; and a rank of a process group: the sum that it
-                       interrupts
+  silence [ROUNDS]     a node stopped, killed, or disconnected in both directions or in one, ROUNDS times each (10),
+                       with SSDs and without: the times of gets, queries and puts before, during and after; and a rank
+                       of a process group: the sum that it interrupts
   fuzz [SECONDS]       broken frames for every port of real processes, for SECONDS (3600)
   bench [--rig] [...]  build release and run the benchmarks; arguments are passed to `kvplane-bench`; with --rig
                        in a virtual machine with RDMA devices, as `perftest` needs it; `conductor-index TRACE [ROUNDS]`

@@ -155,7 +155,9 @@ impl Puts {
         requester.follow_map();
         let owners = requester.owners()?;
         let first = items.first().map(|(key, _)| namespace.digest(key.as_ref())).transpose()?;
-        let nodes = self.near.nodes(first, &owners);
+        let silent = requester.silent_nodes();
+        let mut nodes = self.near.nodes(first, &owners);
+        nodes.retain(|node| !silent.contains(node));
         let mut placed: Vec<Option<Result<Put, Error>>> = Vec::with_capacity(items.len());
         for (key, slice) in items {
             let put = ObjectPut::new(namespace, key.as_ref(), *slice, options)?;

@@ -163,8 +163,8 @@ impl Replicas<'_> {
         let soon = self.objects.requester().deadline().min(OWNER_WAIT);
         let answers = self.objects.within(soon, |objects| objects.requester_mut().run(&requests))?;
         for (at, answer) in hedged.into_iter().zip(answers) {
-            // `Striped` means that the stripe head exists.
-            owners[at] = matches!(answer.status, Status::Ok | Status::Striped);
+            // `Striped` means that the stripe head exists. A query may be hedged, too.
+            owners[at] = matches!(answer.status, Status::Ok | Status::Striped) && !answer.from_replica;
         }
         Ok(owners)
     }

@@ -5,6 +5,7 @@
 
 mod silence;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use kvplane_client::{Config, PutBook, Request, TaskResult};
 use kvplane_engine::{Buffer, DeviceBuffer, HostConfig, Initiator, Region, cpu};
 use kvplane_proto::map::ClusterMap;
 use kvplane_proto::message::PageQuery;
-use kvplane_proto::{BatchId, Digest, Limits, Status};
+use kvplane_proto::{BatchId, Digest, Limits, NodeId, Status};
 use kvplane_sys::device::DeviceMemory;
 use kvplane_sys::interrupt;
 use kvplane_sys::random::random_u64;
@@ -83,7 +84,9 @@ impl Requester {
             ..Config::default()
         };
         let (rdma, tls) = (config.rdma.devices()?, link.keychain(config.data_tls)?);
-        let host = HostConfig { verify_shared: config.verify_shared, rdma, tls, ..HostConfig::default() };
+        let unacknowledged = Duration::from_nanos(Limits::UNACKNOWLEDGED_NS);
+        let host =
+            HostConfig { verify_shared: config.verify_shared, rdma, tls, unacknowledged, ..HostConfig::default() };
         let mut initiator = Initiator::new(client, &host, config.pacing)?;
         initiator.set_map((*first.map).clone());
         let (deadline, state, reports) = (config.deadline, first.state, Reports::default());
@@ -178,6 +181,13 @@ impl Requester {
         let owners = Arc::new(Owners::of(self.map()?));
         self.owners = Some((generation, Arc::clone(&owners)));
         Ok(owners)
+    }
+
+    /// Returns the nodes that this client is better off without for now: they are suspect, or have owed replies for so
+    /// long that they are reported to the control plane.
+    pub(super) fn silent_nodes(&mut self) -> HashSet<NodeId> {
+        let books = self.initiator.books();
+        books.suspect_nodes().chain(silence::unresponsive(books).map(|(node, _)| node)).collect()
     }
 
     /// Submits a batch without waiting for it.

@@ -78,18 +78,36 @@ impl<'a> FailureDetector<'a> {
         silent || self.unheard().any(|member| member.node == node)
     }
 
-    /// Returns true if a member is dead whose ports do not answer, or that peers report to be silent: it has been
-    /// silent for two heartbeat intervals, and this control plane is not cut off.
-    pub(super) fn is_dead_if_unanswered(self, node: NodeId) -> bool {
-        self.is_silent_for(self.config.heartbeat_interval_ns.saturating_mul(2), node) && !self.is_cut_off(node)
+    /// Returns true if a member is dead whose ports do not answer, or that peers report to be silent: it has missed a
+    /// heartbeat, its silence is long enough together with that of its ports after the first probe without an answer,
+    /// and this control plane is not cut off.
+    ///
+    /// Both silences count, so that a member whose last heartbeat arrived after its ports had fallen silent is not dead
+    /// later: where packets to it are lost, but not those from it, one more heartbeat arrives.
+    pub(super) fn is_dead_if_unanswered(self, node: NodeId, ports_silent_ns: u64) -> bool {
+        let least_ns = self.config.unanswered_after_ns.saturating_sub(ports_silent_ns).max(self.late_ns());
+        self.is_silent_for(least_ns, node) && !self.is_cut_off(node)
+    }
+
+    /// Returns the members of the map that a peer has reported to be silent within the last two heartbeat intervals,
+    /// and whose ports have answered before: a probe of these tells more than the report.
+    pub(crate) fn accused(self) -> impl Iterator<Item = &'a Member> {
+        let several = self.replicas > 1;
+        let rows = self.members.iter().filter(move |row| several && row.heard && row.state.in_map());
+        rows.filter(move |row| row.seen.answered && self.was_reported(row)).map(|row| &row.member)
+    }
+
+    /// Returns true if a peer has reported a member to be silent within the last two heartbeat intervals.
+    fn was_reported(self, row: &Row) -> bool {
+        let recent_ns = self.config.heartbeat_interval_ns.saturating_mul(2);
+        row.seen.reported_ns.is_some_and(|at_ns| self.now_ns.saturating_sub(at_ns) <= recent_ns)
     }
 
     /// Returns the members that were recently reported to be silent, and whose ports have not answered this control
     /// plane.
     pub(super) fn reported(self) -> Vec<NodeId> {
-        let late_ns = self.config.heartbeat_interval_ns.saturating_mul(2);
-        let told = |row: &&Row| row.seen.reported_ns.is_some_and(|at_ns| self.now_ns.saturating_sub(at_ns) <= late_ns);
-        let told = self.members.iter().filter(told).filter(|row| !row.seen.answered && row.state.is_live());
+        let told = self.members.iter().filter(|row| self.was_reported(row));
+        let told = told.filter(|row| !row.seen.answered && row.state.is_live());
         told.map(|row| row.member.node).collect()
     }
 
@@ -172,10 +190,10 @@ mod tests {
     fn unanswered_ports_mean_death_unless_most_members_are_silent() {
         let (config, devices) = (ClusterConfig::new("test"), DeviceTable::default());
         let (heard, silent) = (members([2 * SECOND; 3]), members([2 * SECOND, 0, 0]));
-        assert!(detector(&config, &heard, &devices).is_dead_if_unanswered(NodeId(1)));
-        assert!(!detector(&config, &heard, &devices).is_dead_if_unanswered(NodeId(2)), "node 2 sends heartbeats");
+        assert!(detector(&config, &heard, &devices).is_dead_if_unanswered(NodeId(1), 0));
+        assert!(!detector(&config, &heard, &devices).is_dead_if_unanswered(NodeId(2), 0), "node 2 sends heartbeats");
         assert!(
-            !detector(&config, &silent, &devices).is_dead_if_unanswered(NodeId(1)),
+            !detector(&config, &silent, &devices).is_dead_if_unanswered(NodeId(1), 0),
             "this control plane may be cut off"
         );
         assert!(detector(&config, &silent, &devices).is_dead_if_refused(NodeId(1)), "refused ports prove the death");

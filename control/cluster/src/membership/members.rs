@@ -51,12 +51,34 @@ pub(crate) struct Evidence {
     pub(crate) answered: bool,
     /// Time at which it was last reported to be silent.
     pub(crate) reported_ns: Option<u64>,
+    /// Port probes without an answer since its ports answered last.
+    pub(crate) unanswered: Option<UnansweredProbes>,
     /// True if its ports, or reports, proved while it was silent that it is dead.
     pub(crate) dead: bool,
     /// True if its incarnation has ended and announced that another will begin.
     pub(crate) restarts: bool,
     /// Time at which it last announced that it is about to end.
     pub(crate) ends_ns: Option<u64>,
+}
+
+/// Port probes of a member without an answer, none of them answered in between.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct UnansweredProbes {
+    /// Time at which the first one had found no answer.
+    pub(crate) first_ns: u64,
+    /// Time at which the last one had found no answer.
+    pub(crate) last_ns: u64,
+}
+
+impl UnansweredProbes {
+    /// Returns the probes with another one that has found no answer. Probes before a gap of more than `gap_ns` do not
+    /// count: the ports may have answered in it.
+    pub(crate) fn with(before: Option<Self>, now_ns: u64, gap_ns: u64) -> Self {
+        match before.filter(|before| now_ns.saturating_sub(before.last_ns) <= gap_ns) {
+            Some(before) => Self { last_ns: now_ns, ..before },
+            None => Self { first_ns: now_ns, last_ns: now_ns },
+        }
+    }
 }
 
 impl Row {
@@ -119,7 +141,7 @@ impl Row {
     /// Returns the time at which the member leaves the map at the latest, once it is dead.
     pub(crate) const fn waits_until_ns(&self, config: &ClusterConfig) -> u64 {
         let patience_ns = match self.seen.dead {
-            true => config.heartbeat_interval_ns.saturating_mul(4),
+            true => config.unanswered_after_ns.saturating_mul(2),
             false => config.heartbeat_deadline_ns.saturating_mul(2),
         };
         self.heard_ns.saturating_add(patience_ns)

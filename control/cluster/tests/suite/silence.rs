@@ -145,3 +145,60 @@ fn reported_member_is_lost_after_two_intervals_if_its_ports_cannot_be_probed() {
     told(&mut driver, 1, false);
     assert_eq!(driver.in_map().len(), 3);
 }
+
+/// Where packets to a member are lost, but not those from it, one more heartbeat arrives after its ports fell silent.
+#[test]
+fn member_whose_ports_are_silent_for_longer_is_lost_after_a_missed_heartbeat() {
+    let answered = |driver: &mut Driver, node: u64| {
+        let (node, incarnation) = (NodeId(node), Incarnation(5));
+        driver.handle(Input::Answered { node, incarnation }).unwrap();
+    };
+    let start = || {
+        let mut driver = Driver::new(ClusterConfig { replicas: 2, ..config() });
+        (1..=3).for_each(|node| driver.admit(node, 5));
+        (1..=3).for_each(|node| answered(&mut driver, node));
+        driver
+    };
+    // The ports of 1 are silent from here on, and those of 2 but for a moment.
+    let mut driver = start();
+    for turn in 0..3 {
+        (1..=2).for_each(|node| unanswered(&mut driver, node));
+        if turn == 2 {
+            answered(&mut driver, 2);
+        }
+        (if turn == 0 { 1 } else { 2 }..=3).for_each(|node| drop(driver.beat(node, 5).unwrap()));
+        driver.sleep(38 * MS);
+    }
+    (2..=3).for_each(|node| drop(driver.beat(node, 5).unwrap()));
+    assert_eq!(driver.in_map().len(), 3);
+    unanswered(&mut driver, 1);
+    assert_eq!((driver.in_map().len(), driver.lost.as_slice()), (2, &[(1, 5)][..]), "its heartbeat is late by 4 ms");
+    driver.sleep(115 * MS);
+    driver.beat(3, 5).unwrap();
+    unanswered(&mut driver, 2);
+    assert_eq!(driver.in_map().len(), 2, "its ports have answered since, and it has missed one heartbeat only");
+    driver.sleep(42 * MS);
+    driver.beat(3, 5).unwrap();
+    unanswered(&mut driver, 2);
+    assert_eq!(driver.in_map().len(), 2, "157 ms of missing heartbeats, and 42 ms of ports");
+    driver.sleep(2 * MS);
+    unanswered(&mut driver, 2);
+    assert_eq!(driver.in_map(), [(3, 5)]);
+}
+
+/// Ports that a client finds silent are probed before the heartbeats are late.
+#[test]
+fn reported_members_whose_ports_have_answered_are_to_be_probed() {
+    let mut driver = Driver::new(ClusterConfig { replicas: 2, ..config() });
+    (1..=3).for_each(|node| driver.admit(node, 5));
+    let accused =
+        |driver: &Driver| -> Vec<u64> { driver.cluster.accused(driver.now_ns).map(|member| member.node.0).collect() };
+    let (node, incarnation) = (NodeId(1), Incarnation(5));
+    driver.handle(Input::Reported { node, incarnation }).unwrap();
+    assert!(accused(&driver).is_empty(), "its ports cannot be reached");
+    driver.handle(Input::Answered { node, incarnation }).unwrap();
+    assert_eq!(accused(&driver), [1]);
+    driver.sleep(201 * MS);
+    assert!(accused(&driver).is_empty(), "the report is old");
+    assert_eq!(driver.in_map().len(), 3);
+}

@@ -5,6 +5,9 @@
 //! A control plane that has just started also probes members that it has not heard from: otherwise it would not detect,
 //! for the whole grace period of its start, members that died meanwhile.
 //!
+//! A member that clients report to be silent is probed at once, before its heartbeats are late: the ports may be silent
+//! earlier than the heartbeats.
+//!
 //! A probe sends the greeting of a data connection, which the shards answer themselves: the kernel accepts connections
 //! for a stopped process too. A missing heartbeat alone is never enough: a slow process answers on one shard's port in
 //! time, or sends a heartbeat. A refusal, or no answer, counts only from ports that have answered this control plane in
@@ -32,8 +35,6 @@ use crate::cluster::ClusterHost;
 
 /// Interval of checks for silent members.
 const LOOK: Duration = Duration::from_millis(50);
-/// Deadline of the answer to a greeting: with the missed heartbeat before it, a second of silence.
-const WITHIN: Duration = Duration::from_millis(450);
 /// Most members probed at the same time.
 const AT_ONCE: usize = 32;
 /// Attempts to reach the ports of a new incarnation, before they count as unreachable.
@@ -72,7 +73,15 @@ pub(crate) async fn watch(host: Arc<ClusterHost>, cluster: String) {
     let (mut reached, mut tries): (BTreeMap<NodeIncarnation, bool>, BTreeMap<NodeIncarnation, u8>) =
         (BTreeMap::new(), BTreeMap::new());
     let mut asked: BTreeSet<NodeIncarnation> = BTreeSet::new();
+    // Members whose last probe found no answer, as long as they are probed.
+    let mut unanswered: BTreeSet<NodeIncarnation> = BTreeSet::new();
     let mut open = JoinSet::new();
+    // With the missed heartbeat before it, a probe takes the silence after which the member is dead.
+    let within = host.lock().map_or(LOOK, |hosted| {
+        let config = hosted.cluster().config();
+        let late_ns = config.heartbeat_interval_ns + config.heartbeat_interval_ns / 10;
+        Duration::from_nanos(config.unanswered_after_ns.saturating_sub(late_ns))
+    });
     let mut look = interval(LOOK);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -83,17 +92,33 @@ pub(crate) async fn watch(host: Arc<ClusterHost>, cluster: String) {
                 let Ok((incarnations, probe_targets)) = found else { continue };
                 reached.retain(|incarnation, _| incarnations.contains(incarnation));
                 tries.retain(|incarnation, _| incarnations.contains(incarnation));
+                unanswered.retain(|incarnation| probe_targets.iter().any(|(of, _)| of == incarnation));
+                // No port has answered since: the evidence may count by now, before the next probe ends.
+                unanswered.iter().for_each(|incarnation| tell(&host, *incarnation, PortProbe::Silence));
                 for (incarnation, ports) in probe_targets {
                     if asked.len() < AT_ONCE && asked.insert(incarnation) {
                         let cluster = cluster.clone();
-                        open.spawn(async move { (incarnation, probe_ports(&cluster, incarnation, &ports).await) });
+                        open.spawn(async move {
+                            (incarnation, probe_ports(&cluster, incarnation, &ports, within).await)
+                        });
                     }
                 }
             }
             Some(Ok((incarnation, found))) = open.join_next() => {
                 asked.remove(&incarnation);
                 match reached.entry(incarnation) {
-                    Entry::Occupied(_) => tell(&host, incarnation, found),
+                    Entry::Occupied(_) => {
+                        let is_silent = found == PortProbe::Silence;
+                        let first = if is_silent { unanswered.insert(incarnation) } else { true };
+                        if !is_silent {
+                            unanswered.remove(&incarnation);
+                        }
+                        if first {
+                            let (node, of) = incarnation;
+                            tracing::warn!(node = node.0, incarnation = of.0, ?found, "probed a silent member");
+                        }
+                        tell(&host, incarnation, found);
+                    }
                     Entry::Vacant(first) if found == PortProbe::Somebody => {
                         first.insert(true);
                         // The cluster needs no reports of its silence from now on. A rejection means that the member
@@ -114,8 +139,8 @@ pub(crate) async fn watch(host: Arc<ClusterHost>, cluster: String) {
 }
 
 /// Returns the incarnations of the map's members, and the ports of at most `most` members to probe now: members that
-/// have not been heard since the start; if slots have replicas, members that are not in `known`; and silent members
-/// that were reached before.
+/// have not been heard since the start; if slots have replicas, members that are not in `known`; and members that were
+/// reached before and are silent, or are so for a client.
 fn find_probe_targets(
     cluster: &Cluster,
     now_ns: u64,
@@ -125,7 +150,9 @@ fn find_probe_targets(
     let of = |member: &Member| (member.node, member.incarnation);
     let members = &cluster.map().members;
     let incarnations = members.iter().map(of).collect();
-    let silent = cluster.silent(now_ns).filter(|member| known.get(&of(member)) == Some(&true));
+    let mut silent: Vec<&Member> = cluster.silent(now_ns).collect();
+    silent.extend(cluster.accused(now_ns).filter(|accused| !cluster.silent(now_ns).any(|other| other == *accused)));
+    let silent = silent.into_iter().filter(|member| known.get(&of(member)) == Some(&true));
     let several = cluster.map().replicas > 1;
     let new = members.iter().filter(|member| several && !known.contains_key(&of(member)));
     let ports = |member: &Member| member.shards.iter().map(|shard| shard.tcp).collect();
@@ -139,19 +166,18 @@ fn tell(host: &ClusterHost, of: NodeIncarnation, found: PortProbe) {
     let input = match found {
         PortProbe::Nobody => Input::Refused { node, incarnation },
         PortProbe::Silence => Input::Unanswered { node, incarnation },
-        PortProbe::Somebody | PortProbe::Parts => return,
+        PortProbe::Somebody | PortProbe::Parts => Input::Answered { node, incarnation },
     };
-    tracing::warn!(node = node.0, incarnation = incarnation.0, ?found, "probed a member that sends no heartbeats");
     // A rejection means that it is not a member any more.
     let _ = host.handle(input);
 }
 
-/// Greets all ports of a member at the same time.
-async fn probe_ports(cluster: &str, incarnation: NodeIncarnation, ports: &[SocketAddr]) -> PortProbe {
+/// Greets all ports of a member at the same time, and waits for their answers for so long.
+async fn probe_ports(cluster: &str, incarnation: NodeIncarnation, ports: &[SocketAddr], within: Duration) -> PortProbe {
     let mut open = JoinSet::new();
     for (shard, port) in (0..).zip(ports) {
         let (port, frame) = (*port, greeting(cluster, incarnation, ShardId(shard)));
-        open.spawn(async move { ask(port, frame).await });
+        open.spawn(async move { timeout(within, ask(port, frame)).await.unwrap_or(Answer::Nothing) });
     }
     let mut answers = Vec::with_capacity(ports.len());
     while let Some(answer) = open.join_next().await {
@@ -184,18 +210,15 @@ fn greeting(cluster: &str, whose: NodeIncarnation, shard: ShardId) -> Vec<u8> {
 
 /// Returns the answer of the process behind a port to a greeting. A closed connection counts as an answer.
 async fn ask(port: SocketAddr, frame: Vec<u8>) -> Answer {
-    let answer = async {
-        let mut stream = match TcpStream::connect(port).await {
-            Ok(stream) => stream,
-            Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Answer::Refused,
-            Err(_) => return Answer::Nothing,
-        };
-        if stream.write_all(&frame).await.is_ok() {
-            let _ = stream.read(&mut [0; 1]).await;
-        }
-        Answer::Given
+    let mut stream = match TcpStream::connect(port).await {
+        Ok(stream) => stream,
+        Err(error) if error.kind() == ErrorKind::ConnectionRefused => return Answer::Refused,
+        Err(_) => return Answer::Nothing,
     };
-    timeout(WITHIN, answer).await.unwrap_or(Answer::Nothing)
+    if stream.write_all(&frame).await.is_ok() {
+        let _ = stream.read(&mut [0; 1]).await;
+    }
+    Answer::Given
 }
 
 #[cfg(test)]
@@ -205,6 +228,8 @@ mod tests {
 
     use super::*;
 
+    const WITHIN: Duration = Duration::from_millis(450);
+
     #[tokio::test(flavor = "current_thread")]
     async fn refusing_answering_and_silent_ports_are_distinguished() {
         let here = || tokio::net::TcpListener::bind("127.0.0.1:0");
@@ -212,7 +237,7 @@ mod tests {
         let ports = [one.local_addr().unwrap(), other.local_addr().unwrap()];
         let incarnation = (NodeId(7), Incarnation(5));
         // The kernel accepts connections of a process that does not run.
-        assert_eq!(probe_ports("c", incarnation, &ports).await, PortProbe::Silence);
+        assert_eq!(probe_ports("c", incarnation, &ports, WITHIN).await, PortProbe::Silence);
         // Any answer counts, and so does a close: a process that closes is running.
         let serve = |listener: tokio::net::TcpListener, says: bool| {
             tokio::spawn(async move {
@@ -232,16 +257,16 @@ mod tests {
             })
         };
         let first = serve(one, true);
-        assert_eq!(probe_ports("c", incarnation, &ports).await, PortProbe::Parts);
+        assert_eq!(probe_ports("c", incarnation, &ports, WITHIN).await, PortProbe::Parts);
         let second = serve(other, false);
-        assert_eq!(probe_ports("c", incarnation, &ports).await, PortProbe::Somebody);
+        assert_eq!(probe_ports("c", incarnation, &ports, WITHIN).await, PortProbe::Somebody);
         second.abort();
         let _ = second.await;
-        assert_eq!(probe_ports("c", incarnation, &ports).await, PortProbe::Parts);
+        assert_eq!(probe_ports("c", incarnation, &ports, WITHIN).await, PortProbe::Parts);
         first.abort();
         let _ = first.await;
-        assert_eq!(probe_ports("c", incarnation, &ports).await, PortProbe::Nobody);
-        assert_eq!(probe_ports("c", incarnation, &[]).await, PortProbe::Parts);
+        assert_eq!(probe_ports("c", incarnation, &ports, WITHIN).await, PortProbe::Nobody);
+        assert_eq!(probe_ports("c", incarnation, &[], WITHIN).await, PortProbe::Parts);
     }
 
     #[test]

@@ -65,7 +65,7 @@ fn a_node_joins_is_seen_and_leaves() {
 fn a_silent_node_is_lost() {
     let mut config = ControlConfig::new("test");
     config.cluster.heartbeat_interval_ns = 20_000_000;
-    config.cluster.suspect_after_ns = 40_000_000;
+    (config.cluster.unanswered_after_ns, config.cluster.suspect_after_ns) = (40_000_000, 40_000_000);
     config.cluster.heartbeat_deadline_ns = 60_000_000;
     config.cluster.restart_grace_ns = 20_000_000;
     let control = start(config);

@@ -104,6 +104,9 @@ impl Client {
             self.router.traffic.books.counters.stale_frames += 1;
             return PayloadTo::Discard;
         }
+        let network = &mut self.router.traffic.network;
+        let peer = network.lanes[lane.index].peer;
+        network.peers[peer.0].heard(now_ns);
         match self.router.accept(lane, header, body) {
             Ok(payload) => payload,
             Err(ProtocolViolation) => {

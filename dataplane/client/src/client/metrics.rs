@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use kvplane_proto::ids::{Incarnation, NodeId};
 
 use crate::counts::{Books, Counters, Failovers, RailCounts, SlowOperation};
-use crate::network::{Endpoint, Network};
+use crate::network::{Endpoint, Network, is_suspect};
 use crate::sched::Health;
 use crate::types::{LaneId, Path, PeerId, RailDevices, Transport};
 
@@ -114,18 +114,38 @@ impl<'a> ClientMetrics<'a> {
         lanes.copied().find(|lane| ready(&lane)).map(|lane| self.network.lanes[lane].id(lane))
     }
 
+    /// Returns the nodes of suspect peers: silent for the hedging delay while they owed a reply, and not heard since. A
+    /// node appears once for each of its shards that is suspect.
+    pub fn suspect_nodes(self) -> impl Iterator<Item = NodeId> {
+        let suspects = self.network.peers.iter().filter(move |(peer, _)| is_suspect(self.network, *peer));
+        suspects.map(|(_, entry)| entry.address.node)
+    }
+
     /// Returns the nodes, with their incarnations, that owe replies and have been silent for this time on every
-    /// connection to any of their shards.
+    /// connection to any of their shards, or that have been suspect for so long: requests that end earlier leave no
+    /// reply that is owed.
     pub fn silent_nodes(self, for_ns: u64) -> impl Iterator<Item = (NodeId, Incarnation)> {
         let mut nodes: BTreeMap<(NodeId, Incarnation), bool> = BTreeMap::new();
         for lane in self.network.lanes.iter().filter(|lane| lane.state == Endpoint::Ready) {
-            let owes = lane.load.outstanding > 0 || !lane.connection.detached.is_empty();
+            let owes = lane.owes_replies();
             let silent = lane.progress_ns.saturating_add(for_ns) <= self.network.host.now_ns;
             let Some(peer) = self.network.peers.get(lane.peer.0).filter(|_| owes || !silent) else { continue };
             let of = (peer.address.node, peer.address.incarnation);
             // A node that owes nothing and has sent something lately is alive too.
             let silent_so_far = nodes.entry(of).or_insert(true);
             *silent_so_far &= silent;
+        }
+        for (id, peer) in self.network.peers.iter() {
+            let of = (peer.address.node, peer.address.incarnation);
+            let suspicion = peer.suspicion.filter(|_| is_suspect(self.network, id));
+            let since_ns = suspicion.map(|suspicion| suspicion.since_ns);
+            let silent = |at_ns: u64| at_ns.saturating_add(for_ns) <= self.network.host.now_ns;
+            if since_ns.is_some_and(silent) {
+                nodes.entry(of).or_insert(true);
+            }
+            if peer.heard_ns > 0 && !silent(peer.heard_ns) {
+                nodes.insert(of, false);
+            }
         }
         nodes.into_iter().filter(|(of, silent)| *silent && of.0 != NodeId(0)).map(|(of, _)| of)
     }

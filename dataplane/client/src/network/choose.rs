@@ -218,3 +218,18 @@ fn copies_directly(network: &Network, group: &Group) -> bool {
         && !group.is_unavailable(network.host.now_ns)
         && group.rails.iter().any(is_hopeful)
 }
+
+/// Returns true if a peer is suspect. While it still owes a reply, that reply ends the suspicion; where the connection
+/// is lost, it ends by itself, so that the peer is tried again.
+#[inline]
+pub(crate) fn is_suspect(network: &Network, peer: PeerId) -> bool {
+    let suspicion = network.peers[peer.0].suspicion;
+    suspicion.is_some_and(|suspicion| network.host.now_ns < suspicion.until_ns || owes(network, peer))
+}
+
+/// Returns true if a peer owes a reply on a connection that is in use.
+fn owes(network: &Network, peer: PeerId) -> bool {
+    let rails = network.peers[peer.0].groups.iter().flat_map(|group| &group.rails);
+    let mut lanes = rails.flat_map(|&rail| &network.rails[rail].lanes).map(|&lane| &network.lanes[lane]);
+    lanes.any(|lane| lane.state == Endpoint::Ready && lane.owes_replies())
+}

@@ -263,6 +263,11 @@ impl Lane {
         self.list.first != NOWHERE || !self.connection.detached.is_empty()
     }
 
+    /// Returns true if the peer owes a reply on it, also to a request that was abandoned.
+    pub(crate) fn owes_replies(&self) -> bool {
+        self.load.outstanding > 0 || !self.connection.detached.is_empty()
+    }
+
     /// Returns true if payloads of segments carry a checksum on it.
     pub(crate) fn sums_segments(&self, config: &Config) -> bool {
         config.checksum_segments && self.path != Path::Mooncake

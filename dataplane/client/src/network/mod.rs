@@ -18,7 +18,7 @@ use std::collections::VecDeque;
 use kvplane_proto::frame::Header;
 use kvplane_proto::message::Operation;
 
-pub(crate) use choose::SMALL_WINDOW_BYTES;
+pub(crate) use choose::{SMALL_WINDOW_BYTES, is_suspect};
 pub(crate) use fences::{connection_number, is_change};
 pub(crate) use group::{Ask, Group};
 pub(crate) use handshake::{Handshakes, Refusal, check_peer};

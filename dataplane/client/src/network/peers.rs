@@ -26,13 +26,54 @@ pub(crate) struct Peer {
     pub(crate) fences: Fences,
     /// Latency tail of its gets.
     pub(crate) tail: Tail,
+    /// Time of the last frame that arrived from it.
+    pub(crate) heard_ns: u64,
+    /// Suspicion of it, if there is one.
+    pub(crate) suspicion: Option<Suspicion>,
     /// True if the caller opened it: it stays until the caller closes it. Others come and go with the maps.
     pub(crate) pinned: bool,
     /// True after it was closed: its entry is freed when its last lane is gone.
     pub(crate) departed: bool,
 }
 
+/// Time for which a peer is suspect that owes no reply any more, in longest hedging delays: then it is tried again.
+const SUSPECT_HEDGES: u64 = 4;
+
+/// Suspicion of a peer: it was silent for the hedging delay while it owed a reply, and nothing has arrived from it
+/// since.
+///
+/// What a replica owner can answer goes there first, and is hedged to the suspect. A suspicion decides nothing else: a
+/// wrong one costs a round trip for objects without a replica.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Suspicion {
+    /// Time at which it began.
+    pub(crate) since_ns: u64,
+    /// Time until which it lasts, even if the peer owes no reply.
+    pub(crate) until_ns: u64,
+}
+
+impl Suspicion {
+    /// Returns a suspicion from now on, or the one before with a new end; `hedge_ns` is the longest hedging delay.
+    fn renewed(before: Option<Self>, now_ns: u64, hedge_ns: u64) -> Self {
+        let since_ns = before.map_or(now_ns, |before| before.since_ns);
+        Self { since_ns, until_ns: now_ns.saturating_add(hedge_ns.saturating_mul(SUSPECT_HEDGES)) }
+    }
+}
+
 impl Peer {
+    /// Records a frame that has arrived from it: it is alive.
+    #[inline]
+    pub(crate) const fn heard(&mut self, now_ns: u64) {
+        (self.heard_ns, self.suspicion) = (now_ns, None);
+    }
+
+    /// Makes it suspect, as it has owed a reply for so long, unless something has arrived from it meanwhile.
+    pub(crate) fn suspect(&mut self, for_ns: u64, now_ns: u64, hedge_ns: u64) {
+        if self.heard_ns.saturating_add(for_ns) <= now_ns {
+            self.suspicion = Some(Suspicion::renewed(self.suspicion, now_ns, hedge_ns));
+        }
+    }
+
     /// Returns the most rails of one of its paths.
     pub(crate) fn most_rails(&self) -> usize {
         self.groups.iter().map(|group| group.rails.len()).max().unwrap_or(1)
@@ -72,6 +113,8 @@ impl Peers {
             retries: RetryBudget::new(Limits::RETRY_BURST),
             fences: left.map_or_else(Fences::default, |(_, fences)| fences),
             tail: Tail::default(),
+            heard_ns: 0,
+            suspicion: None,
             pinned: false,
             departed: false,
         }));
@@ -156,6 +199,13 @@ impl IndexMut<u32> for Peers {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_suspicion_that_is_renewed_keeps_its_beginning() {
+        let first = Suspicion::renewed(None, 100, 10);
+        assert_eq!(first, Suspicion { since_ns: 100, until_ns: 140 });
+        assert_eq!(Suspicion::renewed(Some(first), 150, 10), Suspicion { since_ns: 100, until_ns: 190 });
+    }
 
     #[test]
     fn a_reopened_peer_has_a_new_incarnation_and_inherits_fences() {

@@ -14,7 +14,7 @@ use kvplane_proto::map::{MAX_REPLICA_OWNERS, ReplicaSet};
 use kvplane_proto::message::RetainItem;
 use kvplane_proto::status::Status;
 
-use crate::network::{Cause, Endpoint};
+use crate::network::{Cause, Endpoint, is_suspect};
 use crate::placement::Placement;
 use crate::replicas::Replicas;
 use crate::sender::{FlushOutcome, Sender};
@@ -26,6 +26,15 @@ const PARK_FIRST_NS: u64 = 10_000_000;
 const PARK_LAST_NS: u64 = 500_000_000;
 /// Longest backoff from a busy peer: its queues drain soon.
 const PARK_BUSY_NS: u64 = 80_000_000;
+
+/// Way in which a request is hedged whose peer does not reply.
+#[derive(Clone, Copy)]
+enum Hedge {
+    /// It is sent to the other owner of its object, with this use of the replica owner.
+    At(ReplicaUse),
+    /// It ends as unreachable: its caller sends the queries of its objects one by one, each with a hedge of its own.
+    Separately,
+}
 
 /// The peer has sent a frame that violates the protocol.
 pub(crate) struct ProtocolViolation;
@@ -118,6 +127,14 @@ impl Router {
             self.complete(id.index, Status::NoOwner);
             return None;
         };
+        if let Request::Asks(digest, ..) = request
+            && self.placement.replica_owners(digest.slot()) > 0
+            && is_suspect(&self.traffic.network, peer)
+        {
+            // Its caller queries each object by itself: the replicas may be at several shards.
+            self.complete(id.index, Status::Unreachable);
+            return None;
+        }
         if self.traffic.network.asks_departed(&request)
             || request
                 .incarnation()
@@ -142,6 +159,9 @@ impl Router {
         let slice = self.traffic.slices.peek(id.index);
         let (request, replica, number) = (slice.request, slice.tries.replica, slice.answer.replica_number);
         let several = self.placement.replica_owners(digest.slot()) > 0;
+        if several && matches!(request, Request::Asks(..)) {
+            self.watch(id, digest);
+        }
         if !several || readable(&request).is_none() || self.placement.is_of_sources() {
             if matches!(replica, ReplicaUse::Chosen | ReplicaUse::Requested) {
                 self.traffic.slices.at(id.index).tries.replica = ReplicaUse::Missed;
@@ -153,11 +173,15 @@ impl Router {
             ReplicaUse::Missed => return Some(owner),
             ReplicaUse::No | ReplicaUse::Chosen if !self.traffic.network.is_down(owner) => {
                 self.watch(id, digest);
-                let chosen = self.better_replica(id, digest, owner);
+                let other = self.placement.other_than_suspect(&mut self.traffic.network, digest, owner);
+                let better = if other.is_none() { self.better_replica(id, digest, owner) } else { None };
+                let counters = &mut self.traffic.books.counters;
+                counters.second_asked += u64::from(other.is_some());
+                counters.second_chosen += u64::from(better.is_some());
+                let chosen = other.or(better);
                 let slice = self.traffic.slices.at(id.index);
                 slice.tries.replica = if chosen.is_some() { ReplicaUse::Chosen } else { ReplicaUse::No };
                 slice.answer.replica_number = chosen.map_or(0, |(number, _)| number);
-                self.traffic.books.counters.second_chosen += u64::from(chosen.is_some());
                 return chosen.map(|(_, peer)| peer).or(Some(owner));
             }
             ReplicaUse::No | ReplicaUse::Chosen | ReplicaUse::Requested => {}
@@ -200,7 +224,7 @@ impl Router {
         owners[self.replicas.choose(&estimates_ns[..count], client)]
     }
 
-    /// Starts the hedging timer of a get.
+    /// Starts the hedging timer of a get or a query.
     fn watch(&mut self, id: SliceId, digest: Digest) {
         if self.traffic.network.host.config.hedge_ns > 0
             && self.placement.replica_peer(&mut self.traffic.network, digest, 0).is_some()
@@ -230,15 +254,18 @@ impl Router {
         }
     }
 
-    /// Hedges gets whose timer has expired, to the replica owner.
+    /// Hedges gets and queries whose timer has expired, to the replica owner. Their peer is suspect from now on, if
+    /// nothing at all has arrived from it meanwhile.
     pub(crate) fn hedge(&mut self) {
         while let Some(id) = self.traffic.network.host.timers.due_watched(self.traffic.network.host.now_ns) {
             let Some(slice) = self.traffic.slices.get_mut(id.index, id.generation) else { continue };
             slice.hedge_ns = 0;
             let next = match slice.tries.replica {
-                ReplicaUse::No => ReplicaUse::Requested,
-                // The get was spread: its hedge goes to the other one of both owners.
-                ReplicaUse::Chosen => ReplicaUse::Missed,
+                // The replicas of its objects may be at several shards.
+                _ if matches!(slice.request, Request::Asks(..)) => Hedge::Separately,
+                ReplicaUse::No => Hedge::At(ReplicaUse::Requested),
+                // It was sent to the replica owner first: its hedge goes to the owner.
+                ReplicaUse::Chosen => Hedge::At(ReplicaUse::Missed),
                 ReplicaUse::Requested | ReplicaUse::Missed => continue,
             };
             let (state, peer) = (slice.state, PeerId(slice.way.peer));
@@ -257,41 +284,53 @@ impl Router {
                 self.traffic.watch_until(id, again_ns);
                 continue;
             }
+            if let Some(silent) = self.traffic.network.peers.get_mut(peer.0).filter(|_| waits) {
+                let host = &self.traffic.network.host;
+                silent.suspect(after_ns, host.now_ns, host.config.hedge_ns);
+            }
             match state {
                 SliceState::Queued => {
-                    self.traffic.slices.at(id.index).tries.replica = next;
                     self.traffic.network.host.timers.take_parked(|parked| parked == id);
                     self.traffic.leave_lane(id.index);
-                    self.route(id);
+                    match next {
+                        Hedge::At(replica) => {
+                            self.traffic.slices.at(id.index).tries.replica = replica;
+                            self.route(id);
+                        }
+                        Hedge::Separately => self.complete(id.index, Status::Unreachable),
+                    }
                 }
-                SliceState::Requested if self.detach(id.index, next) => {}
-                SliceState::Requested
-                | SliceState::Receiving
-                | SliceState::Copying
-                | SliceState::Committing
-                | SliceState::Done => {}
+                SliceState::Requested => self.detach(id.index, next),
+                SliceState::Receiving | SliceState::Copying | SliceState::Committing | SliceState::Done => {}
             }
         }
     }
 
-    /// Detaches a get from its request, whose late reply will be dropped, and hedges it to the other owner. The
-    /// connection is kept; if it is dead, that is detected no later than without hedging. Returns false if a device may
-    /// still write the caller's memory by itself: then the get stays.
-    fn detach(&mut self, index: u32, next: ReplicaUse) -> bool {
+    /// Detaches a get or a query from its request, whose late reply will be dropped, and hedges it. The connection is
+    /// kept; if it is dead, that is detected no later than without hedging. Where a device may still write the caller's
+    /// memory by itself, the request stays.
+    fn detach(&mut self, index: u32, next: Hedge) {
         let slice = self.traffic.slices.peek(index);
         let (lane, wire) = (slice.link.lane, slice.wire);
         let entry = &mut self.traffic.network.lanes[lane];
         if !matches!(entry.path, Path::Stream | Path::Shared) || self.traffic.wires.get(wire).is_none() {
-            return false;
+            return;
         }
         let progress_ns = entry.progress_ns;
         entry.connection.detached.push(wire);
         self.traffic.wires.leave(wire, index);
-        let slice = self.traffic.slices.at(index);
-        (slice.tries.replica, slice.wire) = (next, RequestId::default());
-        self.send_again(index, None);
+        self.traffic.slices.at(index).wire = RequestId::default();
+        match next {
+            Hedge::At(replica) => {
+                self.traffic.slices.at(index).tries.replica = replica;
+                self.send_again(index, None);
+            }
+            Hedge::Separately => {
+                self.traffic.leave_lane(index);
+                self.complete(index, Status::Unreachable);
+            }
+        }
         self.traffic.network.lanes[lane].progress_ns = progress_ns;
-        true
     }
 
     /// Handles an outcome from a replica owner that decides nothing: returns true, and the get goes to the next one, or
@@ -506,6 +545,7 @@ impl Router {
             let shared = slice.request.local().filter(|_| slice.tasks > 1);
             let bytes = shared.map_or(slice.answer.bytes, |local| batch.overlap(task, local).1);
             let result = &mut batch.results[task as usize];
+            result.from_replica = slice.is_of_replica();
             if result.status == Status::Ok {
                 result.status = status;
             }
@@ -517,7 +557,6 @@ impl Router {
                 result.version = Version(slice.answer.version);
                 let has_replicas = put || slice.request.is_get();
                 result.replicas = if has_replicas { 1 + slice.answer.replicas.count() as u8 } else { 0 };
-                result.from_replica = slice.request.is_get() && slice.is_of_replica();
                 let answering = ReplicaSet::NONE.with(slice.answer.replica_number.into());
                 result.replica_owners = if result.from_replica { answering } else { slice.answer.replicas };
                 if matches!(slice.request, Request::Begin(..)) {

@@ -266,7 +266,11 @@ impl Router {
             }
             return Ok(());
         }
-        // A hedged get that has left this request is `NOWHERE`; a query of many objects never is.
+        // A hedged request that has left its frame is `NOWHERE`. Of a query of many objects nothing is left then, and
+        // the reply has more items than slices.
+        if slices == [NOWHERE] && header.items > 1 {
+            return Ok(());
+        }
         if slices[0] != NOWHERE && matches!(self.traffic.slices.peek(slices[0]).request, Request::Asks(..)) {
             self.traffic.existence_answered(slices[0], header, body).ok_or(ProtocolViolation)?;
             self.settle(slices[0], Status::Ok);
@@ -278,16 +282,15 @@ impl Router {
         match operation {
             Operation::Remove | Operation::RemoveCopy | Operation::Exists | Operation::Discard => {
                 let (there, heads) = Bitmap::decode_two(body, header.items).ok_or(ProtocolViolation)?;
-                for (position, &slice) in slices.iter().enumerate() {
+                for (position, &slice) in slices.iter().enumerate().filter(|(_, slice)| **slice != NOWHERE) {
                     let striped = heads.as_ref().is_some_and(|heads| heads.get(position));
                     let status = if there.get(position) { Status::Ok } else { Status::NotFound };
                     self.settle(slice, if striped { Status::Striped } else { status });
                 }
             }
             Operation::Size => {
-                for (&slice, item) in
-                    slices.iter().zip(decode_items::<SizeReply>(body, header.items).ok_or(ProtocolViolation)?)
-                {
+                let items = decode_items::<SizeReply>(body, header.items).ok_or(ProtocolViolation)?;
+                for (&slice, item) in slices.iter().zip(items).filter(|(slice, _)| **slice != NOWHERE) {
                     self.traffic.slices.at(slice).answer.bytes = item.bytes;
                     self.settle(slice, item.status);
                 }

@@ -67,7 +67,7 @@ pub(crate) struct Slice {
     pub(crate) link: LaneLink,
     /// Request in flight whose reply it waits for; stale if there is none.
     pub(crate) wire: RequestId,
-    /// Time at which the get is hedged if its owner stays silent; 0 if no timer is set.
+    /// Time at which the request is hedged if its owner stays silent; 0 if no timer is set.
     pub(crate) hedge_ns: u64,
     pub(crate) tries: Tries,
     pub(crate) answer: Answer,
@@ -223,12 +223,13 @@ pub(crate) const fn slice_id(index: u32, generation: u32) -> SliceId {
     SliceId { index, generation }
 }
 
-/// Use of a replica owner by a get.
+/// Use of a replica owner by a get or a query.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum ReplicaUse {
     /// The get was not sent to a replica owner.
     No,
-    /// Spread: the get was sent to a replica owner because several owners have the object.
+    /// The get was sent to a replica owner first: because several owners have the object (spread), or because the owner
+    /// is suspect. Its hedge goes to the owner.
     Chosen,
     /// The get was sent to a replica owner because the owner is unreachable (failover) or did not reply (hedge).
     Requested,
@@ -236,10 +237,14 @@ pub(crate) enum ReplicaUse {
     Missed,
 }
 
-/// Returns the object that a request reads, if a replica of it suffices.
+/// Returns the object that a request reads or queries, if a replica of it suffices.
 pub(crate) const fn readable(request: &Request) -> Option<Digest> {
     match request {
-        Request::Get(digest, _) | Request::GetRange(digest, ..) | Request::GetHead(digest, _) => Some(*digest),
+        Request::Get(digest, _)
+        | Request::GetRange(digest, ..)
+        | Request::GetHead(digest, _)
+        | Request::Exists(digest)
+        | Request::Size(digest) => Some(*digest),
         _ => None,
     }
 }
@@ -252,7 +257,7 @@ impl Slice {
 
     /// Returns true for a get that was sent to the owner only.
     pub(crate) const fn is_get_of_owner(&self) -> bool {
-        matches!(self.tries.replica, ReplicaUse::No) && readable(&self.request).is_some()
+        matches!(self.tries.replica, ReplicaUse::No) && self.request.is_get() && readable(&self.request).is_some()
     }
 
     /// Handles a failed attempt: a get whose owner is unreachable fails over to the replica owners, to each once.

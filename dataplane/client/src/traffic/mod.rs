@@ -94,7 +94,8 @@ impl Traffic {
     fn bind(&mut self, id: SliceId, lane: u32) {
         let network = &mut self.network;
         let entry = &mut network.lanes[lane];
-        if entry.list.first == NOWHERE {
+        // Silence counts from the first request that the peer owes a reply to, also to one that was abandoned.
+        if !entry.is_awaited() {
             entry.progress_ns = network.host.now_ns;
         }
         let unwatched = entry.alarm_ns.is_none();

@@ -197,7 +197,7 @@ pub struct TaskResult {
     pub replicas: u8,
     /// For gets and puts: replica owners that are known to have the object, by the map in use.
     pub replica_owners: ReplicaSet,
-    /// For gets: a replica owner served the object, and the owner has not confirmed that it has it too.
+    /// For gets and queries: a replica owner answered, and the owner has not confirmed that it has the object too.
     pub from_replica: bool,
     /// For a put session that was begun: incarnation of the owner that holds it.
     pub incarnation: PeerIncarnation,

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvplane_store::service::SLOW_AFTER_NS;
 use kvplane_sys::{MemoryDirectory, Region};
@@ -60,6 +61,8 @@ pub struct HostConfig {
     pub tls: Option<Arc<Keychain>>,
     /// Limits of connections whose peers have not authenticated yet.
     pub unauthenticated: UnauthenticatedLimits,
+    /// Time after which unacknowledged data ends a TCP connection that this host made; zero: as the kernel decides.
+    pub unacknowledged: Duration,
     /// Least duration of a request, in nanoseconds, to be recorded as slow.
     pub slow_after_ns: u64,
 }
@@ -81,6 +84,7 @@ impl Default for HostConfig {
             tickets: None,
             tls: None,
             unauthenticated: UnauthenticatedLimits::default(),
+            unacknowledged: Duration::ZERO,
             slow_after_ns: SLOW_AFTER_NS,
         }
     }
@@ -97,6 +101,7 @@ impl HostConfig {
         if let Some(keychain) = &self.tls {
             tcp.set_tls(Arc::clone(keychain));
         }
+        tcp.limit_unacknowledged(self.unacknowledged);
         Connections::new(tcp, self.rdma.as_ref(), pool)
     }
 }

@@ -19,6 +19,7 @@ mod plan;
 use std::collections::BTreeSet;
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
+use std::time::Duration;
 
 use kvplane_proto::checksum::PayloadChecksum;
 use kvplane_proto::frame::Header;
@@ -27,7 +28,7 @@ use kvplane_tls::Keychain;
 pub use plan::FaultPlan;
 use plan::{Arrival, Departure, Injector};
 
-use crate::tcp::{Tcp, UnauthenticatedLimits, ZeroCopyCounters, ZeroCopyOptions};
+use crate::tcp::{Tcp, UnauthenticatedLimits, ZeroCopyCounters, ZeroCopyOptions, limit_unacknowledged};
 use crate::token::Token;
 use crate::types::{CloseCause, ConnectionId, Event, Input, OutgoingPayload, Pieces, Target};
 
@@ -105,6 +106,11 @@ impl Fault {
     /// See [`Tcp::set_tls`].
     pub fn set_tls(&mut self, keychain: Arc<Keychain>) {
         self.tcp.set_tls(keychain);
+    }
+
+    /// See [`limit_unacknowledged`].
+    pub fn limit_unacknowledged(&mut self, within: Duration) {
+        limit_unacknowledged(&mut self.tcp, within);
     }
 
     /// See [`Tcp::limit_unauthenticated`].

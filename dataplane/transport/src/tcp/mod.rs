@@ -80,6 +80,9 @@ pub struct Tcp {
     waiting: Vec<u32>,
     /// Connections to close once their output is sent, each with its deadline; oldest first.
     closing: VecDeque<(Instant, ConnectionId)>,
+    /// Time after which unacknowledged data ends a connection that this driver made, in milliseconds; 0: as long as the
+    /// kernel retransmits.
+    unacknowledged_ms: u32,
     /// Bytes moved since the last call of [`Tcp::take_moved_bytes`].
     moved_bytes: usize,
 }
@@ -101,6 +104,7 @@ impl Tcp {
             zero_copy: ZeroCopyBooks { options: zero_copy, counters: ZeroCopyCounters::default() },
             waiting: Vec::new(),
             closing: VecDeque::new(),
+            unacknowledged_ms: 0,
             moved_bytes: 0,
         }
     }
@@ -139,6 +143,9 @@ impl Tcp {
     /// When no socket is available, the table is full, or the kernel rejects the connection at once.
     pub fn connect(&mut self, poller: &Poller, address: SocketAddr) -> std::io::Result<ConnectionId> {
         let socket = net::tcp_socket(address)?;
+        if self.unacknowledged_ms > 0 {
+            net::set_user_timeout(socket.as_fd(), self.unacknowledged_ms)?;
+        }
         stream::start_connect(socket.as_fd(), address)?;
         self.add(poller, socket, State::Connecting, Wire::Plain)
     }
@@ -397,6 +404,12 @@ impl Tcp {
             self.rounds.again.push(id.index);
         }
     }
+}
+
+/// Ends connections that a driver makes from now on when data that it has sent is not acknowledged for so long, or
+/// cannot be sent because the peer does not read. Without this call the kernel retransmits for many minutes.
+pub fn limit_unacknowledged(tcp: &mut Tcp, within: Duration) {
+    tcp.unacknowledged_ms = u32::try_from(within.as_millis()).unwrap_or(u32::MAX);
 }
 
 impl Default for Tcp {

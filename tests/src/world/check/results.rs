@@ -13,6 +13,10 @@ use crate::world::scenario::MS;
 /// Tolerance of a batch's deadline: resets end I/O, and copies are not interrupted.
 const GRACE_NS: u64 = 50 * MS;
 
+/// Most time in which objects are read that two nodes have, where [`crate::world::Scenario::of_silence`] hedges gets:
+/// the hedging delays of a get that goes to both owners, a handshake, and the slowness of the World.
+const SOON_NS: u64 = 250 * MS;
+
 /// Kind of a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum What {
@@ -74,6 +78,8 @@ impl World {
             self.violate(broken(Rule::Deadline, format!("{batch:?} completed {} ms too late", late_ns / MS)));
         }
         self.statistics.batches += 1;
+        let is_soon = self.check_is_soon(client, &open);
+        self.require(is_soon);
         for (asked, result) in open.asked.iter().zip(&results) {
             let word = result.status as u64 ^ mix64(result.bytes) ^ mix64(!result.version.0);
             self.detail(word, || format!("client {client} {asked:?} -> {result:?}"));
@@ -90,6 +96,21 @@ impl World {
                 self.require(taken);
             }
         }
+    }
+
+    /// Checks that a batch which only reads objects of two nodes is complete soon, although one of them may be silent.
+    fn check_is_soon(&self, client: usize, open: &OpenBatch) -> CheckResult {
+        let took_ns = self.now_ns.saturating_sub(open.started_ns);
+        let reads = |asked: &TrackedTask| {
+            let doubled = self.doubled.get(&asked.key).is_some_and(|doubled_ns| *doubled_ns < open.started_ns);
+            doubled && matches!(asked.what, What::Get { .. } | What::Exists | What::Size)
+        };
+        let concerns = self.scenario.answers && !open.cancelled && open.asked.iter().all(reads);
+        if !concerns || took_ns <= SOON_NS || self.moved_ns >= open.started_ns {
+            return Ok(());
+        }
+        let what = format!("client {client} waited {} ms for {:?}, which two nodes have", took_ns / MS, open.asked);
+        Err(broken(Rule::Deadline, what))
     }
 
     /// Returns true if an object may not have been found because of a migration: slots migrated meanwhile, and it is at

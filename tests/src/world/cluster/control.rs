@@ -41,6 +41,7 @@ impl Control {
         let mut config = ClusterConfig::new("world");
         config.replicas = scenario.replicas;
         config.heartbeat_interval_ns = 100 * MS;
+        config.unanswered_after_ns = 200 * MS;
         config.suspect_after_ns = 300 * MS;
         config.heartbeat_deadline_ns = 600 * MS;
         config.restart_grace_ns = 1000 * MS;
@@ -251,17 +252,17 @@ impl World {
 
     pub(crate) fn tell_control(&mut self, from: Party, message: Message) {
         let message = Rc::new(message);
-        self.carry(from, Event::ToControl, &message);
+        self.carry((from, Party::Control), Event::ToControl, &message);
     }
 
     pub(crate) fn tell(&mut self, to: Party, message: Message) {
         let message = Rc::new(message);
-        self.carry(to, |message| Event::FromControl(to, message), &message);
+        self.carry((Party::Control, to), |message| Event::FromControl(to, message), &message);
     }
 
     /// Carries a message between the control plane and a party: it may be lost, delayed, duplicated or reordered.
-    fn carry(&mut self, party: Party, event: impl Fn(Rc<Message>) -> Event, message: &Rc<Message>) {
-        if self.cut(Party::Control, party).is_some() {
+    fn carry(&mut self, way: (Party, Party), event: impl Fn(Rc<Message>) -> Event, message: &Rc<Message>) {
+        if self.cut(way.0, way.1).is_some() {
             return;
         }
         let (loss, double) = (self.scenario.chances.control_loss, self.scenario.chances.control_duplicate);

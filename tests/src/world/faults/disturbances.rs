@@ -39,7 +39,46 @@ impl Scenario {
         // Objects without disks are lost then.
         weights[Fault::CrashAll as usize] = if self.keeps && self.tier.is_none() { 0 } else { rng.below(2) };
         weights[Fault::Evidence as usize] = rng.below(4);
+        let rng = &mut Rng::new(self.seed, "one-way loss");
+        weights[Fault::LoseOneWay as usize] = rng.below(3);
+        weights[Fault::HalfOpen as usize] = rng.below(3);
         self
+    }
+
+    /// Slots have two owners, and one node falls silent for a while: halted, disconnected, or with messages lost in one
+    /// direction. In other seeds one connection after the other becomes half-open. Objects that two nodes have are
+    /// found meanwhile, and soon: gets are hedged. (Where the connection to one owner is half-open and the other owner
+    /// is silent, a get waits.)
+    #[must_use]
+    pub fn of_silence(seed: u64) -> Self {
+        let rng = &mut Rng::new(seed, "silence");
+        let mut scenario = Self { undisturbed: true, shared_memory: false, ..Self::of_losses(seed) };
+        (scenario.nodes, scenario.clients) = (3 + rng.below(2) as usize, 4);
+        scenario.hedge_ns = [10 * MS, 60 * MS][rng.below(2) as usize];
+        (scenario.batches, scenario.batch_requests, scenario.think_ns) = (800, [1, 4][rng.below(2) as usize], 2 * MS);
+        scenario.latency_ns = [10 * US, 200 * US][rng.below(2) as usize];
+        // A full window queues a get behind puts that wait for the silent node.
+        scenario.lane_window_bytes = 64 << 20;
+        let weights = &mut scenario.chances.weights;
+        *weights = [0; crate::world::faults::FAULTS];
+        if rng.chance(0.3) {
+            weights[Fault::HalfOpen as usize] = 1;
+        } else {
+            weights[Fault::HaltNode as usize] = 1;
+            weights[Fault::SilenceNode as usize] = 1;
+            weights[Fault::LoseOneWay as usize] = 2;
+            weights[Fault::Evidence as usize] = 2;
+        }
+        (scenario.chances.faults_most, scenario.chances.node_faults_most) = (None, Some(1));
+        (scenario.chances.spike, scenario.chances.fault_interval_ns) = (0.0, 40 * MS);
+        scenario.answers = true;
+        scenario
+    }
+
+    /// Like [`Self::of_silence`], with a host's bug.
+    #[must_use]
+    pub fn of_silence_with(seed: u64, mischief: Mischief) -> Self {
+        Self { mischief: Some(mischief), ..Self::of_silence(seed) }
     }
 
     /// Slots have two owners, nodes have disks, and all of them die once, with the control plane or without: at the end
@@ -129,10 +168,21 @@ impl World {
             }
             Fault::SilenceNode => {
                 self.detail(node as u64, || format!("node {node} is silent for {} ms", down_ns / MS));
-                let nodes = (0..self.nodes.len()).filter(|other| *other != node).map(Party::Node);
-                let clients = (0..self.scenario.clients).map(Party::Client);
-                let others: Vec<Party> = nodes.chain(clients).chain([Party::Control]).collect();
-                others.into_iter().for_each(|other| self.partition(other, Party::Node(node), down_ns));
+                self.others_than(node).into_iter().for_each(|other| self.partition(other, Party::Node(node), down_ns));
+            }
+            Fault::LoseOneWay => {
+                let from = down_ns.is_multiple_of(2);
+                self.detail(node as u64, || {
+                    format!(
+                        "messages {} node {node} are lost for {} ms",
+                        if from { "from" } else { "to" },
+                        down_ns / MS
+                    )
+                });
+                for other in self.others_than(node) {
+                    let (one, other) = if from { (Party::Node(node), other) } else { (other, Party::Node(node)) };
+                    self.part(one, other, false, down_ns);
+                }
             }
             Fault::CrashAll => self.crash_all(longest_ns),
             Fault::Evidence => self.tell_of(node),
@@ -140,11 +190,18 @@ impl World {
         }
     }
 
+    /// Returns all parties beside a node.
+    fn others_than(&self, node: usize) -> Vec<Party> {
+        let nodes = (0..self.nodes.len()).filter(|other| *other != node).map(Party::Node);
+        let clients = (0..self.scenario.clients).map(Party::Client);
+        nodes.chain(clients).chain([Party::Control]).collect()
+    }
+
     /// Gives the control plane evidence about a node, from its ports and from a waiting peer.
     fn tell_of(&mut self, at: usize) {
         let (now_ns, node) = (self.now_ns, &self.nodes[at]);
         let (id, incarnation) = (NodeId(at as u64 + 1), Incarnation(node.incarnation));
-        let is_deaf = node.halted_ns > now_ns || self.cut(Party::Control, Party::Node(at)).is_some();
+        let is_deaf = node.halted_ns > now_ns || self.is_apart(Party::Control, Party::Node(at));
         let ports = match (node.up, is_deaf) {
             (false, _) => Input::Refused { node: id, incarnation },
             (true, true) => Input::Unanswered { node: id, incarnation },

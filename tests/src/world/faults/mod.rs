@@ -10,7 +10,8 @@ pub(crate) mod tier;
 use crate::world::World;
 use crate::world::cluster::fetch::Fetcher;
 use crate::world::cluster::node::{Node, ShardIncarnation};
-use crate::world::network::{End, Way};
+use crate::world::network::pipe::Piece;
+use crate::world::network::{Connection, End, Way};
 use crate::world::queue::Event;
 use crate::world::scenario::{Chances, MS};
 use kvplane_client::Path;
@@ -64,10 +65,14 @@ pub(crate) enum Fault {
     LoseDevice,
     /// A byte of an object in a device pool is damaged.
     DamageDevice,
+    /// Messages from a node, or those to it, are lost, except over shared memory.
+    LoseOneWay,
+    /// A stream becomes half-open: what is sent on it is lost in both directions, until its hosts give it up.
+    HalfOpen,
 }
 
 /// Number of kinds.
-pub(crate) const FAULTS: usize = 17;
+pub(crate) const FAULTS: usize = 19;
 /// Number of kinds that are drawn for every seed; the others belong to some seeds only.
 pub(crate) const COMMON: usize = 8;
 
@@ -89,16 +94,20 @@ const ALL: [Fault; FAULTS] = [
     Fault::LeaveAll,
     Fault::LoseDevice,
     Fault::DamageDevice,
+    Fault::LoseOneWay,
+    Fault::HalfOpen,
 ];
 
 /// Interval at which a fault that waits for slots at rest checks again.
 const REST_NS: u64 = 10 * MS;
 
-/// Two parties that cannot reach each other.
+/// Two parties of which one, or each, cannot reach the other.
 #[derive(Clone, Copy, Debug)]
 struct Partition {
     one: Party,
     other: Party,
+    /// What the second sends to the first is lost, too.
+    both: bool,
     heals_ns: u64,
 }
 
@@ -115,14 +124,19 @@ pub(crate) struct Trouble {
 }
 
 impl World {
-    /// Returns the time when two disconnected parties can reach each other again.
-    pub(crate) fn cut(&self, one: Party, other: Party) -> Option<u64> {
+    /// Returns the time when a party can reach another one again that it cannot reach now.
+    pub(crate) fn cut(&self, from: Party, to: Party) -> Option<u64> {
         let apart = |partition: &&Partition| {
             partition.heals_ns > self.now_ns
-                && (partition.one == one && partition.other == other
-                    || partition.one == other && partition.other == one)
+                && (partition.one == from && partition.other == to
+                    || partition.both && partition.one == to && partition.other == from)
         };
         self.trouble.partitions.iter().filter(apart).map(|partition| partition.heals_ns).max()
+    }
+
+    /// Returns true if one of two parties cannot reach the other, so that neither gets an answer.
+    pub(crate) fn is_apart(&self, one: Party, other: Party) -> bool {
+        self.cut(one, other).or_else(|| self.cut(other, one)).is_some()
     }
 
     pub(crate) fn schedule_fault(&mut self) {
@@ -199,7 +213,12 @@ impl World {
     /// Returns true if the scenario allows the fault now.
     fn may_inject(&mut self, fault: Fault) -> bool {
         match fault {
-            Fault::CrashNode | Fault::LeaveNode | Fault::HaltNode | Fault::SilenceNode | Fault::CrashAll => {
+            Fault::CrashNode
+            | Fault::LeaveNode
+            | Fault::HaltNode
+            | Fault::SilenceNode
+            | Fault::LoseOneWay
+            | Fault::CrashAll => {
                 let most = self.scenario.chances.node_faults_most;
                 let enough = most.is_some_and(|most| self.trouble.node_faults >= most);
                 self.trouble.node_faults += u64::from(!enough);
@@ -287,9 +306,10 @@ impl World {
                 let party = if self.streams.faults.chance(0.7) { Party::Node(node) } else { Party::Client(client) };
                 self.partition(Party::Control, party, down_ns);
             }
-            Fault::HaltNode | Fault::SilenceNode | Fault::CrashAll | Fault::Evidence => {
+            Fault::HaltNode | Fault::SilenceNode | Fault::LoseOneWay | Fault::CrashAll | Fault::Evidence => {
                 self.disturb(fault, node, (down_ns, longest_ns));
             }
+            Fault::HalfOpen => self.half_open(down_ns),
             Fault::SlowNode => {
                 self.nodes[node].slowness = 10;
                 self.after(down_ns, Event::Recover(node));
@@ -307,14 +327,46 @@ impl World {
     }
 
     pub(crate) fn partition(&mut self, one: Party, other: Party, for_ns: u64) {
+        self.part(one, other, true, for_ns);
+    }
+
+    /// Loses for a while what one party sends to another and, if `both`, what that sends to the first.
+    pub(crate) fn part(&mut self, one: Party, other: Party, both: bool, for_ns: u64) {
         let now_ns = self.now_ns;
         self.trouble.partitions.retain(|partition| partition.heals_ns > now_ns);
         let heals_ns = (now_ns + for_ns).min(self.scenario.faults_until_ns);
-        self.trouble.partitions.push(Partition { one, other, heals_ns });
+        self.trouble.partitions.push(Partition { one, other, both, heals_ns });
+    }
+
+    /// Loses what is in flight on a stream and what is sent on it, in both directions; each side sees the end after the
+    /// time for which its host waits for acknowledgements.
+    fn half_open(&mut self, down_ns: u64) {
+        let lost = |connection: &Connection| connection.to_client.lost;
+        let Some(index) = self.open_stream() else { return };
+        if self.scenario.answers && self.connections.values().any(lost) {
+            return;
+        }
+        self.detail(index.into(), || format!("connection {index} is half-open for {} ms", down_ns / MS));
+        let until_ns = (self.now_ns + down_ns).min(self.scenario.faults_until_ns);
+        for way in [Way::ToServer, Way::ToClient] {
+            let Some(connection) = self.connections.get_mut(&index) else { return };
+            let pipe = connection.pipe(way);
+            pipe.lost = true;
+            pipe.last_arrival_ns = pipe.last_arrival_ns.max(until_ns);
+            self.fly(index, way, Piece::End);
+        }
     }
 
     /// Cuts a stream: each side sees the end, after the bytes that still come through.
     fn reset_connection(&mut self) {
+        let Some(index) = self.open_stream() else { return };
+        for way in [Way::ToServer, Way::ToClient] {
+            self.cut_flight(index, way);
+        }
+    }
+
+    /// Draws a stream that is open at both ends; `None` if there is none.
+    fn open_stream(&mut self) -> Option<u32> {
         let streams: Vec<u32> = self
             .connections
             .iter()
@@ -326,12 +378,9 @@ impl World {
             .map(|(&index, _)| index)
             .collect();
         if streams.is_empty() {
-            return;
+            return None;
         }
-        let index = streams[self.streams.faults.below(streams.len() as u64) as usize];
-        for way in [Way::ToServer, Way::ToClient] {
-            self.cut_flight(index, way);
-        }
+        Some(streams[self.streams.faults.below(streams.len() as u64) as usize])
     }
 
     /// Stops all faults; everything that is down restarts.

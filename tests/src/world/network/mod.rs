@@ -77,8 +77,8 @@ impl World {
         let incarnation =
             self.incarnations.iter().position(|incarnation| incarnation.alive && incarnation.address == address.tcp);
         let node = incarnation.map(|incarnation| self.incarnations[incarnation].node);
-        let cut = node.and_then(|node| self.cut(self.party_of(client), Party::Node(node)));
-        let unreachable = path == Path::Stream && cut.is_some();
+        let cut = node.is_some_and(|node| self.is_apart(self.party_of(client), Party::Node(node)));
+        let unreachable = path == Path::Stream && cut;
         let delay_ns = self.latency();
         let Some(incarnation) = incarnation.filter(|_| !unreachable) else {
             let wait_ns = if unreachable { 300 * MS } else { delay_ns };
@@ -268,8 +268,12 @@ impl World {
     pub(crate) fn deliver(&mut self, index: u32, way: Way) {
         let Some(connection) = self.connections.get(&index) else { return };
         let (client, node) = (connection.client, self.incarnations[connection.incarnation].node);
+        let (from, to) = match way {
+            Way::ToServer => (self.party_of(client), Party::Node(node)),
+            Way::ToClient => (Party::Node(node), self.party_of(client)),
+        };
         if connection.path == Path::Stream
-            && let Some(heals_ns) = self.cut(self.party_of(client), Party::Node(node))
+            && let Some(heals_ns) = self.cut(from, to)
         {
             self.at(heals_ns, Event::Deliver(index, way));
             return;
@@ -280,8 +284,12 @@ impl World {
         if let Piece::Head(bytes) | Piece::Chunk(bytes) = &piece {
             pipe.flight_bytes -= bytes.len() as u64;
         }
+        let is_lost = pipe.lost && !matches!(piece, Piece::End);
         if !pipe.queue.is_empty() {
             self.wake_sender(index, way);
+        }
+        if is_lost {
+            return;
         }
         match way {
             Way::ToServer => self.arrive_at_server(index, piece),

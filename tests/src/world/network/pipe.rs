@@ -96,6 +96,8 @@ pub(crate) struct Pipe {
     pub(crate) flight_bytes: u64,
     pub(crate) last_arrival_ns: u64,
     pub(crate) pumping: bool,
+    /// The connection is half-open: nothing arrives but the end.
+    pub(crate) lost: bool,
     pub(crate) receiving: Option<IncomingPayload>,
 }
 

@@ -1,5 +1,6 @@
 //! `kvplane control`: runs the control plane as a process.
 
+pub(crate) mod failures;
 mod groups;
 mod limits;
 
@@ -19,6 +20,7 @@ use kvplane_server::{
 };
 
 use crate::command::Failure;
+use crate::command::control::failures::FailureDeadlines;
 use crate::command::control::groups::GroupLimits;
 use crate::command::control::limits::ConductorLimits;
 use crate::command::ctl::conductor::policies;
@@ -196,6 +198,15 @@ pub(crate) struct Control {
     /// Directory of identities for local processes. Default: the user's runtime directory.
     #[arg(long)]
     runtime_directory: Option<PathBuf>,
+    #[command(flatten)]
+    failures: FailureDeadlines,
+    #[command(flatten)]
+    tickets: Tickets,
+}
+
+/// Tickets for data connections.
+#[derive(Args)]
+struct Tickets {
     /// Let nodes serve data connections without a ticket. Nodes then listen on loopback only.
     #[arg(long, conflicts_with = "ticket_lifetime")]
     no_tickets: bool,
@@ -203,6 +214,12 @@ pub(crate) struct Control {
     #[arg(long, default_value_t = 600, value_name = "SECONDS")]
     #[arg(value_parser = clap::value_parser!(u64).range(3..=86_400))]
     ticket_lifetime: u64,
+}
+
+impl Tickets {
+    fn config(&self) -> Option<TicketConfig> {
+        (!self.no_tickets).then(|| TicketConfig { lifetime_s: self.ticket_lifetime, ..TicketConfig::default() })
+    }
 }
 
 /// Settings of a control plane, except HTTP.
@@ -215,6 +232,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) identity: Option<PathBuf>,
     pub(crate) replicas: u8,
     pub(crate) runtime_directory: Option<&'a PathBuf>,
+    /// Deadlines of failure detection.
+    pub(crate) failures: FailureDeadlines,
     /// Settings of tickets for data connections; `None` issues none.
     pub(crate) tickets: Option<TicketConfig>,
     /// Time for members of a lost state to offer their maps, where there is no map; `None` where no state can be lost.
@@ -236,6 +255,7 @@ pub(crate) fn start(setup: Setup<'_>, http: &Http) -> Result<ControlHandle, Fail
         identity,
         replicas,
         runtime_directory,
+        failures,
         tickets,
         adoption_wait,
         stop_when_idle,
@@ -246,6 +266,7 @@ pub(crate) fn start(setup: Setup<'_>, http: &Http) -> Result<ControlHandle, Fail
     };
     let mut config = ControlConfig::new(cluster);
     config.cluster.replicas = replicas;
+    failures.set(&mut config.cluster)?;
     config.cluster.adoption_wait_ns = adoption_wait.map(|wait| u64::try_from(wait.as_nanos()).unwrap_or(u64::MAX));
     config.listen = listen;
     config.http_listen = Some(http.address);
@@ -316,8 +337,8 @@ impl Control {
             identity: self.identity.clone(),
             replicas: self.replicas,
             runtime_directory: self.runtime_directory.as_ref(),
-            tickets: (!self.no_tickets)
-                .then(|| TicketConfig { lifetime_s: self.ticket_lifetime, ..TicketConfig::default() }),
+            failures: self.failures.clone(),
+            tickets: self.tickets.config(),
             adoption_wait: self.adoption_wait(),
             stop_when_idle: self.stop_when_idle.map(Duration::from_secs),
         };

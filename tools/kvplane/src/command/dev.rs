@@ -8,6 +8,7 @@ use clap::Args;
 
 use crate::command::Failure;
 use crate::command::control;
+use crate::command::control::failures::FailureDeadlines;
 use crate::command::node::Shape;
 use crate::command::process::log::{Level, Log};
 use crate::command::process::stop::{self, Stop};
@@ -65,6 +66,8 @@ impl Dev {
             identity: None,
             replicas: 1,
             runtime_directory: self.shape.runtime_directory.as_ref(),
+            // Slots have one owner, which no other member replaces.
+            failures: FailureDeadlines::default(),
             // Control plane and node are one process on loopback: tickets are not needed.
             tickets: None,
             // The only member ends with the process: no map can be adopted.

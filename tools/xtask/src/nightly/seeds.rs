@@ -44,7 +44,7 @@ impl Kind {
 }
 
 /// All kinds of simulation.
-const KINDS: [Kind; 28] = [
+const KINDS: [Kind; 29] = [
     Kind::new("world", "seeds", "KVPLANE_SEEDS", 250),
     Kind::new("world", "clocks", "KVPLANE_SEEDS", 20),
     Kind::new("world", "missed_epochs", "KVPLANE_SEEDS", 20),
@@ -62,13 +62,14 @@ const KINDS: [Kind; 28] = [
         "KVPLANE_ABSENCE_SEEDS",
         20,
     ),
-    Kind::new("replicas", "seeds", "KVPLANE_SEEDS", 30),
-    Kind::new("replicas", "copies_that_are_wished_for_later", "KVPLANE_SEEDS", 20),
-    Kind::new("replicas", "hot_objects", "KVPLANE_SEEDS", 20),
-    Kind::new("replicas", "losses", "KVPLANE_LOSS_SEEDS", 50),
+    Kind::new("replicas", "seeds", "KVPLANE_SEEDS", 25),
+    Kind::new("replicas", "copies_that_are_wished_for_later", "KVPLANE_SEEDS", 15),
+    Kind::new("replicas", "hot_objects", "KVPLANE_SEEDS", 15),
+    Kind::new("replicas", "losses", "KVPLANE_LOSS_SEEDS", 45),
     Kind::new("replicas", "several_replicas", "KVPLANE_SEEDS", 20),
     Kind::new("replicas", "hot_objects_with_several_replicas", "KVPLANE_SEEDS", 10),
     Kind::new("replicas", "losses_of_several_replicas", "KVPLANE_LOSS_SEEDS", 20),
+    Kind::new("replicas", "silence", "KVPLANE_LOSS_SEEDS", 20),
     Kind::new("replicas", "a_control_plane_that_loses_its_state_loses_no_object", "KVPLANE_LOSS_SEEDS", 20),
     Kind::new("devices", "seeds", "KVPLANE_DEVICE_POOL_SEEDS", 40),
     Kind::new("devices", "losses", "KVPLANE_DEVICE_POOL_SEEDS", 20),
@@ -186,13 +187,13 @@ pub fn cluster(workspace: &Workspace, arguments: &[String]) -> Result<(), Failur
     process::run(workspace.cargo(&words).env("KVPLANE_CLUSTER_KILLS", count))
 }
 
-/// Stops, kills and disconnects nodes of a cluster, the given number of times each, and shows the slowest calls
-/// meanwhile.
+/// Stops, kills and disconnects nodes of a cluster, in both directions and in one, the given number of times each, and
+/// shows how long calls took before, during and after.
 pub fn silence(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     let count = arguments.first().map_or(Ok(SILENCE_ROUNDS.to_string()), |word| number(word))?;
     let words = end_to_end("silence::");
     // Tests run one after the other because they measure.
-    let words = [&words[..], &["--test-threads=1"]].concat();
+    let words = [&words[..], &["outages::", "--test-threads=1"]].concat();
     process::run(workspace.cargo(&words).env("KVPLANE_SILENCE_ROUNDS", count))
 }
 

@@ -17,6 +17,9 @@ use crate::client::objects::{Head, Objects, STRIPE_LEAST_BYTES, STRIPES_MOST};
 use crate::client::outcome::Put;
 use crate::error::Error;
 
+/// Limits of the draws of stripes that avoid silent nodes: draws, and stripes of all of them.
+const MOST_DRAWS: u64 = 256;
+const STRIPES_LOOKED_AT: u64 = 16_384;
 /// Attempts to draw a digest that belongs to a certain node.
 const DRAWS: usize = 4096;
 /// Attempts of a put whose stripes exist already.
@@ -108,8 +111,7 @@ impl StripedPuts {
         let mut stripe_bytes = self.striping.stripe_bytes(put.bytes());
         let (mut tries, mut losses) = (0, 0);
         loop {
-            let nonce = u128::from(random_u64()?) << 64 | u128::from(random_u64()?);
-            let head = Head::new(put.bytes(), stripe_bytes, nonce);
+            let head = draw_head(&put, stripe_bytes, objects)?;
             let outcome = self.put_in_stripes(&put, &head, whole, objects);
             let is = |status: Status| matches!(&outcome, Err(error) if error.status() == Some(status));
             let too_large = is(Status::TooLarge);
@@ -276,5 +278,61 @@ impl StripedPuts {
             waiting = full;
         }
         Ok(())
+    }
+}
+
+/// Draws the stripes of an object: as few as possible of them at nodes that are silent for this client, so that one
+/// silent node does not delay every striped put of the cluster. The nodes of stripes follow from the drawn nonce.
+fn draw_head(put: &ObjectPut<'_>, stripe_bytes: u64, objects: &mut Objects) -> Result<Head, Error> {
+    let mut draw = Rng::new(random_u64()?, "stripes");
+    let mut next =
+        || Head::new(put.bytes(), stripe_bytes, u128::from(draw.next_u64()) << 64 | u128::from(draw.next_u64()));
+    let (head, silent) = (next(), objects.requester_mut().silent_nodes());
+    if silent.is_empty() {
+        return Ok(head);
+    }
+    let owners = objects.requester_mut().owners()?;
+    let is_silent = |stripe: &Digest| owners.node_of(*stripe).is_some_and(|node| silent.contains(&node));
+    Ok(fewest(head, next, |head| head.digests(put.digest).filter(is_silent).count()))
+}
+
+/// Returns this stripe head, or another one of which fewer stripes count, drawn with bounded work.
+fn fewest(head: Head, mut next: impl FnMut() -> Head, count: impl Fn(&Head) -> usize) -> Head {
+    let draws = (STRIPES_LOOKED_AT / head.stripes()).clamp(1, MOST_DRAWS);
+    let (mut best, mut least) = (head, count(&head));
+    for _ in 0..draws {
+        if least == 0 {
+            break;
+        }
+        let other = next();
+        let counted = count(&other);
+        if counted < least {
+            (best, least) = (other, counted);
+        }
+    }
+    best
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stripes_avoid_silent_nodes_with_bounded_work() {
+        let object = Digest::of(b"", b"object");
+        // A fifth of all digests belongs to the silent node.
+        let is_silent = |digest: &Digest| digest.low().is_multiple_of(5);
+        for (stripes, most) in [(1, 0), (4, 0), (16, 0), (1024, 250)] {
+            let (mut nonce, mut drawn) = (0, 0);
+            let mut next = || {
+                (nonce, drawn) = (nonce + 1, drawn + 1);
+                Head::new(stripes << 20, 1 << 20, nonce)
+            };
+            let head = next();
+            let best = fewest(head, &mut next, |head| head.digests(object).filter(is_silent).count());
+            let silent = best.digests(object).filter(is_silent).count();
+            assert!(silent <= most, "{silent} of {stripes}");
+            assert!(drawn <= MOST_DRAWS + 1 && (drawn - 1) * stripes <= STRIPES_LOOKED_AT.max(stripes), "{drawn}");
+        }
     }
 }

@@ -1,9 +1,10 @@
-//! Reports of unresponsive nodes to the control plane: beside missed heartbeats, these reports decide failure detection
-//! where the control plane cannot probe a node itself.
+//! Reports of unresponsive nodes to the control plane: it probes the ports of a reported node at once. Where it cannot
+//! probe them, the reports decide failure detection, beside missed heartbeats.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use kvplane_client::ClientMetrics;
 use kvplane_engine::Initiator;
 use kvplane_proto::ids::{Incarnation, NodeId};
 use kvplane_rpc::message::ReportSilence;
@@ -11,12 +12,17 @@ use kvplane_rpc::message::ReportSilence;
 use crate::link::ControlLink;
 
 /// Time for which a node leaves requests unanswered, without any sign of life, before it is reported.
-const SILENT: Duration = Duration::from_millis(450);
+const SILENT: Duration = Duration::from_millis(250);
 /// Interval of the checks.
 const LOOK: Duration = Duration::from_millis(50);
 /// Backoff after the first report of a node; it doubles with each report, up to [`LONGEST_PAUSE`].
 const PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(8);
+
+/// Returns the nodes that leave requests unanswered for so long that they are reported.
+pub(super) fn unresponsive(books: ClientMetrics<'_>) -> impl Iterator<Item = (NodeId, Incarnation)> {
+    books.silent_nodes(SILENT.as_nanos() as u64)
+}
 
 /// Times of the reports of unresponsive nodes.
 #[derive(Debug, Default)]
@@ -35,7 +41,7 @@ impl Reports {
             return;
         }
         self.looked = Some(now);
-        let silent: Vec<_> = initiator.books().silent_nodes(SILENT.as_nanos() as u64).collect();
+        let silent: Vec<_> = unresponsive(initiator.books()).collect();
         if silent.is_empty() && self.silent.is_empty() {
             return;
         }

@@ -29,6 +29,7 @@ pub(crate) struct Driver {
 pub(crate) fn config() -> ClusterConfig {
     let mut config = ClusterConfig::new("test");
     config.heartbeat_interval_ns = 100 * MS;
+    config.unanswered_after_ns = 200 * MS;
     config.suspect_after_ns = 300 * MS;
     config.heartbeat_deadline_ns = 600 * MS;
     config.restart_grace_ns = 1000 * MS;

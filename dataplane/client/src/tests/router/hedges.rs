@@ -1,11 +1,11 @@
 //! Hedging: when gets of a silent owner are sent to the replica owner, and when they are not.
 
-use kvplane_proto::ids::{BatchId, NodeId};
+use kvplane_proto::ids::{BatchId, Incarnation, NodeId};
 use kvplane_proto::map::ClusterMap;
 use kvplane_proto::message::Operation;
 use kvplane_proto::status::Status;
 
-use crate::tests::rig::{Object, Rig, SECOND_NS, digest, local, map, stream_config};
+use crate::tests::rig::{Object, Rig, SECOND_NS, SentFrame, digest, local, map, stream_config};
 use crate::{Config, Request};
 
 const MS: u64 = 1_000_000;
@@ -157,4 +157,173 @@ fn hedges_of_a_slow_owner_are_bounded_by_the_budget() {
         rig.run();
         assert_eq!(rig.finish(batch)[0].0, Status::Ok);
     }
+}
+
+/// Returns the node that each of the client's new frames went to, and the frames.
+fn asked(rig: &mut Rig) -> (Vec<NodeId>, Vec<SentFrame>) {
+    let frames = rig.frames();
+    (frames.iter().map(|sent| rig.addresses[&sent.lane].node).collect(), frames)
+}
+
+/// Delivers the replies to these frames, and not to those that follow from them.
+fn reply(rig: &mut Rig, frames: &[SentFrame]) {
+    for sent in frames {
+        rig.answers(sent).iter().for_each(|reply| rig.deliver(reply));
+    }
+}
+
+fn answer(rig: &mut Rig, frames: &[SentFrame]) {
+    reply(rig, frames);
+    rig.run();
+}
+
+/// Submits a get whose owner does not reply, and has it hedged. Returns the owner, its frames, and the replica owner.
+fn hedged(rig: &mut Rig) -> (NodeId, Vec<SentFrame>, NodeId) {
+    let batch = submit(rig);
+    let (home, silent) = asked(rig);
+    rig.now_ns += 100 * MS;
+    rig.client.handle_timeout(rig.now_ns);
+    let (other, frames) = asked(rig);
+    assert_eq!((home.len(), other.len()), (1, 1));
+    answer(rig, &frames);
+    assert_eq!(rig.finish(batch)[0].0, Status::Ok);
+    (home[0], silent, other[0])
+}
+
+#[test]
+fn a_suspect_owner_is_avoided_until_it_is_heard() {
+    let mut rig = rig(100 * MS);
+    took(&mut rig, 3, MS);
+    rig.now_ns += SECOND_NS;
+    let (home, silent, other) = hedged(&mut rig);
+    assert_ne!(home, other);
+    // Every later get goes to the replica owner at once, however long the owner owes its reply.
+    for _ in 0..20 {
+        rig.now_ns += 100 * MS;
+        let batch = submit(&mut rig);
+        let (nodes, frames) = asked(&mut rig);
+        assert_eq!(nodes, [other]);
+        answer(&mut rig, &frames);
+        let result = rig.client.batches().results(batch)[0];
+        assert!(result.from_replica && result.status == Status::Ok);
+        rig.finish(batch);
+    }
+    assert_eq!(rig.client.counters().second_asked, 21);
+    answer(&mut rig, &silent);
+    let batch = submit(&mut rig);
+    let (nodes, frames) = asked(&mut rig);
+    assert_eq!(nodes, [home], "its late reply was a sign of life");
+    answer(&mut rig, &frames);
+    rig.finish(batch);
+    rig.assert_empty();
+}
+
+/// Without its replica, a suspect owner is asked after all; and where the replica owner does not reply either, the get
+/// goes to the owner.
+#[test]
+fn gets_that_avoid_a_suspect_owner_go_back_to_it() {
+    let mut rig = rig(100 * MS);
+    took(&mut rig, 3, MS);
+    rig.now_ns += SECOND_NS;
+    let (home, silent, other) = hedged(&mut rig);
+    let batch = submit(&mut rig);
+    let (nodes, missing) = asked(&mut rig);
+    assert_eq!(nodes, [other]);
+    let object = rig.objects.remove(&digest(0)).expect("it is there");
+    reply(&mut rig, &missing);
+    let (nodes, at_home) = asked(&mut rig);
+    assert_eq!(nodes, [home], "the replica owner has evicted it");
+    rig.objects.insert(digest(0), object);
+    answer(&mut rig, &at_home);
+    assert_eq!(rig.finish(batch)[0].0, Status::Ok);
+    // That reply was a sign of life; it falls silent again.
+    answer(&mut rig, &silent);
+    rig.now_ns += SECOND_NS;
+    let (home, _, other) = hedged(&mut rig);
+    let batch = submit(&mut rig);
+    assert_eq!(asked(&mut rig).0, [other]);
+    rig.now_ns += 100 * MS;
+    rig.client.handle_timeout(rig.now_ns);
+    let (nodes, frames) = asked(&mut rig);
+    assert_eq!(nodes, [home], "both are silent");
+    answer(&mut rig, &frames);
+    assert_eq!(rig.finish(batch)[0].0, Status::Ok);
+}
+
+/// A client whose gets are hedged one after the other, so that none waits for the owner for long, still finds that the
+/// owner is silent.
+#[test]
+fn hedged_gets_do_not_hide_the_silence_of_a_node() {
+    let mut rig = rig(100 * MS);
+    took(&mut rig, 3, MS);
+    let (home, silent, _) = hedged(&mut rig);
+    for _ in 0..6 {
+        let batch = submit(&mut rig);
+        rig.now_ns += 50 * MS;
+        let (_, frames) = asked(&mut rig);
+        answer(&mut rig, &frames);
+        rig.finish(batch);
+    }
+    rig.client.handle_timeout(rig.now_ns);
+    let found: Vec<_> = rig.client.metrics().silent_nodes(250 * MS).collect();
+    assert_eq!(found, [(home, Incarnation(1))]);
+    answer(&mut rig, &silent);
+    assert_eq!(rig.client.metrics().silent_nodes(250 * MS).count(), 0);
+}
+
+/// Requests with short deadlines end before their node is silent for long, and their connections with them.
+#[test]
+fn short_deadlines_do_not_hide_the_silence_of_a_node() {
+    let mut rig = rig(100 * MS);
+    took(&mut rig, 3, MS);
+    let (home, _, _) = hedged(&mut rig);
+    for lane in rig.addresses.iter().filter(|(_, at)| at.node == home).map(|(lane, _)| *lane).collect::<Vec<_>>() {
+        rig.client.lane_gone(lane, rig.now_ns);
+    }
+    let found = |rig: &Rig| rig.client.metrics().silent_nodes(250 * MS).map(|(node, _)| node).collect::<Vec<_>>();
+    assert!(found(&rig).is_empty());
+    rig.now_ns += 250 * MS;
+    rig.client.handle_timeout(rig.now_ns);
+    assert_eq!(found(&rig), [home]);
+}
+
+#[test]
+fn queries_of_a_silent_owner_are_hedged() {
+    for ask in [Request::Exists(digest(0)), Request::Size(digest(0))] {
+        let mut rig = rig(100 * MS);
+        let batch = rig.submit(&[ask, Request::Exists(digest(0))]);
+        let (home, silent) = asked(&mut rig);
+        rig.now_ns += 100 * MS;
+        rig.client.handle_timeout(rig.now_ns);
+        let (other, frames) = asked(&mut rig);
+        assert!(other.iter().all(|node| *node != home[0]), "{ask:?}");
+        answer(&mut rig, &frames);
+        let results = rig.client.batches().results(batch).to_vec();
+        assert!(results.iter().all(|result| result.status == Status::Ok && result.from_replica), "{results:?}");
+        assert_eq!(results[0].bytes, if ask == Request::Exists(digest(0)) { 0 } else { BYTES });
+        rig.finish(batch);
+        // The late replies are dropped.
+        answer(&mut rig, &silent);
+        rig.assert_empty();
+    }
+}
+
+/// The replicas of many objects may be at several nodes: a query of all ends, and its caller asks for each.
+#[test]
+fn a_query_of_many_objects_ends_when_its_owner_is_silent() {
+    let mut rig = rig(100 * MS);
+    let batch = rig.client.submit_asks(&[digest(0)], 10 * SECOND_NS, rig.now_ns).expect("good");
+    let (_, silent) = asked(&mut rig);
+    rig.now_ns += 99 * MS;
+    rig.client.handle_timeout(rig.now_ns);
+    assert!(rig.client.batches().is_complete(batch), "{:?}", rig.client.batches().unanswered(batch));
+    assert_eq!(rig.client.batches().unanswered(batch), [(0, Status::Unreachable)]);
+    // The owner is suspect now: the next query is not sent at all.
+    let next = rig.client.submit_asks(&[digest(0)], 10 * SECOND_NS, rig.now_ns).expect("good");
+    assert_eq!(rig.client.batches().unanswered(next), [(0, Status::Unreachable)]);
+    assert!(rig.client.batches().is_complete(next) && rig.frames().is_empty());
+    rig.client.release(next);
+    answer(&mut rig, &silent);
+    rig.client.release(batch);
+    rig.assert_empty();
 }

@@ -108,6 +108,15 @@ impl Objects {
         Ok(answers.then_some(items))
     }
 
+    /// Returns those of these objects that this shard answers for as their owner, not for a replica of them.
+    fn of_owner(
+        &self,
+        context: &RequestContext,
+        objects: impl Iterator<Item = (usize, Digest)>,
+    ) -> impl Iterator<Item = (usize, Digest)> {
+        objects.filter(|(_, digest)| !self.local.shard.reads_replica(context, *digest))
+    }
+
     /// Pins objects in memory for a time, or ends that.
     pub(super) fn retain(&mut self, context: &RequestContext, header: &Header, body: &[u8]) -> Result<(), CloseReason> {
         let items = items_of::<RetainItem>(header, body)?;
@@ -130,15 +139,18 @@ impl Objects {
             }
             bits.push(here);
         });
-        if context.tenant.is_some() {
+        if context.tenant.is_some() || context.flags.has(FrameFlags::READ_REPLICA) {
             for (bit, item) in bits.iter_mut().zip(items.clone()) {
-                *bit &= !self.local.is_anothers(context, item.digest);
+                let is_hidden = self.local.shard.may_read_replica(context, item.digest) == Some(false);
+                *bit &= !is_hidden && !self.local.is_anothers(context, item.digest);
             }
             heads.iter_mut().zip(&bits).for_each(|(head, bit)| *head &= *bit);
         }
         if self.local.tiering.is_some() {
             for (at, (bit, item)) in bits.iter_mut().zip(items.clone()).enumerate().filter(|(_, (bit, _))| !**bit) {
-                let view = self.local.on_ssd(item.digest);
+                // A record of a slot of which this shard is the replica owner may be older than its owner's object.
+                let is_current = !self.local.shard.reads_replica(context, item.digest);
+                let view = self.local.on_ssd(item.digest).filter(|_| is_current);
                 if let Some(view) = view.filter(|_| !self.local.is_anothers(context, item.digest)) {
                     if let Some(until_ns) = until_ns {
                         self.local.prefetch(&view, until_ns, false);
@@ -164,7 +176,7 @@ impl Objects {
             }
         }
         let missing = bits.iter().zip(items).enumerate().filter(|(_, (bit, _))| !**bit);
-        let missing = missing.map(|(at, (_, item))| (at, item.digest));
+        let missing = self.of_owner(context, missing.map(|(at, (_, item))| (at, item.digest)));
         let elsewhere = self.migration.elsewhere(&self.local.shard, context, missing);
         if !elsewhere.is_empty() {
             let replies = Replies::Found(bits, heads);
@@ -192,13 +204,15 @@ impl Objects {
         let mut replies: Vec<SizeReply> = items.clone().map(size).collect();
         for (reply, item) in replies.iter_mut().zip(items.clone()) {
             let shard = &self.local.shard;
-            let is_hidden = !shard.is_for_peer(context, item.digest) || shard.is_peers_replica(context, item.digest);
+            let is_hidden = !shard.is_for_peer(context, item.digest)
+                || shard.is_peers_replica(context, item.digest)
+                || shard.may_read_replica(context, item.digest) == Some(false);
             if is_hidden || self.local.is_anothers(context, item.digest) {
                 *reply = SizeReply { status: Status::NotFound, bytes: 0 };
             }
         }
         let missing = replies.iter().zip(items).enumerate().filter(|(_, (reply, _))| reply.status == Status::NotFound);
-        let missing = missing.map(|(at, (_, item))| (at, item.digest));
+        let missing = self.of_owner(context, missing.map(|(at, (_, item))| (at, item.digest)));
         let elsewhere = self.migration.elsewhere(&self.local.shard, context, missing);
         if !elsewhere.is_empty() {
             let replies = Replies::Sizes(replies);

@@ -25,7 +25,12 @@ pub(in crate::service) struct RequestContext {
 impl RequestContext {
     pub(in crate::service) fn new(peer: PeerKey, session: &Session, header: &Header) -> Self {
         let of_reads = FrameFlags::READ_REPLICA | FrameFlags::REPLICA_LEASE;
-        let reads = matches!(header.kind, Kind::Request(Operation::Get | Operation::GetRange | Operation::Lookup));
+        let reads = matches!(
+            header.kind,
+            Kind::Request(
+                Operation::Get | Operation::GetRange | Operation::Lookup | Operation::Exists | Operation::Size
+            )
+        );
         Self {
             peer,
             epoch: Epoch(header.argument),

@@ -279,16 +279,22 @@ fn a_replica_in_flight_is_removed_after_it_was_written_and_replies_time_out() {
     assert!(rig.exists(peer, key) && rig.exists(peer, other));
 }
 
-/// Returns the status of a request with this operation and these flags for an object of the other node, for which this
-/// shard is the replica owner.
-fn status_of(rig: &mut Rig, peer: PeerKey, operation: Operation, flags: FrameFlags) -> Status {
+/// Returns keys of the other node, for which this shard is the replica owner.
+fn keys_of_the_other_node() -> impl Iterator<Item = u8> {
     let owners = owners(6);
     let theirs = |key: &u8| owners.owner(digest(*key).slot()).is_some_and(|owner| owner.node != identity().node);
     let ours = |key: &u8| {
         let mut others = owners.replica_owners(digest(*key).slot()).iter();
         others.any(|owner| (owner.node, owner.shard) == (identity().node, identity().shard))
     };
-    let key = (0..=255).find(|key| theirs(key) && ours(key)).expect("a slot that is as the test wants it");
+    let keys: Vec<u8> = (0..=255).filter(|key| theirs(key) && ours(key)).collect();
+    keys.into_iter()
+}
+
+/// Returns the status of a request with this operation and these flags for an object of the other node, for which this
+/// shard is the replica owner.
+fn status_of(rig: &mut Rig, peer: PeerKey, operation: Operation, flags: FrameFlags) -> Status {
+    let key = keys_of_the_other_node().next().expect("a slot that is as the test wants it");
     let body = match operation {
         Operation::Get => {
             body_of([GetItem { digest: digest(key), request: rig.next_request(), capacity_bytes: u64::MAX }])
@@ -308,10 +314,42 @@ fn a_replica_owner_serves_reads_of_replicas_and_refuses_changes() {
     let peer = rig.join(Path::Stream);
     assert_eq!(status_of(&mut rig, peer, Operation::Get, FrameFlags::NONE), Status::WrongOwner);
     assert_eq!(status_of(&mut rig, peer, Operation::Get, FrameFlags::READ_REPLICA), Status::NotFound);
-    for operation in [Operation::Remove, Operation::Size, Operation::Exists] {
-        let status = status_of(&mut rig, peer, operation, FrameFlags::READ_REPLICA);
-        assert_eq!(status, Status::WrongOwner, "{operation:?}");
+    // The status of a query is that of the frame; whether there is a replica is in its items.
+    for operation in [Operation::Size, Operation::Exists] {
+        assert_eq!(status_of(&mut rig, peer, operation, FrameFlags::READ_REPLICA), Status::Ok, "{operation:?}");
+        assert_eq!(status_of(&mut rig, peer, operation, FrameFlags::NONE), Status::WrongOwner, "{operation:?}");
     }
+    assert_eq!(status_of(&mut rig, peer, Operation::Remove, FrameFlags::READ_REPLICA), Status::WrongOwner);
+}
+
+#[test]
+fn a_replica_owner_answers_queries_from_the_replicas_that_it_has() {
+    let mut rig = Rig::new();
+    rig.service.follow(1, &owners(6));
+    let mut keys = keys_of_the_other_node();
+    let (here, gone) = (keys.next().expect("a slot"), keys.next().expect("another slot"));
+    let owner = rig.connect(Path::Stream);
+    rig.ask(owner, Operation::Hello, &Hello { fetches: true, ..hello() }.encode(), 1);
+    assert_eq!(rig.answer().status(), Status::Ok);
+    let item = body_of([PutItem::plain(digest(here), 64)]);
+    let header = Header::request(Kind::Request(Operation::Put), rig.next_request());
+    let mut header = header.with_body(&item, 1).with_payload(64, Some(CHECKSUM));
+    (header.argument, header.flags) = (6, header.flags.with(FrameFlags::REPLICATE, true));
+    rig.service.request(owner, &header, &item, rig.now_ns);
+    rig.done(owner);
+    assert_eq!(rig.answer().status(), Status::Ok);
+    let client = rig.join(Path::Stream);
+    let mut asked = |operation: Operation| {
+        let body = digests([here, gone]);
+        let mut header = Header::request(Kind::Request(operation), rig.next_request()).with_body(&body, 2);
+        (header.argument, header.flags) = (6, FrameFlags::READ_REPLICA);
+        rig.service.request(client, &header, &body, rig.now_ns);
+        rig.answer()
+    };
+    assert_eq!(asked(Operation::Exists).bits(), [true, false]);
+    let sizes: Vec<SizeReply> = asked(Operation::Size).items();
+    assert_eq!([sizes[0].status, sizes[1].status], [Status::Ok, Status::NotFound]);
+    assert_eq!(sizes[0].bytes, 64);
 }
 
 /// Returns the answer to a request of a peer that fetches, by the map of epoch 7.

@@ -7,13 +7,15 @@ mod tls;
 mod zero_copy;
 
 use std::collections::BTreeMap;
+use std::net::TcpListener;
+use std::time::Duration;
 
 use kvplane_proto::RequestId;
 use kvplane_proto::checksum::payload_checksum;
 use kvplane_proto::frame::Header;
 use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::rng::mix64;
-use kvplane_transport::CloseCause;
+use kvplane_transport::{CloseCause, ZeroCopyOptions, limit_unacknowledged};
 
 use bed::{End, PART_BYTES, cut, pair, pattern, until};
 
@@ -165,4 +167,21 @@ fn only_connections_that_expect_input_are_tried() {
     assert!(server.tcp.send(asking, &reply, b"", None));
     until(&mut [&mut client, &mut server], |ends| ends[0].frames.len() == 1);
     assert!(!client.tcp.try_active(), "nothing more is owed");
+}
+
+/// The kernel of a process that is frozen acknowledges what fits its buffers, and nothing more is sent then; beyond a
+/// cut link nothing is acknowledged at all. Either way the connection ends.
+#[test]
+fn a_connection_whose_data_is_not_taken_is_given_up() {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let mut sender = End::new(9 * PART_BYTES, |_, bytes| Some(vec![bytes]), ZeroCopyOptions::default());
+    limit_unacknowledged(&mut sender.tcp, Duration::from_millis(100));
+    let id = sender.tcp.connect(&sender.poller, listener.local_addr().expect("an address")).expect("a socket");
+    until(&mut [&mut sender], |ends| ends[0].connections == [id]);
+    for number in 0..9 {
+        sender.send(id, number, b"", &[PART_BYTES]);
+    }
+    until(&mut [&mut sender], |ends| !ends[0].gone.is_empty());
+    assert!(matches!(sender.gone[..], [CloseCause::Kernel(_)]), "{:?}", sender.gone);
+    assert!(sender.holds.is_empty() && sender.tcp.open() == 0);
 }

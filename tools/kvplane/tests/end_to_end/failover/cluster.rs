@@ -123,7 +123,7 @@ impl Cluster {
 
     /// Waits until all nodes are members and this number of objects have two replicas, for longer than the interval of
     /// reports.
-    fn whole(&self, objects: u64) {
+    pub(crate) fn whole(&self, objects: u64) {
         let mut good = 0;
         let there = wait_until(|| {
             std::thread::sleep(Duration::from_millis(100));
@@ -154,16 +154,68 @@ impl Cluster {
     pub(crate) fn cut(&self, number: u64) {
         set_cable(&self.hub, number, "down");
     }
+
+    /// Connects a node again that was cut.
+    pub(crate) fn mend(&self, number: u64) {
+        set_cable(&self.hub, number, "up");
+    }
+
+    /// Loses all packets that a node sends: they go to a hardware address that nobody has.
+    pub(crate) fn lose_sent(&self, number: u64) {
+        let others = (1..=NODES).filter(|other| *other != number).map(address).chain([PLANE.to_owned()]);
+        let script: Vec<String> = others.map(|other| misdirect(&other, "eth0")).collect();
+        configure(self.leaf(number), &script.join(" && "));
+    }
+
+    /// Loses all packets that are sent to a node.
+    pub(crate) fn lose_received(&self, number: u64) {
+        configure(&self.hub, &misdirect(&address(number), "hub"));
+        for other in (1..=NODES).filter(|other| *other != number) {
+            configure(self.leaf(other), &misdirect(&address(number), "eth0"));
+        }
+    }
+
+    /// Ends the loss of packets in one direction.
+    pub(crate) fn find_all(&self) {
+        configure(&self.hub, "ip neigh flush dev hub nud permanent");
+        (1..=NODES).for_each(|number| configure(self.leaf(number), "ip neigh flush dev eth0 nud permanent"));
+    }
+
+    pub(crate) fn kill(&mut self, number: u64) {
+        self.nodes[number as usize - 1].kill();
+    }
+
+    pub(crate) fn signal(&self, number: u64, name: &str) {
+        self.nodes[number as usize - 1].signal(name);
+    }
+
+    /// Starts a node again that was killed.
+    pub(crate) fn restart(&mut self, number: u64) {
+        self.nodes[number as usize - 1] = self.node(number);
+    }
+
+    fn leaf(&self, number: u64) -> &Space {
+        &self.leaves[number as usize - 1]
+    }
 }
 
 /// Sets the cable between the bridge and a leaf `up` or `down`.
 pub(crate) fn set_cable(hub: &Space, number: u64, state: &str) {
-    let mut command = hub.enter();
-    command.args(["ip", "link", "set", &format!("v{number}"), state]);
-    assert!(command.status().is_ok_and(|end| end.success()), "the cable of {number}");
+    configure(hub, &format!("ip link set v{number} {state}"));
 }
 
-fn unix_ms() -> u64 {
+/// Returns the command after which packets to an address go to a hardware address that nobody has.
+fn misdirect(address: &str, device: &str) -> String {
+    format!("ip neigh replace {address} lladdr 02:00:00:00:00:66 dev {device} nud permanent")
+}
+
+/// Runs a command inside a namespace.
+fn configure(space: &Space, script: &str) {
+    let status = space.enter().args(["sh", "-c", script]).status();
+    assert!(status.is_ok_and(|end| end.success()), "{script}");
+}
+
+pub(crate) fn unix_ms() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
 }
 
@@ -271,7 +323,8 @@ fn check(name: &str, got: Result<Option<Vec<u8>>, Error>) -> bool {
     true
 }
 
-fn owners_of(client: &mut Client, name: &str) -> Vec<u64> {
+/// Returns the nodes that own a key, by the map of the client.
+pub(crate) fn owners_of(client: &mut Client, name: &str) -> Vec<u64> {
     type KeyState = std::cell::RefCell<Option<(u64, OwnerTable)>>;
     thread_local!(static TABLE: KeyState = const { KeyState::new(None) });
     let digest = client.digest(name.as_bytes()).unwrap();
@@ -314,7 +367,7 @@ fn any_node_may_be_killed_under_load() {
         std::thread::sleep(BEFORE);
         // Before the kill, which takes until the process is gone.
         let killed_ms = unix_ms();
-        cluster.nodes[victim as usize - 1].kill();
+        cluster.kill(victim);
         let all = told(&load);
         assert!(load.ended().success(), "{:?}", load.said());
         let began = |one: &LoadRecord| one.at_ms - one.took_us / 1000;
@@ -345,7 +398,7 @@ fn any_node_may_be_killed_under_load() {
         assert!(failed.len() * 20 < all.len(), "{} of {} operations failed", failed.len(), all.len());
         assert!(all.len() > 500, "only {} operations", all.len());
         if round + 1 < count {
-            cluster.nodes[victim as usize - 1] = cluster.node(victim);
+            cluster.restart(victim);
             cluster.whole((round + 2) * OBJECTS);
         }
     }

@@ -6,6 +6,7 @@ pub(crate) mod etcd;
 pub(crate) mod kept_memory;
 pub(crate) mod kills;
 pub(crate) mod moves;
+pub(crate) mod outages;
 pub(crate) mod process_groups;
 pub(crate) mod replicas;
 pub(crate) mod restarts;
