@@ -117,7 +117,7 @@ fn mounted(path: &Path, options: &str) -> bool {
 }
 
 #[test]
-fn a_full_and_a_read_only_file_system_are_told_apart() {
+fn the_driver_tells_a_full_file_system_from_a_read_only_one() {
     let path = directory("mounted");
     if !mounted(&path, "size=256k") {
         println!("skipped: this host mounts no file system for the test");
@@ -175,8 +175,8 @@ fn with_environment(test: &str) -> bool {
 }
 
 #[test]
-fn a_bucket_is_a_store_and_its_troubles_are_told_apart() {
-    if !with_environment("a_bucket_is_a_store_and_its_troubles_are_told_apart") {
+fn a_bucket_is_a_store_and_the_driver_tells_its_troubles_apart() {
+    if !with_environment("a_bucket_is_a_store_and_the_driver_tells_its_troubles_apart") {
         return;
     }
     let trouble = std::env::var("TROUBLE").expect("set by the test");

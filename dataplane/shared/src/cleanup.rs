@@ -1,4 +1,4 @@
-//! Which packs, and which streams of shards that are gone, are not needed any more.
+//! Cleanup: packs, and streams of shards that are gone, that are not needed any more.
 
 use std::collections::{BTreeMap, BTreeSet};
 

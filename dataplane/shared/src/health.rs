@@ -1,4 +1,4 @@
-//! Whether the store takes operations of one kind: after failures it is left alone for a growing time.
+//! Health of the store for operations of one kind: after failures it is left alone for a growing time.
 
 /// First pause after failures, in nanoseconds; it doubles with each further one.
 const PAUSE_NS: u64 = 500_000_000;

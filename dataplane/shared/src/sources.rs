@@ -245,7 +245,7 @@ impl Takeovers {
     }
 }
 
-/// What follows from a result.
+/// Consequence of a result.
 enum Step {
     Continue,
     End(Result<(), VoidReason>, Option<String>),

@@ -1,4 +1,4 @@
-//! What goes into a shared tier and comes out of it: operations on the store, events, maps, and objects.
+//! Inputs and outputs of a shared tier: operations on the store, events, maps, and objects.
 
 use core::fmt;
 use std::collections::BTreeSet;
@@ -228,7 +228,7 @@ pub enum SharedEvent {
     Works,
     /// The index of so many slots was taken over from former owners, with so many objects.
     TakenOver { slots: u64, objects: u64 },
-    /// What the store has of so many slots is void: the reason says why.
+    /// Contents of so many slots in the store are void: the reason says why.
     Void { slots: u64, reason: VoidReason },
     /// Bytes of the store are not what was written.
     Damaged { name: String },

@@ -467,7 +467,7 @@ impl World {
 }
 
 #[test]
-fn nothing_that_was_removed_or_replaced_comes_back() {
+fn no_object_that_was_removed_or_replaced_comes_back() {
     let one = std::env::var("KVPLANE_SEED").ok().and_then(|seed| seed.parse().ok());
     let count = std::env::var("KVPLANE_SEEDS").ok().and_then(|count| count.parse().ok()).unwrap_or(60);
     let seeds = one.map_or(0..count, |seed: u64| seed..seed + 1);

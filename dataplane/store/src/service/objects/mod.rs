@@ -334,8 +334,8 @@ impl Objects {
             self.local.shard.answers.records(context.peer, Operation::Lookup, header.request, &replies);
             return Ok(());
         }
-        // Objects in the device pool, on the SSD, in the shared tier or at former owners are read concurrently; the reply waits for the
-        // last.
+        // Objects in the device pool, on the SSD, in the shared tier or at former owners are read concurrently; the
+        // reply waits for the last.
         let replies = Replies::Lookups(replies);
         let item_at = self.local.shard.defer(context.peer, header.request, replies, elsewhere.len());
         for (at, digest) in elsewhere {

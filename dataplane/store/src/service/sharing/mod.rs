@@ -31,8 +31,8 @@ use super::shard::stream_read::Reader;
 use super::shard::timing::Timing;
 use super::types::PoolMemory;
 
-/// Time after all objects were forgotten in which none is uploaded: whoever removes what a list names finishes by then,
-/// or begins again.
+/// Time after all objects were forgotten in which none is uploaded: a client that removes what a list names finishes by
+/// then, or begins again.
 const QUIET_NS: u64 = 10_000_000_000;
 
 /// Shared tier of a shard, and the traffic between it and memory.
