@@ -13,7 +13,7 @@ rank 0. Sums are compared with what they have to be. Stock Mooncake's threads po
 a core of each idle rank. So its ranks create their group for each turn and leave it at the end, outside of the time
 that is measured.
 
-What is limited: a turn has the calls of 0.6 s, at least 3 and at most 300. Beyond 16 MiB, where a call of stock
+Limits: a turn has the calls of 0.6 s, at least 3 and at most 300. Beyond 16 MiB, where a call of stock
 Mooncake may take up to a minute, a turn of it has one call, and one more to warm up in the first round. A side whose
 turns of one size take longer than a minute together has fewer rounds of that size, down to one. The JSON has the median
 of each round, in seconds.

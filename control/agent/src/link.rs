@@ -99,20 +99,24 @@ const CONNECT_AGAIN: Duration = Duration::from_millis(50);
 /// Retries `attempt` until it succeeds, fails for good, or `within` has passed since the call.
 ///
 /// # Errors
-/// The error of the last attempt; also when the process is interrupted meanwhile.
+/// The error of the last attempt, or the refusal before it if only time was short for an answer to the last one; also
+/// when the process is interrupted meanwhile.
 pub(crate) fn until_there<T>(
     within: Duration,
     is_passing: impl Fn(&Error) -> bool,
     mut attempt: impl FnMut() -> Result<T, Error>,
 ) -> Result<T, Error> {
     let until = Instant::now() + within;
+    let mut refusal = None;
     loop {
         match attempt() {
             Err(error) if is_passing(&error) && Instant::now() + CONNECT_AGAIN < until => {
+                refusal = Some(error).filter(|error| !error.is_control_away());
                 if !interrupt::sleep(CONNECT_AGAIN) {
                     return Err(Error::interrupted());
                 }
             }
+            Err(error) if error.is_control_away() => return Err(refusal.unwrap_or(error)),
             outcome => return outcome,
         }
     }

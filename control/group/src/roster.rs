@@ -12,6 +12,10 @@ use crate::rejection::Rejection;
 
 /// Maximum length of a process's address, in bytes.
 pub const MAX_ADDRESS_BYTES: usize = 512;
+/// A process is allowed this many times the longest of the recent intervals between its reports.
+const PACES: u64 = 3;
+/// Most that late reports lengthen the silence of a process that a collective waited for, as a multiple of it.
+const MOST_PATIENCE: u64 = 4;
 /// Ended incarnations of a rank that are remembered, so that a process that was stopped cannot continue.
 const REMEMBERED: usize = 8;
 
@@ -53,6 +57,25 @@ pub struct ProcessSummary {
     pub silent_ns: u64,
 }
 
+/// Longest of the recent intervals between the reports of a process. A machine that is busy delays the reports of live
+/// processes: silence is judged by what has been usual there, as the accrual failure detector of Hayashibara et al.
+/// (2004) does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+struct Pace(u64);
+
+impl Pace {
+    /// Notes an interval. A long one is forgotten over the next ones: by half in about 44 reports.
+    fn note(&mut self, interval_ns: u64) {
+        self.0 = interval_ns.max(self.0 - self.0.div_ceil(64));
+    }
+
+    /// Returns the silence after which a process of this pace is dead that a collective waited for.
+    fn overdue_ns(self, config: &WorldConfig) -> u64 {
+        let most_ns = config.overdue_ns.saturating_mul(MOST_PATIENCE).min(config.silence_ns);
+        self.0.saturating_mul(PACES).clamp(config.overdue_ns, most_ns.max(config.overdue_ns))
+    }
+}
+
 /// A live process, and its last report.
 #[derive(Debug)]
 struct RosterEntry {
@@ -60,6 +83,7 @@ struct RosterEntry {
     /// Version of the roster that has it first.
     since: u64,
     heard_ns: u64,
+    pace: Pace,
     /// Version of the roster that its last report was about.
     roster: u64,
     linked: RankSet<WorldRank>,
@@ -111,6 +135,7 @@ impl Roster {
             process,
             since: self.roster,
             heard_ns: now_ns,
+            pace: Pace::default(),
             roster: 0,
             linked: RankSet::EMPTY,
             refused: RankSet::EMPTY,
@@ -125,6 +150,7 @@ impl Roster {
     pub(crate) fn report(&mut self, report: &Report, now_ns: u64) -> Result<bool, Rejection> {
         self.check(report.process)?;
         let Some(process) = self.registered.get_mut(&report.process.rank) else { return Ok(false) };
+        process.pace.note(now_ns.saturating_sub(process.heard_ns));
         process.heard_ns = process.heard_ns.max(now_ns);
         if report.roster < process.roster {
             return Ok(false);
@@ -177,6 +203,13 @@ impl Roster {
         }
     }
 
+    /// Returns the pace that half of the processes exceed: where their machines are busy, that of each may be.
+    fn usual_pace(&self) -> Pace {
+        let mut paces: Vec<_> = self.registered.values().map(|process| process.pace).collect();
+        paces.sort_unstable();
+        paces.get(paces.len() / 2).copied().unwrap_or_default()
+    }
+
     /// Returns the processes that are dead: silent, and silent for longer than the evidence of their peers demands.
     /// They are counted by that evidence.
     pub(crate) fn dead(&self, config: &WorldConfig, now_ns: u64, counts: &mut DeathCounts) -> Vec<ProcessId> {
@@ -186,12 +219,13 @@ impl Roster {
             let mut witnesses = self.registered.values().filter(is_heard);
             witnesses.any(|other| other.roster >= about.since && claimed(other).contains(about.process.id.rank))
         };
+        let usual = self.usual_pace();
         let mut dead = Vec::new();
         for process in self.registered.values() {
             let silence = silence(process);
             let count = if silence >= config.refused_ns && claims(|other| other.refused, process) {
                 &mut counts.refused
-            } else if silence >= config.overdue_ns && claims(|other| other.overdue, process) {
+            } else if silence >= process.pace.max(usual).overdue_ns(config) && claims(|other| other.overdue, process) {
                 &mut counts.overdue
             } else if silence >= config.silence_ns {
                 &mut counts.silent
@@ -206,8 +240,12 @@ impl Roster {
 
     /// Returns the time after `now_ns` at which a process may be dead next, if no report arrives until then.
     pub(crate) fn due_ns(&self, config: &WorldConfig, now_ns: u64) -> Option<u64> {
-        let thresholds = [config.refused_ns, config.overdue_ns, config.silence_ns];
-        let times = |process: &RosterEntry| thresholds.map(|silence| process.heard_ns.saturating_add(silence));
+        let usual = self.usual_pace();
+        let times = |process: &RosterEntry| {
+            let overdue_ns = process.pace.max(usual).overdue_ns(config);
+            let thresholds = [config.refused_ns, overdue_ns, config.silence_ns];
+            thresholds.map(|silence| process.heard_ns.saturating_add(silence))
+        };
         self.registered.values().flat_map(times).filter(|at| *at > now_ns).min()
     }
 
@@ -216,6 +254,7 @@ impl Roster {
         let registered = RosterEntry {
             since: self.roster,
             heard_ns,
+            pace: Pace::default(),
             roster: 0,
             linked: RankSet::EMPTY,
             refused: RankSet::EMPTY,

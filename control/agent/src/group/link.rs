@@ -65,12 +65,19 @@ pub struct GroupLink {
     /// Reason for which the link has ended.
     end: Arc<Mutex<Option<GroupLinkError>>>,
     next_proposal: AtomicU64,
-    memberships: Memberships,
+    memberships: Arc<Memberships>,
     thread: Option<JoinHandle<()>>,
 }
 
 /// The groups that the process is attached to.
-type Memberships = Arc<Mutex<BTreeMap<GroupId, GroupSpec>>>;
+#[derive(Default)]
+struct Memberships(Mutex<BTreeMap<GroupId, GroupSpec>>);
+
+impl Memberships {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<GroupId, GroupSpec>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
 
 impl std::fmt::Debug for GroupLink {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -107,7 +114,7 @@ impl GroupLink {
             known = revision;
             host.follow(&status);
         }
-        let (end, memberships) = (Arc::new(Mutex::new(None)), Memberships::default());
+        let (end, memberships) = (Arc::new(Mutex::new(None)), Arc::<Memberships>::default());
         let mut reporter = Reporter {
             link: link.clone(),
             register,
@@ -142,7 +149,7 @@ impl GroupLink {
     pub fn attach(&self, spec: &GroupSpec, deadline: Duration) -> Result<(GroupId, GroupRank), Error> {
         let call = AttachMember { world: self.world.clone(), process: self.process, spec: spec.clone() };
         let MemberAttached { group, rank } = self.call(&call, deadline)?;
-        self.memberships().insert(group, call.spec);
+        self.memberships.lock().insert(group, call.spec);
         Ok((group, rank))
     }
 
@@ -151,7 +158,7 @@ impl GroupLink {
     /// # Errors
     /// When there is no such group, the process has ended, or the control plane does not answer within `deadline`.
     pub fn detach(&self, group: GroupId, deadline: Duration) -> Result<(), Error> {
-        self.memberships().remove(&group);
+        self.memberships.lock().remove(&group);
         let call = DetachMember { world: self.world.clone(), process: self.process, group };
         self.call(&call, deadline).map(drop)
     }
@@ -192,10 +199,6 @@ impl GroupLink {
             Err(error) if refusal(&error) == Some(RefusalCode::UnknownClient) => Ok(()),
             outcome => outcome.map(drop),
         }
-    }
-
-    fn memberships(&self) -> MutexGuard<'_, BTreeMap<GroupId, GroupSpec>> {
-        self.memberships.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn end(&self) -> Option<GroupLinkError> {
@@ -265,7 +268,7 @@ struct Reporter {
     mailbox: Arc<Mailbox>,
     /// Revision of the status that was followed last.
     known: StatusRevision,
-    memberships: Memberships,
+    memberships: Arc<Memberships>,
     /// Groups that the newest status lacks, and whose members are to be attached again.
     missing: Vec<GroupId>,
     /// False if the control plane does not know the process any more.
@@ -358,7 +361,7 @@ impl Reporter {
             Err(error) => error.to_string(),
         };
         tracing::warn!(rank = self.register.process.id.rank.0, "the views of group {} have ended: {why}", group.0);
-        self.memberships.lock().unwrap_or_else(PoisonError::into_inner).remove(&group);
+        self.memberships.lock().remove(&group);
         Ok(())
     }
 
@@ -382,7 +385,7 @@ impl Reporter {
             self.known = newest.revision;
             self.host.follow(&newest.status);
             let is_known = |group: &GroupId| newest.status.groups.iter().any(|status| status.group == *group);
-            let memberships = self.memberships.lock().unwrap_or_else(PoisonError::into_inner);
+            let memberships = self.memberships.lock();
             self.missing = memberships.keys().copied().filter(|group| !is_known(group)).collect();
             // The report names the roster that it is about.
             self.wants_report = true;
@@ -424,7 +427,7 @@ impl Reporter {
     /// Returns the member that is to be attached again now.
     fn missing_member(&mut self) -> Option<GroupSpec> {
         while self.is_registered {
-            let memberships = self.memberships.lock().unwrap_or_else(PoisonError::into_inner);
+            let memberships = self.memberships.lock();
             if let Some(spec) = memberships.get(self.missing.last()?) {
                 return Some(spec.clone());
             }

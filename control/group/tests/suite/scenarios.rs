@@ -230,6 +230,37 @@ fn a_claim_that_a_process_is_dead_counts_only_while_it_is_silent() {
     assert_eq!((host.view().epoch, host.view().active.bits()), (2, 1));
 }
 
+/// Returns the silence of the second member, in milliseconds, after which it is dead that a collective waits for, where
+/// the reports of both have arrived at this interval.
+fn silence_allowed_at(interval_ms: u64) -> u64 {
+    let (mut host, members, group) = founded(&[0, 1]);
+    for _ in 0..10 {
+        for _ in 0..interval_ms / 50 {
+            host.now_ns += 50 * MS;
+            host.call(Input::Tick).expect("time advances");
+        }
+        members.iter().for_each(|member| host.report(*member, &[0, 1], group, 1, running()));
+    }
+    let heard_ns = host.now_ns;
+    while host.world.process_state(WorldRank(1)) != ProcessState::Offline {
+        host.now_ns += 50 * MS;
+        let roster = host.world.status(members[0]).expect("registered").roster;
+        let groups = vec![MemberReport { group, epoch: 1, phase: running() }];
+        let (linked, refused, overdue) = (RankSet::first(2), RankSet::EMPTY, RankSet::single(WorldRank(1)));
+        let report = Report { process: members[0], roster, linked, refused, overdue, groups };
+        host.call(Input::Report { report }).expect("a live process");
+    }
+    (host.now_ns - heard_ns) / MS
+}
+
+#[test]
+fn a_process_that_a_collective_waits_for_may_be_silent_for_longer_where_reports_arrive_late() {
+    assert_eq!(silence_allowed_at(100), 750);
+    assert_eq!(silence_allowed_at(200), 750);
+    assert_eq!(silence_allowed_at(400), 1_200);
+    assert_eq!(silence_allowed_at(700), 2_100);
+}
+
 #[test]
 fn silence_during_a_pause_of_the_control_plane_does_not_count() {
     let (mut host, members, group) = founded(&[0, 1]);

@@ -265,6 +265,7 @@ fn collect(mut source: impl Read + Send + 'static) -> JoinHandle<Vec<u8>> {
 pub(crate) struct Process {
     child: Child,
     lines: Arc<Mutex<Vec<String>>>,
+    followers: [JoinHandle<()>; 2],
     label: String,
 }
 
@@ -273,9 +274,11 @@ impl Process {
         let label = format!("{command:?}");
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let lines = Arc::new(Mutex::new(Vec::new()));
-        follow(child.stdout.take().unwrap(), Arc::clone(&lines));
-        follow(child.stderr.take().unwrap(), Arc::clone(&lines));
-        Self { child, lines, label }
+        let followers = [
+            follow(child.stdout.take().unwrap(), Arc::clone(&lines)),
+            follow(child.stderr.take().unwrap(), Arc::clone(&lines)),
+        ];
+        Self { child, lines, followers, label }
     }
 
     /// Returns its process number.
@@ -347,10 +350,13 @@ impl Process {
         self.ended()
     }
 
-    /// Returns its status, once it has ended.
+    /// Returns its status, once it has ended and [`Self::said`] has all its lines.
     #[track_caller]
     pub(crate) fn ended(&mut self) -> ExitStatus {
-        let status = wait_until(|| self.child.try_wait().unwrap());
+        let status = wait_until(|| {
+            let status = self.child.try_wait().unwrap()?;
+            self.followers.iter().all(JoinHandle::is_finished).then_some(status)
+        });
         status.unwrap_or_else(|| panic!("{} did not stop: {:?}", self.label, self.said()))
     }
 
@@ -369,12 +375,12 @@ impl Drop for Process {
     }
 }
 
-fn follow(source: impl Read + Send + 'static, lines: Arc<Mutex<Vec<String>>>) {
+fn follow(source: impl Read + Send + 'static, lines: Arc<Mutex<Vec<String>>>) -> JoinHandle<()> {
     std::thread::spawn(move || {
         for line in BufReader::new(source).lines().map_while(Result::ok) {
             lines.lock().unwrap().push(line);
         }
-    });
+    })
 }
 
 /// Sends a signal by its short name. The shell's built-in `kill` is always available.

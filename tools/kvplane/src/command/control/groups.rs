@@ -107,7 +107,7 @@ mod tests {
         let changed = config(&["--worlds", "3", "--world-groups", "4", "--group-silence-ms", "9000"]).expect("good");
         let world = WorldConfig { groups: 4, silence_ns: 9_000_000_000, ..WorldConfig::default() };
         assert_eq!(changed, WorldsConfig { worlds: 3, world });
-        assert!(config(&["--group-refused-ms", "600"]).is_err_and(|error| error.contains("--group-overdue-ms 500")));
+        assert!(config(&["--group-refused-ms", "800"]).is_err_and(|error| error.contains("--group-overdue-ms 750")));
         assert!(config(&["--group-refused-ms", "100"]).is_err_and(|error| error.contains("200..=3600000")));
         assert!(config(&["--world-groups", "1025"]).is_err());
     }

@@ -78,5 +78,5 @@ fn settings_that_contradict_each_other_are_refused() {
     control(&["--stop-when-idle", "0"]).failed(2, &["--stop-when-idle"]);
     let shared = ["--state", "etcd://127.0.0.1:1", "--identity", "/", "--stop-when-idle", "1"];
     control(&shared).failed(1, &["stops when idle"]);
-    control(&["--stop-when-idle", "1", "--group-refused-ms", "700"]).failed(1, &["--group-overdue-ms 500"]);
+    control(&["--stop-when-idle", "1", "--group-refused-ms", "800"]).failed(1, &["--group-overdue-ms 750"]);
 }
