@@ -14,7 +14,7 @@ mod place;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::time::Duration;
 
 use kvplane_shared::port::{Store, StorePort};
@@ -68,20 +68,33 @@ pub struct StoreDriver {
 }
 
 impl StoreDriver {
-    /// Opens the store of a cluster at a place, and starts its thread. The store itself is not asked yet: it may come
-    /// later.
+    /// Starts the thread of a store, which opens the store of a cluster at a place. A bucket is not asked yet: it may
+    /// come later.
     ///
     /// # Errors
-    /// If the place is wrong, or the directory cannot be created.
+    /// If the place is wrong, the directory cannot be created, or its file system does not answer by the deadline of
+    /// lists.
     pub fn open(place: &StorePlace, cluster: &str, deadlines: Deadlines) -> Result<Self, PlaceError> {
-        let (store, prefix) = place.open(cluster, deadlines)?;
         let (jobs, queue) = unbounded_channel();
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(PlaceError::Thread)?;
+        let (opened, outcome) = sync_channel(1);
+        // Operations on files that hang keep a thread each.
+        let mut runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = runtime.enable_all().max_blocking_threads(RUNNING_MOST).build().map_err(PlaceError::Thread)?;
+        let (wanted, cluster) = (place.clone(), cluster.to_owned());
         let thread = std::thread::Builder::new().name("kvplane-store".to_owned()).spawn(move || {
-            runtime.block_on(serve(store, prefix, queue, deadlines));
+            let (store, prefix) = match wanted.open(&cluster, deadlines) {
+                Ok(store) => store,
+                Err(error) => return drop(opened.send(Err(error))),
+            };
+            // Nobody may wait any more.
+            if opened.send(Ok(())).is_ok() {
+                runtime.block_on(serve(store, prefix, queue, deadlines));
+            }
             runtime.shutdown_timeout(END_WAIT);
         });
         thread.map_err(PlaceError::Thread)?;
+        let silent = |_| PlaceError::Silent { place: place.to_string(), waited: deadlines.long };
+        outcome.recv_timeout(deadlines.long).map_err(silent)??;
         Ok(Self { place: place.clone(), jobs })
     }
 }

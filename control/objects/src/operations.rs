@@ -11,6 +11,8 @@ use crate::errors::error_of;
 
 /// Most objects of one list: beyond it, the list fails.
 const LISTED_MOST: usize = 1 << 20;
+/// Longest object that is read as a whole, an index: a longer one is none of ours.
+const WHOLE_BYTES_MOST: u64 = 4 << 30;
 /// Bytes of which a checksum is computed before other operations go on.
 const CHECKED_BYTES: usize = 1 << 20;
 
@@ -63,6 +65,9 @@ async fn get(store: &dyn ObjectStore, path: &Path, range: GetRange) -> Result<Ou
     let options = GetOptions { range, ..GetOptions::default() };
     let found = store.get_opts(path, options).await.map_err(|error| error_of(&error))?;
     let promised = found.range.end - found.range.start;
+    if promised > WHOLE_BYTES_MOST {
+        return Err(StoreError::Other { reason: format!("{path} has {promised} bytes") });
+    }
     let bytes = found.bytes().await.map_err(|error| error_of(&error))?;
     let found = bytes.len() as u64;
     let expected = expected.unwrap_or(promised);

@@ -37,6 +37,8 @@ pub enum PlaceError {
     Directory { path: PathBuf, source: io::Error },
     /// `object_store` refuses the place, or its settings in the environment.
     Refused { place: String, source: Box<object_store::Error> },
+    /// The file system does not answer.
+    Silent { place: String, waited: Duration },
     /// The thread, or its runtime, cannot be started.
     Thread(io::Error),
 }
@@ -51,6 +53,9 @@ impl fmt::Display for PlaceError {
                 write!(f, "the directory {} of the shared tier: {source}", path.display())
             }
             Self::Refused { place, source } => write!(f, "the shared tier {place}: {source}"),
+            Self::Silent { place, waited } => {
+                write!(f, "the shared tier {place} does not answer within {} s", waited.as_secs())
+            }
             Self::Thread(source) => write!(f, "the thread of the shared tier: {source}"),
         }
     }
@@ -59,7 +64,7 @@ impl fmt::Display for PlaceError {
 impl std::error::Error for PlaceError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::NoPlace { .. } => None,
+            Self::NoPlace { .. } | Self::Silent { .. } => None,
             Self::Directory { source, .. } | Self::Thread(source) => Some(source),
             Self::Refused { source, .. } => Some(source),
         }
@@ -128,7 +133,9 @@ impl StorePlace {
                 };
                 let builder = AmazonS3Builder::new().with_client_options(client).with_retry(retry);
                 // As its `from_env` does, which would lose the settings above.
-                let settings = std::env::vars().filter(|(key, _)| key.starts_with("AWS_"));
+                let settings = std::env::vars_os()
+                    .filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)))
+                    .filter(|(key, _)| key.starts_with("AWS_"));
                 let builder = settings.fold(builder, |builder, (key, value)| {
                     match key.to_ascii_lowercase().parse::<AmazonS3ConfigKey>() {
                         Ok(key) => builder.with_config(key, value),

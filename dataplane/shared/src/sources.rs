@@ -346,17 +346,13 @@ impl Takeover {
         if known.is_empty() {
             return Step::void(VoidReason::Outdated);
         }
-        // Packs that a live owner writes later do not concern the slots.
-        if !is_released {
-            manifest.upto = u64::MAX;
-        }
         manifest.owned = known;
+        // Packs that a live owner writes later do not concern the slots.
         let (after, upto) = (manifest.after, manifest.upto);
-        self.packs.retain(|(number, _)| *number > after && *number <= upto);
+        self.packs.retain(|(number, _)| *number > after && (!is_released || *number <= upto));
         // Packs are written one after the other: one that is missing was deleted since, or the list is not complete.
         let is_dense = self.packs.iter().zip(after + 1..).all(|((number, _), expected)| *number == expected);
-        let last = after + self.packs.len() as u64;
-        if !is_dense || upto != u64::MAX && last != upto {
+        if !is_dense || after + (self.packs.len() as u64) < upto {
             return self.begin_again(now_ns);
         }
         let has_checkpoint = manifest.checkpoint != 0;

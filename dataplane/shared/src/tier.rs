@@ -299,8 +299,8 @@ impl SharedTier {
     /// Returns true if this version of an object is neither in the tier nor on its way, and could be uploaded.
     #[must_use]
     pub fn wants(&self, digest: Digest, version: Version, bytes: u64) -> bool {
-        let may_take = self.clock.is_known() && self.slots.owned.has(digest.slot());
-        may_take && bytes <= self.config.object_bytes_most() && !self.knows(digest, version)
+        let is_mine = self.slots.owned.has(digest.slot());
+        is_mine && bytes <= self.config.object_bytes_most() && !self.knows(digest, version)
     }
 
     /// Returns true if the tier has an object, unless it is being removed, or if this version of it is on its way.
@@ -338,10 +338,10 @@ impl SharedTier {
         if self.packer.push(object, fill, now_ns) { Ok(()) } else { Err(Refusal::Corrupt) }
     }
 
-    /// Returns true if another object may be pushed: the open pack has room, and the store works.
+    /// Returns true if another object may be pushed: the open pack has room, and the store has worked and works.
     #[must_use]
     pub fn has_room(&self, bytes: u64) -> bool {
-        self.packer.has_room(bytes, &self.config) && !self.health[WRITES].is_failing()
+        self.clock.is_known() && self.packer.has_room(bytes, &self.config) && !self.health[WRITES].is_failing()
     }
 
     /// Removes an object; [`SharedEvent::Removed`] says with this token when the store has the removal.
@@ -536,8 +536,9 @@ impl SharedTier {
         }
     }
 
-    /// Deletes packs of this shard that nothing is read from any more, as far as no manifest needs them; and packs of
-    /// others whose lifetime is over.
+    /// Deletes packs of this shard that nothing is read from any more, as far as no manifest needs them. Packs of others
+    /// are only forgotten: a shard that still takes slots over from their streams must find them without gaps, and they
+    /// are deleted with their streams, manifests first.
     fn delete_packs(&mut self) {
         if self.schedule.sweep.is_some() {
             return;
@@ -552,15 +553,15 @@ impl SharedTier {
         for state in over {
             let PackRow { shard, number, .. } = state.pack;
             self.index.forget_pack(shard, number);
-            // Other shards may have objects in those of others, unless their lifetime is over.
-            if shard == mine || state.is_gone {
-                self.log.deletes.push_back(self.stream.of(shard).pack(number));
+            if shard == mine {
+                self.log.deletes.push_back(self.stream.pack(number));
             }
         }
     }
 
-    /// Does some of the work that takes time. Returns true if there was any.
-    pub fn step(&mut self) -> bool {
+    /// Does some of the work that takes time. `has_newer` returns true for objects of which the host has a newer version:
+    /// that of a former owner does not count. Returns true if there was any work.
+    pub fn step(&mut self, has_newer: &dyn Fn(Digest, Version) -> bool) -> bool {
         let mut progress = self.takeovers.step();
         while let Some(taken) = self.takeovers.peek_done() {
             // What is left from a former ownership is removed first.
@@ -569,7 +570,7 @@ impl SharedTier {
             }
             progress = true;
             if let Some(objects) = self.takeovers.take_objects() {
-                self.insert_taken(objects);
+                self.insert_taken(objects, has_newer);
                 break;
             }
             if let Some(taken) = self.takeovers.take_done() {
@@ -596,10 +597,11 @@ impl SharedTier {
     }
 
     /// Inserts objects of a former owner into the index.
-    fn insert_taken(&mut self, objects: Vec<(Entry, PackRow)>) {
+    fn insert_taken(&mut self, objects: Vec<(Entry, PackRow)>, has_newer: &dyn Fn(Digest, Version) -> bool) {
         let mut count = 0;
         for (entry, pack) in objects {
-            if !self.may_have(entry.digest) && self.index.len() < self.config.most_objects {
+            let is_newest = !self.may_have(entry.digest) && !has_newer(entry.digest, entry.version);
+            if is_newest && self.index.len() < self.config.most_objects {
                 let row = self.index.add_pack(pack, pack.shard != self.stream.shard);
                 self.index.insert(entry, row);
                 count += 1;

@@ -1,5 +1,5 @@
 //! A small S3 service on a loopback port, for tests: PUT, GET with ranges, HEAD, DELETE and LIST version 2, with
-//! objects in memory. On request it denies, throttles, truncates, corrupts or does not answer.
+//! objects in memory. On request it denies, throttles, truncates, corrupts or does not answer, and its clock jumps.
 //!
 //! It checks that requests are signed, not by whom.
 
@@ -49,6 +49,8 @@ struct StoredObject {
 struct State {
     objects: BTreeMap<String, StoredObject>,
     trouble: Trouble,
+    /// Time by which the service's clock is ahead.
+    ahead: Duration,
 }
 
 /// Running service.
@@ -110,6 +112,11 @@ impl FakeS3 {
         self.state().trouble = trouble;
     }
 
+    /// Sets the service's clock ahead of the host's by this time: objects that are written from now on have its time.
+    pub fn set_clock_ahead(&self, ahead: Duration) {
+        self.state().ahead = ahead;
+    }
+
     /// Returns the names of the objects, with their buckets, and their lengths.
     #[must_use]
     pub fn objects(&self) -> Vec<(String, usize)> {
@@ -165,7 +172,7 @@ fn answer(request: &Request, state: &mut State, trouble: Trouble) -> Response {
     match (request.method.as_str(), key) {
         ("GET", "") => list(bucket, request, state),
         ("PUT", _) => {
-            let written = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+            let written = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default() + state.ahead;
             state.objects.insert(name, StoredObject { bytes: Arc::new(request.body.clone()), written });
             Response::new(200).with("ETag", "\"tag\"")
         }

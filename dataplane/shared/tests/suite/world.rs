@@ -1,5 +1,5 @@
-//! Shards over one simulated store, which fails, delays writes beyond the death of their writers, and flips bits, while
-//! slots change owners. Whatever happens: no wrong byte is read, and nothing that was removed or replaced, with an
+//! Shards over one simulated store, which fails, delays writes beyond the death of their writers, flips bits, and whose
+//! clock jumps, while slots change owners. Whatever happens: no wrong byte is read, and nothing that was removed or replaced, with an
 //! acknowledgement, is ever found again.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -122,6 +122,8 @@ struct World {
     rng: Rng,
     now_ns: u64,
     store: Store,
+    /// Difference between the store's clock and the true time, in milliseconds.
+    clock_ms: u64,
     map: Map,
     nodes: BTreeMap<u64, Node>,
     zombies: Vec<Node>,
@@ -168,6 +170,7 @@ impl World {
             rng: Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1),
             now_ns: 1_000 * MS,
             store: Store::default(),
+            clock_ms: 0,
             map,
             nodes: BTreeMap::new(),
             zombies: Vec::new(),
@@ -226,7 +229,7 @@ impl World {
             // It only seems dead.
             self.zombies.push(dead);
         } else {
-            let now_ms = self.now_ns / MS;
+            let now_ms = self.store_ms();
             for (_, operation, at_ns) in dead.in_flight {
                 if at_ns % 3 == 0 {
                     let _ = self.store.carry_out(&operation, now_ms);
@@ -352,7 +355,7 @@ impl World {
 
     /// Runs a node for one round.
     fn run(&mut self, node: &mut Node) {
-        while node.tier.step() {}
+        while node.tier.step(&|_, _| false) {}
         while let Some((id, operation)) = node.tier.poll(self.now_ns) {
             let delay = 1 + self.rng.below(30);
             node.in_flight.push((id, operation, self.now_ns + delay * MS));
@@ -368,7 +371,8 @@ impl World {
             if !happens && operation.is_write() && self.rng.one_in(2) {
                 self.late.push((self.now_ns + self.rng.below(2000) * MS, operation.clone()));
             }
-            let result = if happens { self.store.carry_out(&operation, self.now_ns / MS) } else { Ok(Outcome::Done) };
+            let now_ms = self.store_ms();
+            let result = if happens { self.store.carry_out(&operation, now_ms) } else { Ok(Outcome::Done) };
             let result = if fails { Err(StoreError::Throttled { reason: "busy".to_owned() }) } else { result };
             node.tier.complete(self.now_ns, id, result);
         }
@@ -413,7 +417,8 @@ impl World {
         self.now_ns += (1 + self.rng.below(20)) * MS;
         for (at_ns, operation) in core::mem::take(&mut self.late) {
             if at_ns <= self.now_ns {
-                let _ = self.store.carry_out(&operation, self.now_ns / MS);
+                let now_ms = self.store_ms();
+                let _ = self.store.carry_out(&operation, now_ms);
             } else {
                 self.late.push((at_ns, operation));
             }
@@ -449,10 +454,17 @@ impl World {
                     node.tier.forget_all();
                 }
             }
-            5..120 => self.put_or_remove(true),
+            // Lifetimes are over early, or late.
+            5 => self.clock_ms = [0, 0, 50_000, 3_600_000, 400_000_000][self.rng.below(5) as usize],
+            6..120 => self.put_or_remove(true),
             120..160 => self.put_or_remove(false),
             _ => self.read(),
         }
+    }
+
+    /// Returns the store's time.
+    fn store_ms(&self) -> u64 {
+        self.now_ns / MS + self.clock_ms
     }
 
     /// Flips a bit of an object of the store.

@@ -7,7 +7,6 @@ use kvplane_shared::{
 };
 
 use super::local::LocalStore;
-use super::shard::Shard;
 use super::shard::stream_read::Reader;
 use super::shard::timing::About;
 use super::sharing::Sharing;
@@ -65,13 +64,8 @@ impl SharedObjects<'_> {
         let LocalStore { shard, tiering, sharing, .. } = &mut *self.local;
         let Some(sharing) = sharing else { return false };
         shard.now_ns = shard.now_ns.max(now_ns);
-        // Until the tail of an object from the SSD was read, its name is not known.
-        let may_upload = |shard: &Shard, digest: Digest| {
-            let record = tiering.as_ref().and_then(|tiering| tiering.ssd.locate(digest));
-            let has_tail = shard.peek(digest).is_some_and(|object| object.has_tail);
-            has_tail || record.is_none_or(|record| record.key_bytes == 0)
-        };
-        let (done, progress) = sharing.drive(shard, &may_upload, memory, start);
+        let ssd = tiering.as_ref().map(|tiering| &tiering.ssd);
+        let (done, progress) = sharing.drive(shard, ssd, memory, start);
         for (digest, reader, timing) in done {
             let about = About { digest: Some(digest), bytes: 0 };
             let shard = &mut self.local.shard;

@@ -13,7 +13,7 @@ mod uploads;
 
 use std::collections::{BTreeMap, VecDeque};
 
-use kvplane_proto::ids::{Incarnation, SLOTS, Slot};
+use kvplane_proto::ids::{Incarnation, SLOTS, Slot, Version};
 use kvplane_proto::map::{ShardKey, SlotOwners};
 use kvplane_proto::{Digest, Status};
 use kvplane_shared::{
@@ -29,6 +29,7 @@ use self::uploads::Uploads;
 use super::shard::Shard;
 use super::shard::stream_read::Reader;
 use super::shard::timing::Timing;
+use super::tiering::Ssd;
 use super::types::PoolMemory;
 
 /// Time after all objects were forgotten in which none is uploaded: a client that removes what a list names finishes by
@@ -176,16 +177,16 @@ impl Sharing {
     pub(super) fn drive(
         &mut self,
         shard: &mut Shard,
-        may_upload: &dyn Fn(&Shard, Digest) -> bool,
+        ssd: Option<&Ssd>,
         memory: &mut dyn PoolMemory,
         start: &mut dyn FnMut(OpId, Operation),
     ) -> (Vec<WaitingReader>, bool) {
         let now_ns = shard.now_ns;
         let mut progress = false;
         if now_ns >= self.quiet_until_ns {
-            progress |= self.uploads.drive(&mut self.tier, shard, may_upload, memory);
+            progress |= self.uploads.drive(&mut self.tier, shard, ssd, memory);
         }
-        progress |= self.tier.step();
+        progress |= self.tier.step(&|digest, version| has_newer(shard, ssd, digest, version));
         let mut done = Vec::new();
         while let Some(event) = self.tier.poll_event() {
             progress = true;
@@ -231,4 +232,12 @@ impl Sharing {
         let uploads = self.uploads.poll_timeout().map(|at_ns| at_ns.max(self.quiet_until_ns));
         [self.tier.poll_timeout(), uploads].into_iter().flatten().min()
     }
+}
+
+/// Returns true if memory or the SSD has a newer version of an object: a replica that this shard kept for the former
+/// owner, or what it has itself kept over a restart.
+fn has_newer(shard: &Shard, ssd: Option<&Ssd>, digest: Digest, version: Version) -> bool {
+    let in_memory = shard.peek(digest).map(|object| object.version);
+    let on_ssd = ssd.and_then(|ssd| ssd.locate(digest)).map(|record| record.version);
+    in_memory.max(on_ssd).is_some_and(|here| here > version)
 }

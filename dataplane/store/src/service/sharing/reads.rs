@@ -128,6 +128,10 @@ fn take_tail(shard: &mut Shard, digest: Digest, tail: &[u8], memory: &mut dyn Po
         shard.store.set_tail(pin);
         if let Some((head, name)) = TailHead::split(tail) {
             let keep = shard.keep_again(&head.options, tenant_of(&head, &name));
+            if head.options.replicas > 2 && shard.store.objects().replica(digest).is_owed_a_copy() {
+                // The entry says only that it is to be replicated, the tail how many times.
+                shard.store.objects_mut().want_copies(digest, head.options.replicas - 1);
+            }
             shard.store.keep_as(pin, &keep);
         }
     }

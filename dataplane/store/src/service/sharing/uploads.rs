@@ -8,7 +8,7 @@ use kvplane_shared::{NewObject, Refusal, SharedTier, UploadPolicy};
 use crate::Replica;
 use crate::service::shard::Shard;
 use crate::service::shard::tail::{is_of, set_priority, tail_within};
-use crate::service::tiering::Frequency;
+use crate::service::tiering::{Frequency, Ssd};
 use crate::service::types::PoolMemory;
 
 /// Most objects that wait to be uploaded.
@@ -81,7 +81,7 @@ impl Uploads {
         &mut self,
         tier: &mut SharedTier,
         shard: &mut Shard,
-        may_upload: &dyn Fn(&Shard, Digest) -> bool,
+        ssd: Option<&Ssd>,
         memory: &dyn PoolMemory,
     ) -> bool {
         let (now_ns, mut bytes, mut progress) = (shard.now_ns, 0, false);
@@ -103,9 +103,12 @@ impl Uploads {
                 }
                 continue;
             };
+            // Of an object with several replicas the owner uploads its own.
             let is_mine = object.replica != Replica::Second && shard.ownership.owns(digest) && !object.is_on_device;
+            // Until the tail of an object from the SSD was read, its name is not known.
+            let is_named = || object.has_tail || ssd.is_none_or(|ssd| !has_name(ssd, digest));
             let length = u32::try_from(object.extent.bytes).unwrap_or(u32::MAX);
-            if !is_mine || !tier.wants(digest, object.version, length.into()) || !may_upload(shard, digest) {
+            if !is_mine || !tier.wants(digest, object.version, length.into()) || !is_named() {
                 self.queued.remove(&digest);
                 continue;
             }
@@ -147,4 +150,9 @@ impl Uploads {
         }
         progress
     }
+}
+
+/// Returns true if the SSD has a name of an object.
+fn has_name(ssd: &Ssd, digest: Digest) -> bool {
+    ssd.locate(digest).is_some_and(|record| record.key_bytes > 0)
 }
