@@ -47,6 +47,7 @@ pub use data_tls::DataTlsError;
 pub use error::{ArgumentError, Error, LibraryThread};
 pub use group::{GroupLink, GroupLinkConfig, GroupLinkError, GroupProcess, MemberHost, ProcessGroup, ReportSignal};
 pub use kvplane_http::MetricsServer;
+pub use kvplane_objects::{PlaceError, StorePlace};
 pub use kvplane_transfer::Error as TransferError;
 pub use kvplane_transfer::error as transfer_error;
 pub use kvplane_transfer::{
@@ -60,7 +61,7 @@ pub use kvplane_transfer::{
 pub use link::{ControlLink, ControlLinkError};
 pub use node::{DevicePool, ParseDevicePoolError};
 pub use node::{Node, NodeConfig, NodeConfigError};
-pub use node::{ParseSsdError, SsdConfig};
+pub use node::{ParseSsdError, SharedTierConfig, SsdConfig};
 pub use p2p::{
     GetOptions, ManifestError, NamedPart, Object, OffsetsError, P2pConfig, P2pError, P2pStore, PartSource, Progress,
     PublishOptions, Ranks, ReadBytes, ReadOptions, ReshardNames, Resharding, ReshardingError, WideningError,
@@ -78,8 +79,8 @@ pub use kvplane_conductor::engine::hashes::{MAX_TOKENS as MAX_HASHED_TOKENS, vll
 pub use kvplane_conductor::engine::tokens::TokenPrompt;
 pub use kvplane_engine::{
     Buffer, DeviceBuffer, Eviction, HugePages, IoChoice, Pacing, PageKind, PoolReadCounters, PutAck, Region,
-    RegionError, RegionOptions, ShardSnapshot, Slice, TierPolicy, WritePolicy, ZeroCopy, ZeroCopyCounters,
-    ZeroCopyOptions, cpu, discover_machine, scheduler_affinity,
+    RegionError, RegionOptions, ShardSnapshot, Slice, TierPolicy, UploadPolicy, WritePolicy, ZeroCopy,
+    ZeroCopyCounters, ZeroCopyOptions, cpu, discover_machine, scheduler_affinity,
 };
 pub use kvplane_group as group_membership;
 pub use kvplane_proto::digest::KeysOf;

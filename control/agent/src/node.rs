@@ -15,6 +15,7 @@ mod membership;
 mod metrics;
 mod orders;
 mod shard_report;
+mod shared;
 mod ssd;
 mod store_limits;
 mod tenant_report;
@@ -51,10 +52,12 @@ use crate::which::Control;
 pub use device_pools::{DevicePool, ParseDevicePoolError};
 pub use error::NodeConfigError;
 use followed_map::FollowedMap;
+use incarnation::BegunIncarnation;
 use kept_memory::KeptDirectory;
 use membership::Membership;
 use orders::OrderExecutor;
 use shard_report::ShardReports;
+pub use shared::SharedTierConfig;
 use ssd::Ssds;
 pub use ssd::{ParseSsdError, SsdConfig};
 use tier_report::TierReports;
@@ -121,6 +124,8 @@ pub struct NodeConfig {
     pub ssd_io: IoChoice,
     /// Policy of the tier: write mode, admission and promotion.
     pub tier: TierPolicy,
+    /// Store that many nodes see, below memory and SSDs.
+    pub shared: Option<SharedTierConfig>,
     /// Threshold from which a request is recorded as slow, in nanoseconds.
     pub slow_after_ns: u64,
     /// Bandwidth limit for migrating the objects of new slots from their former owners in the background, in bytes a
@@ -164,6 +169,7 @@ impl NodeConfig {
             ssd_object_bytes: TIER_OBJECT_BYTES,
             ssd_io: IoChoice::Auto,
             tier: TierPolicy::default(),
+            shared: None,
             slow_after_ns: SLOW_AFTER_NS,
             fetch_bytes_per_s: FETCH_BYTES_PER_S,
             hot_bytes_per_s: FetchLimits::default().hot_bytes_per_s,
@@ -202,11 +208,12 @@ impl Node {
             Some(node) => node,
             None => NodeId(random_u64()?.max(1)),
         };
-        let born_ns = incarnation::begin(&link, node)?;
+        let begun = incarnation::begin(&link, node)?;
+        let born_ns = begun.number;
         let tickets = NodeTickets::ask(&link, node.0, born_ns)?;
         check_listen(config.listen, &tickets)?;
         let (incarnation, tls) = (Incarnation(born_ns), link.keychain(config.data_tls)?);
-        let (shards, notes, devices) = start_shards(config, &cluster, node, incarnation, &tickets, tls.as_ref())?;
+        let (shards, notes, devices) = start_shards(config, &cluster, node, begun, &tickets, tls.as_ref())?;
         let shards = Arc::new(shards);
         let member = member_of(config, node, incarnation, &shards)?;
         let (stop, trouble) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None)));
@@ -326,10 +333,11 @@ fn start_shards(
     config: &NodeConfig,
     cluster: &str,
     node: NodeId,
-    incarnation: Incarnation,
+    begun: BegunIncarnation,
     tickets: &NodeTickets,
     tls: Option<&Arc<Keychain>>,
 ) -> Result<NodeShards, Error> {
+    let incarnation = Incarnation(begun.number);
     let machine = discover_machine()?;
     let layout = plan(&machine, &PlanRequest { shards: config.shards, affinity: scheduler_affinity(&machine) });
     let pool_bytes = config.pool_bytes / layout.shards.len() as u64 / 4096 * 4096;
@@ -339,6 +347,7 @@ fn start_shards(
     let (rdma, count) = (config.rdma.devices()?, layout.shards.len());
     let device_pools = device_pools::of_shards(config, count)?;
     let ssds = Ssds::open(config, count, cluster, node)?;
+    let shared = config.shared.as_ref().map(|shared| shared.open(cluster, count, begun.last)).transpose()?;
     let kept = KeptDirectory::claim(config.keep_memory.as_deref(), count)?;
     let host = cpu::boot_id()?;
     let mut shards = Vec::new();
@@ -373,6 +382,7 @@ fn start_shards(
             host: HostConfig {
                 rdma: rdma.as_ref().map(|all| dealt(all, seat)),
                 tier: ssds.tier_of(seat.shard, count)?,
+                shared: shared.clone(),
                 device_pool: device_pools[seat.shard],
                 kept: kept.of_shard()?,
                 slow_after_ns: config.slow_after_ns,
@@ -395,6 +405,7 @@ fn start_shards(
     }
     let mut notes = notes_of(&layout, &shards, pool_bytes);
     notes.extend(ssds.notes());
+    notes.extend(config.shared.as_ref().map(|shared| format!("shared tier {}", shared.place)));
     kept.remove_unused()?;
     notes.extend(kept.note());
     let parts = device_pools.iter().enumerate().filter_map(|(shard, part)| Some((shard, (*part)?)));

@@ -26,8 +26,8 @@ pub use buffers::{Buffer, DeviceBuffer, FIRST_BUFFER, Slice};
 pub use host::{
     ClientHost, DevicePoolConfig, DeviceSnapshot, FetchConfig, Handshake, HandshakeError, HostConfig, HostFiles,
     KeptMemoryConfig, NearDevices, PART_LEAST_BYTES, PeerMemoryCounters, PlaceName, PoolReadCounters, RdmaDevices,
-    ServedSegments, ShardHost, StockAnswer, StockEngines, TierDevice, TierNotice, TierOpenError, TierSetup,
-    node_of_region,
+    ServedSegments, ShardHost, SharedSetup, StockAnswer, StockEngines, TierDevice, TierNotice, TierOpenError,
+    TierSetup, node_of_region,
 };
 pub use initiator::{Initiator, PiecesError};
 pub use machine::{discover_machine, scheduler_affinity};
@@ -39,6 +39,9 @@ pub use shard::{
 
 pub use staging::{MemoryRange, StagingCounters};
 
+pub use kvplane_shared::config::PACK_BYTES as SHARED_PACK_BYTES;
+pub use kvplane_shared::port::{Store as SharedStore, StorePort};
+pub use kvplane_shared::{SharedConfig, SharedStats, UploadPolicy};
 pub use kvplane_store::events::EventPage;
 pub use kvplane_store::eviction::Eviction;
 pub use kvplane_store::service::{

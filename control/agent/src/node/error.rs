@@ -102,6 +102,17 @@ pub enum NodeConfigError {
     },
     /// An SSD cannot be opened, or has the data of others; the error names its path.
     Ssd(std::io::Error),
+    /// The length of packs of the shared tier is out of range.
+    SharedPack {
+        /// Length that is set.
+        pack_bytes: u64,
+        /// Least length.
+        least_bytes: u64,
+        /// Greatest length.
+        most_bytes: u64,
+    },
+    /// The place of the shared tier cannot be used.
+    Shared(kvplane_objects::PlaceError),
 }
 
 impl fmt::Display for NodeConfigError {
@@ -159,6 +170,10 @@ impl fmt::Display for NodeConfigError {
                 write!(f, "{}: {bytes} bytes are fewer than the {least_bytes} that are needed", path.display())
             }
             Self::Ssd(error) => write!(f, "{error}"),
+            Self::SharedPack { pack_bytes, least_bytes, most_bytes } => {
+                write!(f, "packs of {pack_bytes} bytes: give a length from {least_bytes} to {most_bytes}")
+            }
+            Self::Shared(error) => error.fmt(f),
         }
     }
 }

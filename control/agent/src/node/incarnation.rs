@@ -7,7 +7,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use kvplane_proto::ids::NodeId;
+use kvplane_proto::ids::{Incarnation, NodeId};
 use kvplane_rpc::message::GetIncarnation;
 
 use crate::error::Error;
@@ -17,13 +17,22 @@ use crate::link::ControlLink;
 /// its number, by one each: no process counts that far.
 const STEP: u64 = 1 << 40;
 
-/// Returns the number of the incarnation that begins with this process.
+/// Incarnation that begins with a process.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BegunIncarnation {
+    /// Its number.
+    pub(super) number: u64,
+    /// Incarnation of the node before it, if the control plane knows one.
+    pub(super) last: Option<Incarnation>,
+}
+
+/// Returns the incarnation that begins with this process.
 ///
 /// # Errors
 /// When the control plane does not answer, or refuses.
-pub(super) fn begin(link: &ControlLink, node: NodeId) -> Result<u64, Error> {
+pub(super) fn begin(link: &ControlLink, node: NodeId) -> Result<BegunIncarnation, Error> {
     let last = link.call(GetIncarnation { node: node.0 })?.incarnation;
-    Ok(after(last, clock_ns()))
+    Ok(BegunIncarnation { number: after(last, clock_ns()), last: (last > 0).then_some(Incarnation(last)) })
 }
 
 /// Returns the number of an incarnation that begins in a running process: its versions continue, too.

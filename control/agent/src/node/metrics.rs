@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use kvplane_engine::prometheus::Text;
 use kvplane_engine::{
-    KeptReport, NvmeCounters, OperationTimes, ShardSnapshot, TenantOperation, TierSnapshot, TimedTenant,
+    KeptReport, NvmeCounters, OperationTimes, ShardSnapshot, SharedStats, TenantOperation, TierSnapshot, TimedTenant,
 };
 use kvplane_store::DevicePoolStats;
 
@@ -244,6 +244,47 @@ const TIER_GAUGES: [Number; 25] = [
     }),
 ];
 
+/// Counters of shards with a shared tier.
+const SHARED_COUNTERS: [Number; 17] = [
+    ("kvplane_shared_uploads_total", "Objects uploaded to the shared tier.", |one| shared(one).uploaded),
+    ("kvplane_shared_upload_bytes_total", "Bytes of uploaded objects.", |one| shared(one).uploaded_bytes),
+    ("kvplane_shared_uploads_skipped_total", "Objects not uploaded: no room, or the store failed.", |one| {
+        shared(one).skipped
+    }),
+    ("kvplane_shared_packs_written_total", "Packs written.", |one| shared(one).packs_written),
+    ("kvplane_shared_packs_dropped_total", "Packs dropped for their age or for lack of room.", |one| {
+        shared(one).packs_dropped
+    }),
+    ("kvplane_shared_reads_total", "Objects read from the shared tier.", |one| shared(one).reads),
+    ("kvplane_shared_read_bytes_total", "Bytes of objects read.", |one| shared(one).read_bytes),
+    ("kvplane_shared_read_failures_total", "Reads that the store failed.", |one| shared(one).read_failures),
+    ("kvplane_shared_reads_skipped_total", "Reads not tried because the store fails.", |one| shared(one).reads_skipped),
+    ("kvplane_shared_damaged_total", "Bytes of the store that were not what was written.", |one| shared(one).damaged),
+    ("kvplane_shared_write_failures_total", "Writes that the store failed.", |one| shared(one).write_failures),
+    ("kvplane_shared_denied_total", "Operations that the store denied.", |one| shared(one).denied),
+    ("kvplane_shared_throttled_total", "Operations that the store throttled.", |one| shared(one).throttled),
+    ("kvplane_shared_removals_total", "Removals and replacements of objects of the shared tier.", |one| {
+        shared(one).removals
+    }),
+    ("kvplane_shared_removals_unwritten_total", "Removals that the store did not take.", |one| {
+        shared(one).removals_unwritten
+    }),
+    ("kvplane_shared_taken_over_total", "Objects taken over from former owners.", |one| shared(one).taken_over),
+    ("kvplane_shared_slots_void_total", "Slots whose former contents are void.", |one| shared(one).slots_void),
+];
+
+const SHARED_GAUGES: [Number; 5] = [
+    ("kvplane_shared_objects", "Objects in the index of the shared tier.", |one| shared(one).objects),
+    ("kvplane_shared_packs", "Packs in the index.", |one| shared(one).packs),
+    ("kvplane_shared_pack_bytes", "Bytes of these packs.", |one| shared(one).pack_bytes),
+    ("kvplane_shared_slots", "Slots whose contents in the shared tier are known.", |one| shared(one).slots_valid),
+    ("kvplane_shared_failing", "1 while the store fails.", |one| shared(one).failing),
+];
+
+fn shared(one: &ShardSnapshot) -> SharedStats {
+    one.shared.unwrap_or_default()
+}
+
 fn kept(one: &ShardSnapshot) -> KeptReport {
     one.kept.unwrap_or_default()
 }
@@ -295,16 +336,21 @@ fn render(shards: &[ShardSnapshot]) -> String {
     let tiered = shards.iter().any(|shard| shard.tier.is_some());
     let (counters, gauges): (&[Number], &[Number]) = if tiered { (&TIER_COUNTERS, &TIER_GAUGES) } else { (&[], &[]) };
     let has_device_pool = shards.iter().any(|shard| store(shard).device != DevicePoolStats::default());
+    let is_shared = shards.iter().any(|shard| shard.shared.is_some());
+    let (of_shared, shared_gauges): (&[Number], &[Number]) =
+        if is_shared { (&SHARED_COUNTERS, &SHARED_GAUGES) } else { (&[], &[]) };
     let (of_device, device_gauges): (&[Number], &[Number]) =
         if has_device_pool { (&DEVICE_COUNTERS, &DEVICE_GAUGES) } else { (&[], &[]) };
     let keeps = shards.iter().any(|shard| shard.kept.is_some());
     let (of_kept, kept_gauges): (&[Number], &[Number]) =
         if keeps { (&KEPT_COUNTERS, &KEPT_GAUGES) } else { (&[], &[]) };
-    for (name, help, value) in COUNTERS.iter().chain(counters).chain(of_device).chain(of_kept) {
+    let all = COUNTERS.iter().chain(counters).chain(of_shared).chain(of_device).chain(of_kept);
+    for (name, help, value) in all {
         text.counter(name, help);
         numbers(&mut text, *value);
     }
-    for (name, help, value) in GAUGES.iter().chain(gauges).chain(device_gauges).chain(kept_gauges) {
+    let all = GAUGES.iter().chain(gauges).chain(shared_gauges).chain(device_gauges).chain(kept_gauges);
+    for (name, help, value) in all {
         text.gauge(name, help);
         numbers(&mut text, *value);
     }

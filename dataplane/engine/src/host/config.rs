@@ -16,6 +16,7 @@ use super::device_pool::DevicePoolConfig;
 use super::fetch::FetchConfig;
 use super::reactor::connections::Connections;
 use super::reactor::devices::RdmaDevices;
+use super::shared::SharedSetup;
 use super::tier::TierSetup;
 
 /// Memory that outlives the process of a node.
@@ -46,6 +47,8 @@ pub struct HostConfig {
     pub zero_copy: ZeroCopyOptions,
     /// SSD tier of the service's store.
     pub tier: Option<TierSetup>,
+    /// Shared tier of the service's store.
+    pub shared: Option<SharedSetup>,
     /// Device pool of the service's store.
     pub device_pool: Option<DevicePoolConfig>,
     /// Memory in which the service's store outlives the process.
@@ -74,6 +77,7 @@ impl Default for HostConfig {
             stock: None,
             zero_copy: ZeroCopyOptions::default(),
             tier: None,
+            shared: None,
             device_pool: None,
             kept: None,
             fetch: None,

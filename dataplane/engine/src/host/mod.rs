@@ -9,8 +9,8 @@
 //! * [`reactor`]: readiness, polling and parking; the connections with their drivers.
 //! * [`service_side`]: a service, and its resources in a host.
 //! * [`client_side`]: a client, and its resources in a host.
-//! * [`tier`], [`device_pool`], [`fetch`]: the SSD tier and the device pool of a shard's store, and the client of a
-//!   shard.
+//! * [`tier`], [`shared`], [`device_pool`], [`fetch`]: the SSD tier, the shared tier and the device pool of a shard's
+//!   store, and the client of a shard.
 //! * [`reports`]: counters, and notices for the thread that drives the host.
 //!
 //! One `poll` is a round: readiness, frames, outputs, timers, sends. Nothing in it blocks. `park` waits for the next
@@ -29,6 +29,7 @@ mod reports;
 mod segments;
 mod service_side;
 mod shard_host;
+mod shared;
 mod tier;
 
 pub use client_host::ClientHost;
@@ -46,6 +47,7 @@ pub use reports::{HostCounters, PeerMemoryCounters, PoolReadCounters};
 pub use service_side::served::DeviceSnapshot;
 pub(crate) use shard_host::end_accesses;
 pub use shard_host::{ServedSegments, ShardHost};
+pub use shared::SharedSetup;
 pub use tier::{PART_LEAST_BYTES, TierDevice, TierNotice, TierOpenError, TierSetup};
 
 /// Any thread may drive a host.

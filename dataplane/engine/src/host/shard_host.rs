@@ -29,6 +29,7 @@ use super::reactor::pass::{Arrival, Pass};
 use super::reports::{HostCounters, Reports};
 use super::service_side::ServiceSide;
 use super::service_side::served::DeviceSnapshot;
+use super::shared::SharedStore;
 use super::tier::{STEP, TierDevice, TierOpenError};
 use crate::staging::StagingCounters;
 
@@ -39,6 +40,8 @@ pub struct ShardHost {
     service: ServiceSide,
     /// SSD tier of the service's store.
     tier: Option<TierDevice>,
+    /// Shared tier of the service's store.
+    shared: Option<SharedStore>,
     /// Device pool of the service's store.
     device_pool: Option<DevicePool>,
     /// Client that fetches objects from former owners of the shard's slots.
@@ -68,8 +71,9 @@ impl ShardHost {
             let memory = device_pool.memory();
             service.open_device(&mut connections, memory.device(), Some(memory)).map_err(io::Error::other)?;
         }
-        let (mut tier, mut fetcher) = (None, None);
+        let (mut tier, mut shared, mut fetcher) = (None, None, None);
         if let Some(pool) = pool {
+            shared = config.shared.as_ref().map(|setup| SharedStore::new(setup, service.service(), pool));
             if let Some(setup) = &config.tier {
                 tier = Some(TierDevice::new(setup, service.service(), pool, &connections.poller)?);
             }
@@ -79,7 +83,7 @@ impl ShardHost {
             }
         }
         let (reactor, reports) = (Reactor::new(connections), Reports::default());
-        Ok(Self { reactor, reports, service, tier, device_pool, fetcher })
+        Ok(Self { reactor, reports, service, tier, shared, device_pool, fetcher })
     }
 
     /// Serves peers that connect to these listeners.
@@ -115,6 +119,9 @@ impl ShardHost {
     /// # Errors
     /// If the kernel refuses to watch the doorbell.
     pub fn watch_mailbox(&mut self, doorbell: Doorbell) -> io::Result<()> {
+        if let Some(shared) = &mut self.shared {
+            shared.open(doorbell.clone());
+        }
         self.reactor.watch_mailbox(doorbell)
     }
 
@@ -159,6 +166,9 @@ impl ShardHost {
     fn serve_store(&mut self) -> io::Result<bool> {
         let mut progress = self.drain_service();
         progress |= self.drive_tier(self.reactor.now_ns())?;
+        if let Some(shared) = &mut self.shared {
+            progress |= shared.drive(self.service.service(), self.reactor.now_ns());
+        }
         if let Some(device_pool) = &mut self.device_pool {
             progress |= device_pool.drive(self.service.service(), self.reactor.now_ns());
         }
@@ -353,7 +363,9 @@ impl ShardHost {
             return Ok(());
         }
         let longest = longest.min(self.service.longest_park(self.reactor.now_ns()));
-        let slept = self.reactor.park(longest, self.poll_timeout(), || !pending())?;
+        let (timeout, shared) = (self.poll_timeout(), &self.shared);
+        let is_ready = || shared.as_ref().is_some_and(SharedStore::is_ready);
+        let slept = self.reactor.park(longest, timeout, || !pending() && !is_ready())?;
         self.reports.counters.parks += u64::from(slept);
         Ok(())
     }
@@ -385,8 +397,12 @@ impl ShardHost {
         Ok(())
     }
 
-    /// Flushes pending writes of the tier, at most for `longest`. Returns true if all are written.
+    /// Flushes pending writes of the tier, at most for `longest`, after what waits for the shared tier was uploaded.
+    /// Returns true if all are written to the tier.
     pub fn close_tier(&mut self, longest: Duration) -> bool {
+        if let Some(shared) = &mut self.shared {
+            shared.close(self.service.service());
+        }
         let until = Instant::now() + longest;
         while self.tier.is_some() {
             if self.service.service().tier_mut().is_none_or(Tiering::close) {

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use kvplane_proto::Digest;
+use kvplane_shared::SharedStats;
 use kvplane_store::StoreStats;
 use kvplane_store::service::{
     CopyCounters, KeptReport, MoveCounters, ServiceCounters, ServiceTimes, TierSnapshot, Tiering,
@@ -21,6 +22,7 @@ use crate::staging::StagingCounters;
 pub struct ShardSnapshot {
     pub store: Option<StoreStats>,
     pub tier: Option<TierSnapshot>,
+    pub shared: Option<SharedStats>,
     /// Device of its tier.
     pub device: Option<NvmeCounters>,
     pub service: ServiceCounters,
@@ -60,6 +62,7 @@ pub(super) fn of(host: &mut ShardHost) -> ShardSnapshot {
     let snapshot = ShardSnapshot {
         store: service.store().config().has_pool().then(|| service.store().stats()),
         tier: service.inspect().tier().map(Tiering::snapshot),
+        shared: service.control().shared().stats(),
         device,
         service: service.inspect().counters(),
         kept: service.inspect().kept(),

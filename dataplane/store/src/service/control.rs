@@ -10,6 +10,7 @@ use super::fetches::FetchLimits;
 use super::kept_memory::{Discard, FormerImage, KeptMemory, KeptReport};
 use super::objects::Objects;
 use super::replication::ReplicaProgress;
+use super::shared_objects::SharedObjects;
 use super::types::{PeerKey, PoolBytes};
 use crate::store::PoolSums;
 
@@ -68,6 +69,12 @@ impl<'a> Control<'a> {
     pub fn set_fetch_limits(self, limits: FetchLimits) {
         self.objects.migration.set_limits(limits);
         self.objects.replication.set_heat(limits.hot_bytes_per_s);
+    }
+
+    /// Returns the shared tier.
+    #[must_use]
+    pub const fn shared(self) -> SharedObjects<'a> {
+        SharedObjects { local: &mut self.objects.local }
     }
 
     /// Keeps the shard's memory beyond its process. `found` is the image of the former process's objects, if there was

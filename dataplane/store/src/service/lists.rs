@@ -24,6 +24,7 @@ use super::shard::context::RequestContext;
 use super::shard::effects::ListedName;
 use super::shard::rights::tenant_of;
 use super::shard::tail::{TAIL_HEAD_BYTES, TailHead, tail_within};
+use super::shared_objects::forget_shared;
 use super::tiering::Ssd;
 use super::types::{CloseReason, PeerKey, PoolBytes};
 use crate::{ObjectView, Replica};
@@ -303,6 +304,9 @@ impl Lists {
             Self::answer_changes(objects, context.peer, header, item.from);
             return Ok(());
         } else if self.open.len() >= Limits::LISTS || Self::misses_some(objects, context, item.flags) {
+            Status::Busy
+        } else if item.flags & REMOVES != 0 && item.from == 0 && !forget_shared(&mut objects.local) {
+            // Of the objects of the shared tier there is no list: all of them count as removed, whatever it names.
             Status::Busy
         } else {
             if item.flags & REMOVES != 0 {

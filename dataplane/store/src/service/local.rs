@@ -19,6 +19,7 @@ use super::shard::Shard;
 use super::shard::context::RequestContext;
 use super::shard::deferrals::DeferredItem;
 use super::shard::stream_read::Reader;
+use super::sharing::{SharedRemoval, Sharing};
 use super::tiering::reconciliation::changes::Changes;
 use super::tiering::reconciliation::compare;
 use super::tiering::reconciliation::verdict::SlotJudge;
@@ -35,24 +36,27 @@ pub(super) struct LocalStore {
     pub(super) shard: Shard,
     pub(super) tiering: Option<Box<Tiering>>,
     pub(super) device: Option<Box<DevicePool>>,
+    pub(super) sharing: Option<Box<Sharing>>,
     /// Memory that outlives the process.
     pub(super) kept: Option<Box<KeptMemory>>,
 }
 
-/// Conditions on the SSD that the reply of a put waits for.
+/// Conditions on the SSD and on the shared tier that the reply of a put waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(super) struct SsdWaits {
     /// The object is written.
     pub(super) write: bool,
     /// The tombstone of the replaced object is written.
     pub(super) removal: bool,
+    /// The removal of the replaced object is in the log of the shared tier.
+    pub(super) shared_removal: bool,
 }
 
 impl LocalStore {
     pub(super) fn new(identity: Identity, store: Store) -> Self {
         let has_device_pool = store.config().device_pool_bytes > 0;
         let device = has_device_pool.then(Box::<DevicePool>::default);
-        Self { shard: Shard::new(identity, store), tiering: None, device, kept: None }
+        Self { shard: Shard::new(identity, store), tiering: None, device, sharing: None, kept: None }
     }
 
     /// Attaches a tier.
@@ -87,18 +91,30 @@ impl LocalStore {
     /// Returns the length of an object, and whether it is a stripe head.
     pub(super) fn size_of(&self, digest: Digest) -> Option<(u64, bool)> {
         let on_ssd = || self.on_ssd(digest).map(|record| (record.payload_bytes.into(), record.names_parts));
-        self.shard.peek(digest).map(|object| (object.extent.bytes, object.is_head)).or_else(on_ssd)
+        let in_shared_tier = || {
+            self.sharing
+                .as_ref()
+                .and_then(|sharing| sharing.locate(digest))
+                .map(|view| (view.bytes.into(), view.is_head))
+        };
+        let in_memory = self.shard.peek(digest).map(|object| (object.extent.bytes, object.is_head));
+        in_memory.or_else(on_ssd).or_else(in_shared_tier)
     }
 
     /// Returns the tenant of an object, as far as it is known.
     pub(super) fn tenant_of(&self, digest: Digest) -> ObjectTenant {
-        match &self.tiering {
+        let here = match &self.tiering {
             Some(tiering) => tiering.promotion.tenant_of(&tiering.ssd, &self.shard, digest),
             // Without an SSD, an object without a tail never had one, and was charged as its put stated.
             None => match self.shard.peek(digest) {
                 Some(object) => ObjectTenant::Known(Some(object.tenant)),
                 None => ObjectTenant::NotHere,
             },
+        };
+        match self.sharing.as_ref().and_then(|sharing| sharing.locate(digest)).filter(|_| here == ObjectTenant::NotHere)
+        {
+            Some(view) => ObjectTenant::Known(Some(view.tenant)),
+            None => here,
         }
     }
 
@@ -158,6 +174,9 @@ impl LocalStore {
 
     /// Begins to read an object from the SSD, or joins a read in flight.
     pub(super) fn read(&mut self, view: &RecordView, reader: Reader) -> Result<(), Status> {
+        if let Some(sharing) = &mut self.sharing {
+            sharing.note_get(view.digest, self.shard.now_ns);
+        }
         let Some(tiering) = &mut self.tiering else { return Err(Status::NotFound) };
         tiering.promotion.read(&mut tiering.ssd, &mut self.shard, view, reader)
     }
@@ -181,8 +200,11 @@ impl LocalStore {
         }
     }
 
-    /// Counts a get of an object in memory, which may now qualify to be written to the SSD.
+    /// Counts a get of an object in memory, which may now qualify to be written to the SSD, or to be uploaded.
     pub(super) fn note_get(&mut self, digest: Digest) {
+        if let Some(sharing) = &mut self.sharing {
+            sharing.note_get(digest, self.shard.now_ns);
+        }
         let Some(tiering) = &mut self.tiering else { return };
         tiering.promotion.use_prefetched(&mut tiering.ssd, digest);
         tiering.demotion.note_get(&mut tiering.ssd, &mut self.shard, digest);
@@ -199,6 +221,9 @@ impl LocalStore {
         is_session: bool,
         account: u16,
     ) -> Result<(), Status> {
+        if let Some(sharing) = &self.sharing {
+            sharing.may_remove(1)?;
+        }
         if let Some(ssd) = self.ssd() {
             ssd.may_replace(digest, replace)?;
             Demotion::check_length(ssd, bytes, asked, is_session)?;
@@ -240,14 +265,22 @@ impl LocalStore {
     /// Returns the conditions on the SSD that the reply of a put waits for. To be called once for each put, as it
     /// counts the put.
     pub(super) fn waits_of(&mut self, made: &CommittedObject) -> SsdWaits {
-        let Some(tiering) = &mut self.tiering else { return SsdWaits::default() };
+        let shared_removal = self.sharing.as_ref().is_some_and(|sharing| sharing.must_remove(made.digest));
+        let Some(tiering) = &mut self.tiering else { return SsdWaits { shared_removal, ..SsdWaits::default() } };
         let ssd = &mut tiering.ssd;
-        SsdWaits { write: Demotion::awaits(ssd, made), removal: ssd.must_remove(made.digest, made.replaces) }
+        let removal = ssd.must_remove(made.digest, made.replaces);
+        SsdWaits { write: Demotion::awaits(ssd, made), removal, shared_removal }
     }
 
     /// Acts on a put: the records that it replaces get tombstones on the SSD, and then it is written there as the
-    /// policy says. `told` is settled once for each condition that is waited for.
+    /// policy says; likewise in the shared tier. `told` is settled once for each condition that is waited for.
     pub(super) fn keep(&mut self, made: &CommittedObject, waits: SsdWaits, told: Option<DeferredItem>) {
+        if let Some(sharing) = &mut self.sharing {
+            if waits.shared_removal {
+                sharing.remove(made.digest, SharedRemoval::Replaced { version: made.version, told });
+            }
+            sharing.note_put(made.digest, self.shard.now_ns);
+        }
         let Some(tiering) = &mut self.tiering else { return };
         if waits.removal {
             tiering.promotion.forget_prefetched(made.digest);
@@ -259,6 +292,9 @@ impl LocalStore {
 
     /// Returns the status of a repeated commit of a version that was committed before.
     pub(super) fn kept(&self, digest: Digest, version: Version) -> Status {
+        if self.sharing.as_ref().is_some_and(|sharing| sharing.is_removing(digest)) {
+            return Status::Busy;
+        }
         self.tiering
             .as_ref()
             .map_or(Status::Ok, |tiering| tiering.demotion.kept(&tiering.ssd, &self.shard, digest, version))

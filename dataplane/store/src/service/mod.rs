@@ -33,6 +33,8 @@ mod puts;
 mod replication;
 mod segments;
 mod shard;
+mod shared_objects;
+mod sharing;
 mod tiering;
 mod types;
 mod writes;
@@ -70,12 +72,13 @@ pub use self::shard::timing::{
     HOT_KEPT, HotObject, HotObjects, LeavingPayload, OperationTimes, SLOW_AFTER_NS, SLOW_KEPT, ServiceTimes,
     SlowOperation, TENANTS_TIMED, TenantOperation, TenantTimes, TimedTenant, Timing,
 };
+pub use self::shared_objects::SharedObjects;
 pub use self::tiering::{
     Admission, SsdUsage, TierCounters, TierOrder, TierPolicy, TierSnapshot, Tiering, VoidCause, WritePolicy,
 };
 pub use self::types::{
     CloseReason, Extents, Hold, Identity, MapStanding, Memory, MemoryExtent, Output, Path, PayloadTo, PeerKey,
-    PoolBytes, RegisterError, SegmentInfo, ServiceCounters, TailWrite, TicketId,
+    PoolBytes, PoolMemory, RegisterError, SegmentInfo, ServiceCounters, TailWrite, TicketId,
 };
 pub use self::writes::{DetachedWrite, Writes};
 use crate::entry::Entry;
@@ -186,7 +189,9 @@ impl Service {
         let Objects { local, migration, replication } = &self.objects;
         let own = [local.shard.sessions.poll_timeout(), self.puts.poll_timeout(), self.claims.poll_timeout()];
         let tiering = local.tiering.as_ref().and_then(|tiering| tiering.poll_timeout());
-        let work = [tiering, migration.poll_timeout(local.shard.now_ns), replication.poll_timeout(&local.shard)];
+        let sharing = local.sharing.as_ref().and_then(|sharing| sharing.poll_timeout());
+        let work =
+            [tiering, sharing, migration.poll_timeout(local.shard.now_ns), replication.poll_timeout(&local.shard)];
         own.into_iter().chain(work).flatten().min()
     }
 

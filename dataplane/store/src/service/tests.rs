@@ -15,5 +15,6 @@ mod rig;
 mod seconds;
 mod segments;
 mod shared;
+mod sharing;
 mod tiered;
 mod times;

@@ -344,3 +344,9 @@ pub trait PoolBytes {
     /// Returns the length of the pool.
     fn bytes(&self) -> u64;
 }
+
+/// Memory of the pool, to copy objects into that come from the shared tier.
+pub trait PoolMemory: PoolBytes {
+    /// Copies these bytes to `offset`.
+    fn write(&mut self, offset: u64, bytes: &[u8]);
+}

@@ -1,5 +1,7 @@
 //! `kvplane node`: runs a storage node as a process.
 
+mod shared;
+
 use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -19,6 +21,7 @@ use crate::command::process::stop::Stop;
 use crate::command::size;
 use crate::command::tebench::{PacingChoice, values};
 use crate::command::which::Which;
+use shared::SharedArguments;
 
 /// Pause between two attempts to reach a control plane.
 const AGAIN: Duration = Duration::from_millis(500);
@@ -115,6 +118,8 @@ pub(crate) struct Shape {
     keep_memory: Option<PathBuf>,
     #[command(flatten)]
     ssd: Ssd,
+    #[command(flatten)]
+    shared: SharedArguments,
     /// Directory of local identities and sockets. Default: the user's runtime directory.
     #[arg(long)]
     pub(crate) runtime_directory: Option<PathBuf>,
@@ -411,6 +416,7 @@ impl Shape {
                 IoArgument::Passthrough => IoChoice::Passthrough,
             },
             tier: self.ssd.policy(),
+            shared: self.shared.config(),
             slow_after_ns: self.slow_ms * 1_000_000,
             fetch_bytes_per_s: self.migration_rate,
             hot_bytes_per_s: self.replicate_hot,

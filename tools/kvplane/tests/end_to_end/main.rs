@@ -20,6 +20,7 @@ mod objects;
 mod operation;
 mod rig;
 mod security;
+mod shared;
 mod ssd;
 mod support;
 mod transfers;

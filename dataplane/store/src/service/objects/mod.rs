@@ -25,6 +25,7 @@ use super::shard::context::RequestContext;
 use super::shard::deferrals::{DeferredItem, Replies, lookup_of, no_lookup};
 use super::shard::stream_read::{ReadSpan, Reader, StreamRead};
 use super::shard::tail::TailHead;
+use super::shared_objects::{in_shared_tier, is_below, read_shared};
 use super::types::{CloseReason, CommittedObject, Hold, Identity, Memory, MemoryExtent, PeerKey, get_status};
 use crate::entry::Entry;
 use crate::store::Store;
@@ -50,7 +51,8 @@ pub(super) struct PutWaits {
 impl PutWaits {
     /// Returns how many times the put's item is settled.
     pub(super) fn count(self) -> usize {
-        usize::from(self.ssd.write) + usize::from(self.ssd.removal) + self.copies.count()
+        let SsdWaits { write, removal, shared_removal } = self.ssd;
+        usize::from(write) + usize::from(removal) + usize::from(shared_removal) + self.copies.count()
     }
 }
 
@@ -161,6 +163,18 @@ impl Objects {
                 }
             }
         }
+        if self.local.sharing.is_some() {
+            for (at, (bit, item)) in bits.iter_mut().zip(items.clone()).enumerate().filter(|(_, (bit, _))| !**bit) {
+                let view = in_shared_tier(&self.local, item.digest);
+                if let Some(view) = view.filter(|_| !self.local.is_anothers(context, item.digest)) {
+                    *bit = true;
+                    if view.is_head {
+                        heads.resize(count, false);
+                        heads[at] = true;
+                    }
+                }
+            }
+        }
         let missing = bits.iter().zip(items).enumerate().filter(|(_, (bit, _))| !**bit);
         let missing = self.of_owner(context, missing.map(|(at, (_, item))| (at, item.digest)));
         let elsewhere = self.migration.elsewhere(&self.local.shard, context, missing);
@@ -265,7 +279,7 @@ impl Objects {
         Ok(())
     }
 
-    /// Reads an object that is not in memory from the SSD, or fetches it from a former owner.
+    /// Reads an object that is not in memory from the SSD or the shared tier, or fetches it from a former owner.
     fn get_elsewhere(
         &mut self,
         context: &RequestContext,
@@ -276,6 +290,12 @@ impl Objects {
         let reader = Reader::Stream(read);
         let view = self.local.on_ssd(digest).filter(|_| error == GetError::NotFound);
         let Some(view) = view else {
+            let shared = in_shared_tier(&self.local, digest).filter(|_| error == GetError::NotFound);
+            if let Some(view) = shared {
+                let bytes = view.bytes.into();
+                read.check(bytes, view.is_head).map_err(|status| (status, bytes))?;
+                return read_shared(&mut self.local, &view, reader).map_err(|status| (status, 0));
+            }
             if error == GetError::NotFound && self.migration.may_have(&self.local.shard, context, digest) {
                 let fetched = self.migration.fetch(&mut self.local, digest, Waiter::Reader(reader));
                 return fetched.map_err(|status| (status, 0));
@@ -300,7 +320,7 @@ impl Objects {
                 Status::NotFound => {
                     !self.local.shard.reads_replica(context, item.digest)
                         && !self.local.is_hidden(context, item.digest)
-                        && (self.local.on_ssd(item.digest).is_some()
+                        && (is_below(&self.local, item.digest)
                             || self.migration.may_have(&self.local.shard, context, item.digest))
                 }
                 _ => false,
@@ -314,8 +334,8 @@ impl Objects {
             self.local.shard.answers.records(context.peer, Operation::Lookup, header.request, &replies);
             return Ok(());
         }
-        // Objects in the device pool, on the SSD or at former owners are read concurrently; the reply waits for the
-        // last.
+        // Objects in the device pool, on the SSD, in the shared tier or at former owners are read concurrently; the
+        // reply waits for the last.
         let replies = Replies::Lookups(replies);
         let item_at = self.local.shard.defer(context.peer, header.request, replies, elsewhere.len());
         for (at, digest) in elsewhere {
@@ -325,6 +345,11 @@ impl Objects {
                 None if is_on_device(&self.local, digest) => recall(&mut self.local, digest, Some(reader)),
                 Some(view) if view.names_parts && !all => Err(Status::Striped),
                 Some(view) => self.local.read(&view, reader),
+                None if in_shared_tier(&self.local, digest).is_some() => match in_shared_tier(&self.local, digest) {
+                    Some(view) if view.is_head && !all => Err(Status::Striped),
+                    Some(view) => read_shared(&mut self.local, &view, reader),
+                    None => Err(Status::NotFound),
+                },
                 None => self.migration.fetch(&mut self.local, digest, Waiter::Reader(reader)),
             };
             if let Err(status) = begun {
@@ -430,7 +455,7 @@ impl Objects {
     pub(super) fn has_rival(&self, reservation: ReservationId, digest: Digest) -> bool {
         let store = &self.local.shard.store;
         !store.reserved(reservation).is_some_and(Entry::replaces)
-            && (store.exists(digest) || self.local.on_ssd(digest).is_some())
+            && (store.exists(digest) || is_below(&self.local, digest))
     }
 
     /// Commits a replica whose bytes were received.

@@ -14,6 +14,8 @@ use crate::service::types::{CloseReason, MapStanding};
 /// Map that assigns slots to this shard and removes others.
 pub(in crate::service) struct OwnerChange {
     epoch: Epoch,
+    /// Cluster state that the map belongs to; 0 if it is not known.
+    state: u64,
     /// Epoch of the previous map.
     heard: Epoch,
     /// True if maps were missed: no state from before can be trusted.
@@ -53,7 +55,7 @@ impl Objects {
         if has_lost {
             self.local.refuse_void_puts();
         }
-        Some(OwnerChange { epoch, heard, missed, has_lost })
+        Some(OwnerChange { epoch, state: standing.state, heard, missed, has_lost })
     }
 
     /// Serves the slots that a map assigns, and fetches their objects, after the lost slots were ended.
@@ -65,6 +67,9 @@ impl Objects {
     ) {
         self.migration.follow(&mut self.local, change.heard, change.missed, owned, owners);
         self.local.serve_slots(change.epoch, owned);
+        if let (Some(sharing), Some(owners)) = (&mut self.local.sharing, owners) {
+            sharing.follow(&self.local.shard, change.state, owners, change.missed);
+        }
     }
 
     /// Ends this shard's role as the replica owner of these slots by a map after epoch `heard`: their replicas become
@@ -149,7 +154,11 @@ impl Objects {
 
     /// Starts a new incarnation of the shard. Returns true if it had slots of which the SSD keeps objects.
     pub(in crate::service) fn begin_incarnation(&mut self, incarnation: Incarnation) -> bool {
+        let before = self.local.shard.ownership.key();
         self.local.shard.ownership.begin_incarnation(incarnation);
+        if let Some(sharing) = &mut self.local.sharing {
+            sharing.begin_incarnation(incarnation, before);
+        }
         let kept = self.local.end_incarnation();
         if kept {
             let shard = &mut self.local.shard;

@@ -11,6 +11,8 @@ use super::Objects;
 use crate::service::shard::answers::items_of;
 use crate::service::shard::context::RequestContext;
 use crate::service::shard::deferrals::Replies;
+use crate::service::shared_objects::is_below;
+use crate::service::sharing::SharedRemoval;
 use crate::service::types::CloseReason;
 use crate::store::{OwnershipChange, ReplicaRole};
 
@@ -37,7 +39,7 @@ impl Objects {
         }
         let unknown = |digest: &Digest| {
             let there = shard.store.exists(*digest);
-            let may_be = there || self.local.on_ssd(*digest).is_some() || self.migration.is_coming(*digest);
+            let may_be = there || is_below(&self.local, *digest) || self.migration.is_coming(*digest);
             shard.is_for_peer(context, *digest) && self.local.is_hidden(context, *digest) && may_be
         };
         digests.iter().any(unknown).then_some(Status::Busy)
@@ -84,11 +86,11 @@ impl Objects {
                 continue;
             }
             rest.push(*digest);
-            let on_ssd = self.local.on_ssd(*digest).is_some();
+            let is_below = is_below(&self.local, *digest);
             let store = &mut self.local.shard.store;
             // The new owner has the object already, and may have written its replica to this shard.
             let copy = context.fetches && store.objects().is_copy(*digest);
-            bits.push(!copy && store.remove(*digest) || on_ssd);
+            bits.push(!copy && store.remove(*digest) || is_below);
         }
         if !context.fetches {
             // A former owner's object is void as well, whether or not it exists there.
@@ -101,7 +103,8 @@ impl Objects {
         Ok(())
     }
 
-    /// Removes objects, which are gone from memory, from the SSD and from the replica owner, and then answers.
+    /// Removes objects, which are gone from memory, from the SSD, the shared tier and the replica owner, and then
+    /// answers.
     fn finish_removal(&mut self, context: &RequestContext, header: &Header, digests: &[Digest], bits: RemovalBits) {
         let (peer, request) = (context.peer, header.request);
         let Self { local, replication, .. } = self;
@@ -112,7 +115,17 @@ impl Objects {
             local.shard.answers.answer(peer, Operation::Remove, header, status);
             return;
         }
-        let left = outstanding.len() + tiering.as_ref().map_or(0, |_| digests.len());
+        let mut sharing = local.sharing.as_mut();
+        let mut shared = Vec::new();
+        if let Some(sharing) = &mut sharing {
+            digests.iter().for_each(|digest| sharing.note_change(*digest));
+            shared.extend((0..digests.len()).filter(|at| sharing.must_remove(digests[*at])));
+            if let Err(status) = sharing.may_remove(shared.len()) {
+                local.shard.answers.answer(peer, Operation::Remove, header, status);
+                return;
+            }
+        }
+        let left = outstanding.len() + shared.len() + tiering.as_ref().map_or(0, |_| digests.len());
         if left == 0 {
             let (bits, heads) = bits;
             local.shard.answers.items(peer, Operation::Remove, request, bits.len(), |body| {
@@ -124,6 +137,11 @@ impl Objects {
         let item_at = local.shard.defer(peer, request, Replies::Bits(bits, Status::Ok), left);
         if let Some(tiering) = &mut tiering {
             tiering.ssd.remove(&mut local.shard, digests, &item_at);
+        }
+        if let Some(sharing) = sharing {
+            for at in shared {
+                sharing.remove(digests[at], SharedRemoval::Requested(item_at(at)));
+            }
         }
         for at in outstanding {
             replication.removals.wait(&mut local.shard, digests[at], item_at(at));

@@ -21,6 +21,7 @@ use super::shard::answers::items_of;
 use super::shard::context::RequestContext;
 use super::shard::deferrals::{PutReply, Replies};
 use super::shard::sessions::PendingPayload;
+use super::shared_objects::{is_below, note_change};
 use super::types::{CloseReason, CommittedObject, MemoryExtent, Path, PayloadTo, PeerKey, TicketId, commit_status};
 use crate::{CommitError, Copies, Replica, Reserve};
 
@@ -103,7 +104,7 @@ impl Puts {
         let PutOptions { ack: asked, part, replicas, wait_replicas, .. } = put.item.options();
         let copies = Copies::of_put(replicas, wait_replicas);
         let asked = if part == Part::None { asked } else { asked.or_else(|| objects.local.ack_of_parts()) };
-        if !replace && objects.local.on_ssd(digest).is_some() {
+        if !replace && is_below(&objects.local, digest) {
             return Err(objects.exists_already(digest, asked));
         }
         let keep = objects.local.shard.keep_of(context, put.item, put.name)?;
@@ -331,6 +332,7 @@ impl Puts {
             Ok(version) => {
                 objects.local.shard.counters.put_bytes += bytes;
                 objects.migration.note_change(&objects.local.shard, digest);
+                note_change(&mut objects.local, digest);
                 objects.local.shard.about_made(digest);
                 Ok(CommittedObject { version, digest, bytes, replaces, is_copy: false, ack })
             }

@@ -26,6 +26,7 @@ pub use self::counters::TierCounters;
 pub use self::demotion::Admission;
 pub(super) use self::demotion::{Demotion, MoveProgress, may_put_without_ssd};
 pub use self::orders::TierOrder;
+pub(super) use self::policy::Frequency;
 pub use self::policy::{TierPolicy, WritePolicy};
 pub(super) use self::promotion::{NotBegun, ObjectTenant, Promotion, TENANTS_KNOWN_MOST, wanted_until_ns};
 pub use self::reconciliation::VoidCause;

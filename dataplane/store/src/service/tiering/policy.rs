@@ -85,18 +85,18 @@ const MOST: u8 = 15;
 ///
 /// A count-min sketch with ageing, as TinyLFU uses it (Einziger, Friedman, Manes, 2017).
 #[derive(Debug)]
-pub(super) struct Frequency {
+pub(in crate::service) struct Frequency {
     counters: Vec<u8>,
     seen: usize,
 }
 
 impl Frequency {
-    pub(super) fn new() -> Self {
+    pub(in crate::service) fn new() -> Self {
         Self { counters: vec![0; COUNTERS], seen: 0 }
     }
 
     /// Counts an access; returns the new estimate.
-    pub(super) fn see(&mut self, digest: Digest) -> u8 {
+    pub(in crate::service) fn see(&mut self, digest: Digest) -> u8 {
         let [one, other] = Self::places(digest);
         let count = self.counters[one].min(self.counters[other]).saturating_add(1).min(MOST);
         // Only the lower of the two is certainly too low.

@@ -77,8 +77,9 @@ fn transfer_engine(place: &Workplace) -> BTreeMap<String, (String, String)> {
 fn the_reference_of_metrics_is_current() {
     let place = Workplace::new("metrics-reference");
     let ssd = format!("{}:64M", place.path("ssd").display());
+    let shared = place.path("shared").display().to_string();
     let words = ["--shards", "1", "--metrics-port", "0", "--conductor", "--ssd", &ssd, "--ssd-ack", "buffered"];
-    let dev = place.dev("32M", &words);
+    let dev = place.dev("32M", &[&words[..], &["--shared-tier", &shared]].concat());
     let file = place.path("value");
     std::fs::write(&file, [7; 4096]).expect("a file");
     let put = ["ctl", "put", "--tenant", "acme", "key", file.to_str().expect("text")];
@@ -97,6 +98,8 @@ fn the_reference_of_metrics_is_current() {
     table(&mut page, &node, "kvplane_shard_");
     page.push_str("\n### Of its SSDs\n");
     table(&mut page, &node, "kvplane_tier_");
+    page.push_str("\n### Of its shared tier\n");
+    table(&mut page, &node, "kvplane_shared_");
     page.push_str("\n### Of its device pools\n");
     let special = special_memory(&place);
     table(&mut page, &special, "kvplane_device_pool_");

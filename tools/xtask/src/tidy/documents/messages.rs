@@ -25,13 +25,15 @@ const WORDS_LEAST: usize = 4;
 const ASSERTIONS: [&str; 6] = ["expect(", "assert!(", "assert_eq!(", "unreachable!(", "panic!(", "reason = "];
 
 /// Parts with the page that explains what their messages are about, in the order of the reference.
-const PAGES: [(&str, &str, &str); 22] = [
+const PAGES: [(&str, &str, &str); 24] = [
     ("dataplane/proto", "Statuses of requests, frames and maps", "wire.md"),
     ("dataplane/client", "Requests of clients", "store.md"),
     ("control/agent", "The library: clients, nodes, P2P store", "store.md"),
     ("dataplane/store", "Shards", "store.md"),
     ("dataplane/tier", "SSDs: the log", "tier.md"),
     ("dataplane/transport/src/nvme", "SSDs: devices", "tier.md"),
+    ("dataplane/shared", "Shared tier: packs and takeovers", "shared-tier.md"),
+    ("control/objects", "Shared tier: the store", "shared-tier.md"),
     ("dataplane/engine", "Threads of shards, SSDs of a node", "tier.md"),
     ("dataplane/transport", "Connections", "transfer-engine.md"),
     ("dataplane/transfer", "Transfer engine", "transfer-engine.md"),

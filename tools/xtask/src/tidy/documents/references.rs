@@ -44,6 +44,7 @@ fn has_family(word: &str) -> bool {
     [
         "kvplane_shard_",
         "kvplane_tier_",
+        "kvplane_shared_",
         "kvplane_cluster_",
         "kvplane_control_",
         "kvplane_conductor_",

@@ -19,7 +19,7 @@ enum Uses {
 }
 
 /// Packages of the workspace with their allowed dependencies, from the inner ring outwards.
-const EDGES: [(&str, Uses); 37] = [
+const EDGES: [(&str, Uses); 40] = [
     ("xtask", Uses::Only(&[])),
     ("kvplane-topology", Uses::Only(&[])),
     ("kvplane-ticket", Uses::Only(&[])),
@@ -43,8 +43,9 @@ const EDGES: [(&str, Uses); 37] = [
             "kvplane-soft-verbs",
         ]),
     ),
-    ("kvplane-store", Uses::Only(&["kvplane-proto", "kvplane-ticket", "kvplane-tier"])),
+    ("kvplane-store", Uses::Only(&["kvplane-proto", "kvplane-shared", "kvplane-ticket", "kvplane-tier"])),
     ("kvplane-tier", Uses::Only(&["kvplane-proto"])),
+    ("kvplane-shared", Uses::Only(&["kvplane-proto", "kvplane-tier"])),
     ("kvplane-cluster", Uses::Only(&["kvplane-proto"])),
     ("kvplane-conductor", Uses::Only(&["kvplane-proto"])),
     ("kvplane-group", Uses::Only(&["kvplane-proto"])),
@@ -59,6 +60,7 @@ const EDGES: [(&str, Uses); 37] = [
         Uses::Only(&[
             "kvplane-client",
             "kvplane-proto",
+            "kvplane-shared",
             "kvplane-store",
             "kvplane-ticket",
             "kvplane-tier",
@@ -107,6 +109,9 @@ const EDGES: [(&str, Uses); 37] = [
     // Libraries, independent of the control plane: client of HTTP and etcd; HTTP server.
     ("kvplane-etcd", Uses::Only(&["kvplane-sys"])),
     ("kvplane-http", Uses::Only(&[])),
+    // An S3 service for tests, and the driver that is tested with it.
+    ("kvplane-fake-s3", Uses::Only(&[])),
+    ("kvplane-objects", Uses::Only(&["kvplane-fake-s3", "kvplane-proto", "kvplane-shared"])),
     (
         "kvplane-server",
         Uses::Only(&[
@@ -142,6 +147,7 @@ const EDGES: [(&str, Uses); 37] = [
             "kvplane-mesh",
             "kvplane-transfer",
             "kvplane-http",
+            "kvplane-objects",
             "kvplane-rpc",
         ]),
     ),
@@ -159,7 +165,7 @@ const EDGES: [(&str, Uses); 37] = [
 ];
 
 /// External crates that only these packages of the workspace may depend on.
-const HOMES: [(&str, &[&str]); 32] = [
+const HOMES: [(&str, &[&str]); 34] = [
     // The pure crates derive the layout of their types in messages; frames and limits are the first's.
     (
         "bincode",
@@ -179,6 +185,7 @@ const HOMES: [(&str, &[&str]); 32] = [
     ("metrics", &["kvplane-server"]),
     ("metrics-exporter-prometheus", &["kvplane-server"]),
     ("object", &["xtask"]),
+    ("object_store", &["kvplane-objects"]),
     ("proc-macro2", &["xtask"]),
     ("pyo3", &["kvplane-python"]),
     ("quinn", &["kvplane-rpc", "kvplane-server", "kvplane", "kvplane-tools"]),
@@ -187,13 +194,15 @@ const HOMES: [(&str, &[&str]); 32] = [
     ("rcgen", &["kvplane-rpc", "kvplane-tls", "kvplane-transport", "kvplane-mesh"]),
     ("redb", &["kvplane-server"]),
     ("regex", &["kvplane"]),
+    // Only for its feature that leaves the provider of cryptography to rustls.
+    ("reqwest", &["kvplane-objects"]),
     // The second passes it to quinn, which takes ring's keys for stateless resets; the third hashes tokens as vLLM
     // does.
     ("ring", &["kvplane-ticket", "kvplane-rpc", "kvplane-conductor"]),
     ("roxmltree", &["kvplane-topology"]),
-    ("rustls", &["kvplane-rpc", "kvplane-etcd", "kvplane-tls"]),
+    ("rustls", &["kvplane-rpc", "kvplane-etcd", "kvplane-objects", "kvplane-tls"]),
     ("syn", &["xtask"]),
-    ("tokio", &["kvplane-http", "kvplane-rpc", "kvplane-server", "kvplane", "kvplane-tools"]),
+    ("tokio", &["kvplane-http", "kvplane-objects", "kvplane-rpc", "kvplane-server", "kvplane", "kvplane-tools"]),
     ("toml", &["kvplane-tools", "xtask"]),
     ("tracing", &["kvplane-engine", "kvplane-transfer", "kvplane-server", "kvplane", "kvplane-tools"]),
     ("tracing-subscriber", &["kvplane-tools"]),

@@ -11,13 +11,14 @@ use crate::tidy::sources::outline::{Import, Mention};
 use crate::tidy::sources::tree::{File, Tree};
 
 /// Directories of the pure crates.
-pub const PURE: [&str; 10] = [
+pub const PURE: [&str; 11] = [
     "dataplane/ticket",
     "dataplane/proto",
     "dataplane/client",
     "dataplane/collective",
     "dataplane/store",
     "dataplane/tier",
+    "dataplane/shared",
     "control/cluster",
     "control/group",
     "control/conductor",

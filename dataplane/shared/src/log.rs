@@ -1,0 +1,201 @@
+//! Order of a shard's writes to the store: one at a time. Packs come first, then checkpoints, then the manifest that
+//! names them; and what a manifest does not need any more is deleted after it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use kvplane_proto::Digest;
+use kvplane_proto::ids::Epoch;
+use kvplane_tier::SlotSet;
+
+use crate::config::{CHECKPOINT_PACKS, STEP_ENTRIES};
+use crate::format::{CheckpointWriter, Manifest, PackRow, Stream};
+use crate::index::Index;
+
+/// Slots of a shard, by what is known of their contents.
+#[derive(Debug)]
+pub(crate) struct SlotStates {
+    /// Slots that the map gives the shard.
+    pub(crate) owned: SlotSet,
+    /// Owned slots whose contents in the index are complete.
+    pub(crate) valid: SlotSet,
+    /// Valid slots that the newest checkpoint was made with.
+    pub(crate) checkpointed: SlotSet,
+    /// Slots lost in the present layout, and in the one before, whose contents are complete.
+    pub(crate) released: [SlotSet; 2],
+    /// Slots whose entries are still to be removed from the index.
+    pub(crate) purged: SlotSet,
+}
+
+impl SlotStates {
+    pub(crate) fn new() -> Self {
+        let none = SlotSet::none;
+        Self { owned: none(), valid: none(), checkpointed: none(), released: [none(), none()], purged: none() }
+    }
+
+    /// Returns the slots that a former layout's new owners may take over.
+    pub(crate) fn all_released(&self) -> SlotSet {
+        self.released[0].with(&self.released[1], |now, before| now | before)
+    }
+}
+
+/// Checkpoint that is being made, in steps.
+#[derive(Debug)]
+struct CheckpointDraft {
+    writer: CheckpointWriter,
+    packs: Vec<PackRow>,
+    after: Option<Digest>,
+    valid: SlotSet,
+}
+
+/// Checkpoint on its way to the store.
+#[derive(Debug)]
+pub(crate) struct SealedCheckpoint {
+    pub(crate) number: u64,
+    pub(crate) bytes: Arc<Vec<u8>>,
+    /// Last pack that it takes in.
+    after: u64,
+    valid: SlotSet,
+}
+
+/// Writes of a shard, apart from its packs.
+#[derive(Debug, Default)]
+pub(crate) struct Log {
+    /// Last pack that the store has.
+    pub(crate) written: u64,
+    /// Newest checkpoint that the store has, and the last pack that it takes in.
+    checkpoint: (u64, u64),
+    /// Number of the last checkpoint that was begun.
+    last_checkpoint: u64,
+    /// Checkpoint and last pack that the manifest in the store names.
+    pub(crate) named: (u64, u64),
+    /// True if the index has changed in a way that later packs do not tell.
+    wants_checkpoint: bool,
+    wants_manifest: bool,
+    making: Option<CheckpointDraft>,
+    pub(crate) sealed: Option<SealedCheckpoint>,
+    /// Number of the last manifest, and of the one in the store.
+    last_manifest: u64,
+    named_by: u64,
+    /// Checkpoint and last pack that the manifest on its way names.
+    naming: Option<(u64, u64)>,
+    /// Names of objects to delete.
+    pub(crate) deletes: VecDeque<String>,
+}
+
+impl Log {
+    /// Returns true if a checkpoint or a manifest waits to be written.
+    pub(crate) const fn is_waiting(&self) -> bool {
+        self.sealed.is_some() || self.wants_manifest || self.is_checkpoint_due()
+    }
+
+    /// Requests a checkpoint, and a manifest that names it.
+    pub(crate) const fn want_checkpoint(&mut self) {
+        self.wants_checkpoint = true;
+    }
+
+    /// Requests a manifest, also in place of one that the store did not take.
+    pub(crate) const fn want_manifest(&mut self) {
+        self.wants_manifest = true;
+    }
+
+    /// Returns true while a checkpoint is being made or written: the index must not get entries of new packs.
+    pub(crate) const fn is_checkpointing(&self) -> bool {
+        self.making.is_some() || self.sealed.is_some()
+    }
+
+    /// Returns true if a checkpoint is due.
+    pub(crate) const fn is_checkpoint_due(&self) -> bool {
+        self.wants_checkpoint || self.written >= self.checkpoint.1 + CHECKPOINT_PACKS
+    }
+
+    /// Returns true if the manifest in the store is outdated.
+    pub(crate) const fn is_manifest_due(&self) -> bool {
+        self.wants_manifest
+    }
+
+    /// Returns true if the manifest in the store says what is valid now, or if there is none.
+    pub(crate) const fn is_settled(&self) -> bool {
+        self.last_manifest == 0 || !self.wants_manifest && self.naming.is_none()
+    }
+
+    /// Notes that slots have other contents than a checkpoint that is being made or written.
+    pub(crate) fn renew(&mut self, slots: &SlotSet) {
+        let making = self.making.as_mut().map(|making| &mut making.valid);
+        let sealed = self.sealed.as_mut().map(|sealed| &mut sealed.valid);
+        for valid in making.into_iter().chain(sealed) {
+            *valid = valid.with(slots, |valid, renewed| valid & !renewed);
+        }
+    }
+
+    /// Begins to make a checkpoint of the index. No pack is being written.
+    pub(crate) fn begin_checkpoint(&mut self, index: &Index, slots: &SlotStates) {
+        self.wants_checkpoint = false;
+        let packs: Vec<PackRow> = index.packs().filter(|state| !state.is_gone).map(|state| state.pack).collect();
+        let writer = CheckpointWriter::new(&packs);
+        self.making = Some(CheckpointDraft { writer, packs, after: None, valid: slots.valid.clone() });
+    }
+
+    /// Continues to make the checkpoint. Returns true if there was anything to do.
+    pub(crate) fn step(&mut self, index: &Index, slots: &SlotStates, stream: Stream) -> bool {
+        let Some(making) = &mut self.making else { return false };
+        let CheckpointDraft { writer, packs, after, valid } = making;
+        // Also of slots that were released since: their new owners may not have read an older checkpoint.
+        let kept = valid.with(&slots.all_released(), |valid, released| valid | released);
+        *after = index.walk(*after, STEP_ENTRIES, &mut |entry, state| {
+            // Both are in the order of shards and numbers.
+            let row = packs.binary_search_by_key(&(state.pack.shard, state.pack.number), |row| (row.shard, row.number));
+            if let (Ok(row), true) = (row, kept.has(entry.digest.slot())) {
+                writer.push(entry, kvplane_proto::narrowing::length_u32(row));
+            }
+        });
+        if after.is_some() {
+            return true;
+        }
+        if let Some(CheckpointDraft { writer, valid, .. }) = self.making.take() {
+            self.last_checkpoint += 1;
+            let number = self.last_checkpoint;
+            let bytes = Arc::new(writer.seal(stream, number));
+            self.sealed = Some(SealedCheckpoint { number, bytes, after: self.written, valid });
+        }
+        true
+    }
+
+    /// Notes that the store has the checkpoint.
+    pub(crate) fn checkpoint_written(&mut self, slots: &mut SlotStates) {
+        let Some(sealed) = self.sealed.take() else { return };
+        self.checkpoint = (sealed.number, sealed.after);
+        slots.checkpointed = sealed.valid;
+        self.wants_manifest = true;
+    }
+
+    /// Returns the manifest to be written now, with its number. Each attempt has a number of its own: one that was
+    /// given up may still reach the store after a later one.
+    pub(crate) fn begin_manifest(&mut self, slots: &SlotStates, epoch: Epoch) -> (u64, Manifest) {
+        self.wants_manifest = false;
+        self.last_manifest += 1;
+        self.naming = Some(self.checkpoint);
+        let manifest = Manifest {
+            epoch,
+            checkpoint: self.checkpoint.0,
+            after: self.checkpoint.1,
+            upto: self.written,
+            owned: slots.valid.with(&slots.checkpointed, |valid, there| valid & there),
+            released: slots.all_released().with(&slots.checkpointed, |released, there| released & there),
+        };
+        (self.last_manifest, manifest)
+    }
+
+    /// Notes that the store has the manifest: the ones before are deleted, with the checkpoint that they name.
+    pub(crate) fn manifest_written(&mut self, stream: Stream) {
+        let Some(naming) = self.naming.take() else { return };
+        let before = core::mem::replace(&mut self.named, naming);
+        // Also those that were given up, which may be there.
+        let given_up = self.named_by.max(1)..self.last_manifest;
+        self.deletes.extend(given_up.map(|number| stream.manifest(number)));
+        self.named_by = self.last_manifest;
+        if before.0 != 0 && before.0 != self.named.0 {
+            self.deletes.push_back(stream.checkpoint(before.0));
+        }
+    }
+}

@@ -1,0 +1,802 @@
+//! Shared tier of a shard: the shell around its components.
+//!
+//! The host calls [`SharedTier::poll`] until it returns no operation, carries the operations out, and reports each with
+//! [`SharedTier::complete`]; [`SharedTier::step`] does work that takes time in small parts.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use kvplane_proto::Digest;
+use kvplane_proto::checksum::frame_checksum;
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId, Slot, Version};
+use kvplane_proto::map::ShardKey;
+use kvplane_tier::SlotSet;
+
+use crate::cleanup;
+use crate::clock::StoreClock;
+use crate::config::{
+    CLEAN_EVERY_NS, READ_BYTES_MOST, READS_MOST, STEP_ENTRIES, STEP_SLOTS, SWEEP_EVERY_NS, SharedConfig,
+};
+use crate::format::{Entry, EntryKind, PackRow, Stream};
+use crate::health::Health;
+use crate::index::{Index, view_of};
+use crate::log::{Log, SlotStates};
+use crate::packer::Packer;
+use crate::sources::{TakenSlots, Takeovers};
+use crate::types::{
+    GetRange, MapChange, NewObject, OpId, Operation, Outcome, Refusal, SharedEvent, SharedView, StoreError,
+};
+
+/// Counters of a shard's shared tier.
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SharedStats {
+    /// Objects of the index, packs that have them, and the packs' bytes.
+    pub objects: u64,
+    pub packs: u64,
+    pub pack_bytes: u64,
+    /// Objects and bytes of packs that were written.
+    pub uploaded: u64,
+    pub uploaded_bytes: u64,
+    pub packs_written: u64,
+    /// Objects that were not uploaded because the pack was full or the store failed.
+    pub skipped: u64,
+    pub reads: u64,
+    pub read_bytes: u64,
+    /// Reads that failed, and reads whose bytes differ from their checksums.
+    pub read_failures: u64,
+    pub damaged: u64,
+    /// Reads that were not tried because the store fails.
+    pub reads_skipped: u64,
+    pub removals: u64,
+    /// Removals that the store did not take.
+    pub removals_unwritten: u64,
+    pub write_failures: u64,
+    /// Failures because access was denied, and because the store was throttled.
+    pub denied: u64,
+    pub throttled: u64,
+    /// Packs that were dropped because of their age, or for lack of room.
+    pub packs_dropped: u64,
+    pub taken_over: u64,
+    pub slots_void: u64,
+    /// Owned slots whose contents are complete.
+    pub slots_valid: u64,
+    /// 1 while the store fails.
+    pub failing: u64,
+}
+
+/// Read of an object in flight.
+#[derive(Clone, Copy, Debug)]
+struct ReadCall {
+    token: u64,
+    entry: Entry,
+    pack: PackRow,
+}
+
+/// Purpose of an operation in flight.
+#[derive(Debug)]
+enum Purpose {
+    ClockPut,
+    ClockStat,
+    Pack,
+    Checkpoint,
+    Manifest,
+    Delete,
+    Source(u64),
+    Read(ReadCall),
+    Clean,
+}
+
+/// Operations on the store.
+#[derive(Debug, Default)]
+struct Operations {
+    last: u64,
+    /// Purposes of those in flight, with the number of the stream's use in which each began.
+    in_flight: BTreeMap<OpId, (Purpose, u64)>,
+    queue: VecDeque<(OpId, Operation)>,
+    /// Number of the use of a stream; operations of earlier uses do not count.
+    generation: u64,
+    is_writing: bool,
+    is_deleting: bool,
+    reads: usize,
+    read_bytes: u64,
+}
+
+impl Operations {
+    fn begin(&mut self, purpose: Purpose, operation: Operation) {
+        self.last += 1;
+        let id = OpId(self.last);
+        self.in_flight.insert(id, (purpose, self.generation));
+        self.queue.push_back((id, operation));
+    }
+}
+
+/// Times of periodic work.
+#[derive(Debug, Default)]
+struct Schedule {
+    sweep_ns: u64,
+    clean_ns: u64,
+    /// Position of the removal of objects of dropped packs; `None` while there is nothing to do.
+    sweep: Option<Option<Digest>>,
+    /// Members by the newest map.
+    members: BTreeSet<(NodeId, Incarnation)>,
+}
+
+/// Shared tier of a shard.
+#[derive(Debug)]
+pub struct SharedTier {
+    config: SharedConfig,
+    stream: Stream,
+    epoch: Epoch,
+    since: Epoch,
+    slots: SlotStates,
+    index: Index,
+    packer: Packer,
+    log: Log,
+    takeovers: Takeovers,
+    clock: StoreClock,
+    /// Health for writes, and for reads.
+    health: [Health; 2],
+    operations: Operations,
+    schedule: Schedule,
+    events: VecDeque<SharedEvent>,
+    stats: SharedStats,
+}
+
+const WRITES: usize = 0;
+const READS: usize = 1;
+
+impl SharedTier {
+    /// Creates the tier of a shard, without slots.
+    #[must_use]
+    pub fn new(config: SharedConfig, cluster: u128, shard: ShardKey) -> Self {
+        Self {
+            config,
+            stream: Stream { cluster, state: 0, shard },
+            epoch: Epoch(0),
+            since: Epoch(0),
+            slots: SlotStates::new(),
+            index: Index::default(),
+            packer: Packer::default(),
+            log: Log::default(),
+            takeovers: Takeovers::default(),
+            clock: StoreClock::default(),
+            health: [Health::new(0), Health::new(2)],
+            operations: Operations::default(),
+            schedule: Schedule::default(),
+            events: VecDeque::new(),
+            stats: SharedStats::default(),
+        }
+    }
+
+    /// Returns the settings.
+    #[must_use]
+    pub const fn config(&self) -> &SharedConfig {
+        &self.config
+    }
+
+    /// Returns the counters.
+    #[must_use]
+    pub fn stats(&self) -> SharedStats {
+        let (packs, pack_bytes) =
+            self.index.packs().fold((0, 0), |(count, bytes), state| (count + 1, bytes + state.pack.bytes));
+        SharedStats {
+            objects: self.index.len() as u64,
+            packs,
+            pack_bytes,
+            slots_valid: self.slots.valid.count(),
+            failing: self.health.iter().any(Health::is_failing).into(),
+            ..self.stats
+        }
+    }
+
+    /// Begins another stream: nothing from before counts.
+    fn begin_stream(&mut self, stream: Stream) {
+        self.refuse_removals();
+        self.stream = stream;
+        (self.epoch, self.since) = (Epoch(0), Epoch(0));
+        (self.slots, self.index, self.packer) = (SlotStates::new(), Index::default(), Packer::default());
+        (self.log, self.takeovers, self.clock) = (Log::default(), Takeovers::default(), StoreClock::default());
+        let operations = &mut self.operations;
+        operations.generation += 1;
+        (operations.is_writing, operations.is_deleting) = (false, false);
+        self.schedule.sweep = None;
+    }
+
+    /// Begins another incarnation of the shard, which owns no slots.
+    pub fn begin_incarnation(&mut self, incarnation: Incarnation) {
+        let shard = ShardKey { incarnation, ..self.stream.shard };
+        self.begin_stream(Stream { shard, ..self.stream });
+    }
+
+    /// Follows a map: what the store has of lost slots is released to their new owners, and gained slots are taken over
+    /// from their former ones.
+    pub fn follow(&mut self, change: MapChange, now_ns: u64) {
+        if change.state != self.stream.state {
+            self.begin_stream(Stream { state: change.state, ..self.stream });
+        }
+        let MapChange { epoch, since, owned, missed, sources, members, .. } = change;
+        self.schedule.members = members;
+        let before = &self.slots.owned;
+        let lost = if missed { before.clone() } else { before.with(&owned, |before, owned| before & !owned) };
+        let gained = owned.with(before, |owned, before| owned & !before).with(&lost, |gained, lost| gained | lost);
+        let gained = gained.with(&owned, |gained, owned| gained & owned);
+        let is_new_layout = since != self.since || missed;
+        (self.epoch, self.since) = (epoch, since);
+        if !is_new_layout && lost.is_empty() && gained.is_empty() {
+            return;
+        }
+        // No state 0: a host without a control plane's maps.
+        if self.stream.state != 0 {
+            self.log.want_manifest();
+        }
+        let slots = &mut self.slots;
+        let valid_lost = slots.valid.with(&lost, |valid, lost| valid & lost);
+        if is_new_layout {
+            let [now, earlier] = &mut slots.released;
+            // Their new owners have had a whole layout's time.
+            slots.purged = slots.purged.with(earlier, |purged, earlier| purged | earlier);
+            *earlier = core::mem::replace(now, SlotSet::none());
+        }
+        if missed {
+            slots.purged = slots.purged.with(&lost, |purged, lost| purged | lost);
+        } else {
+            slots.released[0] = slots.released[0].with(&valid_lost, |released, lost| released | lost);
+            // Without complete contents they are of no use to anybody.
+            let useless = lost.with(&valid_lost, |lost, valid| lost & !valid);
+            slots.purged = slots.purged.with(&useless, |purged, useless| purged | useless);
+        }
+        slots.valid = slots.valid.with(&lost, |valid, lost| valid & !lost);
+        slots.owned = owned;
+        // What was left from a former ownership does not count.
+        for released in &mut slots.released {
+            let back = released.with(&gained, |released, gained| released & gained);
+            slots.purged = slots.purged.with(&back, |purged, back| purged | back);
+            *released = released.with(&gained, |released, gained| released & !gained);
+        }
+        slots.checkpointed = slots.checkpointed.with(&gained, |there, gained| there & !gained);
+        self.log.renew(&gained);
+        self.packer.lose(&lost);
+        self.takeovers.lose(&lost);
+        if gained.is_empty() || self.stream.state == 0 {
+            return;
+        }
+        let mut unknown = gained.clone();
+        for mut source in sources {
+            source.slots = source.slots.with(&unknown, |slots, unknown| slots & unknown);
+            // A shard that has missed maps does not know what it owned meanwhile.
+            if source.slots.is_empty() || source.owner == self.stream.shard {
+                continue;
+            }
+            unknown = unknown.with(&source.slots, |unknown, slots| unknown & !slots);
+            self.takeovers.begin(source, self.stream, now_ns);
+        }
+        // Nobody has had the others: they are complete as soon as nothing from a former ownership is left.
+        self.takeovers.begin_without(unknown);
+    }
+
+    /// Returns an object that can be read.
+    #[must_use]
+    pub fn locate(&self, digest: Digest) -> Option<SharedView> {
+        if self.index.len() == 0 || !self.slots.valid.has(digest.slot()) || self.packer.removes(digest) {
+            return None;
+        }
+        self.index.get(digest).map(|(entry, _)| view_of(entry))
+    }
+
+    /// Returns true if the store has an object, or may have it: it is removed and replaced only with a removal in the
+    /// log.
+    #[must_use]
+    pub fn may_have(&self, digest: Digest) -> bool {
+        self.index.has(digest) || self.packer.has(digest) || self.packer.removes(digest)
+    }
+
+    /// Returns true if this many more removals can be taken.
+    #[must_use]
+    pub fn may_remove(&self, removals: usize) -> bool {
+        self.packer.may_remove(removals)
+    }
+
+    /// Returns true if this version of an object is neither in the tier nor on its way, and could be uploaded.
+    #[must_use]
+    pub fn wants(&self, digest: Digest, version: Version, bytes: u64) -> bool {
+        let is_mine = self.slots.owned.has(digest.slot());
+        is_mine && bytes <= self.config.object_bytes_most() && !self.knows(digest, version)
+    }
+
+    /// Returns true if the tier has an object, unless it is being removed, or if this version of it is on its way.
+    fn knows(&self, digest: Digest, version: Version) -> bool {
+        match self.packer.version_of(digest) {
+            Some(packed) => packed >= version || !self.packer.removes(digest),
+            None => self.index.has(digest) && !self.packer.removes(digest),
+        }
+    }
+
+    /// Returns true if a get of an object may be a reason to upload it.
+    #[must_use]
+    pub fn may_want(&self, digest: Digest) -> bool {
+        self.slots.owned.has(digest.slot()) && !self.knows(digest, Version(u64::MAX))
+    }
+
+    /// Notes that an object was put or removed while its slot may be taken over.
+    pub fn note_change(&mut self, digest: Digest) {
+        if !self.takeovers.is_empty() && self.takeovers.has(digest.slot()) {
+            self.takeovers.mask(digest);
+        }
+    }
+
+    /// Takes an object to be uploaded, whose payload `fill` copies.
+    ///
+    /// # Errors
+    /// If there is no room, or the bytes differ from their checksum.
+    pub fn push(&mut self, object: &NewObject<'_>, fill: impl FnOnce(&mut [u8]), now_ns: u64) -> Result<(), Refusal> {
+        let bytes = u64::from(object.bytes) + object.tail.len() as u64;
+        let is_full = self.index.len() >= self.config.most_objects || !self.packer.has_room(bytes, &self.config);
+        if is_full || self.health[WRITES].is_failing() {
+            self.stats.skipped += 1;
+            return Err(if is_full { Refusal::Busy } else { Refusal::Paused });
+        }
+        if self.packer.push(object, fill, now_ns) { Ok(()) } else { Err(Refusal::Corrupt) }
+    }
+
+    /// Returns true if another object may be pushed: the open pack has room, and the store has worked and works.
+    #[must_use]
+    pub fn has_room(&self, bytes: u64) -> bool {
+        self.clock.is_known() && self.packer.has_room(bytes, &self.config) && !self.health[WRITES].is_failing()
+    }
+
+    /// Removes an object; [`SharedEvent::Removed`] says with this token when the store has the removal.
+    pub fn remove(&mut self, digest: Digest, token: u64) {
+        self.stats.removals += 1;
+        if self.health[WRITES].is_failing() {
+            self.packer.remove(digest, None);
+            self.fail_removal(token);
+        } else {
+            self.packer.remove(digest, Some(token));
+        }
+    }
+
+    fn fail_removal(&mut self, token: u64) {
+        self.stats.removals_unwritten += 1;
+        self.events.push_back(SharedEvent::Removed { token, is_written: false });
+    }
+
+    fn refuse_removals(&mut self) {
+        self.packer.take_waiting().into_iter().for_each(|token| self.fail_removal(token));
+    }
+
+    /// Reads an object; [`SharedEvent::Read`] or [`SharedEvent::Missed`] follows with this token.
+    ///
+    /// # Errors
+    /// If there is no such object, too many reads are in flight, or the store fails.
+    pub fn read(&mut self, digest: Digest, token: u64, now_ns: u64) -> Result<(), Refusal> {
+        if self.locate(digest).is_none() {
+            return Err(Refusal::NotHere);
+        }
+        let Some((entry, pack)) = self.index.get(digest).map(|(entry, pack)| (*entry, pack)) else {
+            return Err(Refusal::NotHere);
+        };
+        if self.health[READS].is_paused(now_ns) {
+            self.stats.reads_skipped += 1;
+            return Err(Refusal::Paused);
+        }
+        let operations = &mut self.operations;
+        let bytes = u64::from(entry.bytes) + u64::from(entry.tail_bytes);
+        if operations.reads == READS_MOST || operations.reads > 0 && operations.read_bytes + bytes > READ_BYTES_MOST {
+            return Err(Refusal::Busy);
+        }
+        operations.reads += 1;
+        operations.read_bytes += bytes;
+        let range = GetRange::Bounded { offset: entry.offset.into(), bytes, checked: entry.bytes.into() };
+        let name = self.stream.of(pack.shard).pack(pack.number);
+        operations.begin(Purpose::Read(ReadCall { token, entry, pack }), Operation::Get { name, range });
+        Ok(())
+    }
+
+    /// Forgets all objects, as others than those that a list names may have been removed: what the store has is void.
+    pub fn forget_all(&mut self) {
+        let slots = &mut self.slots;
+        slots.purged = slots.purged.with(&slots.owned, |purged, owned| purged | owned);
+        slots.valid = SlotSet::none();
+        for released in &mut slots.released {
+            slots.purged = slots.purged.with(released, |purged, released| purged | released);
+            *released = SlotSet::none();
+        }
+        slots.checkpointed = SlotSet::none();
+        let owned = slots.owned.clone();
+        self.log.renew(&owned);
+        self.takeovers.clear();
+        self.packer.lose(&owned);
+        self.takeovers.begin_without(owned);
+        self.log.want_manifest();
+    }
+
+    /// Returns true while the manifest in the store is an older one: it may name slots that were lost or forgotten.
+    #[must_use]
+    pub const fn is_settling(&self) -> bool {
+        !self.log.is_settled()
+    }
+
+    /// Returns true if the store may have objects of this shard's slots.
+    #[must_use]
+    pub fn has_any(&self) -> bool {
+        self.index.len() > 0 || !self.packer.is_idle() || !self.takeovers.is_empty()
+    }
+
+    /// Returns true if the shard owns a slot, by the newest map.
+    #[must_use]
+    pub fn owns(&self, slot: Slot) -> bool {
+        self.slots.owned.has(slot)
+    }
+
+    /// Returns the next event.
+    pub fn poll_event(&mut self) -> Option<SharedEvent> {
+        self.events.pop_front()
+    }
+
+    /// Returns the time at which [`Self::poll`] is to be called again at the latest.
+    #[must_use]
+    pub fn poll_timeout(&self) -> Option<u64> {
+        if self.stream.state == 0 {
+            return None;
+        }
+        let pause_ns = self.health[WRITES].pause_ends().unwrap_or(0);
+        let is_waiting = !self.clock.is_known() || self.packer.sealed.is_some() || self.log.is_waiting();
+        let write = if is_waiting { Some(0) } else { self.packer.due_ns(&self.config) };
+        let write = write.filter(|_| !self.operations.is_writing).map(|due_ns| due_ns.max(pause_ns));
+        [write, self.takeovers.poll_timeout(), Some(self.schedule.sweep_ns)].into_iter().flatten().min()
+    }
+
+    /// Returns the next operation for the host.
+    pub fn poll(&mut self, now_ns: u64) -> Option<(OpId, Operation)> {
+        if self.stream.state != 0 {
+            self.begin_write(now_ns, false);
+            let delete = if self.operations.is_deleting { None } else { self.log.deletes.pop_front() };
+            if let Some(name) = delete {
+                self.operations.is_deleting = true;
+                self.operations.begin(Purpose::Delete, Operation::Delete { name });
+            }
+            if let Some((number, operation)) = self.takeovers.poll(now_ns) {
+                self.operations.begin(Purpose::Source(number), operation);
+            }
+            self.run_schedule(now_ns);
+        }
+        self.operations.queue.pop_front()
+    }
+
+    /// Writes everything that waits, as the shard stops. Returns true once nothing is left, or the store fails.
+    pub fn close(&mut self, now_ns: u64) -> bool {
+        if self.stream.state == 0 || !self.clock.is_known() || self.health[WRITES].is_failing() {
+            return true;
+        }
+        self.begin_write(now_ns, true);
+        !self.operations.is_writing && self.packer.is_idle() && self.operations.queue.is_empty()
+    }
+
+    /// Begins the next write, if none is in flight.
+    fn begin_write(&mut self, now_ns: u64, all: bool) {
+        if self.operations.is_writing || self.health[WRITES].is_paused(now_ns) {
+            return;
+        }
+        let stream = self.stream;
+        if !self.clock.is_known() {
+            let put = Operation::Put { name: stream.clock(), bytes: std::sync::Arc::new(Vec::from(*b"kvplane")) };
+            self.begin_writing(Purpose::ClockPut, put);
+            return;
+        }
+        if let Some(sealed) = &self.log.sealed {
+            let put = Operation::Put { name: stream.checkpoint(sealed.number), bytes: sealed.bytes.clone() };
+            self.begin_writing(Purpose::Checkpoint, put);
+            return;
+        }
+        if self.log.is_checkpointing() {
+            return;
+        }
+        if self.packer.is_due(&self.config, now_ns, all) {
+            self.packer.seal(stream, self.clock.now_ms(now_ns).unwrap_or(0));
+        }
+        if let Some(sealed) = &self.packer.sealed {
+            let put = Operation::Put { name: stream.pack(sealed.number), bytes: sealed.bytes.clone() };
+            self.begin_writing(Purpose::Pack, put);
+            return;
+        }
+        // A slot that is being purged is not complete, and would need another checkpoint at once.
+        if self.log.is_checkpoint_due() && self.slots.purged.is_empty() {
+            self.log.begin_checkpoint(&self.index, &self.slots);
+        } else if self.log.is_manifest_due() {
+            let (number, manifest) = self.log.begin_manifest(&self.slots, self.epoch);
+            let bytes = std::sync::Arc::new(manifest.encode(stream, number));
+            self.begin_writing(Purpose::Manifest, Operation::Put { name: stream.manifest(number), bytes });
+        }
+    }
+
+    fn begin_writing(&mut self, purpose: Purpose, operation: Operation) {
+        self.operations.is_writing = true;
+        self.operations.begin(purpose, operation);
+    }
+
+    /// Drops packs whose time is over, or that are over the limit, and looks for streams whose owners are gone.
+    fn run_schedule(&mut self, now_ns: u64) {
+        if now_ns < self.schedule.sweep_ns {
+            return;
+        }
+        self.schedule.sweep_ns = now_ns.saturating_add(SWEEP_EVERY_NS);
+        let Some(now_ms) = self.clock.now_ms(now_ns) else { return };
+        for pack in cleanup::outdated(&self.index, &self.config, self.stream.shard, now_ms) {
+            self.stats.packs_dropped += 1;
+            self.index.drop_pack(pack.shard, pack.number);
+            self.schedule.sweep = Some(None);
+        }
+        self.delete_packs();
+        // One shard of each node looks.
+        let may_clean =
+            self.config.lifetime_ms > 0 && self.stream.shard.shard.0 == 0 && !self.health[READS].is_failing();
+        if may_clean && now_ns >= self.schedule.clean_ns && self.slots.owned != SlotSet::none() {
+            self.schedule.clean_ns = now_ns.saturating_add(CLEAN_EVERY_NS);
+            self.operations.begin(Purpose::Clean, Operation::List { prefix: String::new() });
+        }
+    }
+
+    /// Deletes packs of this shard that nothing is read from any more, as far as no manifest needs them. Packs of others
+    /// are only forgotten: a shard that still takes slots over from their streams must find them without gaps, and they
+    /// are deleted with their streams, manifests first.
+    fn delete_packs(&mut self) {
+        if self.schedule.sweep.is_some() {
+            return;
+        }
+        let (mine, named) = (self.stream.shard, self.log.named.1);
+        let is_over = |state: &&crate::index::PackState| {
+            let is_mine = state.pack.shard == mine;
+            let is_needed = is_mine && (state.pack.number > named || state.is_foreign && !state.is_gone);
+            state.live == 0 && !is_needed
+        };
+        let over: Vec<_> = self.index.packs().filter(is_over).copied().collect();
+        for state in over {
+            let PackRow { shard, number, .. } = state.pack;
+            self.index.forget_pack(shard, number);
+            if shard == mine {
+                self.log.deletes.push_back(self.stream.pack(number));
+            }
+        }
+    }
+
+    /// Does some of the work that takes time. `has_newer` returns true for objects of which the host has a newer version:
+    /// that of a former owner does not count. Returns true if there was any work.
+    pub fn step(&mut self, has_newer: &dyn Fn(Digest, Version) -> bool) -> bool {
+        let mut progress = self.takeovers.step();
+        while let Some(taken) = self.takeovers.peek_done() {
+            // What is left from a former ownership is removed first.
+            if !taken.slots.with(&self.slots.purged, |taken, purged| taken & purged).is_empty() {
+                break;
+            }
+            progress = true;
+            if let Some(objects) = self.takeovers.take_objects() {
+                self.insert_taken(objects, has_newer);
+                break;
+            }
+            if let Some(taken) = self.takeovers.take_done() {
+                self.take_over(taken);
+            }
+        }
+        if !self.slots.purged.is_empty() {
+            progress = true;
+            let some: Vec<Slot> = self.slots.purged.iter().take(STEP_SLOTS).collect();
+            for slot in some {
+                if self.index.purge(slot, true, STEP_ENTRIES / STEP_SLOTS) {
+                    self.slots.purged.remove(slot);
+                }
+            }
+        }
+        if let Some(after) = self.schedule.sweep {
+            progress = true;
+            self.schedule.sweep = self.index.sweep(after, STEP_ENTRIES).map(Some);
+            if self.schedule.sweep.is_none() {
+                self.delete_packs();
+            }
+        }
+        self.log.step(&self.index, &self.slots, self.stream) || progress
+    }
+
+    /// Inserts objects of a former owner into the index.
+    fn insert_taken(&mut self, objects: Vec<(Entry, PackRow)>, has_newer: &dyn Fn(Digest, Version) -> bool) {
+        let mut count = 0;
+        for (entry, pack) in objects {
+            let is_newest = !self.may_have(entry.digest) && !has_newer(entry.digest, entry.version);
+            if is_newest && self.index.len() < self.config.most_objects {
+                let row = self.index.add_pack(pack, pack.shard != self.stream.shard);
+                self.index.insert(entry, row);
+                count += 1;
+            }
+        }
+        self.takeovers.count_objects(count);
+    }
+
+    /// Ends a takeover: the contents of its slots are complete.
+    fn take_over(&mut self, taken: TakenSlots) {
+        let TakenSlots { slots, found, objects, damaged } = taken;
+        if let Some(name) = damaged {
+            self.stats.damaged += 1;
+            self.events.push_back(SharedEvent::Damaged { name });
+        }
+        if slots.is_empty() {
+            return;
+        }
+        let count = slots.count();
+        match found {
+            Ok(_) => {
+                self.stats.taken_over += objects;
+                if objects > 0 {
+                    self.events.push_back(SharedEvent::TakenOver { slots: count, objects });
+                }
+            }
+            Err(reason) => {
+                self.stats.slots_void += count;
+                self.events.push_back(SharedEvent::Void { slots: count, reason });
+            }
+        }
+        self.slots.valid = self.slots.valid.with(&slots, |valid, slots| valid | slots);
+        self.takeovers.unmask(&slots);
+        self.log.want_checkpoint();
+    }
+
+    /// Takes the result of an operation.
+    pub fn complete(&mut self, now_ns: u64, id: OpId, result: Result<Outcome, StoreError>) {
+        let Some((purpose, generation)) = self.operations.in_flight.remove(&id) else { return };
+        match &result {
+            Err(StoreError::Denied { .. }) => self.stats.denied += 1,
+            Err(StoreError::Throttled { .. }) => self.stats.throttled += 1,
+            _ => {}
+        }
+        if let Purpose::Read(call) = purpose {
+            let entry = &call.entry;
+            self.operations.reads -= 1;
+            self.operations.read_bytes -= u64::from(entry.bytes) + u64::from(entry.tail_bytes);
+            let is_current = generation == self.operations.generation;
+            return self.read_done(now_ns, &call, result, is_current);
+        }
+        if generation != self.operations.generation {
+            return;
+        }
+        match purpose {
+            Purpose::ClockPut | Purpose::Pack | Purpose::Checkpoint | Purpose::Manifest => {
+                self.operations.is_writing = false;
+                match result {
+                    Ok(_) => self.written(&purpose, now_ns),
+                    Err(error) => self.write_failed(&purpose, error, now_ns),
+                }
+            }
+            Purpose::ClockStat => match result {
+                Ok(Outcome::Written { at_ms }) => {
+                    self.operations.is_writing = false;
+                    self.clock.set(at_ms, now_ns);
+                }
+                Ok(_) => self.operations.is_writing = false,
+                Err(error) => {
+                    self.operations.is_writing = false;
+                    self.write_failed(&purpose, error, now_ns);
+                }
+            },
+            Purpose::Delete => self.operations.is_deleting = false,
+            Purpose::Source(number) => self.takeovers.complete(number, result, now_ns),
+            Purpose::Clean => {
+                if let (Ok(Outcome::Listed(listed)), Some(now_ms)) = (result, self.clock.now_ms(now_ns)) {
+                    let over = cleanup::abandoned(&listed, self.stream, &self.schedule.members, &self.config, now_ms);
+                    self.log.deletes.extend(over);
+                }
+            }
+            Purpose::Read(_) => {}
+        }
+    }
+
+    fn written(&mut self, purpose: &Purpose, now_ns: u64) {
+        if self.health[WRITES].worked() {
+            self.events.push_back(SharedEvent::Works);
+        }
+        match purpose {
+            Purpose::ClockPut => {
+                let name = self.stream.clock();
+                self.begin_writing(Purpose::ClockStat, Operation::Stat { name });
+            }
+            Purpose::Pack => self.pack_written(),
+            Purpose::Checkpoint => self.log.checkpoint_written(&mut self.slots),
+            Purpose::Manifest => {
+                self.log.manifest_written(self.stream);
+                self.delete_packs();
+            }
+            _ => {}
+        }
+        self.begin_write(now_ns, false);
+    }
+
+    fn pack_written(&mut self) {
+        let Some(sealed) = self.packer.take_written() else { return };
+        self.log.written = sealed.number;
+        self.stats.packs_written += 1;
+        let bytes = sealed.bytes.len() as u64;
+        let pack = PackRow { shard: self.stream.shard, number: sealed.number, bytes, written_ms: sealed.written_ms };
+        let row = self.index.add_pack(pack, false);
+        for entry in &sealed.entries {
+            match entry.kind {
+                EntryKind::Object if sealed.counts(entry) => {
+                    self.stats.uploaded += 1;
+                    self.stats.uploaded_bytes += u64::from(entry.bytes);
+                    self.index.insert(*entry, row);
+                }
+                EntryKind::Removal => self.index.remove(entry.digest),
+                EntryKind::Object | EntryKind::Void => {}
+            }
+        }
+        for token in sealed.removals.into_iter().filter_map(|(_, token)| token) {
+            self.events.push_back(SharedEvent::Removed { token, is_written: true });
+        }
+    }
+
+    fn write_failed(&mut self, purpose: &Purpose, error: StoreError, now_ns: u64) {
+        self.stats.write_failures += 1;
+        if matches!(purpose, Purpose::Manifest) {
+            self.log.want_manifest();
+        }
+        if self.health[WRITES].failed(now_ns) {
+            self.events.push_back(SharedEvent::Failing { error });
+        }
+        self.refuse_removals();
+    }
+
+    fn read_done(&mut self, now_ns: u64, call: &ReadCall, result: Result<Outcome, StoreError>, is_current: bool) {
+        let ReadCall { token, entry, pack } = call;
+        let (token, pack, digest) = (*token, *pack, entry.digest);
+        // It may have been removed or replaced since.
+        let is_there = |tier: &Self| {
+            let found = tier.index.get(digest).map(|(entry, pack)| (*entry, pack));
+            is_current && tier.locate(digest).is_some() && found == Some((*entry, pack))
+        };
+        match result {
+            Ok(Outcome::Bytes { bytes, checksum }) => {
+                if self.health[READS].worked() {
+                    self.events.push_back(SharedEvent::Works);
+                }
+                let length = entry.bytes as usize + usize::from(entry.tail_bytes);
+                let is_whole = bytes.len() == length
+                    && checksum == entry.checksum
+                    && frame_checksum(&bytes[entry.bytes as usize..]) == entry.tail_checksum;
+                if is_whole && is_there(self) {
+                    self.stats.reads += 1;
+                    self.stats.read_bytes += u64::from(entry.bytes);
+                    let event = SharedEvent::Read { token, version: entry.version, checksum, bytes };
+                    return self.events.push_back(event);
+                }
+                if !is_whole {
+                    self.stats.damaged += 1;
+                    let name = self.stream.of(pack.shard).pack(pack.number);
+                    self.events.push_back(SharedEvent::Damaged { name });
+                    self.give_up(digest, is_there(self));
+                }
+            }
+            Err(error @ (StoreError::NotFound | StoreError::Short { .. })) => {
+                self.stats.read_failures += 1;
+                if error == StoreError::NotFound && is_current {
+                    // All of it is gone.
+                    self.index.drop_pack(pack.shard, pack.number);
+                    self.schedule.sweep = Some(None);
+                } else {
+                    self.stats.damaged += 1;
+                    self.give_up(digest, is_there(self));
+                }
+            }
+            Ok(_) => {}
+            Err(error) => {
+                self.stats.read_failures += 1;
+                if self.health[READS].failed(now_ns) {
+                    self.events.push_back(SharedEvent::Failing { error });
+                }
+            }
+        }
+        self.events.push_back(SharedEvent::Missed { token });
+    }
+
+    /// Removes an object that is not whole.
+    fn give_up(&mut self, digest: Digest, is_there: bool) {
+        if is_there && self.packer.may_remove(1) {
+            self.packer.remove(digest, None);
+        }
+    }
+}

@@ -1,0 +1,4 @@
+//! Tests of the shared tier: its format, and shards over a simulated store.
+
+mod format;
+mod world;
