@@ -121,6 +121,9 @@ pub struct NodeConfig {
     pub ssd_io: IoChoice,
     /// Policy of the tier: write mode, admission and promotion.
     pub tier: TierPolicy,
+    /// Rate at which objects in memory are compared with their checksums in the background, in bytes a second over all
+    /// shards; 0 for never.
+    pub memory_scrub_bytes_per_s: u64,
     /// Threshold from which a request is recorded as slow, in nanoseconds.
     pub slow_after_ns: u64,
     /// Bandwidth limit for migrating the objects of new slots from their former owners in the background, in bytes a
@@ -131,6 +134,8 @@ pub struct NodeConfig {
     pub hot_bytes_per_s: u64,
 }
 
+/// Default of [`NodeConfig::memory_scrub_bytes_per_s`].
+const MEMORY_SCRUB_BYTES_PER_S: u64 = 16 << 20;
 /// Default of [`NodeConfig::fetch_bytes_per_s`].
 const FETCH_BYTES_PER_S: u64 = 1 << 30;
 
@@ -164,6 +169,7 @@ impl NodeConfig {
             ssd_object_bytes: TIER_OBJECT_BYTES,
             ssd_io: IoChoice::Auto,
             tier: TierPolicy::default(),
+            memory_scrub_bytes_per_s: MEMORY_SCRUB_BYTES_PER_S,
             slow_after_ns: SLOW_AFTER_NS,
             fetch_bytes_per_s: FETCH_BYTES_PER_S,
             hot_bytes_per_s: FetchLimits::default().hot_bytes_per_s,
@@ -375,6 +381,7 @@ fn start_shards(
                 tier: ssds.tier_of(seat.shard, count)?,
                 device_pool: device_pools[seat.shard],
                 kept: kept.of_shard()?,
+                memory_scrub_bytes_per_s: config.memory_scrub_bytes_per_s / count as u64,
                 slow_after_ns: config.slow_after_ns,
                 tickets: tickets.challenges()?,
                 tls: tls.cloned(),
