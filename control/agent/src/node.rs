@@ -126,6 +126,9 @@ pub struct NodeConfig {
     pub tier: TierPolicy,
     /// Store that many nodes see, below memory and SSDs.
     pub shared: Option<SharedTierConfig>,
+    /// Rate at which objects in memory are compared with their checksums in the background, in bytes a second over all
+    /// shards; 0 for never.
+    pub memory_scrub_bytes_per_s: u64,
     /// Threshold from which a request is recorded as slow, in nanoseconds.
     pub slow_after_ns: u64,
     /// Bandwidth limit for migrating the objects of new slots from their former owners in the background, in bytes a
@@ -136,6 +139,8 @@ pub struct NodeConfig {
     pub hot_bytes_per_s: u64,
 }
 
+/// Default of [`NodeConfig::memory_scrub_bytes_per_s`].
+const MEMORY_SCRUB_BYTES_PER_S: u64 = 16 << 20;
 /// Default of [`NodeConfig::fetch_bytes_per_s`].
 const FETCH_BYTES_PER_S: u64 = 1 << 30;
 
@@ -170,6 +175,7 @@ impl NodeConfig {
             ssd_io: IoChoice::Auto,
             tier: TierPolicy::default(),
             shared: None,
+            memory_scrub_bytes_per_s: MEMORY_SCRUB_BYTES_PER_S,
             slow_after_ns: SLOW_AFTER_NS,
             fetch_bytes_per_s: FETCH_BYTES_PER_S,
             hot_bytes_per_s: FetchLimits::default().hot_bytes_per_s,
@@ -385,6 +391,7 @@ fn start_shards(
                 shared: shared.clone(),
                 device_pool: device_pools[seat.shard],
                 kept: kept.of_shard()?,
+                memory_scrub_bytes_per_s: config.memory_scrub_bytes_per_s / count as u64,
                 slow_after_ns: config.slow_after_ns,
                 tickets: tickets.challenges()?,
                 tls: tls.cloned(),

@@ -168,7 +168,7 @@ pub(crate) fn check(requests: &[Request], puts: usize, network: &Network) -> Res
 /// Validates a request that names no range of a peer's memory. Returns true if it writes to the caller's memory.
 fn check_object(network: &Network, index: usize, request: &Request, puts: usize) -> Result<bool, SubmitError> {
     match request {
-        Request::Get(_, local) | Request::GetHead(_, local) => {
+        Request::Get(_, local) | Request::GetHead(_, local) | Request::GetCopy(_, local, _) => {
             check_local(index, local, local.offset)?;
             return Ok(true);
         }
@@ -250,6 +250,7 @@ fn check_overlap(requests: &[Request]) -> Result<(), SubmitError> {
     let writes = |(index, request): (usize, &Request)| match request {
         Request::Get(_, local)
         | Request::GetHead(_, local)
+        | Request::GetCopy(_, local, _)
         | Request::GetRange(_, _, local)
         | Request::PeekRange(_, _, local)
         | Request::Read(_, local) => Some((local.buffer, local.offset, local.bytes, index)),

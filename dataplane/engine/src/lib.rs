@@ -45,9 +45,9 @@ pub use kvplane_shared::{SharedConfig, SharedStats, UploadPolicy};
 pub use kvplane_store::events::EventPage;
 pub use kvplane_store::eviction::Eviction;
 pub use kvplane_store::service::{
-    Admission, CopyCounters, Discard, FetchLimits, KeptReport, MoveCounters, OperationTimes, PutAck, ReplicaProgress,
-    SLOW_AFTER_NS, SLOW_KEPT, ServiceTimes, SlowOperation, SnapshotPage, TenantOperation, TenantTimes, TierCounters,
-    TierOrder, TierPolicy, TierSnapshot, TimedTenant, VoidCause, WritePolicy,
+    Admission, CopyCounters, Discard, FetchLimits, KeptReport, MoveCounters, OperationTimes, PutAck, RepairCounters,
+    ReplicaProgress, SLOW_AFTER_NS, SLOW_KEPT, ServiceTimes, SlowOperation, SnapshotPage, TenantOperation, TenantTimes,
+    TierCounters, TierOrder, TierPolicy, TierSnapshot, TimedTenant, VoidCause, WritePolicy,
 };
 pub use kvplane_sys::verbs::Gid;
 pub use kvplane_sys::{

@@ -14,7 +14,8 @@ impl FrameFlags {
     pub const NONE: Self = Self(0);
     /// The header has the payload's checksum, and the receiver has to verify it.
     pub const CHECKSUM: Self = Self(1);
-    /// `Read`, `ReadMany`: the replies have to carry checksums of their payloads.
+    /// `Read`, `ReadMany`: the replies have to carry checksums of their payloads. `Get`, `GetRange`, `Lookup`: the object
+    /// is compared with its checksum before it is sent, as the client has received other bytes.
     pub const SUM_REPLIES: Self = Self(1 << 1);
     /// `Exists`: objects on the SSD are prefetched into memory, within the deadline of the request.
     pub const PREFETCH: Self = Self(1 << 2);
@@ -25,7 +26,8 @@ impl FrameFlags {
     pub const UNCOMMITTED: Self = Self(1 << 4);
     /// `Remove`: the body has [`crate::message::VersionItem`]s, and an object of another version stays.
     pub const OF_VERSION: Self = Self(1 << 5);
-    /// `Get`, `GetRange`, `Lookup`: the shard may answer as the replica owner of the slot.
+    /// `Get`, `GetRange`, `Lookup`: the shard may answer as the replica owner of the slot. Of a fetching client: it is
+    /// another owner of the slot, whose copy of the object is damaged.
     pub const READ_REPLICA: Self = Self(1 << 6);
     /// `Put`, `Reserve`, `Remove`: the owner of the slot replicates a commit, or a removal, to a replica owner.
     pub const REPLICATE: Self = Self(1 << 7);

@@ -177,7 +177,7 @@ impl World {
                 Some(Loan::Copy { .. }) => {}
                 loan => self.violate(broken(Rule::Memory, format!("a put is sent from memory that is {loan:?}"))),
             }
-            if header.flags.has(FrameFlags::CHECKSUM) {
+            if header.flags.has(FrameFlags::CHECKSUM) && header.payload_checksum == 0 {
                 let bytes = self.clients[index].memory.peek(local.offset, local.bytes);
                 header.payload_checksum = payload_checksum(bytes);
             }

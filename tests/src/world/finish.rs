@@ -143,6 +143,7 @@ impl World {
                 self.violate(broken(Rule::Leak, what));
             }
             self.check_device(index);
+            self.check_memory(index);
             for key in 0..self.scenario.keys {
                 self.check_name(index, self.shadow.digest(key));
             }

@@ -147,6 +147,10 @@ pub struct Scenario {
     pub(crate) announces: bool,
     /// No node is ever halted or silent, and never do all restart at once: as when its seed failed once.
     pub(crate) undisturbed: bool,
+    /// Rate at which shards compare their objects with the checksums, in bytes a second.
+    pub(crate) scrub_bytes_per_s: u64,
+    /// Only memory is damaged, of which another node has good bytes: no get ends because of that.
+    pub(crate) heals: bool,
 }
 
 /// Chances of faults.
@@ -222,6 +226,8 @@ impl Scenario {
             settle_most_ns: 1000 * MS,
             announces: false,
             undisturbed: false,
+            scrub_bytes_per_s: 0,
+            heals: false,
         }
     }
 
@@ -306,6 +312,27 @@ impl Scenario {
         scenario.chances =
             Chances { spike, fault_interval_ns, weights, faults_most, faults_from_ns, at_rest, ..Chances::default() };
         scenario
+    }
+
+    /// Bits of objects flip in memory, while objects are put that stay where they are, and of each of which another node
+    /// has good bytes. Half of the shards scrub their memory; others find damage when the object is read.
+    #[must_use]
+    pub fn of_flipped_bits(seed: u64) -> Self {
+        let rng = &mut Rng::new(seed, "flipped bits");
+        let mut scenario = Self::of_losses(seed);
+        let mut weights = [0; crate::world::faults::FAULTS];
+        weights[Fault::FlipBit as usize] = 8;
+        weights[Fault::ResetConnection as usize] = rng.below(2);
+        weights[Fault::PartitionData as usize] = rng.below(2);
+        weights[Fault::SlowNode as usize] = rng.below(2);
+        let fault_interval_ns = (3 + rng.below(30)) * MS;
+        let corrupt_chunk = [0.0, 0.01][rng.below(2) as usize];
+        let (faults_from_ns, at_rest) = (600 * MS, true);
+        scenario.chances =
+            Chances { corrupt_chunk, fault_interval_ns, weights, faults_from_ns, at_rest, ..Chances::default() };
+        scenario.scrub_bytes_per_s = [0, scenario.object_bytes * 200][rng.below(2) as usize];
+        scenario.heals = corrupt_chunk == 0.0;
+        scenario.undisturbed()
     }
 
     /// The control plane loses its state, once or several times, while objects are put that stay where they are.

@@ -189,6 +189,7 @@ impl World {
             | self.drive_tier(incarnation)
             | self.drive_device(incarnation)
             | self.drive_lists(incarnation)
+            | self.drive_checks(incarnation)
             | self.drive_fetches(incarnation)
         {
             rounds += 1;
@@ -223,6 +224,12 @@ impl World {
     fn drive_lists(&mut self, incarnation: usize) -> bool {
         let ShardIncarnation { service, pool, .. } = &mut self.incarnations[incarnation];
         service.drive_lists(&Pool(pool))
+    }
+
+    fn drive_checks(&mut self, incarnation: usize) -> bool {
+        let now_ns = self.now_ns;
+        let ShardIncarnation { service, pool, .. } = &mut self.incarnations[incarnation];
+        service.drive_checks(&Pool(pool), now_ns)
     }
 
     fn drain_outputs(&mut self, incarnation: usize, asked: Option<ServedRequest<'_>>) -> bool {

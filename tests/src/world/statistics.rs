@@ -88,6 +88,10 @@ pub struct Statistics {
     pub degraded: u64,
     /// Acknowledged objects that were read after the last crash.
     pub audited: u64,
+    /// Bits of objects that flipped in memory.
+    pub flips: u64,
+    /// Damaged objects that the last incarnations of shards repaired.
+    pub repaired: u64,
     /// Device pools.
     pub device: DeviceCounts,
     /// Requests by their outcome.
@@ -115,6 +119,8 @@ impl Statistics {
         self.corrupt += other.corrupt;
         self.stale_frames += other.stale_frames;
         self.commits += other.commits;
+        self.flips += other.flips;
+        self.repaired += other.repaired;
         self.imports += other.imports;
         self.copies += other.copies;
         self.hot += other.hot;

@@ -14,7 +14,7 @@ use crate::node::Node;
 /// Metric of a shard: name, help text, and the function that reads its value.
 type Number = (&'static str, &'static str, fn(&ShardSnapshot) -> u64);
 
-const COUNTERS: [Number; 30] = [
+const COUNTERS: [Number; 36] = [
     ("kvplane_shard_requests_total", "Requests that arrived.", |one| one.service.requests),
     ("kvplane_shard_get_bytes_total", "Bytes of objects sent or lent to peers.", |one| one.service.get_bytes),
     ("kvplane_shard_put_bytes_total", "Bytes of objects received.", |one| one.service.put_bytes),
@@ -55,11 +55,25 @@ const COUNTERS: [Number; 30] = [
     ("kvplane_shard_replicas_inherited_total", "Replicas taken over from owners that left.", |one| {
         one.copies.inherited
     }),
+    ("kvplane_shard_memory_checked_total", "Objects in memory compared with their checksum.", |one| {
+        one.repairs.checked
+    }),
+    ("kvplane_shard_memory_checked_bytes_total", "Bytes of objects compared with their checksum.", |one| {
+        one.repairs.checked_bytes
+    }),
+    ("kvplane_shard_memory_scrub_passes_total", "Completed scrub passes through memory.", |one| one.repairs.passes),
+    ("kvplane_shard_damaged_total", "Objects and replicas in memory whose bytes were damaged.", |one| {
+        one.repairs.damaged
+    }),
+    ("kvplane_shard_repaired_total", "Damaged objects and replicas that are good again.", |one| one.repairs.repaired),
+    ("kvplane_shard_damage_lost_total", "Damaged objects and replicas removed: no good bytes were found.", |one| {
+        one.repairs.lost
+    }),
     ("kvplane_shard_parks_total", "Times that the shard parked.", |one| one.host.parks),
     ("kvplane_shard_cpu_nanoseconds_total", "CPU time of the shard's thread.", |one| one.cpu_ns),
 ];
 
-const GAUGES: [Number; 13] = [
+const GAUGES: [Number; 14] = [
     ("kvplane_shard_objects", "Visible objects.", |one| store(one).objects),
     ("kvplane_shard_object_bytes", "Bytes of visible objects.", |one| store(one).payload_bytes),
     ("kvplane_shard_pool_bytes", "Bytes of the pool.", |one| store(one).pool_bytes),
@@ -76,6 +90,7 @@ const GAUGES: [Number; 13] = [
         one.copies.outstanding
     }),
     ("kvplane_shard_replica_slots", "Slots that the shard is the replica owner of.", |one| one.copies.second_slots),
+    ("kvplane_shard_repairs_outstanding", "Damaged objects whose repair is not over.", |one| one.repairs.outstanding),
     ("kvplane_shard_connections", "Open connections.", |one| one.connections),
 ];
 

@@ -145,8 +145,13 @@ impl Client {
         }
         let (held, expected) = (entry.answer.held, entry.answer.expected_checksum);
         debug_assert!(expected.is_none(), "shared copies are checked by the host");
+        let stated = self.router.traffic.stated_checksum(slice.index);
         self.router.traffic.network.lanes.mark_dirty(lane.index);
         match (held, result) {
+            (HeldHandle::Reservation(reservation), Ok(checksum)) if stated != 0 && stated != checksum => {
+                self.router.traffic.network.lanes[lane.index].connection.settlements.aborts.push(reservation);
+                self.router.settle(slice.index, Status::Corrupt);
+            }
             (HeldHandle::Reservation(reservation), Ok(checksum)) => {
                 let entry = self.router.traffic.slices.at(slice.index);
                 entry.step(SliceEvent::Copied);

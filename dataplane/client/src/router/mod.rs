@@ -18,7 +18,7 @@ use crate::network::{Cause, Endpoint, is_suspect};
 use crate::placement::Placement;
 use crate::replicas::Replicas;
 use crate::sender::{FlushOutcome, Sender};
-use crate::tables::{HeldHandle, NOWHERE, ReplicaUse, Slice, SliceEvent, SliceState, readable, slice_id};
+use crate::tables::{Again, HeldHandle, NOWHERE, ReplicaUse, Slice, SliceEvent, SliceState, readable, slice_id};
 use crate::traffic::Traffic;
 use crate::types::{Local, Output, Path, PeerId, Request, SegmentTarget, SliceId};
 
@@ -121,7 +121,10 @@ impl Router {
             | Request::Retain(RetainItem { digest, .. })
             | Request::List(digest, _) => self.peer_for(id, digest),
             Request::Read(target, _) | Request::Write(target, _) => Some(target.peer),
-            Request::OpenSegment(peer) | Request::PutCopy(.., peer) | Request::DropCopy(_, peer) => Some(peer),
+            Request::OpenSegment(peer)
+            | Request::PutCopy(.., peer)
+            | Request::GetCopy(.., peer)
+            | Request::DropCopy(_, peer) => Some(peer),
         };
         let Some(peer) = peer else {
             self.complete(id.index, Status::NoOwner);
@@ -158,6 +161,20 @@ impl Router {
     pub(crate) fn peer_for(&mut self, id: SliceId, digest: Digest) -> Option<PeerId> {
         let slice = self.traffic.slices.peek(id.index);
         let (request, replica, number) = (slice.request, slice.tries.replica, slice.answer.replica_number);
+        if slice.way.again == Again::Told {
+            // Whoever sent damaged bytes is asked again, and told.
+            let same = PeerId(slice.way.peer);
+            let by_map = !self.placement.is_of_sources();
+            let is_there = self.placement.names(&self.traffic.network, same) && !self.traffic.network.is_down(same);
+            let tells = is_there || !by_map;
+            self.traffic.slices.at(id.index).way.again = if tells { Again::Tells } else { Again::Same };
+            if is_there && by_map {
+                if matches!(replica, ReplicaUse::No | ReplicaUse::Chosen) {
+                    self.watch(id, digest);
+                }
+                return Some(same);
+            }
+        }
         let several = self.placement.replica_owners(digest.slot()) > 0;
         if several && matches!(request, Request::Asks(..)) {
             self.watch(id, digest);
@@ -382,12 +399,16 @@ impl Router {
             }
             return;
         }
-        if self.placement.is_tried_once(&self.traffic.slices.peek(index).request) {
+        let request = self.traffic.slices.peek(index).request;
+        let is_told = status == Status::Corrupt && matches!(request, Request::GetCopy(..));
+        if self.placement.is_tried_once(&request) && !is_told {
             self.traffic.leave_lane(index);
             self.complete(index, status);
             return;
         }
-        self.traffic.slices.at(index).turn_to_replica(status);
+        let slice = self.traffic.slices.at(index);
+        slice.turn_to_replica(status);
+        slice.note_damage(status);
         let slice = self.traffic.slices.peek(index);
         let (mut spent, mut heals) = (false, false);
         if !matches!(status, Status::WrongOwner | Status::NoKey | Status::Busy) {

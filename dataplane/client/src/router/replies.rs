@@ -11,7 +11,7 @@ use kvplane_proto::status::Status;
 
 use super::{ProtocolViolation, Router};
 use crate::network::{Cause, Endpoint, Refusal, check_peer};
-use crate::tables::{HeldHandle, NOWHERE, SliceEvent, readable, slice_id};
+use crate::tables::{Again, HeldHandle, NOWHERE, SliceEvent, readable, slice_id};
 use crate::types::{LaneId, Local, Output, Path, PayloadTo, Request};
 
 impl Router {
@@ -238,7 +238,7 @@ impl Router {
                 if position == bad {
                     self.settle(index, header.status);
                 } else {
-                    self.traffic.slices.at(index).way.alone = true;
+                    self.traffic.slices.at(index).way.again = Again::Alone;
                     self.send_again(index, None);
                 }
             }
@@ -395,7 +395,9 @@ impl Router {
         let slice = self.traffic.slices.at(index);
         slice.answer.version = item.version.0;
         let (offset, local, checksum) = match request {
-            Request::Get(_, local) | Request::GetHead(_, local) if item.bytes <= local.bytes => {
+            Request::Get(_, local) | Request::GetHead(_, local) | Request::GetCopy(_, local, _)
+                if item.bytes <= local.bytes =>
+            {
                 (item.offset, Local { bytes: item.bytes, ..local }, Some(item.checksum))
             }
             Request::GetRange(_, offset, local) | Request::PeekRange(_, offset, local)

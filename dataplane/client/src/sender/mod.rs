@@ -19,7 +19,7 @@ pub(crate) use ranges::push_merged;
 use crate::network::Lane;
 use crate::outbox::Outbox;
 use crate::placement::Placement;
-use crate::tables::{NOWHERE, SliceEvent, slice_id};
+use crate::tables::{Again, NOWHERE, SliceEvent, slice_id};
 use crate::traffic::Traffic;
 use crate::types::{DeviceCopy, LaneId, Local, Output, Path, Request, SegmentTarget, SliceId, Via};
 
@@ -158,7 +158,7 @@ impl Sender<'_> {
             (_, Request::Retain(_)) => self.send_digests(lane, Operation::Retain),
             (_, Request::OpenSegment(_)) => self.send_open(lane, first.index),
             (_, Request::List(digest, from)) => self.send_list(lane, first.index, digest, from),
-            (Path::Shared, Request::Get(..) | Request::GetRange(..) | Request::GetHead(..)) => {
+            (Path::Shared, Request::Get(..) | Request::GetRange(..) | Request::GetHead(..) | Request::GetCopy(..)) => {
                 self.send_digests(lane, Operation::Lookup);
             }
             (Path::Shared, Request::Put(_, local) | Request::PutAs(_, local, _) | Request::PutCopy(_, local, ..))
@@ -174,7 +174,7 @@ impl Sender<'_> {
             (_, Request::Seal(..)) => self.send_ids(lane, Operation::Seal),
             (_, Request::Discard(..)) => self.send_ids(lane, Operation::Discard),
             (Path::Shared, Request::PeekRange(..)) => self.send_peeks(lane),
-            (_, Request::Get(..) | Request::GetHead(..)) => self.send_each(lane, Operation::Get),
+            (_, Request::Get(..) | Request::GetHead(..) | Request::GetCopy(..)) => self.send_each(lane, Operation::Get),
             (_, Request::GetRange(..) | Request::PeekRange(..)) => self.send_each(lane, Operation::GetRange),
             (_, Request::Put(..) | Request::PutAs(..) | Request::PutCopy(..)) => self.send_put(lane, first.index),
             (Path::Stream | Path::Rdma | Path::Mooncake, Request::Read(..)) => self.send_each(lane, Operation::Read),
@@ -269,7 +269,9 @@ impl Sender<'_> {
     /// Returns the epoch by which a slice's request is routed, and the replica flags of its frame.
     fn routing_of(&self, slice: u32) -> (Epoch, FrameFlags) {
         let slice = self.traffic.slices.peek(slice);
-        self.placement.routing_of(slice, || self.traffic.batches.peek(slice.batch.index).epoch)
+        let (epoch, flags) = self.placement.routing_of(slice, || self.traffic.batches.peek(slice.batch.index).epoch);
+        // The shard compares the bytes with their checksum before it sends them again.
+        (epoch, flags.with(FrameFlags::SUM_REPLIES, slice.way.again == Again::Tells))
     }
 
     /// Returns true if payloads of segments carry a checksum on this lane.
@@ -289,8 +291,8 @@ impl Sender<'_> {
         let id = self.lane(lane).id(lane);
         let body = self.outbox().append(|out| out.extend_from_slice(body));
         let request = self.open_wire(id, operation);
-        let mut header =
-            Header::request(Kind::Request(operation), request).with_payload(local.bytes, checksum.then_some(0));
+        let stated = checksum.then(|| self.traffic.stated_checksum(slice));
+        let mut header = Header::request(Kind::Request(operation), request).with_payload(local.bytes, stated);
         let (epoch, routing) = self.routing_of(slice);
         let replicas = self.placement.replica_flags(operation, false);
         (header.argument, header.flags) = (epoch.0, header.flags | routing | replicas);

@@ -75,7 +75,7 @@ impl Sender<'_> {
             let Some(next) = self.next_queued(lane) else { break };
             let asked = self.traffic.slices.at(next.index).request;
             let fits = match asked {
-                Request::Get(..) | Request::GetHead(..) => operation == Operation::Get,
+                Request::Get(..) | Request::GetHead(..) | Request::GetCopy(..) => operation == Operation::Get,
                 Request::GetRange(..) | Request::PeekRange(..) => operation == Operation::GetRange,
                 Request::Read(..) => operation == Operation::Read,
                 _ => false,
@@ -91,7 +91,7 @@ impl Sender<'_> {
             self.take_queued(lane, next.index);
             self.join_wire(request, next.index);
             match asked {
-                Request::Get(digest, local) | Request::GetHead(digest, local) => {
+                Request::Get(digest, local) | Request::GetHead(digest, local) | Request::GetCopy(digest, local, _) => {
                     GetItem { digest, request, capacity_bytes: local.bytes }.encode(self.outbox().writer());
                 }
                 Request::Read(target, local) => {
@@ -316,7 +316,7 @@ const fn digest_for(operation: Operation, request: &Request) -> Option<Digest> {
         | (Operation::RemoveCopy, Request::RemoveCopy(digest))
         | (Operation::Retain, Request::Retain(RetainItem { digest, .. }))
         | (Operation::Lookup, Request::Get(digest, _) | Request::GetRange(digest, ..))
-        | (Operation::Lookup, Request::GetHead(digest, _)) => Some(*digest),
+        | (Operation::Lookup, Request::GetHead(digest, _) | Request::GetCopy(digest, ..)) => Some(*digest),
         _ => None,
     }
 }
@@ -325,7 +325,7 @@ const fn digest_for(operation: Operation, request: &Request) -> Option<Digest> {
 const fn flags_of(request: &Request) -> FrameFlags {
     match request {
         Request::Prefetch(_) => FrameFlags::PREFETCH,
-        Request::GetHead(..) | Request::RemoveHead(_) => FrameFlags::HEADS,
+        Request::GetHead(..) | Request::GetCopy(..) | Request::RemoveHead(_) => FrameFlags::HEADS,
         Request::RemoveHeadOf(..) => FrameFlags::HEADS.with(FrameFlags::OF_VERSION, true),
         Request::PeekRange(..) => FrameFlags::UNCOMMITTED,
         _ => FrameFlags::NONE,

@@ -14,7 +14,9 @@ pub use batches::Batches;
 pub(crate) use existence::ExistenceBatch;
 pub(crate) use free_list::FreeList;
 pub use put_book::PutBook;
-pub(crate) use slice::{HeldHandle, LEAST_LOAD_BYTES, LaneLink, NOWHERE, ReplicaUse, Slice, Times, readable, slice_id};
+pub(crate) use slice::{
+    Again, HeldHandle, LEAST_LOAD_BYTES, LaneLink, NOWHERE, ReplicaUse, Slice, Times, readable, slice_id,
+};
 pub use slice::{SliceEvent, SliceState};
 pub(crate) use table::Table;
 pub(crate) use wires::{Wire, Wires};

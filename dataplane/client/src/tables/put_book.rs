@@ -15,6 +15,8 @@ pub struct PutBook {
 struct Entry {
     item: PutItem,
     name_at: u32,
+    /// Checksum that the bytes are to have; 0 if they count as they are.
+    checksum: u64,
 }
 
 impl PutBook {
@@ -37,8 +39,21 @@ impl PutBook {
         let name_at = u32::try_from(self.names.len()).expect("names of less than 4 GiB in total");
         self.names.extend_from_slice(name.tenant);
         self.names.extend_from_slice(name.key);
-        self.puts.push(Entry { item, name_at });
+        self.puts.push(Entry { item, name_at, checksum: 0 });
         self.puts.len() as u32 - 1
+    }
+
+    /// States the checksum that the bytes of a put are to have: with others it fails as `Corrupt`. Otherwise the bytes
+    /// count as they are when they are sent.
+    pub fn state_checksum(&mut self, number: u32, checksum: u64) {
+        if let Some(entry) = self.puts.get_mut(number as usize) {
+            entry.checksum = checksum;
+        }
+    }
+
+    /// Returns the checksum that was stated for a put; 0 if none was.
+    pub(crate) fn stated_checksum(&self, number: u32) -> u64 {
+        self.puts.get(number as usize).map_or(0, |entry| entry.checksum)
     }
 
     /// Adds a copy of an entry of another book, and returns its number.
@@ -47,9 +62,10 @@ impl PutBook {
     /// If the other book has no such entry, or if all names together exceed 4 GiB.
     pub fn push_from(&mut self, other: &Self, number: u32) -> u32 {
         let (item, names) = other.get(number);
+        let checksum = other.stated_checksum(number);
         let name_at = u32::try_from(self.names.len()).expect("names of less than 4 GiB in total");
         self.names.extend_from_slice(names);
-        self.puts.push(Entry { item, name_at });
+        self.puts.push(Entry { item, name_at, checksum });
         self.puts.len() as u32 - 1
     }
 

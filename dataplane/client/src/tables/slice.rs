@@ -85,8 +85,8 @@ pub(crate) struct Route {
     pub(crate) place: u32,
     /// Way in which the host copies it.
     pub(crate) via: Via,
-    /// True if it was refused together with others: from now on it is sent in a frame of its own.
-    pub(crate) alone: bool,
+    /// What distinguishes its next frame from the first one.
+    pub(crate) again: Again,
 }
 
 // Slices are copied as they are made, many at a time.
@@ -144,7 +144,7 @@ impl Slice {
             tasks: 1,
             request,
             state: SliceState::Queued,
-            way: Route { peer: 0, group: 0, queue: 0, place: NOWHERE, via, alone: false },
+            way: Route { peer: 0, group: 0, queue: 0, place: NOWHERE, via, again: Again::Same },
             times: Times { begun_ns: now_ns, queued_ns: now_ns, posted_ns: now_ns },
             sent_ns: 0,
             link: LaneLink { lane: NOWHERE, rail: NOWHERE, before: NOWHERE, after: NOWHERE, run: 0, sent_bytes: 0 },
@@ -237,6 +237,19 @@ pub(crate) enum ReplicaUse {
     Missed,
 }
 
+/// What distinguishes the next frame of a slice from the first one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Again {
+    /// Nothing.
+    Same,
+    /// The range was refused together with others: from now on it is sent in a frame of its own.
+    Alone,
+    /// The bytes of a get were damaged: it goes to the shard that sent them, which is told so.
+    Told,
+    /// The frame of a get tells its shard that the bytes were damaged.
+    Tells,
+}
+
 /// Returns the object that a request reads or queries, if a replica of it suffices.
 pub(crate) const fn readable(request: &Request) -> Option<Digest> {
     match request {
@@ -270,6 +283,19 @@ impl Slice {
             ReplicaUse::Requested => self.answer.replica_number = self.answer.replica_number.saturating_add(1),
             ReplicaUse::Chosen | ReplicaUse::Missed => self.tries.replica = ReplicaUse::Missed,
         }
+    }
+
+    /// Handles a failed attempt: the shard that sent damaged bytes is told so with the next one.
+    pub(crate) fn note_damage(&mut self, status: Status) {
+        if !self.request.is_get() {
+            return;
+        }
+        self.way.again = match (status, self.request.peer()) {
+            (Status::Corrupt, None) => Again::Told,
+            // There is no other shard that it could go to.
+            (Status::Corrupt, Some(_)) => Again::Tells,
+            _ => Again::Same,
+        };
     }
 
     /// Takes over the contents of a reply without payload.

@@ -180,7 +180,7 @@ impl Traffic {
         let transport = Transport::of(entry.path, slice.way.via);
         let counts = entry.books.of(transport);
         if status == Status::Ok {
-            let moved = if matches!(slice.request, Request::Get(..) | Request::GetHead(..)) {
+            let moved = if matches!(slice.request, Request::Get(..) | Request::GetHead(..) | Request::GetCopy(..)) {
                 slice.answer.bytes
             } else {
                 slice.weight_bytes()

@@ -35,6 +35,13 @@ pub(crate) struct Traffic {
 }
 
 impl Traffic {
+    /// Returns the checksum that the bytes of a put are to have; 0 if none was stated.
+    pub(crate) fn stated_checksum(&self, slice: u32) -> u64 {
+        let slice = self.slices.peek(slice);
+        let entry = slice.request.entry();
+        entry.map_or(0, |number| self.batches.peek(slice.batch.index).puts.stated_checksum(number))
+    }
+
     pub(crate) fn new(network: Network) -> Self {
         Self {
             network,

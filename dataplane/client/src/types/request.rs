@@ -45,6 +45,9 @@ pub enum Request {
     /// Puts a replica on this replica owner, with this entry of the [`crate::PutBook`]. For a client of an owner: see
     /// [`crate::Client::set_sources`].
     PutCopy(Digest, Local, u32, PeerId),
+    /// Gets the object's bytes from this other owner of its slot, to repair a damaged copy. For a client of an owner, as
+    /// [`Self::PutCopy`].
+    GetCopy(Digest, Local, PeerId),
     /// Removes the replica from this replica owner.
     DropCopy(Digest, PeerId),
     /// Has the owner drop the object's replicas on its replica owners, and replicate the object no more. `NotFound` if
@@ -84,6 +87,7 @@ impl Request {
             | Self::GetRange(_, _, local)
             | Self::PeekRange(_, _, local)
             | Self::GetHead(_, local)
+            | Self::GetCopy(_, local, _)
             | Self::Fill(_, _, _, _, local)
             | Self::Put(_, local)
             | Self::PutAs(_, local, _)
@@ -102,6 +106,7 @@ impl Request {
             Self::GetRange(digest, offset, _) => Self::GetRange(digest, offset, local),
             Self::PeekRange(digest, offset, _) => Self::PeekRange(digest, offset, local),
             Self::GetHead(digest, _) => Self::GetHead(digest, local),
+            Self::GetCopy(digest, _, peer) => Self::GetCopy(digest, local, peer),
             Self::Fill(digest, incarnation, session, offset, _) => {
                 Self::Fill(digest, incarnation, session, offset, local)
             }
@@ -148,7 +153,7 @@ impl Request {
 
     /// Returns true if the request reads an object, or a part of one.
     pub(crate) const fn is_get(&self) -> bool {
-        matches!(self, Self::Get(..) | Self::GetRange(..) | Self::PeekRange(..) | Self::GetHead(..))
+        matches!(self, Self::Get(..) | Self::GetRange(..) | Self::PeekRange(..) | Self::GetHead(..) | Self::GetCopy(..))
     }
 
     /// Returns the only incarnation of the owner that the request is valid for, if there is one.
@@ -177,7 +182,9 @@ impl Request {
     pub const fn peer(&self) -> Option<PeerId> {
         match *self {
             Self::Read(target, _) | Self::Write(target, _) => Some(target.peer),
-            Self::OpenSegment(peer) | Self::PutCopy(.., peer) | Self::DropCopy(_, peer) => Some(peer),
+            Self::OpenSegment(peer) | Self::PutCopy(.., peer) | Self::GetCopy(.., peer) | Self::DropCopy(_, peer) => {
+                Some(peer)
+            }
             _ => None,
         }
     }

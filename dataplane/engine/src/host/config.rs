@@ -63,6 +63,9 @@ pub struct HostConfig {
     pub unauthenticated: UnauthenticatedLimits,
     /// Time after which unacknowledged data ends a TCP connection that this host made; zero: as the kernel decides.
     pub unacknowledged: Duration,
+    /// Rate at which objects in memory are compared with their checksums in the background, in bytes a second; 0 for
+    /// never.
+    pub memory_scrub_bytes_per_s: u64,
     /// Least duration of a request, in nanoseconds, to be recorded as slow.
     pub slow_after_ns: u64,
 }
@@ -85,6 +88,7 @@ impl Default for HostConfig {
             tls: None,
             unauthenticated: UnauthenticatedLimits::default(),
             unacknowledged: Duration::ZERO,
+            memory_scrub_bytes_per_s: 0,
             slow_after_ns: SLOW_AFTER_NS,
         }
     }

@@ -94,7 +94,7 @@ impl Fetcher {
 
     /// Updates the former owners to fetch from, after the service has followed this map.
     pub(crate) fn follow(&mut self, service: &Service, owners: &SlotOwners, now_ns: u64) {
-        let keepers = |slot| service.inspect().replica_owners(slot);
+        let keepers = |slot| service.inspect().replica_peers(slot);
         let client = self.side.client();
         self.sources.follow(client, owners, &self.host, |slot| service.inspect().source_of(slot), keepers, now_ns);
     }
@@ -117,7 +117,7 @@ impl Fetcher {
 
     fn submit(&mut self, serving: &mut ServiceSide, fetch: Fetch, now_ns: u64) {
         let Fetch { token, source, want } = fetch;
-        let waited = matches!(want, Want::Sizes(_) | Want::Describe(_) | Want::DropCopies(_));
+        let waited = matches!(want, Want::Sizes(_) | Want::Describe(_) | Want::DropCopies(_) | Want::Repair(..));
         let within_ns = if waited { WAITED_NS } else { BACKGROUND_NS };
         let Some(pool) = serving.pool() else { return };
         let mut book = PutBook::new();
@@ -155,12 +155,12 @@ impl Fetcher {
             }
             (Want::Drop(_), None) => FetchDone::Dropped,
             (Want::Describe(_) | Want::List(..), None) => page.map_or(FetchDone::Failed(first), FetchDone::Page),
-            (Want::Object(_, extent), None) if first == Status::Ok => {
+            (Want::Object(_, extent) | Want::Repair(_, extent), None) if first == Status::Ok => {
                 let bytes = results[0].bytes;
                 let checksum = serving.pool().map_or(0, |pool| checksum_of(pool, extent.offset, bytes));
                 FetchDone::Object(bytes, checksum)
             }
-            (Want::Object(..), None) => FetchDone::Failed(first),
+            (Want::Object(..) | Want::Repair(..), None) => FetchDone::Failed(first),
         };
         serving.service().fetched(token, done, now_ns);
     }
@@ -178,12 +178,18 @@ impl Fetcher {
                 // A stripe head is fetched too.
                 vec![Request::GetHead(*digest, local)]
             }
-            Want::Copy { digest, extent, tail_at, is_head, priority, replicas, .. } => {
+            Want::Repair(digest, extent) => {
+                let local = Local { buffer: self.buffer, offset: extent.offset, bytes: extent.bytes };
+                vec![Request::GetCopy(*digest, local, peer)]
+            }
+            Want::Copy { digest, extent, tail_at, is_head, priority, replicas, checksum, .. } => {
                 let local = Local { buffer: self.buffer, offset: extent.offset, bytes: extent.bytes };
                 let pool = PoolView(pool);
                 let (item, tenant, key) =
                     copy_of(*digest, extent.bytes, *is_head, *tail_at, *priority, *replicas, &pool);
                 let number = book.push(item, &ObjectName { tenant: &tenant, key: &key });
+                // Damaged bytes are not replicated.
+                book.state_checksum(number, *checksum);
                 vec![Request::PutCopy(*digest, local, number, peer)]
             }
             Want::DropCopies(digests) => digests.iter().map(|digest| Request::DropCopy(*digest, peer)).collect(),

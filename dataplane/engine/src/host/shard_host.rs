@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use kvplane_client::Client;
 use kvplane_proto::map::SlotOwners;
 use kvplane_proto::{Digest, SegmentId};
-use kvplane_store::service::{Service, Tiering};
+use kvplane_store::service::{ScrubPace, Service, Tiering};
 use kvplane_sys::device::{Device, DeviceError, DeviceId, DeviceMemory};
 use kvplane_sys::{Doorbell, Region, cpu};
 use kvplane_transport::mooncake::ServerCounters;
@@ -61,6 +61,8 @@ impl ShardHost {
         device_pool: Option<DevicePool>,
     ) -> io::Result<Self> {
         service.control().set_slow_after(config.slow_after_ns);
+        let pace = ScrubPace { bytes_per_s: config.memory_scrub_bytes_per_s, ..ScrubPace::default() };
+        service.control().set_memory_scrub(pace, cpu::monotonic_ns());
         if let Some(challenges) = &config.tickets {
             service.control().want_tickets(challenges.clone());
         }
@@ -162,7 +164,7 @@ impl ShardHost {
     }
 
     /// Drains the service's answers, then runs the tier and the device pool, which work on their results, then one step
-    /// of each list.
+    /// of each list, and of the checks of objects in memory.
     fn serve_store(&mut self) -> io::Result<bool> {
         let mut progress = self.drain_service();
         progress |= self.drive_tier(self.reactor.now_ns())?;
@@ -173,6 +175,7 @@ impl ShardHost {
             progress |= device_pool.drive(self.service.service(), self.reactor.now_ns());
         }
         progress |= self.service.drive_lists();
+        progress |= self.service.drive_checks(self.reactor.now_ns());
         Ok(progress)
     }
 

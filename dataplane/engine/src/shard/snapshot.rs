@@ -6,7 +6,7 @@ use kvplane_proto::Digest;
 use kvplane_shared::SharedStats;
 use kvplane_store::StoreStats;
 use kvplane_store::service::{
-    CopyCounters, KeptReport, MoveCounters, ServiceCounters, ServiceTimes, TierSnapshot, Tiering,
+    CopyCounters, KeptReport, MoveCounters, RepairCounters, ServiceCounters, ServiceTimes, TierSnapshot, Tiering,
 };
 use kvplane_sys::cpu;
 use kvplane_sys::device::DeviceId;
@@ -32,6 +32,8 @@ pub struct ShardSnapshot {
     pub moves: MoveCounters,
     /// Replicas of objects.
     pub copies: CopyCounters,
+    /// Damage in memory, and its repair.
+    pub repairs: RepairCounters,
     /// Latencies of requests.
     pub times: ServiceTimes,
     /// Names of the objects that `times` mentions: tenant and key, for those whose tails are in memory.
@@ -68,6 +70,7 @@ pub(super) fn of(host: &mut ShardHost) -> ShardSnapshot {
         kept: service.inspect().kept(),
         moves: service.inspect().move_counters(),
         copies: service.inspect().copy_counters(),
+        repairs: service.inspect().repairs(),
         times: service.inspect().times(now_ns),
         names: Vec::new(),
         host: counters,

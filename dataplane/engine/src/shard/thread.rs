@@ -82,6 +82,14 @@ pub(super) fn run(
             let text = notice.text;
             if notice.is_trouble { tracing::warn!("{name}: {text}") } else { tracing::info!("{name}: {text}") }
         }
+        if let Some(repairs) = host.service().control().poll_repairs() {
+            tracing::warn!(
+                "{name}: {} objects in memory were damaged since the start: {} are good again, {} were removed",
+                repairs.damaged,
+                repairs.repaired,
+                repairs.lost
+            );
+        }
         let now_ns = host.now_ns();
         if !leaving.is_empty() {
             answer_waiters(&mut host, &mut leaving, now_ns);

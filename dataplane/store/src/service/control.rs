@@ -6,6 +6,7 @@ use kvplane_proto::Digest;
 use kvplane_proto::tenants::{TenantLease, TenantSsdLease};
 use kvplane_ticket::{Challenges, TicketKey};
 
+use super::damage::{RepairCounters, ScrubPace};
 use super::fetches::FetchLimits;
 use super::kept_memory::{Discard, FormerImage, KeptMemory, KeptReport};
 use super::objects::Objects;
@@ -77,6 +78,17 @@ impl<'a> Control<'a> {
         SharedObjects { local: &mut self.objects.local }
     }
 
+    /// Sets the pace at which objects in memory are compared with their checksums in the background.
+    pub fn set_memory_scrub(self, pace: ScrubPace, now_ns: u64) {
+        self.objects.damage.set_scrub(pace, now_ns);
+    }
+
+    /// Returns the counters of damage in memory, once the repairs of the first damaged object are over, and whenever the
+    /// number of damaged ones has doubled.
+    pub fn poll_repairs(self) -> Option<RepairCounters> {
+        self.objects.damage.poll_report()
+    }
+
     /// Keeps the shard's memory beyond its process. `found` is the image of the former process's objects, if there was
     /// a process, or the reason why it does not count: the first map that gives the shard slots decides about the
     /// objects. `sums` computes checksums in the pool.
@@ -102,7 +114,7 @@ impl<'a> Control<'a> {
     /// an object put with two replicas, it is made again whenever it is lost. An object that is only on an SSD is read
     /// into memory first.
     pub fn want_copy(self, digest: Digest, now_ns: u64) -> ReplicaProgress {
-        let Objects { local, migration, replication } = self.objects;
+        let Objects { local, migration, replication, .. } = self.objects;
         local.shard.now_ns = local.shard.now_ns.max(now_ns);
         replication.want(local, digest, migration.is_coming(digest))
     }

@@ -48,6 +48,8 @@ pub enum Want {
     Describe(Digest),
     /// Bytes of this object, into the pool.
     Object(Digest, MemoryExtent),
+    /// Bytes of this object, into its place in the pool where they are damaged, from another owner of its slot.
+    Repair(Digest, MemoryExtent),
     /// Page of the objects of exported slots, or of the changes there. The digest names the shard by one of its slots.
     List(Digest, PageQuery),
     /// Drop of these objects.
@@ -66,6 +68,8 @@ pub enum Want {
         /// Number of replicas that it is to have, the owner's included.
         replicas: u8,
         version: Version,
+        /// Checksum that its bytes are to have.
+        checksum: u64,
     },
     /// Drop of the replicas that a replica owner has of these. A digest whose bits below the slot are zero means all
     /// of the slot.

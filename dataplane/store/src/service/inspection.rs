@@ -4,6 +4,7 @@ use kvplane_proto::Digest;
 use kvplane_proto::ids::{Epoch, Slot};
 use kvplane_proto::map::ShardKey;
 
+use super::damage::RepairCounters;
 use super::kept_memory::{KeptReport, opening_of};
 use super::migration::MoveCounters;
 use super::objects::Objects;
@@ -159,7 +160,7 @@ impl<'a> Inspection<'a> {
     /// Returns the progress of migration.
     #[must_use]
     pub fn move_counters(self) -> MoveCounters {
-        let Objects { local, migration, replication } = self.objects;
+        let Objects { local, migration, replication, .. } = self.objects;
         let all_here = migration.is_done() && replication.has_walked();
         MoveCounters {
             exporting_slots: local.shard.exports.len() as u64,
@@ -172,6 +173,23 @@ impl<'a> Inspection<'a> {
     #[must_use]
     pub fn copy_counters(self) -> CopyCounters {
         self.objects.replication.counters(&self.objects.local.shard)
+    }
+
+    /// Returns the counters of damage in memory and of its repair.
+    #[must_use]
+    pub fn repairs(self) -> RepairCounters {
+        self.objects.damage.counters()
+    }
+
+    /// Returns the shards that this one exchanges replicas of a slot with: the replica owners of its own slot, or the
+    /// owner of a slot of which it is a replica owner.
+    #[must_use]
+    pub fn replica_peers(self, slot: Slot) -> &'a [ShardKey] {
+        let replicas = &self.objects.local.shard.replicas;
+        match replicas.relation(slot) {
+            Some(relation) => core::slice::from_ref(&relation.owner),
+            None => replicas.owners_of(slot),
+        }
     }
 
     /// Returns the replica owners of a slot of this shard, in the order of the map.

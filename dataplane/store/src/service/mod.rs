@@ -19,6 +19,7 @@
 
 mod claims;
 mod control;
+mod damage;
 mod device_moves;
 mod device_pool;
 mod fetches;
@@ -52,6 +53,7 @@ use kvplane_tier::{BlockOp, Tier};
 
 use self::claims::{Claim, ClaimedRequest, Claims};
 pub use self::control::Control;
+pub use self::damage::{RepairCounters, ScrubPace};
 pub use self::device_moves::DeviceMoves;
 pub use self::device_pool::{DEVICE_OBJECT_BYTES, MoveId, MoveOutcome};
 pub use self::fetches::{Fetch, FetchDone, FetchLimits, Want};
@@ -186,12 +188,13 @@ impl Service {
     /// Returns the time at which [`Self::handle_timeout`] is to be called next.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<u64> {
-        let Objects { local, migration, replication } = &self.objects;
+        let Objects { local, migration, replication, damage } = &self.objects;
         let own = [local.shard.sessions.poll_timeout(), self.puts.poll_timeout(), self.claims.poll_timeout()];
         let tiering = local.tiering.as_ref().and_then(|tiering| tiering.poll_timeout());
         let sharing = local.sharing.as_ref().and_then(|sharing| sharing.poll_timeout());
         let work =
             [tiering, sharing, migration.poll_timeout(local.shard.now_ns), replication.poll_timeout(&local.shard)];
+        let work = work.into_iter().chain([damage.poll_timeout()]);
         own.into_iter().chain(work).flatten().min()
     }
 
@@ -361,9 +364,9 @@ impl Service {
 
     /// Carries out the effects that lower components have noted for those above them.
     fn act_on_effects(&mut self) {
-        let Self { objects: Objects { local, migration, replication }, lists, claims, .. } = self;
-        let shard = &mut local.shard;
-        while let Some(effect) = shard.effects.take() {
+        let Self { objects: Objects { local, migration, replication, damage }, lists, claims, .. } = self;
+        while let Some(effect) = local.shard.effects.take() {
+            let shard = &mut local.shard;
             match effect {
                 Effect::SlotsServed => replication.look_for_unreplicated(shard),
                 Effect::RecordsChanged => replication.walk_ssd_again(shard),
@@ -375,6 +378,8 @@ impl Service {
                 }
                 Effect::TenantSettled(digest) => claims.settle(digest),
                 Effect::Name(name) => lists.take_name(name),
+                Effect::Suspect(digest) => damage.suspect(digest),
+                Effect::Damaged { digest, version } => damage.damaged(local, digest, version, Vec::new()),
             }
         }
     }
@@ -587,19 +592,20 @@ impl Service {
     /// Returns the next request to another shard, if there is one; polled until `None` in every round. The answer goes
     /// to [`Self::fetched`].
     pub fn poll_fetch(&mut self, now_ns: u64) -> Option<Fetch> {
-        let Objects { local, migration, replication } = &mut self.objects;
+        let Objects { local, migration, replication, damage } = &mut self.objects;
         local.shard.now_ns = local.shard.now_ns.max(now_ns);
         let bytes_per_s = migration.limits().bytes_per_s;
-        let fetch = replication.poll(local, bytes_per_s).or_else(|| migration.poll(local));
+        let fetch = replication.poll(local, bytes_per_s).or_else(|| damage.poll(local));
+        let fetch = fetch.or_else(|| migration.poll(local));
         self.act_on_effects();
         fetch
     }
 
     /// Takes the answer of another shard, or the failure to get one. No I/O writes to the object's extent any more.
     pub fn fetched(&mut self, token: u64, done: FetchDone, now_ns: u64) {
-        let Objects { local, migration, replication } = &mut self.objects;
+        let Objects { local, migration, replication, damage } = &mut self.objects;
         local.shard.now_ns = local.shard.now_ns.max(now_ns);
-        if !replication.fetched(&mut local.shard, token, &done) {
+        if !replication.fetched(&mut local.shard, token, &done) && !damage.fetched(local, token, &done) {
             migration.fetched(local, token, done);
         }
         self.act_on_effects();
@@ -613,6 +619,16 @@ impl Service {
     /// Advances each list by one step. Returns true if there was anything to do. The host calls it in every round.
     pub fn drive_lists(&mut self, pool: &dyn PoolBytes) -> bool {
         self.lists.drive(&mut self.objects, pool)
+    }
+
+    /// Compares some objects in memory with their checksums, if any are to be. Returns true if there was anything to
+    /// do. The host calls it in every round.
+    pub fn drive_checks(&mut self, pool: &dyn PoolBytes, now_ns: u64) -> bool {
+        let Objects { local, damage, .. } = &mut self.objects;
+        local.shard.now_ns = local.shard.now_ns.max(now_ns);
+        let progress = damage.drive(local, pool);
+        self.act_on_effects();
+        progress
     }
 }
 

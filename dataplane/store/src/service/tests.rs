@@ -1,6 +1,7 @@
 //! Tests of the service: with a scripted host, then with a random one.
 
 mod connections;
+mod damage;
 mod device_pool;
 mod differential;
 mod kept_memory;

@@ -46,7 +46,7 @@ impl World {
             let Some(view) = at.service.store().peek(self.shadow.digest(key)) else { continue };
             let memory = if view.is_on_device { Memory::DevicePool } else { Memory::Pool };
             let extent = MemoryExtent { memory, offset: view.extent.offset, bytes: view.extent.bytes };
-            let checked = self.shadow.check_read(key, view.version.0, &at.written(extent));
+            let checked = self.shadow.check_read(key, view.version.0, &at.written(view.version.0, extent));
             self.require(checked);
         }
     }

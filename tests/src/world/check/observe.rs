@@ -341,7 +341,8 @@ impl World {
             self.require(lent);
         }
         let Some(commit) = self.shadow.commit_of(version).copied() else { return };
-        let kept = self.shadow.check_read(commit.key, version, &self.incarnations[incarnation].written(extent));
+        let kept =
+            self.shadow.check_read(commit.key, version, &self.incarnations[incarnation].written(version, extent));
         self.require(kept);
     }
 

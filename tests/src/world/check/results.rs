@@ -193,6 +193,9 @@ impl World {
             {
                 Err(broken(Rule::Lost, format!("key {key} had two owners, and client {client} does not find it")))
             }
+            (What::Get { .. }, Status::Corrupt) if self.scenario.heals => {
+                Err(broken(Rule::Lost, format!("key {key} is damaged, and client {client} does not get it")))
+            }
             (What::Remove, Status::Ok | Status::NotFound) => {
                 self.removals.remove_done(client, key, open.started_ns, now_ns);
                 Ok(())

@@ -110,7 +110,7 @@ impl World {
         let Some(fetcher) = &mut host.fetcher else { return };
         let own_host = &self.nodes[self.incarnations[incarnation].node].host;
         let source_of = |slot| service.inspect().source_of(slot);
-        let keepers_of = |slot| service.inspect().replica_owners(slot);
+        let keepers_of = |slot| service.inspect().replica_peers(slot);
         fetcher.sources.follow(&mut host.client, owners, own_host, source_of, keepers_of, now_ns);
         self.drain_client(index);
     }
@@ -133,7 +133,7 @@ impl World {
         let (index, now_ns) = (self.incarnations[incarnation].fetcher, self.now_ns);
         let peer = self.clients[index].fetcher.as_ref().and_then(|fetcher| fetcher.sources.peer(&source));
         let room = peer.and_then(|peer| self.requests_of(index, incarnation, &want, peer));
-        let waited = matches!(want, Want::Sizes(_) | Want::Describe(_) | Want::DropCopies(_));
+        let waited = matches!(want, Want::Sizes(_) | Want::Describe(_) | Want::DropCopies(_) | Want::Repair(..));
         let within_ns = if waited { ASK_NS } else { BACKGROUND_NS };
         let Some((requests, book, offset)) = room else {
             self.incarnations[incarnation].service.fetched(token, FetchDone::Failed(Status::Unreachable), now_ns);
@@ -166,7 +166,7 @@ impl World {
             Want::Drop(digests) => digests.iter().map(|digest| Request::Remove(*digest)).collect(),
             Want::Describe(digest) => vec![Request::List(*digest, one)],
             Want::List(digest, from) => vec![Request::List(*digest, *from)],
-            Want::Object(digest, extent) => {
+            Want::Object(digest, extent) | Want::Repair(digest, extent) => {
                 let lent = self.clients[index].memory.lend(Loan::Get(extent.bytes), *digest);
                 let offset = match lent {
                     Ok(offset) => offset?,
@@ -175,13 +175,17 @@ impl World {
                         return None;
                     }
                 };
+                let local = Local { buffer: 0, offset, bytes: extent.bytes };
+                if matches!(want, Want::Repair(..)) {
+                    // Good bytes take the place of damaged ones, which readers may still have.
+                    return Some((vec![Request::GetCopy(*digest, local, peer)], book, Some(offset)));
+                }
                 let lent = self.incarnations[incarnation].ledger.lend(FETCHES, Use::Write, extent.offset, extent.bytes);
                 self.require(lent);
-                let local = Local { buffer: 0, offset, bytes: extent.bytes };
                 return Some((vec![Request::Get(*digest, local)], book, Some(offset)));
             }
             Want::DropCopies(digests) => digests.iter().map(|digest| Request::DropCopy(*digest, peer)).collect(),
-            Want::Copy { digest, extent, tail_at, is_head, priority, replicas, version } => {
+            Want::Copy { digest, extent, tail_at, is_head, priority, replicas, version, checksum } => {
                 let (item, tenant, key) = copy_of(
                     *digest,
                     extent.bytes,
@@ -192,6 +196,9 @@ impl World {
                     &Pool(&self.incarnations[incarnation].pool),
                 );
                 let number = book.push(item, &ObjectName { tenant: &tenant, key: &key });
+                if !self.scenario.has(Mischief::SpoilCopies) {
+                    book.state_checksum(number, *checksum);
+                }
                 let offset = self.lend_copy(index, incarnation, *digest, *extent)?;
                 if let Some(fetcher) = &mut self.clients[index].fetcher {
                     fetcher.pushed.entry(*digest).or_default().push(version.0);
@@ -235,7 +242,8 @@ impl World {
                 page.map_or(FetchDone::Failed(first), |page| FetchDone::Page(without_changes(&page)))
             }
             (Want::Describe(_) | Want::List(..), None) => page.map_or(FetchDone::Failed(first), FetchDone::Page),
-            (Want::Object(..), None) if first != Status::Ok => FetchDone::Failed(first),
+            (Want::Object(..) | Want::Repair(..), None) if first != Status::Ok => FetchDone::Failed(first),
+            (Want::Repair(_, extent), None) => self.repair_came(incarnation, index, *extent, results[0].bytes, offset),
             (Want::Object(_, extent), None) => self.object_came(incarnation, index, *extent, results[0].bytes, offset),
         };
         if let Want::Object(digest, extent) = &want {
@@ -246,6 +254,10 @@ impl World {
             self.incarnations[incarnation].service.fetched(token, done, self.now_ns);
             self.observe_import(incarnation, *digest, *extent, origin);
         } else {
+            if matches!(want, Want::Repair(..)) {
+                let taken = self.clients[index].memory.take_back(offset.unwrap_or(0));
+                self.require(taken);
+            }
             if let (Want::Copy { extent, .. }, Some(offset)) = (&want, offset) {
                 self.copy_sent(index, incarnation, *extent, offset);
             }
@@ -263,9 +275,22 @@ impl World {
         bytes: u64,
         offset: Option<u64>,
     ) -> FetchDone {
-        let from = self.clients[index].memory.peek(offset.unwrap_or(0), bytes.min(extent.bytes)).to_vec();
-        let lent = self.incarnations[incarnation].ledger.check(FETCHES, Use::Write, extent.offset, from.len() as u64);
+        let bytes_came = bytes.min(extent.bytes);
+        let lent = self.incarnations[incarnation].ledger.check(FETCHES, Use::Write, extent.offset, bytes_came);
         self.require(lent);
+        self.repair_came(incarnation, index, extent, bytes, offset)
+    }
+
+    /// Copies bytes from the client's memory to their place in the pool.
+    fn repair_came(
+        &mut self,
+        incarnation: usize,
+        index: usize,
+        extent: MemoryExtent,
+        bytes: u64,
+        offset: Option<u64>,
+    ) -> FetchDone {
+        let from = self.clients[index].memory.peek(offset.unwrap_or(0), bytes.min(extent.bytes)).to_vec();
         let at = extent.offset as usize;
         self.incarnations[incarnation].pool[at..at + from.len()].copy_from_slice(&from);
         FetchDone::Object(bytes, payload_checksum(&from))

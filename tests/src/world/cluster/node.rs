@@ -9,7 +9,7 @@ use kvplane_proto::ids::{Epoch, Incarnation, NodeId, SegmentId, ShardId, Version
 use kvplane_proto::map::{ClusterMap, Member, ShardAddress};
 use kvplane_proto::rng::Rng;
 use kvplane_store::eviction::Eviction;
-use kvplane_store::service::{Identity, PeerKey, Service};
+use kvplane_store::service::{Identity, PeerKey, ScrubPace, Service};
 use kvplane_store::{Store, StoreConfig};
 
 use crate::world::World;
@@ -18,6 +18,7 @@ use crate::world::check::ledger::Ledger;
 use crate::world::check::{CheckResult, Rule, broken};
 use crate::world::cluster::departures::Departure;
 use crate::world::faults::device_pool::IncarnationDevice;
+use crate::world::faults::memory::FlippedBit;
 use crate::world::faults::tier::IncarnationTier;
 use crate::world::network::{End, Way};
 use crate::world::queue::Event;
@@ -65,6 +66,8 @@ pub(crate) struct ShardIncarnation {
     pub(crate) address: SocketAddr,
     pub(crate) service: Service,
     pub(crate) pool: Vec<u8>,
+    /// Bits of its objects that have flipped.
+    pub(crate) flips: Vec<FlippedBit>,
     pub(crate) segment: Vec<u8>,
     pub(crate) segment_id: SegmentId,
     /// Index of the client that fetches for the shard.
@@ -253,6 +256,8 @@ impl World {
         let segment_id = register(&mut service, segment_bytes);
         let tier = self.open_tier(index, shard, &mut service);
         service.control().set_fetch_limits(Self::fetch_limits(&self.scenario));
+        let pace = ScrubPace { bytes_per_s: self.scenario.scrub_bytes_per_s, pause_ns: 200 * MS };
+        service.control().set_memory_scrub(pace, self.now_ns);
         let fetcher = self.add_fetcher(self.nodes[index].host.clone());
         let node = &mut self.nodes[index];
         node.shards.push(self.incarnations.len());
@@ -267,6 +272,7 @@ impl World {
             fetcher,
             changed: BTreeSet::new(),
             pool: vec![0; self.scenario.pool_bytes as usize],
+            flips: Vec::new(),
             ledger: Ledger::default(),
             handles: Handles::default(),
             tier,

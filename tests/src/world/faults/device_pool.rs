@@ -101,11 +101,11 @@ impl IncarnationDevice {
 }
 
 impl ShardIncarnation {
-    /// Returns the bytes of an extent as its writer wrote them: those of the device without damage.
-    pub(crate) fn written(&self, extent: MemoryExtent) -> Vec<u8> {
+    /// Returns the bytes of an extent, in which this version of an object is, as its writer wrote them: without damage.
+    pub(crate) fn written(&self, version: u64, extent: MemoryExtent) -> Vec<u8> {
         match (&self.device, extent.memory) {
             (Some(device), Memory::DevicePool) => device.memory.undamaged(extent.offset, extent.bytes),
-            _ => self.bytes(extent.offset, extent.bytes).to_vec(),
+            _ => self.undamaged(version, extent),
         }
     }
 
@@ -450,7 +450,7 @@ impl World {
         self.detail(offset, || format!("incarnation {incarnation}: byte {offset} of its device is damaged"));
     }
 
-    fn shard_of(&self, node: usize, drawn: u64) -> Option<usize> {
+    pub(crate) fn shard_of(&self, node: usize, drawn: u64) -> Option<usize> {
         let shards = &self.nodes[node].shards;
         if shards.is_empty() { None } else { Some(shards[drawn as usize % shards.len()]) }
     }

@@ -5,6 +5,7 @@ pub(crate) mod device_pool;
 pub(crate) mod device_scenario;
 pub(crate) mod disk;
 pub(crate) mod disturbances;
+pub(crate) mod memory;
 pub(crate) mod tier;
 
 use crate::world::World;
@@ -69,10 +70,12 @@ pub(crate) enum Fault {
     LoseOneWay,
     /// A stream becomes half-open: what is sent on it is lost in both directions, until its hosts give it up.
     HalfOpen,
+    /// A bit of an object in memory flips, of which another node has good bytes.
+    FlipBit,
 }
 
 /// Number of kinds.
-pub(crate) const FAULTS: usize = 19;
+pub(crate) const FAULTS: usize = 20;
 /// Number of kinds that are drawn for every seed; the others belong to some seeds only.
 pub(crate) const COMMON: usize = 8;
 
@@ -96,6 +99,7 @@ const ALL: [Fault; FAULTS] = [
     Fault::DamageDevice,
     Fault::LoseOneWay,
     Fault::HalfOpen,
+    Fault::FlipBit,
 ];
 
 /// Interval at which a fault that waits for slots at rest checks again.
@@ -310,6 +314,7 @@ impl World {
                 self.disturb(fault, node, (down_ns, longest_ns));
             }
             Fault::HalfOpen => self.half_open(down_ns),
+            Fault::FlipBit => self.flip_bit(node, down_ns),
             Fault::SlowNode => {
                 self.nodes[node].slowness = 10;
                 self.after(down_ns, Event::Recover(node));

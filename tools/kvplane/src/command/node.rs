@@ -175,6 +175,10 @@ struct ObjectArguments {
     /// beyond it are refused.
     #[arg(long, value_name = "PERCENT", default_value_t = 25, value_parser = clap::value_parser!(u8).range(0..=90))]
     hard_pins: u8,
+    /// Rate at which objects in memory are compared with their checksums in the background, in bytes per second. A
+    /// damaged one is repaired from a replica. 0: objects are checked only by those who read them.
+    #[arg(long = "memory-scrub", value_name = "BYTES", default_value = "16M", value_parser = size::parse)]
+    scrub: u64,
     /// Longest soft pin that a put may request, in milliseconds; longer requests are shortened. 0: soft pins have no
     /// effect.
     #[arg(
@@ -417,6 +421,7 @@ impl Shape {
             },
             tier: self.ssd.policy(),
             shared: self.shared.config(),
+            memory_scrub_bytes_per_s: self.objects.scrub,
             slow_after_ns: self.slow_ms * 1_000_000,
             fetch_bytes_per_s: self.migration_rate,
             hot_bytes_per_s: self.replicate_hot,

@@ -73,6 +73,7 @@ const KINDS: [Kind; 29] = [
     Kind::new("replicas", "hot_objects_with_several_replicas", "KVPLANE_SEEDS", 10),
     Kind::new("replicas", "losses_of_several_replicas", "KVPLANE_LOSS_SEEDS", 20),
     Kind::new("replicas", "silence", "KVPLANE_LOSS_SEEDS", 20),
+    Kind::new("replicas", "flipped_bits", "KVPLANE_LOSS_SEEDS", 20),
     Kind::new("replicas", "a_control_plane_that_loses_its_state_loses_no_object", "KVPLANE_LOSS_SEEDS", 20),
     Kind::new("devices", "seeds", "KVPLANE_DEVICE_POOL_SEEDS", 40),
     Kind::new("devices", "losses", "KVPLANE_DEVICE_POOL_SEEDS", 20),

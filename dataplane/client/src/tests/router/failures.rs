@@ -1,5 +1,6 @@
 //! Peers that fail, misbehave or fall silent, and callers that cancel.
 
+use kvplane_proto::flags::FrameFlags;
 use kvplane_proto::frame::{Header, VERSION};
 use kvplane_proto::ids::{Incarnation, RequestId};
 use kvplane_proto::limits::Limits;
@@ -342,6 +343,8 @@ fn payloads_with_a_wrong_checksum_are_retried_within_the_budget() {
         loop {
             let frames = rig.frames();
             let Some(sent) = frames.first() else { break };
+            // The shard is told of the damage, as its memory may be the cause.
+            assert_eq!(sent.header.flags.has(FrameFlags::SUM_REPLIES), asked > 0);
             let mut reply = rig.answers(sent).remove(0);
             if asked < good_at {
                 reply.sum += 1;

@@ -207,6 +207,34 @@ fn a_lease_expires_and_ends_with_the_map() {
     }
 }
 
+/// Damaged bytes: the shard that sent them is asked again and told, whether it is the owner or a replica owner.
+#[test]
+fn whoever_sends_damaged_bytes_is_asked_again_and_told() {
+    let mut rig = rig(stream_config());
+    let home = first(&mut rig);
+    let mut damaged = [0, 0];
+    for _ in 0..60 {
+        rig.now_ns += MS;
+        let batch = rig.submit(&[Request::Get(digest(0), local(0, 0, BYTES))]);
+        let sent = rig.frames().remove(0);
+        let node = rig.addresses[&sent.lane].node;
+        damaged[usize::from(node == home)] += 1;
+        assert!(!sent.header.flags.has(FrameFlags::SUM_REPLIES));
+        let mut reply = rig.answers(&sent).remove(0);
+        reply.sum += 1;
+        rig.deliver(&reply);
+        let again = rig.frames().remove(0);
+        assert_eq!((rig.addresses[&again.lane].node, again.operation()), (node, Operation::Get));
+        assert!(again.header.flags.has(FrameFlags::SUM_REPLIES));
+        assert_eq!(again.header.flags.has(FrameFlags::READ_REPLICA), node != home);
+        rig.answers(&again).iter().for_each(|reply| rig.deliver(reply));
+        assert!(rig.frames().is_empty());
+        assert_eq!(rig.finish(batch), [(Status::Ok, BYTES, 7)]);
+    }
+    assert!(damaged.iter().all(|count| *count > 5), "{damaged:?}");
+    rig.assert_empty();
+}
+
 /// The replica owner has evicted its replica: the owner serves the get, and for a while it alone is used.
 #[test]
 fn an_evicted_replica_costs_one_round_trip() {

@@ -406,6 +406,12 @@ impl ServiceSide {
         self.memory.pool.as_ref().is_some_and(|pool| self.service.drive_lists(&PoolView(pool)))
     }
 
+    /// Compares some objects in memory with their checksums. Returns true if any were to be.
+    #[inline]
+    pub(crate) fn drive_checks(&mut self, now_ns: u64) -> bool {
+        self.memory.pool.as_ref().is_some_and(|pool| self.service.drive_checks(&PoolView(pool), now_ns))
+    }
+
     /// Serves stock engines. Returns true if it made progress.
     #[inline]
     pub(crate) fn serve_stock(&mut self, connections: &Connections, now_ns: u64) -> bool {

@@ -15,6 +15,7 @@ use kvplane_proto::message::{
 };
 use kvplane_proto::{Digest, FrameFlags, ItemFlags, Status};
 
+use super::damage::Damage;
 use super::device_moves::{is_on_device, is_to_be_promoted, recall};
 use super::local::{LocalStore, SsdWaits};
 use super::migration::{Migration, Waiter};
@@ -39,6 +40,8 @@ pub(super) struct Objects {
     pub(super) migration: Migration,
     /// Objects that are replicated.
     pub(super) replication: Replication,
+    /// Objects whose bytes may be damaged, and those whose bytes are.
+    pub(super) damage: Damage,
 }
 
 /// Conditions that the reply of a put waits for.
@@ -62,6 +65,7 @@ impl Objects {
             local: LocalStore::new(identity, store),
             migration: Migration::default(),
             replication: Replication::default(),
+            damage: Damage::default(),
         }
     }
 
@@ -256,6 +260,10 @@ impl Objects {
             }
             self.replication.count_served();
         }
+        if self.damage.delays(&self.local.shard, context, digest) {
+            let waits = self.damage.wait(&self.local.shard, context, digest, Reader::Stream(read));
+            return waits.map_err(|status| (status, 0));
+        }
         // An import reads the object once, and not because anybody wants it again.
         let is_hot = !context.fetches && is_to_be_promoted(&self.local, digest);
         let store = &mut self.local.shard.store;
@@ -314,8 +322,15 @@ impl Objects {
         let (mut replies, mut elsewhere) = (Vec::with_capacity(items.len()), Vec::new());
         let all = header.flags.has(FrameFlags::HEADS);
         for item in items {
-            let reply = self.lookup_one(context, item.digest, all).unwrap_or_else(no_lookup);
+            let is_late = self.damage.delays(&self.local.shard, context, item.digest);
+            let reply = match is_late {
+                true => Err(self.may_look_up(context, item.digest).err().unwrap_or(Status::Pending)),
+                false => self.lookup_one(context, item.digest, all),
+            };
+            let reply = reply.unwrap_or_else(no_lookup);
             let is_elsewhere = match reply.status {
+                // Its bytes are checked, or repaired.
+                Status::Pending => true,
                 Status::Busy => is_on_device(&self.local, item.digest),
                 Status::NotFound => {
                     !self.local.shard.reads_replica(context, item.digest)
@@ -341,7 +356,9 @@ impl Objects {
         for (at, digest) in elsewhere {
             let item = item_at(at);
             let reader = Reader::Shared { item, all };
+            let is_late = self.damage.delays(&self.local.shard, context, digest);
             let begun = match self.local.on_ssd(digest) {
+                _ if is_late => self.damage.wait(&self.local.shard, context, digest, reader),
                 None if is_on_device(&self.local, digest) => recall(&mut self.local, digest, Some(reader)),
                 Some(view) if view.names_parts && !all => Err(Status::Striped),
                 Some(view) => self.local.read(&view, reader),
@@ -359,6 +376,22 @@ impl Objects {
         Ok(())
     }
 
+    /// Checks that a peer may look an object up: as the owner's, or as a replica.
+    fn may_look_up(&mut self, context: &RequestContext, digest: Digest) -> Result<(), Status> {
+        self.local.may_ask(context, digest)?;
+        if self.local.shard.is_peers_replica(context, digest) {
+            return Err(Status::NotFound);
+        }
+        match self.local.shard.may_read_replica(context, digest) {
+            Some(false) => Err(Status::NotFound),
+            Some(true) => {
+                self.replication.count_served();
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Pins an object in memory for the peer, and returns its extent. One in the device pool is recalled and answered
     /// with `Busy`.
     pub(super) fn lookup_one(
@@ -367,15 +400,9 @@ impl Objects {
         digest: Digest,
         all: bool,
     ) -> Result<LookupReply, Status> {
-        self.local.may_ask(context, digest)?;
-        if self.local.shard.is_peers_replica(context, digest) {
-            return Err(Status::NotFound);
-        }
-        if let Some(here) = self.local.shard.may_read_replica(context, digest) {
-            if !here {
-                return Err(Status::NotFound);
-            }
-            self.replication.count_served();
+        self.may_look_up(context, digest)?;
+        if self.damage.delays(&self.local.shard, context, digest) {
+            return Err(Status::Busy);
         }
         let store = &mut self.local.shard.store;
         let (pin, object) = store.get(digest).map_err(get_status)?;

@@ -18,6 +18,7 @@ use crate::service::fetches::{Fetch, FetchDone, Want};
 use crate::service::local::LocalStore;
 use crate::service::shard::Shard;
 use crate::service::shard::deferrals::DeferredItem;
+use crate::service::shard::effects::Effect;
 use crate::service::shard::tail::{TailHead, tail_within};
 use crate::service::types::{Memory, MemoryExtent, PoolBytes};
 
@@ -295,7 +296,8 @@ impl Pushes {
         let token = shard.new_fetch_token();
         self.calls.insert(token, (digest, owner));
         let (is_head, priority, replicas) = (object.is_head, object.priority, object.copies.replicas());
-        let want = Want::Copy { digest, extent, tail_at, is_head, priority, replicas, version };
+        let checksum = object.checksum;
+        let want = Want::Copy { digest, extent, tail_at, is_head, priority, replicas, version, checksum };
         Some(Fetch { token, source: owner, want })
     }
 
@@ -342,6 +344,9 @@ impl Pushes {
             FetchDone::Failed(status) if !void => {
                 self.counters.failed += 1;
                 self.waits.note_failed(digest, version, owner);
+                if *status == Status::Corrupt {
+                    shard.effects.note(Effect::Suspect(digest));
+                }
                 // Only these refusals prove that the replica owner has no replica.
                 let refused = matches!(status, Status::NoSpace | Status::TooLarge | Status::QuotaExceeded);
                 if live && let Some(number) = shard.replicas.number_of(digest.slot(), owner) {
@@ -350,7 +355,7 @@ impl Pushes {
                         removals.add(digest, owner);
                     }
                 }
-                if refused {
+                if refused || *status == Status::Corrupt {
                     owners.answered(owner);
                 } else {
                     owners.not_answered(owner, shard.now_ns);

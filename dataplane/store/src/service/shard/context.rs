@@ -23,6 +23,12 @@ pub(in crate::service) struct RequestContext {
 }
 
 impl RequestContext {
+    /// Returns true if the peer is another owner of the object's slot, whose copy is damaged, and gets the bytes to
+    /// repair it.
+    pub(in crate::service) const fn repairs(&self) -> bool {
+        self.fetches && self.flags.has(FrameFlags::READ_REPLICA)
+    }
+
     pub(in crate::service) fn new(peer: PeerKey, session: &Session, header: &Header) -> Self {
         let of_reads = FrameFlags::READ_REPLICA | FrameFlags::REPLICA_LEASE;
         let reads = matches!(

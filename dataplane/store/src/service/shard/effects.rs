@@ -27,6 +27,10 @@ pub(in crate::service) enum Effect {
     Imported { digest: Digest, version: Version },
     /// The tenant of an object is known, or no read that could tell it is in flight any more.
     TenantSettled(Digest),
+    /// The bytes of an object may be damaged: another shard received others than its checksum says.
+    Suspect(Digest),
+    /// The bytes of this version of an object are damaged.
+    Damaged { digest: Digest, version: Version },
     /// The name of an object was read for a list, or cannot be read.
     Name(ListedName),
 }

@@ -32,6 +32,7 @@ impl Shard {
             false if self.ownership.owns(digest) || self.reads_replica(context, digest) => return Ok(()),
             false => Status::WrongOwner,
             true if self.exports.has(digest) => return Ok(()),
+            true if context.repairs() && self.is_owner_of_copy(digest) => return Ok(()),
             true => Status::Stale,
         };
         self.counters.wrong_owner += u64::from(status == Status::WrongOwner);
@@ -47,7 +48,12 @@ impl Shard {
     /// Returns true if an object in memory is the replica that the peer has written as the owner of its slot, of which
     /// this shard is a former owner too: that is no object for the peer to import.
     pub(in crate::service) fn is_peers_replica(&self, context: &RequestContext, digest: Digest) -> bool {
-        context.fetches && self.store.objects().is_copy(digest)
+        context.fetches && !context.repairs() && self.store.objects().is_copy(digest)
+    }
+
+    /// Returns true if this shard is the owner or a replica owner of an object's slot.
+    fn is_owner_of_copy(&self, digest: Digest) -> bool {
+        self.ownership.owns(digest) || self.replicas.relation(digest.slot()).is_some()
     }
 
     /// Returns true if a removal names no version, or the version of the object in memory.

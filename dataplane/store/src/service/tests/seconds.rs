@@ -14,7 +14,7 @@ const PUTS: u8 = 60;
 const PAUSE_NS: u64 = 50_000_000;
 
 /// Returns the owners of this shard's node and another one, each the replica owner of the other's slots.
-fn owners(epoch: u64) -> SlotOwners {
+pub(super) fn owners(epoch: u64) -> SlotOwners {
     owners_of(epoch, 2)
 }
 
@@ -280,7 +280,7 @@ fn a_replica_in_flight_is_removed_after_it_was_written_and_replies_time_out() {
 }
 
 /// Returns keys of the other node, for which this shard is the replica owner.
-fn keys_of_the_other_node() -> impl Iterator<Item = u8> {
+pub(super) fn keys_of_the_other_node() -> impl Iterator<Item = u8> {
     let owners = owners(6);
     let theirs = |key: &u8| owners.owner(digest(*key).slot()).is_some_and(|owner| owner.node != identity().node);
     let ours = |key: &u8| {

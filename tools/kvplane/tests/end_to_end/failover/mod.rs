@@ -2,6 +2,7 @@
 
 pub(crate) mod absences;
 pub(crate) mod cluster;
+pub(crate) mod damage;
 pub(crate) mod drains;
 pub(crate) mod etcd;
 pub(crate) mod kept_memory;

@@ -17,6 +17,8 @@ pub(super) enum Host {
     Replicas,
     /// Like `Replicas`, with few objects that are replaced often and read by all.
     HotObjects,
+    /// Slots with two replicas, of which one is damaged in memory now and then.
+    FlippedBits,
     /// Slots with two replicas and disks, while all nodes die at once.
     CopiesAgain,
     /// All nodes leave within moments, and come back.
@@ -146,6 +148,24 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         find: "(0..digests.len()).filter(|at| self.is_outstanding(digests[*at])).collect()",
         replace: "(0..digests.len()).filter(|at| self.is_outstanding(digests[*at]) && *at > digests.len()).collect()",
         host: Host::Replicas,
+    },
+    Mutation {
+        name: "damaged-object-is-given-up",
+        invariant: "an object that is damaged in memory is not missing while another node has its bytes",
+        file: "dataplane/store/src/service/damage/repairs.rs",
+        find: "    let owners = shard.replicas.owners_of(digest.slot());
+    objects.copies(digest).at.iter().filter_map(|number| owners.get(number).copied()).collect()",
+        replace: "    let owners = shard.replicas.owners_of(digest.slot());
+    objects.copies(digest).at.iter().skip(1).filter_map(|number| owners.get(number).copied()).collect()",
+        host: Host::FlippedBits,
+    },
+    Mutation {
+        name: "damaged-replica-stays",
+        invariant: "once all faults are over, no copy of an object is damaged",
+        file: "dataplane/store/src/service/damage/scrub.rs",
+        find: "        if check == Check::Damaged || readers.is_some() {",
+        replace: "        if readers.is_some() {",
+        host: Host::FlippedBits,
     },
     Mutation {
         name: "cancelled-batch-leaves-its-io",

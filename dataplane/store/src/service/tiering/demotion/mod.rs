@@ -281,9 +281,11 @@ impl Demotion {
                 Err(error) => {
                     ssd.counters.writes_failed += 1;
                     if matches!(error, PutError::Checksum { .. }) {
-                        // The bytes differ from what their writer stated: the object must not be returned.
+                        // The bytes differ from what their writer stated: the object must not be returned. One whose
+                        // put waits for the write is dropped with it.
                         shard.counters.corrupt += 1;
-                        shard.drop_version(object.digest, object.version);
+                        let (digest, version) = (object.digest, object.version);
+                        shard.effects.note(Effect::Damaged { digest, version });
                     }
                     self.let_go(ssd, shard, &object, false);
                 }
