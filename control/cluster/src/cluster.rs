@@ -145,15 +145,9 @@ impl Cluster {
         self.catalog.iter()
     }
 
-    /// Returns the tenants that were set, by name.
-    pub fn tenants(&self) -> impl Iterator<Item = &Tenant> {
-        self.tenants.iter()
-    }
-
-    /// Returns the quota and weight of a tenant on SSDs.
-    #[must_use]
-    pub fn tenant_ssd(&self, name: &str) -> TenantSsd {
-        self.tenants.ssd_of(name)
+    /// Returns the tenants that were set, by name, each with its settings on SSDs.
+    pub fn tenants(&self) -> impl Iterator<Item = (&Tenant, TenantSsd)> {
+        self.tenants.iter().map(|tenant| (tenant, self.tenants.ssd_of(&tenant.name)))
     }
 
     /// Returns a tenant that was set.

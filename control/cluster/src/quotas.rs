@@ -108,8 +108,8 @@ impl Quotas {
         Self { covers_use: true, ..Self::default() }
     }
 
-    /// Processes the report of a shard; returns its leases of these quotas. `all_known` is true once every shard of every member
-    /// has reported; until then no lease grows, because the leases of the others are unknown.
+    /// Processes the report of a shard; returns its leases of these quotas. `all_known` is true once every shard of
+    /// every member has reported; until then no lease grows, because the leases of the others are unknown.
     pub fn sync(
         &mut self,
         who: ShardIncarnation,

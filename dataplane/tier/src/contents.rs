@@ -30,7 +30,7 @@ use kvplane_proto::narrowing::to_u32;
 use crate::config::TierConfig;
 use crate::device::Device;
 use crate::format::{FooterEntry, Kind, UNIT_BYTES};
-use crate::types::{DamageCounters, Miss, RecordView, TenantOf};
+use crate::types::{DamageCounters, Miss, RecordView};
 
 /// Phase of the tier: how much of the contents is known.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -186,11 +186,6 @@ impl Contents {
             entry.set_account(self.accounts.of(number));
         }
         entry
-    }
-
-    /// Returns the number of the tenant of a record with this entry and key.
-    pub(crate) fn tenant_of(&self, entry: &Entry, key: &[u8], tenant_of: TenantOf) -> u32 {
-        self.accounts.number(entry.account()).unwrap_or_else(|| tenant_of(key))
     }
 
     /// Returns the record of an account that is to be evicted next: the oldest that is not pinned.

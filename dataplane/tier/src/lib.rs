@@ -48,7 +48,7 @@ pub use memory::{Memory, Space, Span};
 pub use opening::ENDS_BYTES;
 pub use ops::{Action, BlockOp, Fault, OpId, Pieces, Priority};
 pub use scrub::{ScrubPass, ScrubReport, ScrubState};
-pub use tier::{Tier, TierStats};
+pub use tier::{Tier, TierStats, TierTenants};
 pub use types::errors::{GetError, OpenError, PutError, Reason, RemoveError};
 pub use types::{
     Ack, DamageCounters, Event, Get, Identity, Miss, OpenOptions, Output, Put, PutReceipt, RecordView, RecoveryReport,

@@ -403,7 +403,7 @@ impl Reclaim {
         let key = reads.key(slot, &entry, device, memory);
         sums.compute(payload, device.config().chunk_bytes, memory);
         let (digest, version, shape, sums) = (entry.digest(), entry.version(), entry.shape(), sums.as_slice());
-        let tenant = contents.tenant_of(&entry, &key, *tenant_of);
+        let tenant = contents.accounts.number(entry.account()).unwrap_or_else(|| tenant_of(&key));
         let record = Record { digest, version, key: &key, tenant, payload, shape, checksum, sums, pinned, hits: 0 };
         writer.append(&record, Waiter::Move(number), device, contents, memory);
         self.counts.reinserted += 1;

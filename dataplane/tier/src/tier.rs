@@ -18,8 +18,10 @@
 
 mod calls;
 mod stats;
+mod tenants;
 
 pub use stats::TierStats;
+pub use tenants::TierTenants;
 
 use kvplane_proto::ConfigError;
 

@@ -25,13 +25,13 @@ pub(crate) fn exchange(link: &ControlLink, node: u64, incarnation: u64, shards: 
         let _ = shard.set_tenants(answer.tenants, answer.strict);
     }
     for (number, shard) in shards.iter().enumerate() {
-        exchange_ssd(link, (node, incarnation, number as u16), shard);
+        exchange_ssd(link, node, incarnation, number as u16, shard);
     }
 }
 
 /// Exchanges usage and leases of the SSD of a shard. A shard without one reports that it has none; one whose SSD is in
 /// recovery does not know its usage yet.
-fn exchange_ssd(link: &ControlLink, (node, incarnation, number): (u64, u64, u16), shard: &ShardHandle) {
+fn exchange_ssd(link: &ControlLink, node: u64, incarnation: u64, number: u16, shard: &ShardHandle) {
     let Ok(Some(usage)) = shard.ssd_usage() else { return };
     let figures = |one: TierUse| TenantFigures {
         number: one.number,

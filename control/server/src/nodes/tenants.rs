@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 use kvplane_cluster::{Cluster, Quotas, ShardIncarnation, Tenant, TenantQuota};
 use kvplane_proto::digest::tenant_number;
 use kvplane_rpc::message::{
-    SyncTenantSsds, SyncTenants, TenantLease, TenantLeases, TenantList, TenantSsdLease, TenantSsdLeases, TenantSsdList,
-    TenantSsdStatus, TenantStatus,
+    SyncTenantSsds, SyncTenants, TenantLease, TenantLeases, TenantList, TenantSsd, TenantSsdLease, TenantSsdLeases,
+    TenantSsdList, TenantSsdStatus, TenantStatus,
 };
 use kvplane_rpc::{Refusal, RefusalCode};
 
@@ -31,7 +31,7 @@ impl TenantQuotas {
     /// Returns the tenants of a cluster with their usage.
     pub(crate) fn list(&self, cluster: &Cluster) -> TenantList {
         let mut tenants: BTreeMap<String, Tenant> =
-            cluster.tenants().map(|tenant| (tenant.name.clone(), tenant.clone())).collect();
+            cluster.tenants().map(|(tenant, _)| (tenant.name.clone(), tenant.clone())).collect();
         let is_set = tenants.contains_key("");
         tenants.entry(String::new()).or_insert(Tenant { name: String::new(), dram_bytes: None, weight: 1 });
         let status = |tenant: Tenant| {
@@ -66,7 +66,7 @@ impl TenantQuotas {
         let who = ShardIncarnation { node, incarnation, shard };
         check(who, uses.len(), shards)?;
         let all_known = all_known(cluster, &self.leases, who);
-        let quotas = cluster.tenants().map(TenantQuota::of_memory);
+        let quotas = cluster.tenants().map(|(tenant, _)| TenantQuota::of_memory(tenant));
         let leases = self.leases.sync(who, pool_bytes, uses, quotas, all_known).into_iter();
         let lease = |TenantQuota { number, bytes, weight }| TenantLease { number, dram_bytes: bytes, weight };
         Ok(TenantLeases { strict: self.strict, tenants: leases.map(lease).collect() })
@@ -74,22 +74,21 @@ impl TenantQuotas {
 
     /// Returns the use of SSDs by the tenants of a cluster.
     pub(crate) fn list_ssds(&self, cluster: &Cluster) -> TenantSsdList {
-        let mut names: Vec<String> = cluster.tenants().map(|tenant| tenant.name.clone()).collect();
-        if names.first().is_none_or(|first| !first.is_empty()) {
-            names.insert(0, String::new());
-        }
-        let status = |name: String| {
+        let mut tenants: BTreeMap<String, TenantSsd> =
+            cluster.tenants().map(|(tenant, ssd)| (tenant.name.clone(), ssd)).collect();
+        tenants.entry(String::new()).or_default();
+        let status = |(name, ssd): (String, TenantSsd)| {
             let total = self.ssd_leases.total(tenant_number(name.as_bytes()));
             TenantSsdStatus {
-                ssd: cluster.tenant_ssd(&name),
                 name,
+                ssd,
                 used_bytes: total.used_bytes,
                 leased_bytes: total.lease_bytes,
                 evicted_bytes: total.evicted_bytes,
                 refused: total.refused,
             }
         };
-        let tenants = names.into_iter().map(status).collect();
+        let tenants = tenants.into_iter().map(status).collect();
         TenantSsdList { ssd_bytes: self.ssd_leases.pool_bytes(), tenants }
     }
 
@@ -108,7 +107,7 @@ impl TenantQuotas {
         let who = ShardIncarnation { node, incarnation, shard };
         check(who, uses.len(), shards)?;
         let all_known = all_known(cluster, &self.ssd_leases, who);
-        let quotas = cluster.tenants().map(|tenant| TenantQuota::of_ssd(tenant, cluster.tenant_ssd(&tenant.name)));
+        let quotas = cluster.tenants().map(|(tenant, ssd)| TenantQuota::of_ssd(tenant, ssd));
         let quotas = quotas.filter(|quota| quota.bytes.is_some() || quota.weight != 1);
         let leases = self.ssd_leases.sync(who, ssd_bytes, uses, quotas, all_known).into_iter();
         let lease = |TenantQuota { number, bytes, weight }| TenantSsdLease { number, ssd_bytes: bytes, weight };

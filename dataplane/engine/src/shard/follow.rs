@@ -117,7 +117,7 @@ impl ShardHandle {
     /// # Errors
     /// If the shard does not answer.
     pub fn ssd_usage(&self) -> Result<Option<SsdUsage>, ShardError> {
-        self.ask_service(|service| service.inspect().ssd_usage())
+        self.ask_service(|service| service.control().ssd_usage())
     }
 
     /// Returns the names of these objects, for each whose tail is in memory: its index in `digests`, its tenant and its

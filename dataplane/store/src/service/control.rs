@@ -12,6 +12,7 @@ use super::kept_memory::{Discard, FormerImage, KeptMemory, KeptReport};
 use super::objects::Objects;
 use super::replication::ReplicaProgress;
 use super::shared_objects::SharedObjects;
+use super::tiering::SsdUsage;
 use super::types::{PeerKey, PoolBytes};
 use crate::store::PoolSums;
 
@@ -53,6 +54,15 @@ impl<'a> Control<'a> {
     pub fn set_ssd_tenants(self, leases: &[TenantSsdLease]) {
         if let Some(tiering) = &mut self.objects.local.tiering {
             tiering.ssd.set_tenants(leases);
+        }
+    }
+
+    /// Returns the use of the SSD by tenants; `None` while recovery has not found all of it.
+    #[must_use]
+    pub fn ssd_usage(self) -> Option<SsdUsage> {
+        match &mut self.objects.local.tiering {
+            Some(tiering) => tiering.ssd.usage(),
+            None => Some(SsdUsage::default()),
         }
     }
 

@@ -12,7 +12,7 @@ use super::replication::CopyCounters;
 use super::segments::Segments;
 use super::shard::sessions::SessionCounters;
 use super::shard::timing::ServiceTimes;
-use super::tiering::{SsdUsage, Tiering};
+use super::tiering::Tiering;
 use super::types::{PeerKey, PoolBytes, ServiceCounters};
 use crate::TenantUse;
 use crate::events::EventPage;
@@ -113,12 +113,6 @@ impl<'a> Inspection<'a> {
     #[must_use]
     pub fn tenants(self) -> Vec<TenantUse> {
         self.store().tenants().uses()
-    }
-
-    /// Returns the use of the SSD by tenants; `None` while recovery has not found all of it.
-    #[must_use]
-    pub fn ssd_usage(self) -> Option<SsdUsage> {
-        self.tier().map_or_else(|| Some(SsdUsage::default()), |tiering| tiering.ssd.usage())
     }
 
     /// Returns true if a connection was welcomed; the shard keeps no state for it before.

@@ -22,7 +22,7 @@ use super::shard::Shard;
 use super::shard::answers::items_of;
 use super::shard::context::RequestContext;
 use super::shard::effects::ListedName;
-use super::shard::rights::tenant_of;
+use super::shard::tail::tenant_of;
 use super::shard::tail::{TAIL_HEAD_BYTES, TailHead, tail_within};
 use super::shared_objects::forget_shared;
 use super::tiering::Ssd;

@@ -237,7 +237,7 @@ impl LocalStore {
             Some(tiering) => {
                 let weight = tiering.ssd.weight_of(self.shard.store.tenants().number(account));
                 let now_ns = self.shard.now_ns;
-                tiering.demotion.may_put(&tiering.ssd, bytes, asked, (account, weight), now_ns)
+                tiering.demotion.may_put(&tiering.ssd, bytes, asked, account, weight, now_ns)
             }
             None => may_put_without_ssd(asked),
         }

@@ -64,7 +64,7 @@ struct Account {
     used_bytes: u64,
     records: u64,
     limit_bytes: Option<u64>,
-    /// Bytes of [`Self::limit_bytes`] that reclaim keeps for the tenant, whoever else writes.
+    /// Bytes of [`Self::limit_bytes`] that reclaim keeps for the tenant while others write.
     share_bytes: u64,
     queue: Option<Queue>,
     evicted_bytes: u64,

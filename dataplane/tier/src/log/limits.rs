@@ -35,23 +35,17 @@ impl Log {
         // A second time if the first has found that a queue is to be built anew.
         for _ in 0..2 {
             self.contents.walk_accounts(&self.device);
-            self.check_limits(now_ns, memory);
+            let may_evict = self.contents.is_running() && self.device.is_writable();
+            while let Some(at) = self.limits_to_check.checked_sub(1).filter(|_| may_evict) {
+                let account = self.contents.accounts.limited()[at];
+                if self.keep_within_limit(now_ns, account, None, memory) == Err(PutError::Busy) {
+                    break;
+                }
+                self.limits_to_check = at;
+            }
             if self.contents.accounts.walk().is_none() {
                 return;
             }
-        }
-    }
-
-    fn check_limits(&mut self, now_ns: u64, memory: &mut dyn Memory) {
-        if !self.contents.is_running() || !self.device.is_writable() {
-            return;
-        }
-        while let Some(at) = self.limits_to_check.checked_sub(1) {
-            let account = self.contents.accounts.limited()[at];
-            if self.keep_within_limit(now_ns, account, None, memory) == Err(PutError::Busy) {
-                return;
-            }
-            self.limits_to_check = at;
         }
     }
 

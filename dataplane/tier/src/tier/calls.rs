@@ -2,7 +2,7 @@
 
 use kvplane_proto::digest::Digest;
 
-use super::{Tier, TierStats};
+use super::{Tier, TierStats, TierTenants};
 use crate::config::TierConfig;
 use crate::format::Ownership;
 use crate::log::RemoveCall;
@@ -10,7 +10,7 @@ use crate::memory::Memory;
 use crate::ops::Priority;
 use crate::scrub::ScrubReport;
 use crate::types::errors::{GetError, PutError, Reason, RemoveError};
-use crate::types::{Ack, DamageCounters, Get, Put, PutReceipt, RecordView, Removal, TenantLimit, TierUse, Token};
+use crate::types::{Ack, DamageCounters, Get, Put, PutReceipt, RecordView, Removal, Token};
 
 /// Objects: puts, removals, gets.
 impl Tier {
@@ -225,31 +225,13 @@ impl Tier {
     }
 }
 
-/// Tenants.
+/// Tenants, slots, reclaim and scrubbing.
 impl Tier {
-    /// Sets the limits of tenants; those that are not listed have none. A tenant above its limit loses its oldest
-    /// records that are not pinned, and reclaim keeps those of tenants within their limits as long as all limits
-    /// together leave it room. A limit holds from the end of recovery on.
-    pub fn set_limits(&mut self, limits: &[TenantLimit]) {
-        self.log.set_limits(limits);
+    /// Returns the tenants: their limits, and their use of the device.
+    pub const fn tenants(&mut self) -> TierTenants<'_> {
+        TierTenants::new(&mut self.log)
     }
 
-    /// Returns the use of each tenant that has records or a limit. Records whose tenant is not known yet count for
-    /// none.
-    #[must_use]
-    pub fn uses(&self) -> Vec<TierUse> {
-        self.log.contents.accounts.uses()
-    }
-
-    /// Returns the bytes of the device that records can take.
-    #[must_use]
-    pub const fn capacity_bytes(&self) -> u64 {
-        self.log.capacity_bytes()
-    }
-}
-
-/// Slots, reclaim and scrubbing.
-impl Tier {
     /// Returns the ownership note that the device had at the start; `None` if no note was ever durable.
     #[must_use]
     pub const fn ownership(&self) -> Option<&Ownership> {
@@ -269,12 +251,6 @@ impl Tier {
     pub fn reclaim_until(&mut self, free_segments: u32) {
         let wanted = if self.log.device.is_writable() { free_segments } else { 0 };
         self.reclaim.want_free(wanted, self.log.device.config());
-    }
-
-    /// Returns the requested number of free segments; 0 if it is reached, or there is no request.
-    #[must_use]
-    pub const fn wanted_free_segments(&self) -> u32 {
-        self.reclaim.wanted_free()
     }
 
     /// Sets the rate of background scrubbing, in bytes per second; 0 disables it.

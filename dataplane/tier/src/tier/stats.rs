@@ -67,6 +67,8 @@ pub struct TierStats {
     pub stale_completions: u64,
     /// Removals that the index holds until recovery is complete.
     pub tombstones_held: u64,
+    /// Free segments that a caller requested; 0 if they are there, or there is no request.
+    pub wanted_free_segments: u32,
 }
 
 impl TierStats {
@@ -108,6 +110,7 @@ impl TierStats {
             damage: contents.damage(),
             stale_completions: log.device.stale_completions(),
             tombstones_held: contents.tombstones_held(),
+            wanted_free_segments: reclaim.wanted_free(),
         }
     }
 }

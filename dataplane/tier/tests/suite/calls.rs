@@ -254,7 +254,7 @@ fn a_full_disk_and_a_lost_device_are_reported_and_calls_end() {
         world.tier.check();
         // No request is left for work that will not be done.
         world.tier.reclaim_until(3);
-        assert_eq!(world.tier.wanted_free_segments(), 0);
+        assert_eq!(world.tier.stats().wanted_free_segments, 0);
         world.tier.scrub_once(world.now_ns, 1 << 20);
         let is_begun = world.tier.scrub_report().state == kvplane_tier::ScrubState::Ordered;
         assert_eq!(is_begun, fault != Fault::Gone, "what can be read is checked");

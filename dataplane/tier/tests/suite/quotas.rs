@@ -20,8 +20,8 @@ fn limit(number: u32, bytes: u64) -> TenantLimit {
     TenantLimit { number, bytes }
 }
 
-fn use_of(world: &World, number: u32) -> TierUse {
-    world.tier.uses().into_iter().find(|one| one.number == number).unwrap_or_default()
+fn use_of(world: &mut World, number: u32) -> TierUse {
+    world.tier.tenants().uses().into_iter().find(|one| one.number == number).unwrap_or_default()
 }
 
 /// Returns a device with room for some hundred records.
@@ -54,7 +54,7 @@ fn there(world: &World, tenant: u32, numbers: core::ops::Range<u64>) -> Vec<u64>
 #[test]
 fn a_tenant_above_its_limit_loses_its_own_oldest_records() {
     let mut world = world();
-    world.tier.set_limits(&[limit(1, 100_000), limit(2, 50_000)]);
+    world.tier.tenants().set_limits(&[limit(1, 100_000), limit(2, 50_000)]);
     for number in 0..100 {
         for tenant in 0..3 {
             put(&mut world, digest(tenant, number), 5000, false).expect("it fits");
@@ -63,7 +63,7 @@ fn a_tenant_above_its_limit_loses_its_own_oldest_records() {
     world.tier.check();
     assert_eq!(there(&world, 0, 0..100).len(), 100, "the tenant without a limit has lost none");
     for (tenant, limit_bytes) in [(1, 100_000), (2, 50_000)] {
-        let of = use_of(&world, tenant);
+        let of = use_of(&mut world, tenant);
         let newest = there(&world, tenant, 0..100);
         assert_eq!((of.limit_bytes, of.refused), (Some(limit_bytes), 0));
         assert!(of.used_bytes <= limit_bytes && of.used_bytes > limit_bytes - 6000, "{of:?}");
@@ -73,32 +73,36 @@ fn a_tenant_above_its_limit_loses_its_own_oldest_records() {
 }
 
 #[test]
-fn what_was_evicted_stays_away_after_a_restart_and_lower_limits_evict_at_once() {
+fn evicted_records_stay_away_after_a_restart_and_lower_limits_evict_at_once() {
     let mut world = world();
-    world.tier.set_limits(&[limit(1, 100_000)]);
+    world.tier.tenants().set_limits(&[limit(1, 100_000)]);
     (0..50).for_each(|number| put(&mut world, digest(1, number), 5000, false).expect("it fits"));
-    let before = (use_of(&world, 1).used_bytes, there(&world, 1, 0..50));
+    let before = (use_of(&mut world, 1).used_bytes, there(&world, 1, 0..50));
     world.restart(false);
     world.until_recovered();
     world.settle();
     world.verify(Promise::Buffered, true).expect("what was stored is there");
-    assert_eq!((use_of(&world, 1).used_bytes, there(&world, 1, 0..50)), before, "footers and scans name the tenant");
-    world.tier.set_limits(&[limit(1, 30_000)]);
+    assert_eq!(
+        (use_of(&mut world, 1).used_bytes, there(&world, 1, 0..50)),
+        before,
+        "footers and scans name the tenant"
+    );
+    world.tier.tenants().set_limits(&[limit(1, 30_000)]);
     world.settle();
-    let of = use_of(&world, 1);
+    let of = use_of(&mut world, 1);
     assert!(of.used_bytes <= 30_000 && of.used_bytes > 24_000, "{of:?}");
     assert_eq!(there(&world, 1, 0..50), before.1[before.1.len() - there(&world, 1, 0..50).len()..], "the newest stay");
-    world.tier.set_limits(&[]);
-    assert_eq!(use_of(&world, 1).limit_bytes, None);
+    world.tier.tenants().set_limits(&[]);
+    assert_eq!(use_of(&mut world, 1).limit_bytes, None);
     (50..100).for_each(|number| put(&mut world, digest(1, number), 5000, false).expect("there is no limit"));
     assert_eq!(there(&world, 1, 50..100).len(), 50);
     world.tier.check();
 }
 
 #[test]
-fn what_cannot_have_room_is_refused() {
+fn records_that_cannot_have_room_are_refused() {
     let mut world = world();
-    world.tier.set_limits(&[limit(1, 20_000), limit(2, 0)]);
+    world.tier.tenants().set_limits(&[limit(1, 20_000), limit(2, 0)]);
     let refused = put(&mut world, digest(1, 0), 30_000, false);
     assert!(matches!(refused, Err(PutError::Quota { limit_bytes: 20_000, .. })), "{refused:?}");
     assert!(matches!(put(&mut world, digest(2, 0), 1, false), Err(PutError::Quota { limit_bytes: 0, .. })));
@@ -107,7 +111,7 @@ fn what_cannot_have_room_is_refused() {
     }
     let refused = put(&mut world, digest(1, 4), 5000, false);
     assert!(matches!(refused, Err(PutError::Quota { .. })), "pinned records stay: {refused:?}");
-    assert_eq!((use_of(&world, 1).refused, use_of(&world, 2).refused), (2, 1));
+    assert_eq!((use_of(&mut world, 1).refused, use_of(&mut world, 2).refused), (2, 1));
     assert!(world.tier.set_pinned(digest(1, 2), false));
     put(&mut world, digest(1, 4), 5000, false).expect("one may go now");
     assert_eq!(there(&world, 1, 0..5), [1, 3, 4]);
@@ -120,23 +124,23 @@ fn a_replacement_takes_the_place_of_what_it_replaces() {
     let mut world = world();
     let record = {
         put(&mut world, digest(1, 0), 5000, false).expect("it fits");
-        use_of(&world, 1).used_bytes
+        use_of(&mut world, 1).used_bytes
     };
-    world.tier.set_limits(&[limit(1, 4 * record)]);
+    world.tier.tenants().set_limits(&[limit(1, 4 * record)]);
     for number in (0..4).chain([1, 3, 3, 1]) {
         put(&mut world, digest(1, number), 5000, false).expect("it fits");
     }
-    assert_eq!((there(&world, 1, 0..4), use_of(&world, 1).evicted_bytes), (vec![0, 1, 2, 3], 0));
+    assert_eq!((there(&world, 1, 0..4), use_of(&mut world, 1).evicted_bytes), (vec![0, 1, 2, 3], 0));
     put(&mut world, digest(1, 4), 5000, false).expect("the oldest makes room");
-    assert_eq!((there(&world, 1, 0..5), use_of(&world, 1).evicted_bytes), (vec![1, 2, 3, 4], record));
+    assert_eq!((there(&world, 1, 0..5), use_of(&mut world, 1).evicted_bytes), (vec![1, 2, 3, 4], record));
     world.tier.check();
 }
 
 #[test]
 fn reclaim_keeps_what_a_tenant_has_within_its_limit() {
     let mut world = world();
-    let capacity = world.tier.capacity_bytes();
-    world.tier.set_limits(&[limit(1, capacity / 4)]);
+    let capacity = world.tier.tenants().capacity_bytes();
+    world.tier.tenants().set_limits(&[limit(1, capacity / 4)]);
     let kept = capacity / 4 / 6000;
     for number in 0..kept {
         put(&mut world, digest(1, number), 5000, false).expect("it fits");
@@ -147,7 +151,7 @@ fn reclaim_keeps_what_a_tenant_has_within_its_limit() {
     let stats = world.tier.stats();
     assert!(stats.reclaims > 40 && stats.evicted > 0, "{stats:?}");
     assert_eq!(there(&world, 1, 0..kept).len() as u64, kept, "none of them was read, and none went");
-    world.tier.set_limits(&[]);
+    world.tier.tenants().set_limits(&[]);
     (0..3 * capacity / 6000).for_each(|number| put(&mut world, digest(3, number), 5000, false).expect("it fits"));
     assert!((there(&world, 1, 0..kept).len() as u64) < kept, "without a limit the oldest go, whoever has them");
     world.tier.check();
@@ -156,8 +160,8 @@ fn reclaim_keeps_what_a_tenant_has_within_its_limit() {
 #[test]
 fn limits_above_the_device_are_scaled_down_and_reclaim_goes_on() {
     let mut world = world();
-    let capacity = world.tier.capacity_bytes();
-    world.tier.set_limits(&[limit(0, 3 * capacity), limit(1, 3 * capacity)]);
+    let capacity = world.tier.tenants().capacity_bytes();
+    world.tier.tenants().set_limits(&[limit(0, 3 * capacity), limit(1, 3 * capacity)]);
     for number in 0..4 * capacity / 12_000 {
         put(&mut world, digest(0, number), 5000, false).expect("it fits");
         put(&mut world, digest(1, number), 5000, false).expect("it fits");
@@ -216,7 +220,7 @@ proptest! {
                 Step::Limits(of) => {
                     let of = of.into_iter().enumerate();
                     limits = of.filter_map(|(number, bytes)| Some(limit(number as u32, bytes?))).collect();
-                    world.tier.set_limits(&limits);
+                    world.tier.tenants().set_limits(&limits);
                 }
                 Step::Restart { power } => {
                     world.settle();
@@ -224,13 +228,13 @@ proptest! {
                     world.until_recovered();
                     world.settle();
                     prop_assert_eq!(world.verify(Promise::Durable, true), Ok(()));
-                    world.tier.set_limits(&limits);
+                    world.tier.tenants().set_limits(&limits);
                 }
             }
             world.settle();
             world.tier.check();
             for one in &limits {
-                let of = use_of(&world, one.number);
+                let of = use_of(&mut world, one.number);
                 let may_exceed = pinned.iter().any(|digest| tenant_of(digest.to_string().as_bytes()) == one.number);
                 prop_assert!(of.used_bytes <= one.bytes || may_exceed, "{:?} of {:?}", of, one);
             }

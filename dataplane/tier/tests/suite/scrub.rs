@@ -132,10 +132,10 @@ fn reclaim_on_request_makes_room_and_then_rests() {
     let before = world.tier.stats();
     assert!(before.free_segments < 4 && before.dead_bytes > 0, "{before:?}");
     world.tier.reclaim_until(100);
-    assert_eq!(world.tier.wanted_free_segments(), 4, "at most half");
+    assert_eq!(world.tier.stats().wanted_free_segments, 4, "at most half");
     world.settle();
     let after = world.tier.stats();
     assert!(after.free_segments >= 4 && after.evicted > before.evicted, "{after:?}");
-    assert_eq!(world.tier.wanted_free_segments(), 0);
+    assert_eq!(world.tier.stats().wanted_free_segments, 0);
     assert_eq!(after.segments, 8);
 }

@@ -47,7 +47,7 @@ impl Kind {
 }
 
 /// All kinds of simulation.
-const KINDS: [Kind; 29] = [
+const KINDS: [Kind; 30] = [
     Kind::new("world", "seeds", "KVPLANE_SEEDS", 250),
     Kind::new("world", "clocks", "KVPLANE_SEEDS", 20),
     Kind::new("world", "missed_epochs", "KVPLANE_SEEDS", 20),
@@ -87,7 +87,7 @@ const KINDS: [Kind; 29] = [
         20,
     ),
     Kind::of_crate("kvplane-collective", "simulation::seeds", "KVPLANE_COLLECTIVE_SEEDS", 20),
-    Kind::of_crate("kvplane-collective", "simulation::sweep::faults_at_frames", "KVPLANE_COLLECTIVE_CASES", 90),
+    Kind::of_crate("kvplane-collective", "simulation::sweep::faults_at_frames", "KVPLANE_COLLECTIVE_CASES", 70),
 ];
 
 /// Parsed arguments.

@@ -7,6 +7,8 @@
 //!   quota) and `ssd_weight`; with one of the latter two the first may be left out | creates or changes a tenant |
 //! | `DELETE ?tenant_id=` | removes a tenant without objects |
 
+use std::fmt;
+
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
 use kvplane_rpc::message::{
@@ -120,7 +122,7 @@ async fn put(control: &Control, name: &str, request: Request<Incoming>) -> Answe
     let former_ssd = ssds.tenants.into_iter().find(|one| one.name == name).map(|one| one.ssd).unwrap_or_default();
     let ssd = match ssd_of(&body, former_ssd) {
         Ok(ssd) => ssd,
-        Err(reason) => return bad(reason),
+        Err(error) => return bad(&error.to_string()),
     };
     let quota = match body.get("requested_quota_bytes") {
         None if ssd.is_some() => former.as_ref().and_then(|tenant| tenant.dram_bytes),
@@ -154,21 +156,37 @@ async fn put(control: &Control, name: &str, request: Request<Incoming>) -> Answe
     }
 }
 
+/// Setting on SSDs that a body has, and that is none.
+#[derive(Clone, Copy, Debug)]
+enum BadSsd {
+    Quota,
+    Weight,
+}
+
+impl fmt::Display for BadSsd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Quota => "ssd_quota_bytes must be a number from 0 to 2^63 - 1, or null for no quota",
+            Self::Weight => "ssd_weight must be a number from 1 to 1000",
+        })
+    }
+}
+
 /// Returns the settings on SSDs that a body requests, if it requests any.
-fn ssd_of(body: &Value, former: TenantSsd) -> Result<Option<TenantSsd>, &'static str> {
+fn ssd_of(body: &Value, former: TenantSsd) -> Result<Option<TenantSsd>, BadSsd> {
     let (quota, weight) = (body.get("ssd_quota_bytes"), body.get("ssd_weight"));
     let ssd_bytes = match quota {
         None => former.ssd_bytes,
         Some(Value::Null) => None,
         Some(quota) => match quota.as_u64().filter(|quota| *quota <= i64::MAX as u64) {
             Some(quota) => Some(quota),
-            None => return Err("ssd_quota_bytes must be a number from 0 to 2^63 - 1, or null for no quota"),
+            None => return Err(BadSsd::Quota),
         },
     };
     let weight_of = |weight: &Value| weight.as_u64().and_then(|weight| u32::try_from(weight).ok());
     let new = match weight {
         None => former.weight.filter(|_| ssd_bytes != Some(0)),
-        Some(weight) => Some(weight_of(weight).ok_or("ssd_weight must be a number from 1 to 1000")?),
+        Some(weight) => Some(weight_of(weight).ok_or(BadSsd::Weight)?),
     };
     Ok((quota.is_some() || weight.is_some()).then_some(TenantSsd { ssd_bytes, weight: new }))
 }

@@ -12,15 +12,9 @@ use kvplane_proto::{Digest, FrameFlags, Limits, Status};
 
 use super::Shard;
 use super::context::RequestContext;
-use super::tail::TailHead;
 use crate::{Copies, Keep, Replica, Reserve};
 
 const NS_PER_MS: u64 = 1_000_000;
-
-/// Returns the number of the tenant that an object with this tail is charged to.
-pub(in crate::service) fn tenant_of(head: &TailHead, name: &ObjectName<'_>) -> u32 {
-    if head.key_bytes > 0 { tenant_number(name.tenant) } else { head.options.tenant }
-}
 
 impl Shard {
     /// Checks that this shard answers for an object. Fails if the peer has a newer map than this shard. A peer that

@@ -6,10 +6,10 @@
 //! little-endian. A tail has no checksum of its own: the name is verified against the object's digest, and
 //! on an SSD the record's checksum covers it.
 
+use kvplane_proto::digest::tenant_number;
 use kvplane_proto::message::{ObjectName, ObjectPriority, PutFlags, PutItem, PutOptions};
 use kvplane_proto::{Digest, Limits};
 
-use super::rights::tenant_of;
 use crate::entry::TAIL_BYTES_MOST;
 
 /// Length of a tail's head.
@@ -111,6 +111,11 @@ impl TailHead {
 /// Returns true if a tail belongs to this object, as far as it shows: a tail without a name may.
 pub(in crate::service) fn is_of(tail: &[u8], digest: Digest) -> bool {
     TailHead::split(tail).is_some_and(|(head, name)| head.key_bytes == 0 || name.digest() == digest)
+}
+
+/// Returns the number of the tenant that an object with this tail is charged to.
+pub(in crate::service) fn tenant_of(head: &TailHead, name: &ObjectName<'_>) -> u32 {
+    if head.key_bytes > 0 { tenant_number(name.tenant) } else { head.options.tenant }
 }
 
 /// Returns the number of the tenant that the object with this tail is charged to: the default tenant's without one.

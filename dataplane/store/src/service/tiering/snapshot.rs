@@ -1,17 +1,8 @@
 //! State of a tier at a moment, for metrics and operators.
 
-use kvplane_tier::{Reason, RecoveryReport, ScrubReport, TierStats, TierUse};
+use kvplane_tier::{Reason, RecoveryReport, ScrubReport, TierStats};
 
 use super::{Admission, TierCounters, Tiering, VoidCause};
-
-/// Use of an SSD by tenants.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct SsdUsage {
-    /// Bytes that records can take; 0 without an SSD.
-    pub bytes: u64,
-    /// Use of each tenant that has records or a limit.
-    pub tenants: Vec<TierUse>,
-}
 
 /// State of a tier at a moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -65,9 +56,10 @@ impl Tiering {
     pub fn snapshot(&self) -> TierSnapshot {
         let (ssd, budget) = (&self.ssd, &self.demotion.budget);
         let (backlog, backlog_bytes) = self.demotion.backlog();
+        let stats = ssd.tier.stats();
         TierSnapshot {
             counters: ssd.counters,
-            stats: ssd.tier.stats(),
+            stats,
             backlog: backlog as u64,
             backlog_bytes,
             reading: self.promotion.reads() as u64,
@@ -77,7 +69,7 @@ impl Tiering {
             degraded: ssd.tier.degraded(),
             voided: self.reconciliation.voided(),
             scrub: ssd.tier.scrub_report(),
-            wanted_free_segments: ssd.tier.wanted_free_segments(),
+            wanted_free_segments: stats.wanted_free_segments,
             segment_bytes: ssd.tier.config().segment_bytes,
             admission: budget.admission(),
             day_bytes: budget.day_bytes(),

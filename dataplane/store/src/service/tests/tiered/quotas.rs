@@ -31,9 +31,9 @@ fn on_ssd(world: &World, tenant: &str, keys: core::ops::Range<u64>) -> Vec<u64> 
     keys.filter(|key| world.service.objects.local.on_ssd(digest(*key)).is_some()).collect()
 }
 
-fn use_of(world: &World, tenant: &str) -> TierUse {
+fn use_of(world: &mut World, tenant: &str) -> TierUse {
     let number = tenant_number(tenant.as_bytes());
-    let usage = world.service.inspect().ssd_usage().expect("recovery is over");
+    let usage = world.service.control().ssd_usage().expect("recovery is over");
     assert!(usage.bytes > 0);
     usage.tenants.into_iter().find(|one| one.number == number).unwrap_or_default()
 }
@@ -47,18 +47,21 @@ fn a_tenant_over_its_quota_loses_its_own_oldest_records() {
         assert_eq!(put(&mut world, "other", key, Some(PutAck::Durable)), Status::Ok);
     }
     assert_eq!(on_ssd(&world, "other", 0..20).len(), 20, "it has no quota, and lost none");
-    let (acme, kept) = (use_of(&world, "acme"), on_ssd(&world, "acme", 0..20));
+    let (acme, kept) = (use_of(&mut world, "acme"), on_ssd(&world, "acme", 0..20));
     assert!(acme.used_bytes <= 30_000 && acme.used_bytes > 24_000, "{acme:?}");
     assert_eq!(kept, (20 - kept.len() as u64..20).collect::<Vec<_>>(), "the oldest went first");
-    assert_eq!((acme.limit_bytes, acme.refused, use_of(&world, "other").limit_bytes), (Some(30_000), 0, None));
+    assert_eq!((acme.limit_bytes, acme.refused, use_of(&mut world, "other").limit_bytes), (Some(30_000), 0, None));
     // What was evicted does not come back with a restart, and tenants are known again.
     world.restart();
     world.settle();
     assert_eq!(on_ssd(&world, "acme", 0..20), kept);
-    assert_eq!((use_of(&world, "acme").used_bytes, use_of(&world, "acme").limit_bytes), (acme.used_bytes, None));
+    assert_eq!(
+        (use_of(&mut world, "acme").used_bytes, use_of(&mut world, "acme").limit_bytes),
+        (acme.used_bytes, None)
+    );
     world.service.control().set_ssd_tenants(&[lease("acme", Some(12_000), 1)]);
     world.settle();
-    assert!(use_of(&world, "acme").used_bytes <= 12_000, "a lower quota holds at once");
+    assert!(use_of(&mut world, "acme").used_bytes <= 12_000, "a lower quota holds at once");
     assert_eq!(on_ssd(&world, "other", 0..20).len(), 20);
 }
 
@@ -75,7 +78,7 @@ fn a_put_that_cannot_have_its_durability_is_refused_and_others_stay_in_memory() 
         // It exists, and waits for the SSD in vain: the client gets to know within a few attempts.
         let told: Vec<Status> = (0..3).map(|_| put(&mut world, tenant, 1, Some(PutAck::Durable))).collect();
         assert!(told.contains(&Status::QuotaExceeded), "{told:?}");
-        assert!(use_of(&world, tenant).refused >= 3);
+        assert!(use_of(&mut world, tenant).refused >= 3);
     }
     let counters = world.service.inspect().tier().expect("a tier").snapshot().counters;
     assert!(counters.writes_over_quota >= 6 && counters.writes_failed == 0, "{counters:?}");

@@ -10,7 +10,7 @@ const WANTS_FOR_NS: u64 = 1_000_000_000;
 
 /// Objects of one account.
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct AccountPart {
     objects: u32,
     bytes: u64,
     weight: u32,
@@ -26,7 +26,7 @@ pub(super) struct Backlog {
     objects: usize,
     bytes: u64,
     /// Accounts that have objects, or want room.
-    of: BTreeMap<u16, Held>,
+    of: BTreeMap<u16, AccountPart>,
     /// Until when any account wants room.
     wants_until_ns: u64,
 }
@@ -59,13 +59,14 @@ impl Backlog {
             return true;
         }
         self.of.retain(|_, held| held.objects > 0 || held.wants_until_ns > now_ns);
-        let wants = |(of, held): (&u16, &Held)| *of != account && held.wants_until_ns > now_ns;
+        let wants = |(of, held): (&u16, &AccountPart)| *of != account && held.wants_until_ns > now_ns;
         if has_room && !self.of.iter().any(wants) {
             return true;
         }
         let is_within = self.is_within_part(account, weight, bytes);
         if is_within && !has_room {
-            let held = self.of.entry(account).or_insert(Held { objects: 0, bytes: 0, weight, wants_until_ns: 0 });
+            let held =
+                self.of.entry(account).or_insert(AccountPart { objects: 0, bytes: 0, weight, wants_until_ns: 0 });
             held.wants_until_ns = now_ns.saturating_add(WANTS_FOR_NS);
             self.wants_until_ns = self.wants_until_ns.max(held.wants_until_ns);
         }
@@ -96,7 +97,7 @@ impl Backlog {
     pub(super) fn add(&mut self, bytes: u64, account: u16, weight: u32) {
         self.objects += 1;
         self.bytes += bytes;
-        let held = self.of.entry(account).or_insert(Held { objects: 0, bytes: 0, weight, wants_until_ns: 0 });
+        let held = self.of.entry(account).or_insert(AccountPart { objects: 0, bytes: 0, weight, wants_until_ns: 0 });
         (held.objects, held.bytes, held.weight) = (held.objects + 1, held.bytes + bytes, weight.max(1));
     }
 

@@ -160,6 +160,8 @@ impl Demotion {
             tries: 0,
         };
         self.backlog.add(bytes, account, ssd.weight_of(tenant));
+        // What kept an earlier attempt off the SSD says nothing about this one.
+        self.over_quota.retain(|one| *one != (digest, version));
         self.writing.insert((digest, version));
         match ssd.policy.write {
             WritePolicy::Back { .. } if told.is_none() && !is_for_ssd(asked) => self.dirty.push_back(object),

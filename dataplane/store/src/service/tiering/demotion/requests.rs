@@ -44,7 +44,8 @@ impl Demotion {
         ssd: &Ssd,
         bytes: u64,
         asked: Option<PutAck>,
-        (account, weight): (u16, u32),
+        account: u16,
+        weight: u32,
         now_ns: u64,
     ) -> Result<(), Status> {
         let must_wait = ssd.policy.must_write(asked) && ssd.fits(bytes);

@@ -11,7 +11,7 @@ use kvplane_tier::{GetError, Memory, Priority, RecordView, Span, Token};
 
 use crate::TAIL_BYTES_MOST;
 use crate::service::shard::Shard;
-use crate::service::shard::rights::tenant_of;
+use crate::service::shard::tail::tenant_of;
 use crate::service::shard::tail::{TailHead, is_of};
 use crate::service::tiering::ssd::Ssd;
 

@@ -9,7 +9,7 @@ use kvplane_tier::{GetError, Priority, Token};
 
 use crate::service::shard::Shard;
 use crate::service::shard::effects::Effect;
-use crate::service::shard::rights::tenant_of;
+use crate::service::shard::tail::tenant_of;
 use crate::service::shard::tail::{TailHead, is_of};
 use crate::service::tiering::ssd::Ssd;
 

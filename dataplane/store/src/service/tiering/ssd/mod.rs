@@ -10,18 +10,26 @@ use kvplane_proto::ids::Slot;
 use kvplane_proto::message::PutAck;
 use kvplane_proto::tenants::TenantSsdLease;
 use kvplane_proto::{Digest, Status};
-use kvplane_tier::{Ack, Memory, RecordView, Removal, RemoveError, TenantLimit, Tier, Token};
+use kvplane_tier::{Ack, Memory, RecordView, Removal, RemoveError, TenantLimit, Tier, TierUse, Token};
 
 use self::doubts::Doubts;
 pub(in crate::service) use self::removals::RemovalCause;
 use self::removals::Removals;
 use self::sweep::Sweep;
-use super::SsdUsage;
 use super::counters::TierCounters;
 use super::policy::{Frequency, TierPolicy};
 use crate::service::shard::Shard;
 use crate::service::shard::deferrals::{DeferredItem, Replies};
 use kvplane_proto::events::{ObjectChange, ObjectMedium};
+
+/// Use of an SSD by tenants.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct SsdUsage {
+    /// Bytes that records can take; 0 without an SSD.
+    pub bytes: u64,
+    /// Use of each tenant that has records or a limit.
+    pub tenants: Vec<TierUse>,
+}
 
 /// Tier of a shard, the visibility of its records, and removals from it.
 #[derive(Debug)]
@@ -65,14 +73,15 @@ impl Ssd {
     /// Sets the leases and weights of tenants; tenants that are not listed have no limit, and weight 1.
     pub(in crate::service) fn set_tenants(&mut self, leases: &[TenantSsdLease]) {
         let limit = |lease: &TenantSsdLease| Some(TenantLimit { number: lease.number, bytes: lease.ssd_bytes? });
-        self.tier.set_limits(&leases.iter().filter_map(limit).collect::<Vec<_>>());
+        self.tier.tenants().set_limits(&leases.iter().filter_map(limit).collect::<Vec<_>>());
         self.weights = leases.iter().map(|lease| (lease.number, lease.weight.max(1))).collect();
     }
 
     /// Returns the use of the device by tenants; `None` while recovery has not found all of it.
-    pub(in crate::service) fn usage(&self) -> Option<SsdUsage> {
+    pub(in crate::service) fn usage(&mut self) -> Option<SsdUsage> {
         let is_known = self.is_recovered() || self.is_degraded();
-        is_known.then(|| SsdUsage { bytes: self.tier.capacity_bytes(), tenants: self.tier.uses() })
+        let (bytes, tenants) = (self.tier.tenants().capacity_bytes(), self.tier.tenants().uses());
+        is_known.then_some(SsdUsage { bytes, tenants })
     }
 
     /// Returns the weight of a tenant's requests for the device.
