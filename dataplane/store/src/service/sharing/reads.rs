@@ -9,7 +9,7 @@ use kvplane_shared::{Refusal, SharedTier, SharedView};
 use super::WaitingReader;
 use crate::service::shard::Shard;
 use crate::service::shard::effects::Effect;
-use crate::service::shard::rights::tenant_of;
+use crate::service::shard::tail::tenant_of;
 use crate::service::shard::stream_read::Reader;
 use crate::service::shard::tail::{TailHead, is_of};
 use crate::service::shard::timing::Timing;
