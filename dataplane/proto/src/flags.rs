@@ -14,8 +14,8 @@ impl FrameFlags {
     pub const NONE: Self = Self(0);
     /// The header has the payload's checksum, and the receiver has to verify it.
     pub const CHECKSUM: Self = Self(1);
-    /// `Read`, `ReadMany`: the replies have to carry checksums of their payloads. `Get`, `GetRange`, `Lookup`: the object
-    /// is compared with its checksum before it is sent, as the client has received other bytes.
+    /// `Read`, `ReadMany`: the replies have to carry checksums of their payloads. `Get`, `GetRange`, `Lookup`: the
+    /// object is compared with its checksum before it is sent, as the client has received other bytes.
     pub const SUM_REPLIES: Self = Self(1 << 1);
     /// `Exists`: objects on the SSD are prefetched into memory, within the deadline of the request.
     pub const PREFETCH: Self = Self(1 << 2);

@@ -314,8 +314,8 @@ impl Scenario {
         scenario
     }
 
-    /// Bits of objects flip in memory, while objects are put that stay where they are, and of each of which another node
-    /// has good bytes. Half of the shards scrub their memory; others find damage when the object is read.
+    /// Bits of objects flip in memory, while objects are put that stay where they are, and of each of which another
+    /// node has good bytes. Half of the seeds scrub memory; in the others, readers find the damage.
     #[must_use]
     pub fn of_flipped_bits(seed: u64) -> Self {
         let rng = &mut Rng::new(seed, "flipped bits");

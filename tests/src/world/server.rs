@@ -188,8 +188,7 @@ impl World {
         while self.drain_outputs(incarnation, asked)
             | self.drive_tier(incarnation)
             | self.drive_device(incarnation)
-            | self.drive_lists(incarnation)
-            | self.drive_checks(incarnation)
+            | self.drive_pool(incarnation)
             | self.drive_fetches(incarnation)
         {
             rounds += 1;
@@ -221,15 +220,10 @@ impl World {
         self.incarnations[incarnation].pool[offset as usize..offset as usize + bytes.len()].copy_from_slice(bytes);
     }
 
-    fn drive_lists(&mut self, incarnation: usize) -> bool {
-        let ShardIncarnation { service, pool, .. } = &mut self.incarnations[incarnation];
-        service.drive_lists(&Pool(pool))
-    }
-
-    fn drive_checks(&mut self, incarnation: usize) -> bool {
+    fn drive_pool(&mut self, incarnation: usize) -> bool {
         let now_ns = self.now_ns;
         let ShardIncarnation { service, pool, .. } = &mut self.incarnations[incarnation];
-        service.drive_checks(&Pool(pool), now_ns)
+        service.drive_pool(&Pool(pool), now_ns)
     }
 
     fn drain_outputs(&mut self, incarnation: usize, asked: Option<ServedRequest<'_>>) -> bool {

@@ -162,7 +162,7 @@ impl Router {
         let slice = self.traffic.slices.peek(id.index);
         let (request, replica, number) = (slice.request, slice.tries.replica, slice.answer.replica_number);
         if slice.way.again == Again::Told {
-            // Whoever sent damaged bytes is asked again, and told.
+            // The shard that sent damaged bytes gets the request again, with a report.
             let same = PeerId(slice.way.peer);
             let by_map = !self.placement.is_of_sources();
             let is_there = self.placement.names(&self.traffic.network, same) && !self.traffic.network.is_down(same);

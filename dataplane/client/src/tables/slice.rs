@@ -85,7 +85,7 @@ pub(crate) struct Route {
     pub(crate) place: u32,
     /// Way in which the host copies it.
     pub(crate) via: Via,
-    /// What distinguishes its next frame from the first one.
+    /// Difference between its next frame and the first one.
     pub(crate) again: Again,
 }
 
@@ -237,16 +237,16 @@ pub(crate) enum ReplicaUse {
     Missed,
 }
 
-/// What distinguishes the next frame of a slice from the first one.
+/// Difference between the next frame of a slice and the first one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Again {
-    /// Nothing.
+    /// There is none.
     Same,
     /// The range was refused together with others: from now on it is sent in a frame of its own.
     Alone,
-    /// The bytes of a get were damaged: it goes to the shard that sent them, which is told so.
+    /// The bytes of a get were damaged: it goes to the shard that sent them, with a report.
     Told,
-    /// The frame of a get tells its shard that the bytes were damaged.
+    /// The frame of a get reports to its shard that the bytes were damaged.
     Tells,
 }
 
@@ -285,7 +285,7 @@ impl Slice {
         }
     }
 
-    /// Handles a failed attempt: the shard that sent damaged bytes is told so with the next one.
+    /// Handles a failed attempt: the next one reports damaged bytes to the shard that sent them.
     pub(crate) fn note_damage(&mut self, status: Status) {
         if !self.request.is_get() {
             return;

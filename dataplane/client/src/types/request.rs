@@ -45,8 +45,8 @@ pub enum Request {
     /// Puts a replica on this replica owner, with this entry of the [`crate::PutBook`]. For a client of an owner: see
     /// [`crate::Client::set_sources`].
     PutCopy(Digest, Local, u32, PeerId),
-    /// Gets the object's bytes from this other owner of its slot, to repair a damaged copy. For a client of an owner, as
-    /// [`Self::PutCopy`].
+    /// Gets the object's bytes from this other owner of its slot, to repair a damaged copy. For a client of an owner,
+    /// as [`Self::PutCopy`].
     GetCopy(Digest, Local, PeerId),
     /// Removes the replica from this replica owner.
     DropCopy(Digest, PeerId),

@@ -174,8 +174,7 @@ impl ShardHost {
         if let Some(device_pool) = &mut self.device_pool {
             progress |= device_pool.drive(self.service.service(), self.reactor.now_ns());
         }
-        progress |= self.service.drive_lists();
-        progress |= self.service.drive_checks(self.reactor.now_ns());
+        progress |= self.service.drive_pool(self.reactor.now_ns());
         Ok(progress)
     }
 

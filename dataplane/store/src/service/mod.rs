@@ -616,17 +616,13 @@ impl Service {
         DeviceMoves { local: &mut self.objects.local }
     }
 
-    /// Advances each list by one step. Returns true if there was anything to do. The host calls it in every round.
-    pub fn drive_lists(&mut self, pool: &dyn PoolBytes) -> bool {
-        self.lists.drive(&mut self.objects, pool)
-    }
-
-    /// Compares some objects in memory with their checksums, if any are to be. Returns true if there was anything to
-    /// do. The host calls it in every round.
-    pub fn drive_checks(&mut self, pool: &dyn PoolBytes, now_ns: u64) -> bool {
+    /// Advances by one step what reads the pool: each list, and the checks of objects against their checksums. Returns
+    /// true if there was anything to do. The host calls it in every round.
+    pub fn drive_pool(&mut self, pool: &dyn PoolBytes, now_ns: u64) -> bool {
+        let progress = self.lists.drive(&mut self.objects, pool);
         let Objects { local, damage, .. } = &mut self.objects;
         local.shard.now_ns = local.shard.now_ns.max(now_ns);
-        let progress = damage.drive(local, pool);
+        let progress = damage.drive(local, pool) || progress;
         self.act_on_effects();
         progress
     }

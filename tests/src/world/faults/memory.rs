@@ -1,5 +1,5 @@
-//! Damage of memory at rest: bits of objects in pools flip. A bit flips only where another node has the object with good
-//! bytes, so that no object may be lost, or stay damaged once all faults are over.
+//! Damage of memory at rest: bits of objects in pools flip. A bit flips only where another node has the object with
+//! good bytes, so that no object may be lost, or stay damaged once all faults are over.
 
 use kvplane_proto::Digest;
 use kvplane_store::service::MemoryExtent;

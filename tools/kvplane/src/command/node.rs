@@ -178,7 +178,7 @@ struct ObjectArguments {
     /// Rate at which objects in memory are compared with their checksums in the background, in bytes per second. A
     /// damaged one is repaired from a replica. 0: objects are checked only by those who read them.
     #[arg(long = "memory-scrub", value_name = "BYTES", default_value = "16M", value_parser = size::parse)]
-    scrub: u64,
+    memory_scrub: u64,
     /// Longest soft pin that a put may request, in milliseconds; longer requests are shortened. 0: soft pins have no
     /// effect.
     #[arg(
@@ -421,7 +421,7 @@ impl Shape {
             },
             tier: self.ssd.policy(),
             shared: self.shared.config(),
-            memory_scrub_bytes_per_s: self.objects.scrub,
+            memory_scrub_bytes_per_s: self.objects.memory_scrub,
             slow_after_ns: self.slow_ms * 1_000_000,
             fetch_bytes_per_s: self.migration_rate,
             hot_bytes_per_s: self.replicate_hot,

@@ -207,9 +207,9 @@ fn a_lease_expires_and_ends_with_the_map() {
     }
 }
 
-/// Damaged bytes: the shard that sent them is asked again and told, whether it is the owner or a replica owner.
+/// The shard may be the owner or a replica owner.
 #[test]
-fn whoever_sends_damaged_bytes_is_asked_again_and_told() {
+fn a_get_of_damaged_bytes_goes_to_the_same_shard_with_a_report() {
     let mut rig = rig(stream_config());
     let home = first(&mut rig);
     let mut damaged = [0, 0];

@@ -400,16 +400,10 @@ impl ServiceSide {
         }
     }
 
-    /// Advances lists of keys by one step each. Returns true if there were any.
+    /// Advances lists of keys, and checks of objects in memory, by one step each. Returns true if there were any.
     #[inline]
-    pub(crate) fn drive_lists(&mut self) -> bool {
-        self.memory.pool.as_ref().is_some_and(|pool| self.service.drive_lists(&PoolView(pool)))
-    }
-
-    /// Compares some objects in memory with their checksums. Returns true if any were to be.
-    #[inline]
-    pub(crate) fn drive_checks(&mut self, now_ns: u64) -> bool {
-        self.memory.pool.as_ref().is_some_and(|pool| self.service.drive_checks(&PoolView(pool), now_ns))
+    pub(crate) fn drive_pool(&mut self, now_ns: u64) -> bool {
+        self.memory.pool.as_ref().is_some_and(|pool| self.service.drive_pool(&PoolView(pool), now_ns))
     }
 
     /// Serves stock engines. Returns true if it made progress.

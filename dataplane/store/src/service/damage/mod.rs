@@ -1,7 +1,7 @@
 //! Damage in memory: objects whose bytes do not match their checksums any more.
 //!
-//! * [`Scrub`] compares objects with their checksums: those that a reader, a replica owner or the SSD found damaged, and
-//!   in the background all others.
+//! * [`Scrub`] compares objects with their checksums: those that a reader, a replica owner or the SSD found damaged,
+//!   and in the background all others.
 //! * [`Repairs`] gets the bytes of damaged objects from another node that has them.
 //!
 //! A damaged object stays what it is: it exists, it can be removed and replaced, and only its bytes are not lent. A get
@@ -9,12 +9,14 @@
 //! those that the object was put with. An object that the SSD has as well leaves memory and is read from there. One of
 //! which no node has good bytes is removed: it is a miss.
 
+mod readers;
 mod repairs;
 mod scrub;
 
 use kvplane_proto::ids::Version;
 use kvplane_proto::{Digest, Status};
 
+use self::readers::{Readers, serve, turn_away};
 use self::repairs::Repairs;
 pub use self::scrub::ScrubPace;
 use self::scrub::{Check, Finding, Scrub};
@@ -23,15 +25,8 @@ use super::local::LocalStore;
 use super::shard::Shard;
 use super::shard::context::RequestContext;
 use super::shard::stream_read::Reader;
-use super::shard::timing::Timing;
 use super::types::PoolBytes;
 use kvplane_proto::FrameFlags;
-
-/// Readers that wait for an object.
-type Readers = Vec<(Reader, Timing)>;
-
-/// Most readers that wait for one object.
-const READERS_MOST: usize = 1024;
 
 /// Counters of damage in memory and of its repair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -168,22 +163,6 @@ impl Damage {
     /// Returns the time of the next action.
     pub(super) fn poll_timeout(&self) -> Option<u64> {
         [self.scrub.poll_timeout(), self.repairs.poll_timeout()].into_iter().flatten().min()
-    }
-}
-
-/// Answers readers with the object, if it is in memory.
-fn serve(local: &mut LocalStore, digest: Digest, readers: Readers) {
-    for (reader, timing) in readers {
-        local.shard.answers.outputs.late(timing, digest);
-        local.serve(digest, reader);
-    }
-}
-
-/// Answers readers with a status.
-fn turn_away(local: &mut LocalStore, digest: Digest, readers: Readers, status: Status) {
-    for (reader, timing) in readers {
-        local.shard.answers.outputs.late(timing, digest);
-        local.shard.turn_away(reader, status);
     }
 }
 

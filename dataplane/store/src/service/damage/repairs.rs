@@ -1,7 +1,7 @@
 //! Repairs of damaged objects in memory with the bytes that another node has.
 //!
-//! An owner asks its replica owners, a replica owner the owner. The good bytes are received in the place of the damaged
-//! ones: whoever reads these meanwhile finds by the checksum that they are not good. The object is pinned until then.
+//! An owner asks its replica owners, a replica owner the owner. The good bytes are received in the place of the
+//! damaged ones: readers of these find by the checksum that they are not good. The object is pinned until then.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use kvplane_proto::ids::PinId;
 use kvplane_proto::map::ShardKey;
 use kvplane_proto::{Digest, Status};
 
-use super::{READERS_MOST, Readers, serve, turn_away};
+use super::readers::{READERS_MOST, Readers, serve, turn_away};
 use crate::entry::Entry;
 use crate::service::fetches::{Fetch, FetchDone, Want};
 use crate::service::local::LocalStore;
@@ -132,8 +132,8 @@ impl Repairs {
         None
     }
 
-    /// Decides on the next step of a repair. After a round in which nobody had good bytes, it pauses if somebody may
-    /// have some, and its readers are to retry.
+    /// Decides on the next step of a repair. After a round without good bytes, it pauses if a node may have some that
+    /// did not answer, and its readers are to retry.
     fn step(&mut self, local: &mut LocalStore, digest: Digest) -> Step {
         let (shard, in_flight) = (&mut local.shard, self.calls.len());
         let Some(repair) = self.open.get_mut(&digest) else { return Step::Wait };
@@ -204,8 +204,8 @@ impl Repairs {
     }
 }
 
-/// Returns the other nodes that may have the bytes of an object: the replica owners to which it was sent, or the owner of
-/// a replica.
+/// Returns the other nodes that may have the bytes of an object: the replica owners to which it was sent, or the owner
+/// of a replica.
 fn sources(shard: &Shard, digest: Digest) -> Vec<ShardKey> {
     let objects = shard.store.objects();
     if objects.is_copy(digest) {

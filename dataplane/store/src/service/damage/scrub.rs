@@ -1,8 +1,8 @@
 //! Checks of objects in memory against their checksums.
 //!
 //! One object is checked at a time, some of its bytes in each round of the host, and it is pinned meanwhile. Objects
-//! that were found damaged come first. The background pass looks at all objects in the order of their entries, at a rate
-//! of bytes a second, and rests before the next one.
+//! that were found damaged come first. The background pass looks at all objects in the order of their entries, at a
+//! rate of bytes a second, and rests before the next one.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -10,7 +10,7 @@ use kvplane_proto::checksum::PayloadChecksum;
 use kvplane_proto::ids::{PinId, Version};
 use kvplane_proto::{Digest, Status};
 
-use super::{READERS_MOST, Readers};
+use super::readers::{READERS_MOST, Readers};
 use crate::service::shard::Shard;
 use crate::service::shard::stream_read::Reader;
 use crate::service::shard::timing::Timing;

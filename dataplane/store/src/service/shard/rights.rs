@@ -21,12 +21,14 @@ impl Shard {
     /// fetches (the new owner of lost slots) gets objects of exported slots only.
     pub(in crate::service) fn answers_for(&mut self, context: &RequestContext, digest: Digest) -> Result<(), Status> {
         let knows = self.store.config().has_pool() && context.epoch <= self.ownership.epoch();
+        let owns = self.ownership.owns(digest);
         let status = match context.fetches {
             _ if !knows => Status::WrongOwner,
-            false if self.ownership.owns(digest) || self.reads_replica(context, digest) => return Ok(()),
+            false if owns || self.reads_replica(context, digest) => return Ok(()),
             false => Status::WrongOwner,
             true if self.exports.has(digest) => return Ok(()),
-            true if context.repairs() && self.is_owner_of_copy(digest) => return Ok(()),
+            // The owner and the replica owners of a slot repair from each other.
+            true if context.repairs() && (owns || self.replicas.relation(digest.slot()).is_some()) => return Ok(()),
             true => Status::Stale,
         };
         self.counters.wrong_owner += u64::from(status == Status::WrongOwner);
@@ -43,11 +45,6 @@ impl Shard {
     /// this shard is a former owner too: that is no object for the peer to import.
     pub(in crate::service) fn is_peers_replica(&self, context: &RequestContext, digest: Digest) -> bool {
         context.fetches && !context.repairs() && self.store.objects().is_copy(digest)
-    }
-
-    /// Returns true if this shard is the owner or a replica owner of an object's slot.
-    fn is_owner_of_copy(&self, digest: Digest) -> bool {
-        self.ownership.owns(digest) || self.replicas.relation(digest.slot()).is_some()
     }
 
     /// Returns true if a removal names no version, or the version of the object in memory.

@@ -70,7 +70,7 @@ impl Keys {
         let item = ListItem { digest: Digest(0), walk, from: next, flags: names.into() };
         self.rig.ask(self.peer, Operation::List, &body_of([item]), 1);
         let answer = loop {
-            assert!(self.rig.service.drive_lists(&self.pool), "it goes on by itself");
+            assert!(self.rig.service.drive_pool(&self.pool, self.rig.now_ns), "it goes on by itself");
             match self.rig.drain().pop() {
                 Some(ServiceOutput::Answer(answer)) => break answer,
                 Some(said) => panic!("not {said:?}"),
@@ -256,8 +256,8 @@ fn an_invalid_list_is_refused_and_the_number_of_lists_is_limited() {
     ask(&mut keys, 0, 0, 1);
     assert_eq!(keys.rig.answer().status(), Status::Busy);
     keys.rig.gone(keys.peer);
-    assert!(keys.rig.service.drive_lists(&keys.pool));
-    assert!(!keys.rig.service.drive_lists(&keys.pool), "nobody waits for them");
+    assert!(keys.rig.service.drive_pool(&keys.pool, keys.rig.now_ns));
+    assert!(!keys.rig.service.drive_pool(&keys.pool, keys.rig.now_ns), "nobody waits for them");
     keys.rig.assert_quiet();
     let mut body = body_of([ListItem { digest: Digest(0), walk: 0, from: 0, flags: 0 }]);
     body.truncate(ListItem::BYTES - 1);

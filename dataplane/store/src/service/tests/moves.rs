@@ -163,7 +163,7 @@ impl Cluster {
         let service = &mut self.shards[shard];
         let to = service.request(PeerKey { index: peer, generation: 1 }, &header, body, self.now_ns);
         assert_eq!(to, PayloadTo::Discard);
-        while service.drive_lists(&Nothing) {}
+        while service.drive_pool(&Nothing, 0) {}
         self.answers(shard)
     }
 

@@ -1,5 +1,6 @@
 //! Tests of damage: bits flip in memory under running nodes, and clients get right bytes while nodes repair it.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
@@ -11,6 +12,9 @@ use crate::support::{Process, Way, Workplace, health, http_get, text, wait_until
 /// Number and length of the objects.
 const OBJECTS: u64 = 120;
 const BYTES: usize = 6000;
+/// Bytes by which an object is recognised, and unit at whose multiples objects begin in a pool.
+const BEGIN: usize = 16;
+const UNIT: usize = 64;
 /// Beginning of the line that names the address of a node's metrics.
 const COUNTERS: &str = "counters of the shards on http://";
 
@@ -40,20 +44,18 @@ impl Memory {
         File::options().read(true).write(true).open(self.0.join("shard-0.pool")).unwrap()
     }
 
-    /// Returns the offset of an object's bytes, if memory has them as they were put.
-    fn find(&self, pool: &[u8], key: u64) -> Option<u64> {
-        let value = value(key);
-        pool.windows(16)
-            .position(|bytes| bytes == &value[..16])
-            .filter(|at| pool[*at..].starts_with(&value))
-            .map(|at| at as u64)
-    }
-
-    fn read(&self) -> Vec<u8> {
+    /// Returns the offsets of the objects that memory has as they were put.
+    fn objects(&self) -> BTreeMap<u64, u64> {
         let pool = self.pool();
         let mut bytes = vec![0; pool.metadata().unwrap().len() as usize];
         pool.read_exact_at(&mut bytes, 0).unwrap();
-        bytes
+        let values: Vec<Vec<u8>> = (0..OBJECTS).map(value).collect();
+        let begins: BTreeMap<&[u8], u64> = (0..).zip(&values).map(|(key, value)| (&value[..BEGIN], key)).collect();
+        // Objects begin at whole units of the pool.
+        let places = (0..bytes.len() - BYTES).step_by(UNIT);
+        let at = |place: usize| Some((*begins.get(&bytes[place..place + BEGIN])?, place));
+        let found = places.filter_map(at).filter(|(key, place)| bytes[*place..].starts_with(&values[*key as usize]));
+        found.map(|(key, place)| (key, place as u64)).collect()
     }
 }
 
@@ -85,7 +87,10 @@ fn assert_right(client: &mut Client) {
 fn flipped_bits_in_memory_are_repaired_from_replicas() {
     let place = Workplace::new("damage");
     let state = place.path("state");
-    let control = Process::start(place.command(&["control", "--state", text(&state), "--replicas", "2"]));
+    // On a busy machine, nodes are late; none is to lose its memory for that.
+    let patient = ["--unanswered-ms", "100000", "--suspect-ms", "60000", "--dead-ms", "120000"];
+    let control = [&["control", "--state", text(&state), "--replicas", "2"], &patient[..]].concat();
+    let control = Process::start(place.command(&control));
     control.wait_for("metrics on");
     let memories: Vec<Memory> = (1..=3).map(|number| Memory::new(&place, number)).collect();
     let nodes: Vec<Process> = (1..)
@@ -100,17 +105,17 @@ fn flipped_bits_in_memory_are_repaired_from_replicas() {
     assert!(wait_until(|| (health(control.http())["members"] == 3).then_some(())).is_some());
     let mut clients = Way::BOTH.map(|way| place.client(way));
     let twice = PutOptions { replicas: 2, wait_replicas: 2, replace: true, ..PutOptions::default() };
+    let mut put = |key: &str, value: &[u8]| clients[0].replicas().put(key.as_bytes(), value, &twice).unwrap().1;
+    // Once the nodes know each other, no object moves any more, and memory has each of the others twice.
+    let settled = wait_until(|| (0..200).all(|at| put(&format!("first-{at}"), b"first") == 2).then_some(()));
+    assert!(settled.is_some(), "objects have two replicas");
     for key in 0..OBJECTS {
-        let done = wait_until(|| {
-            let (_, replicas) = clients[0].replicas().put(name(key).as_bytes(), &value(key), &twice).unwrap();
-            (replicas == 2).then_some(())
-        });
-        assert!(done.is_some(), "{} has two copies", name(key));
+        assert_eq!(put(&name(key), &value(key)), 2, "{}", name(key));
     }
     assert_eq!(sum(&nodes, "kvplane_shard_damaged_total"), 0);
-    let pools: Vec<Vec<u8>> = memories.iter().map(Memory::read).collect();
+    let objects: Vec<BTreeMap<u64, u64>> = memories.iter().map(Memory::objects).collect();
     for key in 0..OBJECTS {
-        let copies = memories.iter().zip(&pools).filter_map(|(memory, pool)| Some((memory, memory.find(pool, key)?)));
+        let copies = memories.iter().zip(&objects).filter_map(|(memory, objects)| Some((memory, *objects.get(&key)?)));
         let copies: Vec<(&Memory, u64)> = copies.collect();
         assert_eq!(copies.len(), 2, "{}", name(key));
         let (memory, at) = copies[key as usize % 2];
@@ -127,9 +132,9 @@ fn flipped_bits_in_memory_are_repaired_from_replicas() {
     assert!(whole.is_some(), "{:?}", counts.map(|name| sum(&nodes, name)));
     assert_eq!(counts.map(|name| sum(&nodes, name)), [OBJECTS, OBJECTS, 0]);
     assert_eq!(sum(&nodes, "kvplane_shard_repairs_outstanding"), 0);
-    let pools: Vec<Vec<u8>> = memories.iter().map(Memory::read).collect();
+    let objects: Vec<BTreeMap<u64, u64>> = memories.iter().map(Memory::objects).collect();
     for key in 0..OBJECTS {
-        let copies = memories.iter().zip(&pools).filter(|(memory, pool)| memory.find(pool, key).is_some()).count();
+        let copies = objects.iter().filter(|objects| objects.contains_key(&key)).count();
         assert_eq!(copies, 2, "both copies of {} are whole", name(key));
     }
     nodes[0].wait_for("objects in memory were damaged since the start");

@@ -408,7 +408,7 @@ fn a_ticket_for_one_tenant_reaches_no_other() {
         let from = ListItem { digest: digest(&of_a), walk: 0, from: 0, flags: 0 };
         rig.ask(peer, Operation::List, &body_of([from]), 1);
         let pool = NoPool;
-        while rig.service.drive_lists(&pool) {}
+        while rig.service.drive_pool(&pool, rig.now_ns) {}
         let answer = rig.answer();
         let reply: ListReply = kvplane_proto::message::decode_items(&answer.body[..24], 1)
             .and_then(|mut items| items.next())

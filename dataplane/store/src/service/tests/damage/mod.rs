@@ -79,7 +79,7 @@ impl Shard {
     }
 
     fn check(&mut self) {
-        while self.rig.service.drive_checks(&self.pool, self.rig.now_ns) {}
+        while self.rig.service.drive_pool(&self.pool, self.rig.now_ns) {}
     }
 
     /// Sends a get with these flags.

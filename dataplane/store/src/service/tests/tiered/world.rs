@@ -254,7 +254,7 @@ impl World {
             let tier = self.service.tier_mut().expect("a tier");
             tier.completed(self.now_ns, op.id, result, &mut self.memory);
         }
-        progress |= self.service.drive_lists(&Pool(&self.memory.pool));
+        progress |= self.service.drive_pool(&Pool(&self.memory.pool), self.now_ns);
         self.hear();
         progress
     }
