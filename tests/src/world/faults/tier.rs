@@ -7,7 +7,6 @@ use kvplane_proto::Digest;
 use kvplane_proto::Status;
 use kvplane_proto::ids::{NodeId, ShardId};
 use kvplane_proto::rng::Rng;
-use kvplane_proto::tenants::TenantSsdLease;
 use kvplane_store::service::Tiering;
 use kvplane_store::service::{PutAck, Service, TierPolicy, WritePolicy, tenant_of_tail};
 use kvplane_tier::{
@@ -38,20 +37,12 @@ pub(crate) struct TierScenario {
     pub(crate) latency_ns: u64,
     /// Chance that a node is started without its disks. Only with a chance above 0 do nodes report their disks.
     pub(crate) without: f64,
-    /// Quota of SSD bytes of the default tenant on each disk.
-    pub(crate) quota_bytes: Option<u64>,
-}
-
-/// Returns true if reclaim has freed segments of a shard's disk.
-fn has_reclaimed(service: &Service) -> bool {
-    service.inspect().tier().map(Tiering::snapshot).is_some_and(|snapshot| snapshot.stats.reclaims > 0)
 }
 
 impl core::fmt::Display for TierScenario {
     fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        let Self { config, policy, faults, power, without, quota_bytes, .. } = self;
-        write!(f, "{} segments, quota {quota_bytes:?}, {policy:?}, {faults:?}, ", config.segments)?;
-        write!(f, "power fails: {power}, ")?;
+        let Self { config, policy, faults, power, without, .. } = self;
+        write!(f, "{} segments, {policy:?}, {faults:?}, power fails: {power}, ", config.segments)?;
         write!(f, "incarnations without disks: {without:.2}")
     }
 }
@@ -117,13 +108,10 @@ impl TierScenario {
             scrub_bytes_per_s: if rng.chance(0.3) { 16 << 20 } else { 0 },
         };
         let latency_ns = [20 * US, 200 * US, 2 * MS][rng.below(3) as usize];
-        // Half of the small disks have a quota for the tenant of all objects, which evicts long before reclaim does.
-        let is_limited = config.segments < 64 && config.segments % 2 == 1;
-        let quota_bytes = is_limited.then(|| config.device_bytes() / 4);
         let faults = draw_faults(rng);
         let power = ack == PutAck::Durable && rng.chance(0.7);
         let without = if rng.chance(0.3) { 0.5 * rng.unit() } else { 0.0 };
-        Self { config, policy, faults, power, latency_ns, without, quota_bytes }
+        Self { config, policy, faults, power, latency_ns, without }
     }
 
     /// Adjusts the parameters so that a host's bug matters.
@@ -219,9 +207,6 @@ impl World {
         let hash_seed = service.store().config().hash_seed;
         let tier = Tier::open(TierConfig { hash_seed, ..config }, options).expect("the scenario's tier is valid");
         service.attach_tier(tier, scenario.policy);
-        let lease = |ssd_bytes| TenantSsdLease { number: 0, ssd_bytes: Some(ssd_bytes), weight: 1 };
-        let leases: Vec<_> = scenario.quota_bytes.map(lease).into_iter().collect();
-        service.control().set_ssd_tenants(&leases);
         Some(IncarnationTier { staging, flipped: Vec::new(), ops: BTreeMap::new(), opened: false })
     }
 
@@ -383,11 +368,10 @@ impl World {
     pub(crate) fn cut_off_disk(&mut self, incarnation: usize, power: bool) {
         let lineage = self.lineage(incarnation);
         self.count_kept(incarnation);
-        let is_limited = self.scenario.tier.as_ref().is_some_and(|tier| tier.quota_bytes.is_some());
         let Some(disk) = self.disks.get_mut(&lineage) else { return };
         let at = &mut self.incarnations[incarnation];
-        if is_limited || has_reclaimed(&at.service) {
-            // Objects are evicted without a report.
+        if at.service.inspect().tier().map(Tiering::snapshot).is_some_and(|snapshot| snapshot.stats.reclaims > 0) {
+            // Reclaim evicts objects without reporting them.
             self.shadow.promises_void(lineage, |_| true);
         }
         let Some(tier) = &mut at.tier else { return };
@@ -441,7 +425,7 @@ impl World {
             if !at.alive {
                 continue;
             }
-            if tier.quota_bytes.is_some() || has_reclaimed(&at.service) {
+            if at.service.inspect().tier().map(Tiering::snapshot).is_some_and(|snapshot| snapshot.stats.reclaims > 0) {
                 self.shadow.promises_void(lineage, |_| true);
             }
             owners.push(lineage);
