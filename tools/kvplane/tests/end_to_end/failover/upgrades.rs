@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use kvplane::{Client, ClientConfig};
+use kvplane::{Client, ClientConfig, PutOptions};
 use serde_json::{Value, json};
 
 use super::kept_memory::{COUNTERS, Memory, OBJECTS, arguments, control, found, node, put_all, value};
-use crate::support::{Outcome, PATIENCE, Process, Way, Workplace, http_get, signal, text, wait_until};
+use crate::support::{Outcome, PATIENCE, Process, Way, Workplace, health, http_get, signal, text, wait_until};
 
 /// Process that took over, which is no child of this test.
 struct Successor(u32);
@@ -58,17 +58,23 @@ fn is_running(pid: u32) -> bool {
     stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(['Z', 'X']))
 }
 
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
 fn upgrade(place: &Workplace) -> Outcome {
     place.run(&["ctl", "upgrade", "7"])
 }
 
-/// Returns the latest value of a counter of a process, which may be a successor of that one: they share their output.
+/// Returns the latest value of a counter of a process, over all shards. The process may be a successor of that one: they
+/// share their output.
 fn latest(first: &Process, name: &str) -> u64 {
     let line = first.said().into_iter().rfind(|line| line.contains(COUNTERS)).expect("an address");
     let address = line[line.find("http://").unwrap() + 7..].trim_end_matches("/metrics");
     let metrics = http_get(address.parse().unwrap(), "/metrics").1;
-    let name = format!("{name}{{shard=\"0\"}} ");
-    metrics.lines().find_map(|line| line.strip_prefix(&name)).map_or(0, |value| value.parse().unwrap())
+    let name = format!("{name}{{shard=");
+    let values = metrics.lines().filter(|line| line.starts_with(&name)).filter_map(|line| line.split(' ').next_back());
+    values.map(|value| value.parse::<u64>().unwrap()).sum()
 }
 
 #[test]
@@ -446,6 +452,53 @@ fn successors_of_other_formats_and_broken_ones_leave_the_node_as_it_was() {
     assert!(said.contains("250 objects kept"), "{said}");
     assert!(first.exited().success());
     assert_eq!(found(&mut client, "before", 100) + found(&mut client, "after-2", 50), 150);
+    successor.stop();
+}
+
+/// An upgrade of one of two nodes changes no owner, expels nobody, and keeps the node's objects; what it had as a replica
+/// owner is replicated again, so that the other one may die afterwards. Its port for metrics passes on, too.
+#[test]
+fn an_upgrade_of_one_of_two_nodes_moves_nothing_and_replicas_are_made_again() {
+    let place = Workplace::new("upgrade-two");
+    let memory = Memory::new(&place);
+    let (state, metrics) = (place.path("state"), free_port().to_string());
+    let plane = Process::start(place.command(&["control", "--state", text(&state), "--replicas", "2"]));
+    plane.wait_for("metrics on");
+    let keeps = ["--pool", "64M", "--shards", "2", "--metrics-port", &metrics, "--keep-memory", text(memory.path())];
+    let mut first = place.node(7, &[&keeps[..], &["--failure-domain", "one"]].concat());
+    first.wait_for(COUNTERS);
+    let mut other = place.node(8, &["--pool", "64M", "--shards", "2", "--failure-domain", "two"]);
+    let settled = wait_until(|| (health(plane.http())["members"] == 2).then_some(()));
+    assert_eq!(settled, Some(()));
+    let mut client = place.client(Way::Tcp);
+    let twice = PutOptions { replicas: 2, replace: true, ..PutOptions::default() };
+    // The first puts may come before the nodes know each other.
+    let twice_put = |client: &mut Client, at: usize| {
+        client.replicas().put(format!("twice-{at}").as_bytes(), &value(at), &twice).is_ok_and(|(_, made)| made == 2)
+    };
+    for at in 0..OBJECTS {
+        wait_until(|| twice_put(&mut client, at).then_some(())).expect("two replicas");
+    }
+    let own = latest(&first, "kvplane_shard_objects");
+    assert!(own > 0 && latest(&first, "kvplane_shard_replicas") > 0);
+    let said = upgrade(&place).text();
+    let successor = Successor::of(&said);
+    assert!(first.exited().success());
+    assert!(!said.contains("dropped") && !said.contains("empty"), "{said}");
+    let plane_counter = |name: &str| {
+        let metrics = http_get(plane.http(), "/metrics").1;
+        metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok()).unwrap_or(0u64)
+    };
+    assert_eq!(plane_counter("kvplane_cluster_expulsions_total"), 0);
+    assert_eq!(plane_counter("kvplane_cluster_joins_total"), 3, "the successor is another incarnation");
+    assert_eq!(found(&mut client, "twice", OBJECTS), OBJECTS);
+    let replicated = || {
+        let [objects, replicas] = ["kvplane_shard_objects", "kvplane_shard_replicas"].map(|name| latest(&first, name));
+        (objects == OBJECTS as u64 || objects + replicas == OBJECTS as u64).then_some(())
+    };
+    assert_eq!(wait_until(replicated), Some(()), "all objects have a replica on the node again");
+    other.kill();
+    assert_eq!(found(&mut client, "twice", OBJECTS), OBJECTS, "{:?}", first.said());
     successor.stop();
 }
 
