@@ -66,8 +66,8 @@ fn upgrade(place: &Workplace) -> Outcome {
     place.run(&["ctl", "upgrade", "7"])
 }
 
-/// Returns the latest value of a counter of a process, over all shards. The process may be a successor of that one: they
-/// share their output.
+/// Returns the latest value of a counter of a process, over all shards. The process may be a successor of that one:
+/// they share their output.
 fn latest(first: &Process, name: &str) -> u64 {
     let line = first.said().into_iter().rfind(|line| line.contains(COUNTERS)).expect("an address");
     let address = line[line.find("http://").unwrap() + 7..].trim_end_matches("/metrics");
@@ -455,8 +455,8 @@ fn successors_of_other_formats_and_broken_ones_leave_the_node_as_it_was() {
     successor.stop();
 }
 
-/// An upgrade of one of two nodes changes no owner, expels nobody, and keeps the node's objects; what it had as a replica
-/// owner is replicated again, so that the other one may die afterwards. Its port for metrics passes on, too.
+/// An upgrade of one of two nodes changes no owner, expels nobody, and keeps the node's objects; what it had as a
+/// replica owner is replicated again, so that the other one may die afterwards. Its port for metrics passes on, too.
 #[test]
 fn an_upgrade_of_one_of_two_nodes_moves_nothing_and_replicas_are_made_again() {
     let place = Workplace::new("upgrade-two");
