@@ -26,7 +26,10 @@ const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Starts the other process: one region.
 pub(crate) fn owner() -> Result<ShardHandle, Failure> {
-    let shard = bed::shard(Pacing::Spin, Listen { tcp: (Ipv4Addr::UNSPECIFIED, 0).into(), shm: None, mooncake: None })?;
+    let shard = bed::shard(
+        Pacing::Spin,
+        Listen { tcp: (Ipv4Addr::UNSPECIFIED, 0).into(), shm: None, mooncake: None, handed: None },
+    )?;
     let region = memory()?;
     let bytes = BYTES as u64;
     let address = region.address();

@@ -33,7 +33,7 @@ fn region(shared: bool) -> Result<Arc<Region>, Failure> {
 /// Runs the other process: two regions, one that can be mapped and one that cannot.
 pub(crate) fn owner(directory: &str) -> Result<ShardHandle, Failure> {
     let shm = std::path::Path::new(directory).join("same-host.sock");
-    let listen = Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: Some(shm), mooncake: None };
+    let listen = Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: Some(shm), mooncake: None, handed: None };
     let shard = bed::shard(Pacing::Park, listen)?;
     for shared in [true, false] {
         let region = region(shared)?;

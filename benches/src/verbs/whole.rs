@@ -145,7 +145,7 @@ fn serve(host: &HostConfig) -> Result<ShardHandle, Failure> {
         identity,
         core: None,
         pacing: Pacing::Park,
-        listen: Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: None, mooncake: None },
+        listen: Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: None, mooncake: None, handed: None },
         pool: None,
         store: None,
         first_version: Version(1),

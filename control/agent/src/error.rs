@@ -20,6 +20,7 @@ use crate::data_tls::DataTlsError;
 use crate::group::GroupLinkError;
 use crate::link::ControlLinkError;
 use crate::node::NodeConfigError;
+use crate::node::handover::HandoverError;
 use crate::p2p::{P2pError, ReshardingError};
 use crate::tickets::TicketIssueError;
 pub use argument::ArgumentError;
@@ -43,6 +44,8 @@ pub enum Error {
     Argument(ArgumentError),
     /// A setting of a node is invalid.
     NodeConfig(NodeConfigError),
+    /// A node was not handed over to another process.
+    Handover(HandoverError),
     /// The process is not part of its world any more.
     Group(GroupLinkError),
     /// The P2P store does not do what a call requests.
@@ -119,6 +122,7 @@ impl fmt::Display for Error {
             Self::Request(error) => write!(f, "{error}"),
             Self::Argument(error) => write!(f, "{error}"),
             Self::NodeConfig(error) => write!(f, "{error}"),
+            Self::Handover(error) => write!(f, "{error}"),
             Self::Group(error) => write!(f, "{error}"),
             Self::P2p(error) => write!(f, "{error}"),
             Self::Identity(error) => write!(f, "{error}"),
@@ -240,7 +244,7 @@ impl Error {
             Self::Identity(_) | Self::NoCertificate { .. } | Self::NoTickets { .. } | Self::TicketIssue(_) => -1,
             Self::ControlLink(_) | Self::DataTls(_) | Self::Machine(_) | Self::Directory(_) => -1,
             Self::NoMap | Self::NotInMap { .. } | Self::MapOffered | Self::NoInstance { .. } => -1,
-            Self::ThreadEnded { .. } => -1,
+            Self::ThreadEnded { .. } | Self::Handover(_) => -1,
             Self::Shard(ShardError::Busy) => -4,
             Self::Status { status, .. } => code_of_status(*status),
             Self::Discovery(_) | Self::Connect(_) | Self::Call(_) => -200,
@@ -301,6 +305,7 @@ from! {
     SubmitError => Request,
     ArgumentError => Argument,
     NodeConfigError => NodeConfig,
+    HandoverError => Handover,
     GroupLinkError => Group,
     P2pError => P2p,
     IdentityError => Identity,

@@ -59,6 +59,7 @@ pub use kvplane_transfer::{
     TransportChoice, Use, parse_bytes,
 };
 pub use link::{ControlLink, ControlLinkError};
+pub use node::handover;
 pub use node::{DevicePool, ParseDevicePoolError};
 pub use node::{Node, NodeConfig, NodeConfigError};
 pub use node::{ParseSsdError, SharedTierConfig, SsdConfig};

@@ -9,6 +9,7 @@ mod device_pools;
 mod drain;
 mod error;
 mod followed_map;
+pub mod handover;
 mod incarnation;
 mod kept_memory;
 mod membership;
@@ -29,16 +30,19 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kvplane_engine::{
-    FetchConfig, FetchLimits, HostConfig, HugePages, IoChoice, Listen, Pacing, PageKind, RegionOptions, SLOW_AFTER_NS,
-    Shard, ShardConfig, ShardHandle, ShardSnapshot, TIER_OBJECT_BYTES, TierPolicy, cpu, discover_machine,
-    scheduler_affinity,
+    DevicePoolConfig, FetchConfig, FetchLimits, HostConfig, HugePages, IoChoice, KeptFiles, Listen, MappedMemory,
+    Pacing, PageKind, RdmaDevices, RegionOptions, SLOW_AFTER_NS, Shard, ShardConfig, ShardError, ShardHandle,
+    ShardSnapshot, ShardStartError, SharedSetup, TIER_OBJECT_BYTES, TierPolicy, cpu, discover_machine,
+    scheduler_affinity, unit_bytes,
 };
 use kvplane_proto::Limits;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, ShardId, Version};
 use kvplane_proto::map::{Member, ShardAddress};
 use kvplane_rpc::{Role, RuntimeDirectory};
+use kvplane_store::StoreConfig;
 use kvplane_store::eviction::Eviction;
 use kvplane_store::service::Identity;
+use kvplane_sys::MemoryDirectory;
 use kvplane_sys::random::random_u64;
 use kvplane_tls::{DataTls, Keychain};
 use kvplane_topology::{PlanRequest, ShardPlan, plan};
@@ -52,6 +56,7 @@ use crate::which::Control;
 pub use device_pools::{DevicePool, ParseDevicePoolError};
 pub use error::NodeConfigError;
 use followed_map::FollowedMap;
+use handover::{Handover, HandoverError, NodeShape};
 use incarnation::BegunIncarnation;
 use kept_memory::KeptDirectory;
 use membership::Membership;
@@ -191,17 +196,37 @@ pub struct Node {
     /// Present incarnation.
     incarnation: Arc<Mutex<u64>>,
     stop: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<()>>,
+    /// True if a successor of this process is to join in its place: it does not leave then.
+    is_succeeded: Arc<AtomicBool>,
+    threads: Mutex<Vec<JoinHandle<()>>>,
     trouble: Arc<Mutex<Option<String>>>,
     notes: Vec<String>,
+    shape: NodeShape,
+    /// Claim of the directory of its memory, if that outlives the process.
+    claim: Option<Arc<MemoryDirectory>>,
 }
 
-impl Node {
-    /// Starts the shards, joins the cluster, and returns when the node is in the map.
-    ///
-    /// # Errors
-    /// When a port is taken, memory cannot be allocated, or the control plane refuses the node.
-    pub fn start(config: &NodeConfig) -> Result<Self, Error> {
+/// Preparation of a node's start: all that needs neither its memory nor its ports, which another process may have.
+pub(crate) struct NodePlan {
+    link: ControlLink,
+    cluster: String,
+    node: NodeId,
+    begun: BegunIncarnation,
+    tickets: NodeTickets,
+    tls: Option<Arc<Keychain>>,
+    layout: ShardPlan,
+    /// Size of the pool of each shard.
+    pool_bytes: u64,
+    directory: RuntimeDirectory,
+    rdma: Option<RdmaDevices>,
+    device_pools: Vec<Option<DevicePoolConfig>>,
+    stores: Vec<StoreConfig>,
+    host: String,
+}
+
+impl NodePlan {
+    /// Connects to the control plane, and plans the shards.
+    pub(crate) fn of(config: &NodeConfig) -> Result<Self, Error> {
         if !config.ssds.is_empty() && config.node.is_none() {
             return Err(NodeConfigError::SsdWithoutNode.into());
         }
@@ -215,19 +240,112 @@ impl Node {
             None => NodeId(random_u64()?.max(1)),
         };
         let begun = incarnation::begin(&link, node)?;
-        let born_ns = begun.number;
-        let tickets = NodeTickets::ask(&link, node.0, born_ns)?;
+        let tickets = NodeTickets::ask(&link, node.0, begun.number)?;
         check_listen(config.listen, &tickets)?;
-        let (incarnation, tls) = (Incarnation(born_ns), link.keychain(config.data_tls)?);
-        let (shards, notes, devices) = start_shards(config, &cluster, node, begun, &tickets, tls.as_ref())?;
-        let shards = Arc::new(shards);
-        let member = member_of(config, node, incarnation, &shards)?;
-        let (stop, trouble) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None)));
-        let mut membership = Membership {
+        let tls = link.keychain(config.data_tls)?;
+        let machine = discover_machine()?;
+        let layout = plan(&machine, &PlanRequest { shards: config.shards, affinity: scheduler_affinity(&machine) });
+        let shards = layout.shards.len();
+        let pool_bytes = config.pool_bytes / shards as u64 / 4096 * 4096;
+        check_layout(config, &layout, pool_bytes)?;
+        let directory = directory_of(config)?;
+        let rdma = config.rdma.devices()?;
+        let device_pools = device_pools::of_shards(config, shards)?;
+        let store = |pool: &Option<DevicePoolConfig>| store_limits::of_shard(config, pool_bytes, *pool, shards);
+        let stores = device_pools.iter().map(store).collect::<Result<_, _>>()?;
+        let host = cpu::boot_id()?;
+        Ok(Self {
             link,
+            cluster,
+            node,
+            begun,
+            tickets,
+            tls,
+            layout,
+            pool_bytes,
+            directory,
+            rdma,
+            device_pools,
+            stores,
+            host,
+        })
+    }
+
+    /// Returns what the node has in common with a process that it may succeed.
+    pub(crate) fn shape(&self, config: &NodeConfig) -> NodeShape {
+        NodeShape {
+            cluster: self.cluster.clone(),
+            node: self.node,
+            shards: self.layout.shards.len() as u16,
+            pool_bytes: self.pool_bytes,
+            max_objects: self.stores.first().map_or(0, |store| store.max_objects),
+            listen: config.listen,
+            port: config.port,
+            directory: config.keep_memory.clone(),
+            ssds: config.ssds.iter().map(|ssd| ssd.path.clone()).collect(),
+            device_pools: config.device_pools.len(),
+        }
+    }
+
+    const fn incarnation(&self) -> Incarnation {
+        Incarnation(self.begun.number)
+    }
+
+    fn identity(&self, shard: usize) -> Identity {
+        Identity {
+            cluster: self.cluster.clone(),
+            node: self.node,
+            incarnation: self.incarnation(),
+            shard: ShardId(shard as u16),
+            segment_name: format!("{:?}", self.node),
+        }
+    }
+
+    fn pool(&self, config: &NodeConfig, shard: usize) -> RegionOptions {
+        RegionOptions {
+            shared: true,
+            huge: config.huge,
+            numa_node: self.layout.shards[shard].numa_node,
+            prefault: true,
+            ..RegionOptions::new(format!("kvplane-pool-{shard}"), self.pool_bytes as usize)
+        }
+    }
+
+    /// Maps the memory of a shard of the running process.
+    pub(crate) fn map_memory(
+        &self,
+        config: &NodeConfig,
+        shard: usize,
+        files: KeptFiles,
+    ) -> Result<MappedMemory, HandoverError> {
+        let unit_bytes = unit_bytes(Some(&self.stores[shard]), !config.ssds.is_empty());
+        let (identity, shards) = (self.identity(shard), self.layout.shards.len() as u16);
+        Ok(MappedMemory::map(files, &identity, shards, unit_bytes, &self.pool(config, shard))?)
+    }
+
+    /// Starts the shards, with what another process handed over or anew; joins the cluster, and returns when the node
+    /// is in the map.
+    pub(crate) fn start(self, config: &NodeConfig, handover: Option<&Handover>) -> Result<Node, Error> {
+        let shape = self.shape(config);
+        let count = self.layout.shards.len();
+        let kept = match handover {
+            Some(handover) => KeptDirectory::handed(&handover.claim, count),
+            None => KeptDirectory::claim(config.keep_memory.as_deref(), count)?,
+        };
+        let (shards, notes, devices) = self.start_shards(config, &kept, handover)?;
+        let shards = Arc::new(shards);
+        let incarnation = self.incarnation();
+        let member = member_of(config, self.node, incarnation, self.host, &shards);
+        let (stop, trouble) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(None)));
+        let is_succeeded = Arc::new(AtomicBool::new(false));
+        let (node, tickets) = (self.node, self.tickets);
+        let mut membership = Membership {
+            link: self.link,
             member,
             shards: Arc::clone(&shards),
             stop: Arc::clone(&stop),
+            succeeds: handover.is_some(),
+            is_succeeded: Arc::clone(&is_succeeded),
             trouble: Arc::clone(&trouble),
             followed: FollowedMap::default(),
             capacity_bytes: config.pool_bytes,
@@ -235,7 +353,7 @@ impl Node {
             figures: ShardReports::default(),
             kept_since: Epoch(0),
             unanswered: 0,
-            incarnation: Arc::new(Mutex::new(born_ns)),
+            incarnation: Arc::new(Mutex::new(incarnation.0)),
             tickets,
         };
         membership.join()?;
@@ -250,10 +368,124 @@ impl Node {
         };
         let (link, incarnation) = (membership.link.clone(), Arc::clone(&membership.incarnation));
         let thread = std::thread::Builder::new().name("kvplane-member".to_owned()).spawn(move || membership.live())?;
-        let mut node = Self { shards, node, link, incarnation, stop, threads: vec![thread], trouble, notes };
+        let (threads, claim) = (Mutex::new(vec![thread]), kept.directory());
+        let node = Node { shards, node, link, incarnation, stop, is_succeeded, threads, trouble, notes, shape, claim };
         let thread = std::thread::Builder::new().name("kvplane-follow".to_owned()).spawn(move || executor.live())?;
-        node.threads.push(thread);
+        node.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
         Ok(node)
+    }
+
+    fn start_shards(
+        &self,
+        config: &NodeConfig,
+        kept: &KeptDirectory,
+        handover: Option<&Handover>,
+    ) -> Result<NodeShards, Error> {
+        let count = self.layout.shards.len();
+        let ssds = Ssds::open(config, count, &self.cluster, self.node)?;
+        let open = |shared: &SharedTierConfig| shared.open(&self.cluster, count, self.begun.last);
+        let shared = config.shared.as_ref().map(open).transpose()?;
+        let mut configs = Vec::with_capacity(count);
+        for shard in 0..count {
+            configs.push(self.shard(config, shard, kept, &ssds, shared.as_ref(), handover)?);
+        }
+        // All at once: each reads the image of its memory first.
+        let started: Vec<_> = std::thread::scope(|scope| {
+            let starts: Vec<_> = configs.into_iter().map(|config| scope.spawn(|| Shard::start(config))).collect();
+            starts.into_iter().map(|start| start.join()).collect()
+        });
+        let mut shards = Vec::with_capacity(count);
+        for shard in started {
+            // A panic was reported when it happened.
+            shards.push(shard.unwrap_or(Err(ShardError::Start(ShardStartError::Ended)))?);
+        }
+        let mut notes = notes_of(&self.layout, &shards, self.pool_bytes);
+        notes.extend(ssds.notes());
+        notes.extend(config.shared.as_ref().map(|shared| format!("shared tier {}", shared.place)));
+        kept.remove_unused()?;
+        notes.extend(kept.note());
+        let parts = self.device_pools.iter().enumerate().filter_map(|(shard, part)| Some((shard, (*part)?)));
+        notes.extend(parts.map(|(shard, part)| format!("shard {shard}: {} MiB on {}", part.bytes >> 20, part.device)));
+        let rdma = config.rdma.usable();
+        notes.push(rdma.map_or_else(|why| format!("no RDMA: {why}"), |names| format!("RDMA by {names}")));
+        Ok((shards, notes, ssds.devices(count)))
+    }
+
+    /// Returns the settings of a shard.
+    fn shard(
+        &self,
+        config: &NodeConfig,
+        shard: usize,
+        kept: &KeptDirectory,
+        ssds: &Ssds,
+        shared: Option<&SharedSetup>,
+        handover: Option<&Handover>,
+    ) -> Result<ShardConfig, Error> {
+        let (seat, count) = (&self.layout.shards[shard], self.layout.shards.len());
+        let pacing = if self.layout.must_park_at_once() { Pacing::Park } else { Pacing::default() };
+        let port = if config.port == 0 { 0 } else { config.port + shard as u16 };
+        let (cluster, node) = (&self.cluster, self.node);
+        Ok(ShardConfig {
+            identity: self.identity(shard),
+            core: seat.core,
+            pacing: config.pacing.unwrap_or(pacing),
+            listen: Listen {
+                mooncake: None,
+                tcp: SocketAddr::new(config.listen, port),
+                shm: Some(self.directory.path().join(format!("{cluster}.{node}.{}.shm", ShardId(shard as u16)))),
+                handed: handover.and_then(|handover| handover.listeners.get(shard)).cloned(),
+            },
+            pool: Some(self.pool(config, shard)),
+            store: Some(self.stores[shard].clone()),
+            first_version: Version(self.begun.number),
+            host: HostConfig {
+                rdma: self.rdma.as_ref().map(|all| dealt(all, seat)),
+                tier: ssds.tier_of(shard, count)?,
+                shared: shared.cloned(),
+                device_pool: self.device_pools[shard],
+                kept: kept.of_shard(handover.and_then(|handover| handover.mapped.get(shard)).cloned())?,
+                memory_scrub_bytes_per_s: config.memory_scrub_bytes_per_s / count as u64,
+                slow_after_ns: config.slow_after_ns,
+                tickets: self.tickets.challenges()?,
+                tls: self.tls.clone(),
+                unacknowledged: Duration::from_nanos(Limits::UNACKNOWLEDGED_NS),
+                fetch: Some(FetchConfig {
+                    client: random_u64()?,
+                    cluster: cluster.clone(),
+                    host: self.host.clone(),
+                    limits: FetchLimits {
+                        bytes_per_s: config.fetch_bytes_per_s / count as u64,
+                        hot_bytes_per_s: config.hot_bytes_per_s,
+                        ..FetchLimits::default()
+                    },
+                }),
+                ..HostConfig::default()
+            },
+        })
+    }
+}
+
+impl Node {
+    /// Starts the shards, joins the cluster, and returns when the node is in the map.
+    ///
+    /// # Errors
+    /// When a port is taken, memory cannot be allocated, or the control plane refuses the node.
+    pub fn start(config: &NodeConfig) -> Result<Self, Error> {
+        NodePlan::of(config)?.start(config, None)
+    }
+
+    /// Ends the threads that speak to the control plane, without leaving the cluster.
+    fn end_membership(&self) {
+        self.is_succeeded.store(true, Ordering::Relaxed);
+        self.end_threads();
+    }
+
+    fn end_threads(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner)) {
+            // A panic of the thread was reported when it happened; the shards stop either way.
+            let _ = thread.join();
+        }
     }
 
     /// Returns the id of the node.
@@ -282,11 +514,14 @@ impl Node {
         self.shards.iter().map(|shard| Ok(shard.snapshot()?)).collect()
     }
 
-    /// Fails when a shard has ended: the node cannot go on.
+    /// Fails when a shard has ended, or the node has stopped for a successor: it cannot go on.
     ///
     /// # Errors
-    /// The error of the shard that ended.
+    /// The error of the shard that ended, or [`HandoverError::Stopped`].
     pub fn check(&self) -> Result<(), Error> {
+        if self.is_succeeded.load(Ordering::Relaxed) {
+            return Err(HandoverError::Stopped.into());
+        }
         match self.shards.iter().find_map(ShardHandle::ended) {
             Some(error) => Err(Error::Shard(error)),
             None => Ok(()),
@@ -302,11 +537,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        for thread in self.threads.drain(..) {
-            // A panic of the thread was reported when it happened; the shards stop either way.
-            let _ = thread.join();
-        }
+        self.end_threads();
     }
 }
 
@@ -333,92 +564,6 @@ fn check_listen(listen: IpAddr, tickets: &NodeTickets) -> Result<(), NodeConfigE
         return Err(NodeConfigError::UnspecifiedListen { listen });
     }
     Ok(())
-}
-
-fn start_shards(
-    config: &NodeConfig,
-    cluster: &str,
-    node: NodeId,
-    begun: BegunIncarnation,
-    tickets: &NodeTickets,
-    tls: Option<&Arc<Keychain>>,
-) -> Result<NodeShards, Error> {
-    let incarnation = Incarnation(begun.number);
-    let machine = discover_machine()?;
-    let layout = plan(&machine, &PlanRequest { shards: config.shards, affinity: scheduler_affinity(&machine) });
-    let pool_bytes = config.pool_bytes / layout.shards.len() as u64 / 4096 * 4096;
-    check_layout(config, &layout, pool_bytes)?;
-    let pacing = config.pacing.unwrap_or(if layout.must_park_at_once() { Pacing::Park } else { Pacing::default() });
-    let directory = directory_of(config)?;
-    let (rdma, count) = (config.rdma.devices()?, layout.shards.len());
-    let device_pools = device_pools::of_shards(config, count)?;
-    let ssds = Ssds::open(config, count, cluster, node)?;
-    let shared = config.shared.as_ref().map(|shared| shared.open(cluster, count, begun.last)).transpose()?;
-    let kept = KeptDirectory::claim(config.keep_memory.as_deref(), count)?;
-    let host = cpu::boot_id()?;
-    let mut shards = Vec::new();
-    for seat in &layout.shards {
-        let shard = ShardId(seat.shard as u16);
-        let port = if config.port == 0 { 0 } else { config.port + shard.0 };
-        let pool = RegionOptions {
-            shared: true,
-            huge: config.huge,
-            numa_node: seat.numa_node,
-            prefault: true,
-            ..RegionOptions::new(format!("kvplane-pool-{}", shard.0), pool_bytes as usize)
-        };
-        shards.push(Shard::start(ShardConfig {
-            identity: Identity {
-                cluster: cluster.to_owned(),
-                node,
-                incarnation,
-                shard,
-                segment_name: format!("{node:?}"),
-            },
-            core: seat.core,
-            pacing,
-            listen: Listen {
-                mooncake: None,
-                tcp: SocketAddr::new(config.listen, port),
-                shm: Some(directory.path().join(format!("{cluster}.{node}.{shard}.shm"))),
-            },
-            pool: Some(pool),
-            store: Some(store_limits::of_shard(config, pool_bytes, device_pools[seat.shard], count)?),
-            first_version: Version(incarnation.0),
-            host: HostConfig {
-                rdma: rdma.as_ref().map(|all| dealt(all, seat)),
-                tier: ssds.tier_of(seat.shard, count)?,
-                shared: shared.clone(),
-                device_pool: device_pools[seat.shard],
-                kept: kept.of_shard()?,
-                memory_scrub_bytes_per_s: config.memory_scrub_bytes_per_s / count as u64,
-                slow_after_ns: config.slow_after_ns,
-                tickets: tickets.challenges()?,
-                tls: tls.cloned(),
-                unacknowledged: Duration::from_nanos(Limits::UNACKNOWLEDGED_NS),
-                fetch: Some(FetchConfig {
-                    client: random_u64()?,
-                    cluster: cluster.to_owned(),
-                    host: host.clone(),
-                    limits: FetchLimits {
-                        bytes_per_s: config.fetch_bytes_per_s / count as u64,
-                        hot_bytes_per_s: config.hot_bytes_per_s,
-                        ..FetchLimits::default()
-                    },
-                }),
-                ..HostConfig::default()
-            },
-        })?);
-    }
-    let mut notes = notes_of(&layout, &shards, pool_bytes);
-    notes.extend(ssds.notes());
-    notes.extend(config.shared.as_ref().map(|shared| format!("shared tier {}", shared.place)));
-    kept.remove_unused()?;
-    notes.extend(kept.note());
-    let parts = device_pools.iter().enumerate().filter_map(|(shard, part)| Some((shard, (*part)?)));
-    notes.extend(parts.map(|(shard, part)| format!("shard {shard}: {} MiB on {}", part.bytes >> 20, part.device)));
-    notes.push(config.rdma.usable().map_or_else(|why| format!("no RDMA: {why}"), |names| format!("RDMA by {names}")));
-    Ok((shards, notes, ssds.devices(count)))
 }
 
 /// Checks that every shard gets enough memory, and a port.
@@ -456,11 +601,11 @@ fn member_of(
     config: &NodeConfig,
     node: NodeId,
     incarnation: Incarnation,
+    host: String,
     shards: &[ShardHandle],
-) -> Result<Member, Error> {
-    let host = cpu::boot_id()?;
+) -> Member {
     let by_memory = (config.pool_bytes >> 26).clamp(1, 1 << 20) as u32;
-    Ok(Member {
+    Member {
         node,
         incarnation,
         weight: config.weight.unwrap_or(by_memory),
@@ -470,5 +615,5 @@ fn member_of(
             .iter()
             .map(|shard| ShardAddress { tcp: shard.address(), shm: shard.shm().map(|path| path.display().to_string()) })
             .collect(),
-    })
+    }
 }

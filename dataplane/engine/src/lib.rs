@@ -25,16 +25,16 @@ mod staging;
 pub use buffers::{Buffer, DeviceBuffer, FIRST_BUFFER, Slice};
 pub use host::{
     ClientHost, DevicePoolConfig, DeviceSnapshot, FetchConfig, Handshake, HandshakeError, HostConfig, HostFiles,
-    KeptMemoryConfig, NearDevices, PART_LEAST_BYTES, PeerMemoryCounters, PlaceName, PoolReadCounters, RdmaDevices,
-    ServedSegments, ShardHost, SharedSetup, StockAnswer, StockEngines, TierDevice, TierNotice, TierOpenError,
-    TierSetup, node_of_region,
+    KeptFiles, KeptMemoryConfig, MappedMemory, MappedMemoryError, NearDevices, PART_LEAST_BYTES, PeerMemoryCounters,
+    PlaceName, PoolReadCounters, RdmaDevices, ServedSegments, ShardHost, SharedSetup, StockAnswer, StockEngines,
+    TierDevice, TierNotice, TierOpenError, TierSetup, image_bytes_most, node_of_region,
 };
 pub use initiator::{Initiator, PiecesError};
 pub use machine::{discover_machine, scheduler_affinity};
 pub use pacing::Pacing;
 pub use shard::{
-    KeptMemoryError, Listen, ObjectPlaces, PlacedName, Shard, ShardConfig, ShardEnd, ShardError, ShardHandle,
-    ShardSnapshot, ShardStartError, StockKeys,
+    HandedShard, KeptMemoryError, Listen, ObjectPlaces, PlacedName, Shard, ShardConfig, ShardEnd, ShardError,
+    ShardHandle, ShardListeners, ShardSnapshot, ShardStartError, StockKeys, unit_bytes,
 };
 
 pub use staging::{MemoryRange, StagingCounters};
@@ -44,6 +44,7 @@ pub use kvplane_shared::port::{Store as SharedStore, StorePort};
 pub use kvplane_shared::{SharedConfig, SharedStats, UploadPolicy};
 pub use kvplane_store::events::EventPage;
 pub use kvplane_store::eviction::Eviction;
+pub use kvplane_store::image::FORMAT as IMAGE_FORMAT;
 pub use kvplane_store::service::{
     Admission, CopyCounters, Discard, FetchLimits, KeptReport, MoveCounters, OperationTimes, PutAck, RepairCounters,
     ReplicaProgress, SLOW_AFTER_NS, SLOW_KEPT, ServiceTimes, SlowOperation, SnapshotPage, TenantOperation, TenantTimes,

@@ -25,11 +25,13 @@ use kvplane_sys::{Doorbell, spsc};
 pub use config::{Listen, ShardConfig};
 pub use error::{ShardEnd, ShardError, ShardStartError};
 pub use follow::{ObjectPlaces, PlacedName};
-pub use handle::ShardHandle;
+pub use handle::{HandedShard, ShardHandle};
 pub use kept::KeptMemoryError;
 use limits::MAILBOX_ENTRIES;
+pub use listeners::ShardListeners;
 pub use snapshot::ShardSnapshot;
 pub use stock::StockKeys;
+pub use tables::unit_bytes;
 
 /// Starter of shards.
 pub struct Shard;

@@ -119,6 +119,7 @@ impl TransferEngine {
                 tcp: SocketAddr::new(config.listen.ip(), config.data_port),
                 shm: None,
                 mooncake: config.stock_peers.then(|| SocketAddr::new(config.listen.ip(), config.stock_data_port)),
+                handed: None,
             },
             pool: None,
             store: None,

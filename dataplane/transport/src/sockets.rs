@@ -15,7 +15,10 @@ const AGE: Duration = Duration::from_secs(10);
 /// Names that are visited in one sweep, which bounds the time of a start, whatever else is in the directory.
 const NAMES: usize = 4096;
 
-/// Removes the sockets in this directory, by names that end in `.shm`, whose processes are gone. Failures leave a
+/// Endings of the names of sockets.
+const ENDINGS: [&str; 2] = ["shm", "handover"];
+
+/// Removes the sockets in this directory, by the endings of their names, whose processes are gone. Failures leave a
 /// socket behind.
 pub fn sweep(directory: &Path) {
     sweep_older(directory, AGE);
@@ -24,7 +27,8 @@ pub fn sweep(directory: &Path) {
 fn sweep_older(directory: &Path, age: Duration) {
     let Ok(entries) = fs::read_dir(directory) else { return };
     let sockets = entries.take(NAMES).flatten().map(|entry| entry.path());
-    let sockets: Vec<PathBuf> = sockets.filter(|path| path.extension().is_some_and(|ending| ending == "shm")).collect();
+    let is_ours = |path: &PathBuf| path.extension().is_some_and(|ending| ENDINGS.iter().any(|ours| ending == *ours));
+    let sockets: Vec<PathBuf> = sockets.filter(is_ours).collect();
     let bound = if sockets.is_empty() { HashSet::new() } else { bound() };
     for path in sockets {
         // These are alive for certain, and are not connected to.
@@ -64,12 +68,12 @@ mod tests {
         fs::create_dir_all(&directory).unwrap();
         let path = |name: &str| directory.join(name);
         let living = UnixListener::bind(path("living.shm")).unwrap();
-        for name in ["dead.shm", "foreign.sock"] {
+        for name in ["dead.shm", "dead.handover", "foreign.sock"] {
             drop(UnixListener::bind(path(name)).unwrap());
         }
         fs::write(path("file.shm"), "no socket").unwrap();
         std::os::unix::fs::symlink(path("foreign.sock"), path("link.shm")).unwrap();
-        let all = ["dead.shm", "file.shm", "foreign.sock", "link.shm", "living.shm"];
+        let all = ["dead.handover", "dead.shm", "file.shm", "foreign.sock", "link.shm", "living.shm"];
         let names = || {
             let mut names: Vec<String> =
                 fs::read_dir(&directory).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
@@ -79,7 +83,7 @@ mod tests {
         sweep(&directory);
         assert_eq!(names(), all, "all are young");
         sweep_older(&directory, Duration::ZERO);
-        assert_eq!(names(), all[1..]);
+        assert_eq!(names(), all[2..]);
         // The sweep has not connected to living sockets.
         living.set_nonblocking(true).unwrap();
         assert_eq!(living.accept().unwrap_err().kind(), std::io::ErrorKind::WouldBlock);

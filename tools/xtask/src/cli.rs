@@ -1,8 +1,8 @@
 //! Command line of `cargo x`, parsed by hand: a command, then its arguments.
 //!
-//! `demo`, `test`, `seeds`, `nightly`, `mutations`, `kills`, `cluster`, `silence`, `networks`, `fuzz`, `bench`,
-//! `peers`, `stores`, `interop`, `python` and `rig` pass their arguments on untouched, and the callee checks them. For
-//! the other commands an unknown word is an error with the usage text and exit status 2.
+//! `demo`, `test`, `seeds`, `nightly`, `mutations`, `kills`, `cluster`, `silence`, `networks`, `upgrades`,
+//! `fuzz`, `bench`, `peers`, `stores`, `interop`, `python` and `rig` pass their arguments on untouched, and the callee
+//! checks them. For the other commands an unknown word is an error with the usage text and exit status 2.
 
 use std::fmt;
 
@@ -56,6 +56,10 @@ usage: cargo x COMMAND [...]
                        of a process group: the sum that it interrupts
   networks [ROUNDS]    five nodes on an emulated network that delays, loses, reorders, duplicates and damages packets,
                        collapses, resets connections or leaves them half open, ROUNDS times each (5), under load
+  upgrades [COUNT] [--kills COUNT] [--objects COUNT] [--revision REVISION]
+                       a node upgraded COUNT times in a row (50) under load, with --objects idle objects (10,000)
+                       besides: bytes, losses, pauses; then --kills upgrades (50) with kill -9 of either process at
+                       any moment; --revision: every other upgrade is to the program of that revision, and back
   fuzz [SECONDS]       broken frames for every port of real processes, for SECONDS (3600)
   bench [--rig] [...]  build release and run the benchmarks; arguments are passed to `kvplane-bench`; with --rig
                        in a virtual machine with RDMA devices, as `perftest` needs it; `conductor-index TRACE [ROUNDS]`
@@ -115,6 +119,8 @@ pub enum Task {
     Silence(Vec<String>),
     /// Impair an emulated network.
     Networks(Vec<String>),
+    /// Upgrade a node under load, with these arguments.
+    Upgrades(Vec<String>),
     /// Send broken frames to real processes.
     Fuzz(Vec<String>),
     /// Check the source tree, or rewrite its code map.
@@ -191,11 +197,12 @@ pub fn parse(arguments: &[String]) -> Result<Task, UsageError> {
         "cluster" if !asks_help => Ok(Task::Cluster(rest.to_vec())),
         "silence" if !asks_help => Ok(Task::Silence(rest.to_vec())),
         "networks" if !asks_help => Ok(Task::Networks(rest.to_vec())),
+        "upgrades" if !asks_help => Ok(Task::Upgrades(rest.to_vec())),
         "fuzz" if !asks_help => Ok(Task::Fuzz(rest.to_vec())),
         "rig" => Ok(Task::Rig(rest.to_vec())),
         "seeds" | "nightly" | "deny" | "loom" | "miri" | "mutations" | "kills" | "cluster" | "silence" | "networks"
-        | "fuzz" | "setup" | "tidy" | "ci" | "quick" | "peers" | "stores" | "interop" | "wheel" | "python"
-        | "reference" | "figures" | "lines"
+        | "upgrades" | "fuzz" | "setup" | "tidy" | "ci" | "quick" | "peers" | "stores" | "interop" | "wheel"
+        | "python" | "reference" | "figures" | "lines"
             if asks_help =>
         {
             Ok(Task::Help)
@@ -256,6 +263,8 @@ mod tests {
         assert_eq!(parsed("peers --quick"), Ok(Task::Peers(vec!["--quick".to_string()])));
         assert_eq!(parsed("stores --rounds 2"), Ok(Task::Stores(vec!["--rounds".to_string(), "2".to_string()])));
         assert_eq!(parsed("kills 5000"), Ok(Task::Kills(vec!["5000".to_string()])));
+        let passed_on = vec!["5".to_string(), "--kills".to_string(), "0".to_string()];
+        assert_eq!(parsed("upgrades 5 --kills 0"), Ok(Task::Upgrades(passed_on)));
         assert_eq!(parsed("fuzz 60"), Ok(Task::Fuzz(vec!["60".to_string()])));
         assert_eq!(parsed("seeds --help"), Ok(Task::Help));
         assert_eq!(parsed("nightly 5000"), Ok(Task::Nightly(vec!["5000".to_string()])));

@@ -53,6 +53,7 @@ fn dispatch(task: Task) -> Result<(), Failure> {
         Task::Cluster(arguments) => seeds::cluster(&workspace, &arguments),
         Task::Silence(arguments) => seeds::silence(&workspace, &arguments),
         Task::Networks(arguments) => seeds::networks(&workspace, &arguments),
+        Task::Upgrades(arguments) => seeds::upgrades(&workspace, &arguments),
         Task::Fuzz(arguments) => seeds::fuzz(&workspace, &arguments),
         Task::Tidy { write_map: false } => tidy::run(&workspace),
         Task::Tidy { write_map: true } => tidy::write_map(&workspace),

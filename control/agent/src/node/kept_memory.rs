@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use kvplane_engine::KeptMemoryConfig;
+use kvplane_engine::{KeptMemoryConfig, MappedMemory};
 use kvplane_sys::MemoryDirectory;
 use kvplane_sys::random::random_u64;
 
@@ -23,11 +23,21 @@ impl KeptDirectory {
         Ok(Self { directory: directory.map(Arc::new), shards: shards as u16 })
     }
 
-    /// Returns the settings of a shard's memory.
-    pub(super) fn of_shard(&self) -> Result<Option<KeptMemoryConfig>, Error> {
+    /// Uses the claim that another process handed over, for a node with this many shards.
+    pub(super) fn handed(claim: &Arc<MemoryDirectory>, shards: usize) -> Self {
+        Self { directory: Some(Arc::clone(claim)), shards: shards as u16 }
+    }
+
+    /// Returns the claim, if memory is kept.
+    pub(super) fn directory(&self) -> Option<Arc<MemoryDirectory>> {
+        self.directory.clone()
+    }
+
+    /// Returns the settings of a shard's memory, which may be mapped already.
+    pub(super) fn of_shard(&self, mapped: Option<Arc<MappedMemory>>) -> Result<Option<KeptMemoryConfig>, Error> {
         let Some(directory) = &self.directory else { return Ok(None) };
         let fresh_uuid = u128::from(random_u64()?) << 64 | u128::from(random_u64()?);
-        Ok(Some(KeptMemoryConfig { directory: Arc::clone(directory), shards: self.shards, fresh_uuid }))
+        Ok(Some(KeptMemoryConfig { directory: Arc::clone(directory), shards: self.shards, fresh_uuid, mapped }))
     }
 
     /// Gives the memory of shards back that the node does not have any more. To be called once its other shards have

@@ -28,6 +28,8 @@ use crate::tickets::NodeTickets;
 
 /// Longest wait of a start for the node's slots while other migrations are in flight: less than two heartbeats.
 const SHARE_PATIENCE: Duration = Duration::from_millis(1500);
+/// Longest wait of a successor for its map before its first heartbeat.
+const OWN_MAP: Duration = Duration::from_millis(200);
 /// Longest wait of a node that leaves for the control plane's acknowledgement.
 const GOODBYE: Duration = Duration::from_secs(1);
 /// Longest wait for a control plane that waits for members of a lost state before it admits others: its heartbeat
@@ -44,6 +46,10 @@ pub(super) struct Membership {
     pub(super) member: Member,
     pub(super) shards: Arc<Vec<ShardHandle>>,
     pub(super) stop: Arc<AtomicBool>,
+    /// True if this incarnation takes over from a running one.
+    pub(super) succeeds: bool,
+    /// True if the next incarnation joins at once, in place of this one.
+    pub(super) is_succeeded: Arc<AtomicBool>,
     pub(super) trouble: Arc<Mutex<Option<String>>>,
     pub(super) followed: FollowedMap,
     pub(super) capacity_bytes: u64,
@@ -66,7 +72,23 @@ impl Membership {
         tracing::info!(node = self.member.node.0, incarnation = self.member.incarnation.0, "joined");
         self.followed.set_settled(None);
         self.tell_settled(Epoch(0))?;
+        if self.succeeds {
+            self.follow_own_map();
+        }
         self.heartbeat()
+    }
+
+    /// Waits for the map in which this incarnation has replaced the former one, and follows it: its clients wait, and
+    /// the reports to the control plane can.
+    fn follow_own_map(&mut self) {
+        let begun = std::time::Instant::now();
+        while begun.elapsed() < OWN_MAP {
+            let member = self.link.map().and_then(|map| map.member(self.member.node).map(|member| member.incarnation));
+            if member == Some(self.member.incarnation) {
+                return self.follow_map();
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// Returns the request with which this node joins.
@@ -258,6 +280,9 @@ impl Membership {
                 None if before.is_some() => tracing::info!(node = self.member.node.0, "the control plane answers"),
                 _ => {}
             }
+        }
+        if self.is_succeeded.load(Ordering::Relaxed) {
+            return;
         }
         let (node, incarnation) = (self.member.node.0, Some(self.member.incarnation.0));
         // Without an acknowledgement, other nodes rely on failure detection.

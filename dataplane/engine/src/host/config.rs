@@ -14,6 +14,7 @@ use kvplane_transport::{Fault, FaultPlan, UnauthenticatedLimits, ZeroCopyOptions
 use super::client_side::foreign::StockEngines;
 use super::device_pool::DevicePoolConfig;
 use super::fetch::FetchConfig;
+use super::mapped::MappedMemory;
 use super::reactor::connections::Connections;
 use super::reactor::devices::RdmaDevices;
 use super::shared::SharedSetup;
@@ -28,6 +29,8 @@ pub struct KeptMemoryConfig {
     pub shards: u16,
     /// Identity of the memory, if it is new.
     pub fresh_uuid: u128,
+    /// The shard's memory, if this process mapped it while the former one still served it.
+    pub mapped: Option<Arc<MappedMemory>>,
 }
 
 /// Settings of a host.

@@ -11,6 +11,7 @@
 //! * [`client_side`]: a client, and its resources in a host.
 //! * [`tier`], [`shared`], [`device_pool`], [`fetch`]: the SSD tier, the shared tier and the device pool of a shard's
 //!   store, and the client of a shard.
+//! * [`mapped`]: the files of kept memory, and memory of a running process that is mapped before it is taken over.
 //! * [`reports`]: counters, and notices for the thread that drives the host.
 //!
 //! One `poll` is a round: readiness, frames, outputs, timers, sends. Nothing in it blocks. `park` waits for the next
@@ -24,6 +25,7 @@ mod client_side;
 mod config;
 mod device_pool;
 mod fetch;
+mod mapped;
 mod reactor;
 mod reports;
 mod segments;
@@ -41,6 +43,7 @@ pub(crate) use client_side::pool_reads::{PoolRead, PoolSource};
 pub use config::{HostConfig, KeptMemoryConfig};
 pub use device_pool::{DevicePool, DevicePoolConfig};
 pub use fetch::FetchConfig;
+pub use mapped::{KeptFiles, MappedMemory, MappedMemoryError, image_bytes_most};
 pub use reactor::devices::RdmaDevices;
 pub use reactor::near::{NearDevices, PlaceName, node_of_region};
 pub use reports::{HostCounters, PeerMemoryCounters, PoolReadCounters};

@@ -2,12 +2,14 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use kvplane_proto::Version;
 use kvplane_store::StoreConfig;
 use kvplane_store::service::Identity;
 use kvplane_sys::RegionOptions;
 
+use super::listeners::ShardListeners;
 use crate::host::HostConfig;
 use crate::pacing::Pacing;
 
@@ -20,6 +22,8 @@ pub struct Listen {
     pub shm: Option<PathBuf>,
     /// Data port for stock Mooncake engines, which do not authenticate; port 0 picks one.
     pub mooncake: Option<SocketAddr>,
+    /// Listeners at `tcp` and `shm` that a former process handed over; without them, the shard listens anew.
+    pub handed: Option<Arc<ShardListeners>>,
 }
 
 /// Settings of a shard.

@@ -19,7 +19,7 @@ use kvplane_ticket::{Credential, TicketKey};
 use super::command::{Command, SegmentMemory};
 use super::error::{ShardEnd, ShardError, ShardStartError};
 use super::limits::ANSWER_DEADLINE;
-use super::listeners::{listen_unix, when_free};
+use super::listeners::{ShardListeners, listen_unix, when_free};
 use super::snapshot::{self, ShardSnapshot};
 use super::thread::StartFacts;
 use crate::host::ShardHost;
@@ -27,11 +27,20 @@ use crate::host::ShardHost;
 /// Time between two attempts to send to a full mailbox.
 const MAILBOX_RETRY: Duration = Duration::from_micros(100);
 
+/// Parts of a shard that has ended for another process.
+#[derive(Debug)]
+pub struct HandedShard {
+    /// Its listeners for peers.
+    pub listeners: ShardListeners,
+    /// Number of objects in the image of its memory; `None` if it left no image.
+    pub objects: Option<u64>,
+}
+
 /// Running shard. Dropping the handle ends its thread.
 pub struct ShardHandle {
     mailbox: Mutex<Option<Producer<Command>>>,
     doorbell: Doorbell,
-    thread: Mutex<Option<JoinHandle<io::Result<()>>>>,
+    thread: Mutex<Option<JoinHandle<io::Result<Option<u64>>>>>,
     facts: StartFacts,
     shm: Mutex<Option<PathBuf>>,
 }
@@ -40,7 +49,7 @@ impl ShardHandle {
     pub(super) fn new(
         mailbox: Producer<Command>,
         doorbell: Doorbell,
-        thread: JoinHandle<io::Result<()>>,
+        thread: JoinHandle<io::Result<Option<u64>>>,
         facts: StartFacts,
         shm: Option<PathBuf>,
     ) -> Self {
@@ -242,12 +251,33 @@ impl ShardHandle {
     }
 
     fn end(&self) -> ShardEnd {
+        self.image().map_or_else(|end| end, |_| ShardEnd::Stopped)
+    }
+
+    /// Waits for the thread. Returns the number of objects in the image that it left, if any, or how it failed.
+    fn image(&self) -> Result<Option<u64>, ShardEnd> {
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         match thread.map(JoinHandle::join) {
-            Some(Ok(Err(error))) => ShardEnd::Failed(error),
-            Some(Err(_)) => ShardEnd::Panicked,
-            Some(Ok(Ok(()))) | None => ShardEnd::Stopped,
+            Some(Ok(Err(error))) => Err(ShardEnd::Failed(error)),
+            Some(Err(_)) => Err(ShardEnd::Panicked),
+            Some(Ok(Ok(objects))) => Ok(objects),
+            None => Ok(None),
         }
+    }
+
+    /// Ends the thread, for a process that takes its memory and its listeners over, and waits for it. The listeners
+    /// stay open, and the socket for peers on this host stays in its place. Does nothing, and returns `None`, if its
+    /// memory ends with the process.
+    ///
+    /// # Errors
+    /// When the process has too many descriptors; then nothing changes.
+    pub fn hand_over(&self) -> io::Result<Option<HandedShard>> {
+        let Some(lasting) = &self.facts.lasting else { return Ok(None) };
+        let listeners = lasting.listeners.try_clone()?;
+        *self.shm.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.mailbox.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.doorbell.ring();
+        Ok(Some(HandedShard { listeners, objects: self.image().unwrap_or(None) }))
     }
 
     /// Ends the thread and waits for it.

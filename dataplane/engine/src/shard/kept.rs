@@ -17,7 +17,7 @@ use kvplane_store::image::{HEADER_BYTES, ImageHeader, ImagePhase, MemoryIdentity
 use kvplane_store::service::{Discard, FormerImage, Identity, PoolBytes};
 use kvplane_sys::{HugePages, MemoryDirectory, MemoryFile, MemoryFileError, Region, RegionError, RegionOptions};
 
-use crate::host::{KeptMemoryConfig, ShardHost, end_accesses};
+use crate::host::{KeptFiles, KeptMemoryConfig, MappedMemory, ShardHost, end_accesses};
 
 /// Longest wait at the end for accesses of the pool: by peers on this host, and by the SSD.
 const ACCESSES_END: Duration = Duration::from_secs(1);
@@ -85,8 +85,9 @@ impl PoolBytes for KeptPool {
 /// Files of a shard's kept memory.
 #[derive(Debug)]
 pub(super) struct KeptMemory {
-    pool: MemoryFile,
-    image: MemoryFile,
+    files: KeptFiles,
+    /// Pool that is mapped already.
+    mapped: Option<Arc<MappedMemory>>,
     identity: MemoryIdentity,
     /// Header of the former process's image, until its objects are served or dropped.
     pending: Option<ImageHeader>,
@@ -111,9 +112,11 @@ impl KeptMemory {
         pool_bytes: u64,
         unit_bytes: u64,
     ) -> Result<(Self, ImageOutcome), KeptMemoryError> {
-        let (directory, shard) = (Arc::clone(&config.directory), of.shard.0);
-        let image = directory.open(&format!("shard-{shard}.image"))?;
-        let pool = directory.open(&format!("shard-{shard}.pool"))?;
+        let (directory, mapped) = (Arc::clone(&config.directory), config.mapped.clone());
+        let files = match &mapped {
+            Some(mapped) => mapped.files().clone(),
+            None => KeptFiles::open(&directory, of.shard.0)?,
+        };
         let mut identity = MemoryIdentity {
             uuid: config.fresh_uuid,
             cluster: of.cluster.clone(),
@@ -123,16 +126,16 @@ impl KeptMemory {
             pool_bytes,
             unit_bytes,
         };
-        let header = read_header(&image)?;
+        let header = read_header(files.image())?;
         if let Ok(Some(ImageHeader { identity: MemoryIdentity { uuid, cluster, node, .. }, .. })) = &header {
             if (cluster, *node) != (&of.cluster, of.node) {
-                let path = image.path().to_owned();
+                let path = files.image().path().to_owned();
                 return Err(KeptMemoryError::Foreign { path, cluster: cluster.clone(), node: *node });
             }
             identity.uuid = *uuid;
         }
         let mut kept =
-            Self { pool, image, identity, pending: None, is_discarded: false, region: None, _directory: directory };
+            Self { files, mapped, identity, pending: None, is_discarded: false, region: None, _directory: directory };
         let found = match &header {
             Ok(Some(header)) => kept.read_image(header)?.map(Some),
             Ok(None) => Ok(None),
@@ -155,17 +158,20 @@ impl KeptMemory {
         if header.identity != self.identity {
             return Ok(Err(Discard::Layout));
         }
-        let file_bytes = self.image.bytes()?;
+        let file_bytes = self.files.image().bytes()?;
         let length = header.contents_bytes().filter(|bytes| bytes.saturating_add(HEADER_BYTES as u64) <= file_bytes);
         let mut bytes = vec![0; length.unwrap_or(0) as usize];
-        self.image.read_at(HEADER_BYTES as u64, &mut bytes)?;
+        self.files.image().read_at(HEADER_BYTES as u64, &mut bytes)?;
         let contents = header.decode_contents(&bytes).map_err(Discard::Image);
         Ok(contents.map(|contents| FormerImage { origin: header.origin, contents }))
     }
 
     /// Maps the pool, whose contents stay as they are.
     pub(super) fn map_pool(&mut self, options: &RegionOptions) -> Result<Arc<Region>, RegionError> {
-        let region = Region::map_memory_file(&self.pool, options)?;
+        let region = match &self.mapped {
+            Some(mapped) => Arc::clone(mapped.region()),
+            None => Region::map_memory_file(self.files.pool(), options)?,
+        };
         self.region = Some(Arc::new(KeptPool(Arc::clone(&region))));
         Ok(region)
     }
@@ -214,16 +220,17 @@ impl KeptMemory {
         Ok(())
     }
 
-    /// Writes the image of a shard that has ended, for the next process.
-    pub(super) fn close(&mut self, host: &mut ShardHost, name: &str) {
+    /// Writes the image of a shard that has ended, for the next process. Returns the number of its objects; `None` if
+    /// there is no image.
+    pub(super) fn close(&mut self, host: &mut ShardHost, name: &str) -> Option<u64> {
         let lends = !end_accesses(host, ACCESSES_END);
         if lends {
             tracing::warn!("{name}: a process on this host, or the SSD, did not let go of memory within a second");
         }
-        let Some(pool) = &self.region else { return };
+        let pool = self.region.as_ref()?;
         // A start that failed: the next one is to say why memory is empty.
         if self.is_discarded && host.service().inspect().served_epoch() == Epoch(0) {
-            return;
+            return None;
         }
         let opening = host.service().inspect().ssd_opening();
         let written = match host.service().control().image_memory(&**pool, lends) {
@@ -231,8 +238,14 @@ impl KeptMemory {
             None => self.keep_pending(opening),
         };
         match written {
-            Ok(objects) => tracing::info!("{name}: the image of {objects} objects in memory is written"),
-            Err(error) => tracing::error!("{name}: memory is lost, its image could not be written: {error}"),
+            Ok(objects) => {
+                tracing::info!("{name}: the image of {objects} objects in memory is written");
+                Some(objects)
+            }
+            Err(error) => {
+                tracing::error!("{name}: memory is lost, its image could not be written: {error}");
+                None
+            }
         }
     }
 
@@ -250,7 +263,7 @@ impl KeptMemory {
     fn write(&self, image: &FormerImage) -> Result<(), RegionError> {
         let FormerImage { origin, contents } = image;
         let bytes = HEADER_BYTES as u64 + contents.encoded_bytes();
-        self.image.set_bytes(bytes).map_err(RegionError::File)?;
+        self.files.image().set_bytes(bytes).map_err(RegionError::File)?;
         let region = self.map_image()?;
         region.copy_in(PHASE_AT, &(ImagePhase::Writing as u32).to_le_bytes());
         let mut at = HEADER_BYTES;
@@ -273,14 +286,14 @@ impl KeptMemory {
 
     /// Records that the memory is in use, and gives the memory of the former image back.
     fn mark_in_use(&mut self) -> Result<(), MemoryFileError> {
-        if self.image.bytes()? < HEADER_BYTES as u64 {
-            self.image.set_bytes(HEADER_BYTES as u64)?;
+        if self.files.image().bytes()? < HEADER_BYTES as u64 {
+            self.files.image().set_bytes(HEADER_BYTES as u64)?;
         }
         let region = self.map_image().map_err(|error| match error {
             RegionError::File(error) => error,
             other => MemoryFileError::Io {
                 action: "map",
-                path: self.image.path().to_owned(),
+                path: self.files.image().path().to_owned(),
                 source: io::Error::other(other.to_string()),
             },
         })?;
@@ -288,14 +301,14 @@ impl KeptMemory {
         region.copy_in(0, &ImageHeader::in_use(self.identity.clone()).encode());
         drop(region);
         self.pending = None;
-        self.image.set_bytes(HEADER_BYTES as u64)
+        self.files.image().set_bytes(HEADER_BYTES as u64)
     }
 
     /// Maps the file of the image, at its present length.
     fn map_image(&self) -> Result<Arc<Region>, RegionError> {
-        let bytes = self.image.bytes().map_err(RegionError::File)? as usize;
+        let bytes = self.files.image().bytes().map_err(RegionError::File)? as usize;
         let options = RegionOptions { huge: HugePages::Never, ..RegionOptions::new("kvplane-image", bytes) };
-        Region::map_memory_file(&self.image, &options)
+        Region::map_memory_file(self.files.image(), &options)
     }
 }
 

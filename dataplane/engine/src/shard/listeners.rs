@@ -1,9 +1,42 @@
 //! Listeners of a shard, at addresses where a dead process may have left its own behind.
 
 use std::io;
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Duration;
+
+use kvplane_sys::net;
+
+/// Connections that a data port holds until they are accepted.
+const BACKLOG: u32 = 1024;
+
+/// Listeners of a shard for its peers. Peers connect as long as any process has them, and wait until one accepts.
+#[derive(Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub struct ShardListeners {
+    pub tcp: TcpListener,
+    /// Listener for peers on this host.
+    pub shm: Option<UnixListener>,
+}
+
+impl ShardListeners {
+    /// Listens at this address, and at this path for peers on this host.
+    pub(super) fn bind(tcp: SocketAddr, shm: Option<&Path>) -> io::Result<Self> {
+        let tcp = when_free(|| net::tcp_listener(tcp, BACKLOG))?;
+        let shm = shm.map(|path| when_free(|| listen_unix(path))).transpose()?;
+        Ok(Self { tcp, shm })
+    }
+
+    /// Returns further descriptors of the same listeners.
+    ///
+    /// # Errors
+    /// When the process has too many descriptors.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        let shm = self.shm.as_ref().map(UnixListener::try_clone).transpose()?;
+        Ok(Self { tcp: self.tcp.try_clone()?, shm })
+    }
+}
 
 /// Number of attempts to listen on a port or path that is in use, and the wait between them. The kernel frees the rings
 /// of a killed process only after its end, and they hold its listeners until then: an immediate restart must not fail.

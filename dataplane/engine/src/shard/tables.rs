@@ -10,7 +10,8 @@ use kvplane_sys::advice::prefer_huge_pages;
 const SSD_UNIT_BYTES: u64 = 4096;
 
 /// Returns the unit of space of a store with these limits, with or without an SSD tier.
-pub(super) fn unit_bytes(limits: Option<&StoreConfig>, above_ssd: bool) -> u64 {
+#[must_use]
+pub fn unit_bytes(limits: Option<&StoreConfig>, above_ssd: bool) -> u64 {
     if above_ssd { SSD_UNIT_BYTES } else { limits.map_or(GRANULE_BYTES, |limits| limits.unit_bytes) }
 }
 

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use super::config::ShardConfig;
 use super::error::ShardStartError;
 use super::kept::KeptMemory;
 use super::leaving::{QuietWaiter, answer_waiters};
-use super::listeners::{listen_unix, when_free};
+use super::listeners::{ShardListeners, when_free};
 use super::tables;
 use crate::host::{DevicePool, ShardHost, TierDevice};
 use crate::pacing::Pacer;
@@ -23,32 +24,42 @@ use crate::pacing::Pacer;
 const TIER_OPEN: Duration = Duration::from_secs(60);
 const TIER_CLOSE: Duration = Duration::from_secs(10);
 
+/// Parts of a shard that stay when its thread has ended, for a process that takes over.
+pub(super) struct Lasting {
+    pub(super) listeners: ShardListeners,
+    /// Its pool, which the end of the thread does not unmap: that takes long where there are many pages.
+    _pool: Arc<Region>,
+}
+
 /// Results of a shard's start.
 pub(super) struct StartFacts {
     /// Address on which it listens.
     pub(super) address: SocketAddr,
     /// Address on which it listens for stock Mooncake engines.
     pub(super) mooncake: Option<SocketAddr>,
+    /// Parts that another process may take over, if its memory outlives this one.
+    pub(super) lasting: Option<Lasting>,
     /// Kind of pages of its pool.
     pub(super) page_kind: Option<PageKind>,
     /// Uuid of the device of its tier; without a tier, of its memory if that outlives the process.
     pub(super) device: Option<u128>,
 }
 
-/// Sets a shard up, reports the result, and runs it to its end.
+/// Sets a shard up, reports the result, and runs it to its end. Returns the number of objects in the image of its
+/// memory, if it left one.
 pub(super) fn run(
     config: ShardConfig,
     mut mailbox: Consumer<Command>,
     doorbell: Doorbell,
     started: &SyncSender<Result<StartFacts, ShardStartError>>,
-) -> io::Result<()> {
+) -> io::Result<Option<u64>> {
     let mut pacer = Pacer::new(config.pacing, cpu::preemptions);
     let name = format!("shard {}", config.identity.shard.0);
     let (mut host, mut kept, ready) = match set_up(config, doorbell) {
         Ok(made) => made,
         Err(why) => {
             let _ = started.send(Err(why));
-            return Ok(());
+            return Ok(None);
         }
     };
     let _ = started.send(Ok(ready));
@@ -69,10 +80,7 @@ pub(super) fn run(
             if !host.close_tier(TIER_CLOSE) {
                 tracing::error!("{name}: not everything was written to the SSD within {} s", TIER_CLOSE.as_secs());
             }
-            if let Some(kept) = &mut kept {
-                kept.close(&mut host, &name);
-            }
-            return Ok(());
+            return Ok(kept.as_mut().and_then(|kept| kept.close(&mut host, &name)));
         }
         progress |= host.poll()?;
         if progress {
@@ -113,9 +121,11 @@ fn set_up(
         // A refusal (for example after a change of the cpuset) costs speed, not correctness.
         let _ = cpu::pin_current_thread(core);
     }
-    let tcp = when_free(|| net::tcp_listener(config.listen.tcp, 1024))?;
-    let address = tcp.local_addr()?;
-    let shm = config.listen.shm.as_deref().map(|path| when_free(|| listen_unix(path))).transpose()?;
+    let listeners = match &config.listen.handed {
+        Some(handed) => handed.try_clone()?,
+        None => ShardListeners::bind(config.listen.tcp, config.listen.shm.as_deref())?,
+    };
+    let address = listeners.tcp.local_addr()?;
     let above_ssd = config.host.tier.is_some();
     let (mut kept, mut found) = (None, Ok(None));
     let pool = match (config.pool, &config.host.kept) {
@@ -149,7 +159,11 @@ fn set_up(
         host.service().control().keep_memory(found, kept.sums());
     }
     host.open_tier(TIER_OPEN)?;
-    host.listen(tcp, shm)?;
+    let lasting = match pool.filter(|_| kept.is_some()) {
+        Some(pool) => Some(Lasting { listeners: listeners.try_clone()?, _pool: pool }),
+        None => None,
+    };
+    host.listen(listeners.tcp, listeners.shm)?;
     let stock = config.listen.mooncake.map(|address| when_free(|| net::tcp_listener(address, 1024))).transpose()?;
     let mooncake = match stock {
         Some(listener) => {
@@ -163,5 +177,5 @@ fn set_up(
     // An SSD that stays counts although memory is lost with its host: its identity alone is the node's then.
     let of_memory = kept.as_ref().filter(|_| !above_ssd).map(KeptMemory::uuid);
     let device = host.tier().and_then(|tier| tier.device()).or(of_memory);
-    Ok((host, kept, StartFacts { address, mooncake, page_kind, device }))
+    Ok((host, kept, StartFacts { address, mooncake, lasting, page_kind, device }))
 }

@@ -26,7 +26,7 @@ const BYTES: u64 = 16 << 20;
 
 fn shard(listen: SocketAddr) -> ShardHandle {
     Shard::start(ShardConfig {
-        listen: Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: None, mooncake: Some(listen) },
+        listen: Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: None, mooncake: Some(listen), handed: None },
         ..support::config()
     })
     .expect("a shard on loopback")

@@ -61,7 +61,12 @@ fn a_stock_engine_uses_our_memory() {
     // Both versions of the protocol, and pooled connections.
     for extra in [None, Some(("MC_TCP_PROTO", "1")), Some(("MC_TCP_ENABLE_CONNECTION_POOL", "1"))] {
         let shard = Shard::start(ShardConfig {
-            listen: Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: None, mooncake: Some(([127, 0, 0, 1], 0).into()) },
+            listen: Listen {
+                tcp: ([127, 0, 0, 1], 0).into(),
+                shm: None,
+                mooncake: Some(([127, 0, 0, 1], 0).into()),
+                handed: None,
+            },
             ..support::config()
         })
         .expect("a shard on loopback");

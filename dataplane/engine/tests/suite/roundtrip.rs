@@ -76,7 +76,12 @@ fn bed(name: &str, way: Way, pool_bytes: usize) -> Bed {
     let directory = Directory(path.clone());
     let shard = Shard::start(ShardConfig {
         pacing: Pacing::default(),
-        listen: Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: Some(path.join("shard.sock")), mooncake: None },
+        listen: Listen {
+            tcp: ([127, 0, 0, 1], 0).into(),
+            shm: Some(path.join("shard.sock")),
+            mooncake: None,
+            handed: None,
+        },
         pool: Some(plain("pool", pool_bytes)),
         host,
         ..support::config()
@@ -397,7 +402,7 @@ fn a_port_in_use_is_named() {
         identity,
         core: None,
         pacing: Pacing::Park,
-        listen: Listen { tcp: bed.shard.address(), shm: None, mooncake: None },
+        listen: Listen { tcp: bed.shard.address(), shm: None, mooncake: None, handed: None },
         pool: None,
         store: None,
         first_version: Version(1),

@@ -38,8 +38,12 @@ impl Owner {
     fn new(name: &str) -> Self {
         let directory = std::env::temp_dir().join(format!("kvplane-same-host-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&directory).expect("a directory for the test's sockets");
-        let listen =
-            Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: Some(directory.join("shard.sock")), mooncake: None };
+        let listen = Listen {
+            tcp: ([127, 0, 0, 1], 0).into(),
+            shm: Some(directory.join("shard.sock")),
+            mooncake: None,
+            handed: None,
+        };
         let shard = Shard::start(ShardConfig { pacing: Pacing::default(), listen, ..support::config() })
             .expect("a shard on loopback");
         Self { shard, directory }

@@ -8,7 +8,7 @@ use std::fmt;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -37,6 +37,10 @@ pub enum MemoryFileError {
     NotMemory { path: PathBuf },
     /// Another process has claimed the directory.
     InUse { path: PathBuf },
+    /// The descriptor that another process passed is not that of the directory's lock.
+    OtherLock { path: PathBuf },
+    /// The descriptor that another process passed is not that of a file in memory of this user.
+    NotHanded { path: PathBuf },
     /// A file has another owner, or other users may access it.
     NotPrivate { path: PathBuf },
     /// The file system has too little room.
@@ -64,6 +68,18 @@ impl fmt::Display for MemoryFileError {
                 "another process uses the memory in {}: end that process, or name another directory",
                 path.display()
             ),
+            Self::OtherLock { path } => write!(
+                f,
+                "the process that handed over has another directory than {}: its lock is another file",
+                path.display()
+            ),
+            Self::NotHanded { path } => {
+                write!(
+                    f,
+                    "the descriptor that was handed over for {} is not of a private file in memory",
+                    path.display()
+                )
+            }
             Self::NotPrivate { path } => {
                 write!(f, "{} belongs to another user, or others may access it: remove it", path.display())
             }
@@ -84,6 +100,7 @@ impl std::error::Error for MemoryFileError {
             Self::Directory(error) => Some(error),
             Self::NoRoom { source, .. } | Self::Io { source, .. } => Some(source),
             Self::NotMemory { .. } | Self::InUse { .. } | Self::NotPrivate { .. } => None,
+            Self::OtherLock { .. } | Self::NotHanded { .. } => None,
         }
     }
 }
@@ -98,7 +115,7 @@ fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Memory
 pub struct MemoryDirectory {
     path: PathBuf,
     /// Descriptor that holds the lock.
-    _lock: File,
+    lock: File,
 }
 
 impl MemoryDirectory {
@@ -114,10 +131,47 @@ impl MemoryDirectory {
         }
         let lock = open(&path.join(LOCK))?;
         match lock.try_lock() {
-            Ok(()) => Ok(Self { path: path.to_owned(), _lock: lock }),
+            Ok(()) => Ok(Self { path: path.to_owned(), lock }),
             Err(TryLockError::WouldBlock) => Err(MemoryFileError::InUse { path: path.to_owned() }),
             Err(TryLockError::Error(error)) => Err(failed("lock", path)(error)),
         }
+    }
+
+    /// Shares the claim of another process, which has passed its descriptor of the lock ([`Self::lock`]): the claim
+    /// lasts until both have ended, so no third process can claim the directory in between.
+    ///
+    /// # Errors
+    /// When the descriptor is that of another file, or holds no lock while a third process does.
+    pub fn adopt(path: &Path, lock: OwnedFd) -> Result<Self, MemoryFileError> {
+        private_directory(path).map_err(MemoryFileError::Directory)?;
+        let lock = File::from(lock);
+        let passed = lock.metadata().map_err(failed("look at", path))?;
+        let named = open(&path.join(LOCK))?.metadata().map_err(failed("look at", path))?;
+        if (passed.dev(), passed.ino()) != (named.dev(), named.ino()) {
+            return Err(MemoryFileError::OtherLock { path: path.to_owned() });
+        }
+        // Locks belong to the open file, which both processes have: this succeeds if the other one holds it.
+        match lock.try_lock() {
+            Ok(()) => Ok(Self { path: path.to_owned(), lock }),
+            Err(TryLockError::WouldBlock) => Err(MemoryFileError::InUse { path: path.to_owned() }),
+            Err(TryLockError::Error(error)) => Err(failed("lock", path)(error)),
+        }
+    }
+
+    /// Returns the descriptor that holds the lock.
+    #[must_use]
+    pub fn lock(&self) -> BorrowedFd<'_> {
+        self.lock.as_fd()
+    }
+
+    /// Returns the bytes that the file system has left; `None` if it has no limit of its own.
+    ///
+    /// # Errors
+    /// When the kernel does not tell.
+    pub fn free_bytes(&self) -> Result<Option<u64>, MemoryFileError> {
+        let status = stat_of(self.lock.as_fd()).map_err(failed("look at", &self.path))?;
+        let block_bytes = u64::try_from(status.f_bsize).unwrap_or(0);
+        Ok((status.f_blocks > 0).then(|| status.f_bavail.saturating_mul(block_bytes)))
     }
 
     /// Returns the path of the directory.
@@ -161,6 +215,20 @@ pub struct MemoryFile {
 }
 
 impl MemoryFile {
+    /// Adopts the descriptor of a file that another process of this user has opened. The path names it in errors.
+    ///
+    /// # Errors
+    /// When it is not a private file in memory, of this user.
+    pub fn adopt(fd: OwnedFd, path: PathBuf) -> Result<Self, MemoryFileError> {
+        let file = File::from(fd);
+        let found = file.metadata().map_err(failed("look at", &path))?;
+        if !is_private_file(&found) || !is_memory(file.as_fd()) {
+            return Err(MemoryFileError::NotHanded { path });
+        }
+        let page_bytes = page_bytes(file.as_fd()).map_err(failed("look at", &path))?;
+        Ok(Self { file, path, page_bytes })
+    }
+
     /// Returns the path of the file.
     #[must_use]
     pub fn path(&self) -> &Path {
@@ -237,10 +305,15 @@ fn open(path: &Path) -> Result<File, MemoryFileError> {
     options.read(true).write(true).create(true).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
     let file = options.open(path).map_err(failed("open", path))?;
     let found = file.metadata().map_err(failed("look at", path))?;
-    if !found.is_file() || found.uid() != crate::cpu::effective_uid() || found.mode() & 0o077 != 0 {
+    if !is_private_file(&found) {
         return Err(MemoryFileError::NotPrivate { path: path.to_owned() });
     }
     Ok(file)
+}
+
+/// Returns true for a file that belongs to this user, and that no other one may access.
+fn is_private_file(found: &fs::Metadata) -> bool {
+    found.is_file() && found.uid() == crate::cpu::effective_uid() && found.mode() & 0o077 == 0
 }
 
 fn stat_of(fd: BorrowedFd<'_>) -> io::Result<libc::statfs> {
@@ -297,6 +370,43 @@ mod tests {
         drop(claimed);
         MemoryDirectory::claim(&place.0).expect("it is free again");
         assert!(matches!(MemoryDirectory::claim(Path::new("/proc/self")), Err(MemoryFileError::Directory(_))));
+    }
+
+    #[test]
+    fn a_claim_is_shared_by_its_descriptor() {
+        let place = Place::new("adopt");
+        let first = MemoryDirectory::claim(&place.0).expect("a directory");
+        assert!(first.free_bytes().expect("a file system").is_none_or(|bytes| bytes > 0));
+        let passed = || first.lock().try_clone_to_owned().expect("a descriptor");
+        let second = MemoryDirectory::adopt(&place.0, passed()).expect("shared");
+        let third = passed();
+        drop(first);
+        assert!(matches!(MemoryDirectory::claim(&place.0), Err(MemoryFileError::InUse { .. })));
+        drop(second);
+        assert!(matches!(MemoryDirectory::claim(&place.0), Err(MemoryFileError::InUse { .. })), "one is left");
+        drop(third);
+        let again = MemoryDirectory::claim(&place.0).expect("it is free again");
+        // A descriptor of another file, and one that does not hold the lock.
+        let other = again.open("pool").expect("a file").fd().try_clone_to_owned().expect("a descriptor");
+        assert!(matches!(MemoryDirectory::adopt(&place.0, other), Err(MemoryFileError::OtherLock { .. })));
+        let unlocked = OwnedFd::from(File::open(place.0.join(LOCK)).expect("a file"));
+        assert!(matches!(MemoryDirectory::adopt(&place.0, unlocked), Err(MemoryFileError::InUse { .. })));
+    }
+
+    #[test]
+    fn a_file_is_adopted_by_its_descriptor_if_it_is_private_memory() {
+        let place = Place::new("adopt-file");
+        let directory = MemoryDirectory::claim(&place.0).expect("a directory");
+        let file = directory.open("pool").expect("a file");
+        file.set_bytes(8192).expect("a length");
+        let passed = || file.fd().try_clone_to_owned().expect("a descriptor");
+        let adopted = MemoryFile::adopt(passed(), file.path().to_owned()).expect("a file");
+        assert_eq!(adopted.bytes().expect("a length"), 8192);
+        let path = place.0.join("pool");
+        fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o644)).expect("open to others");
+        assert!(matches!(MemoryFile::adopt(passed(), path.clone()), Err(MemoryFileError::NotHanded { .. })));
+        let null = OwnedFd::from(File::open("/dev/null").expect("a device"));
+        assert!(matches!(MemoryFile::adopt(null, path), Err(MemoryFileError::NotHanded { .. })));
     }
 
     #[test]

@@ -17,15 +17,17 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use kvplane::handover::{self, UpgradeReport};
 use kvplane::rpc::Role;
 use kvplane::rpc::message::{
     Drain, GetIncarnation, Leave, ListSegments, MemberStatus, RotateTickets, Segment, SegmentOwner, Status, Undrain,
 };
-use kvplane::{Client, ClientConfig, Control, ControlLink, DataTls, ObjectPriority, Put, PutOptions};
+use kvplane::{Client, ClientConfig, Control, ControlLink, DataTls, NodeId, ObjectPriority, Put, PutOptions};
 use serde_json::{Value, json};
 
 use crate::command::Failure;
 use crate::command::node::AckChoice;
+use crate::command::process::upgrades;
 use crate::command::roles;
 use crate::command::size;
 use crate::command::which::Which;
@@ -122,6 +124,24 @@ enum Action {
         #[arg(long, value_name = "SECONDS", default_value_t = 0)]
         wait: u64,
     },
+    /// Upgrade a node of this host that keeps its memory (`kvplane node --keep-memory`), without losing an object: its
+    /// process starts its program again, which may be a new version, and hands memory and ports over to it. Run it on
+    /// the node's host, as its user. Fails, and leaves the node as it is, where that is not possible.
+    Upgrade {
+        /// Number of the node.
+        node: u64,
+        /// Program to start instead of the one that the process was started as.
+        #[arg(long, value_name = "PATH")]
+        program: Option<PathBuf>,
+        /// Time to wait for the upgrade, in seconds.
+        #[arg(
+            long,
+            value_name = "SECONDS",
+            default_value_t = 600,
+            value_parser = clap::value_parser!(u64).range(1..=86_400)
+        )]
+        wait: u64,
+    },
     /// List tasks in flight: drains with the objects that they have left, and copy tasks, also those that ended lately.
     Tasks(tasks::Tasks),
     /// Replicate objects to a second node, as if they had been put with two replicas, and wait for it.
@@ -192,6 +212,7 @@ impl Action {
             Self::Tickets(_) => "tickets",
             Self::Remove { .. } => "remove",
             Self::Drain { .. } => "drain",
+            Self::Upgrade { .. } => "upgrade",
             Self::Tasks(_) => "tasks",
             Self::Copy(_) => "copy",
             Self::Put { .. } => "put",
@@ -296,6 +317,14 @@ impl Ctl {
                 Ok(())
             }
             Action::Drain { node, wait, .. } => self.drain(*node, *wait),
+            Action::Upgrade { node, program, wait } => {
+                let (directory, within) = (self.runtime_directory.as_deref(), Duration::from_secs(*wait));
+                let node = NodeId(*node);
+                let report = handover::upgrade(&self.cluster, directory, node, program.as_deref(), within)?;
+                let (UpgradeReport { from, to, pid, .. }, said) = (&report, upgrades::describe(&report));
+                println!("node {node} is upgraded from {from} to {to}, process {pid}: {said}");
+                Ok(())
+            }
             Action::Tasks(tasks) => tasks.run(&self.link()?),
             Action::Copy(copy) => copy.run(&mut self.client()?),
             Action::Put { key, file, keep } => self.put(key, file, &keep.options()),

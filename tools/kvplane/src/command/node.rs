@@ -9,15 +9,18 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
+use kvplane::handover::{Handover, HandoverSocket, Succession};
 use kvplane::{
     DataTls, DevicePool, Eviction, HugePages, IoChoice, MetricsServer, NodeConfig, NodeId, PutAck, RdmaConfig, RdmaUse,
     SsdConfig, TierPolicy, WritePolicy,
 };
+use tokio::sync::mpsc;
 
 use crate::command::Failure;
 use crate::command::process::log::{Level, Log};
-use crate::command::process::metrics;
 use crate::command::process::stop::Stop;
+use crate::command::process::upgrades::Upgrades;
+use crate::command::process::{metrics, service_manager, upgrades};
 use crate::command::size;
 use crate::command::tebench::{PacingChoice, values};
 use crate::command::which::Which;
@@ -27,6 +30,9 @@ use shared::SharedArguments;
 const AGAIN: Duration = Duration::from_millis(500);
 /// Margin added to the retry time that a refusing control plane names.
 const REFUSED_LONGER: Duration = Duration::from_secs(2);
+
+/// Time for which a process that has the memory of a node tries to join, if no control plane answers.
+const RESUME: Duration = Duration::from_secs(60);
 
 /// Longest time that an object stays unwritten under write-back, in nanoseconds.
 const WRITE_BACK_NS: u64 = 10_000_000_000;
@@ -69,6 +75,11 @@ pub(crate) struct Node {
     /// once.
     #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=86_400))]
     wait_control: u64,
+    /// Take the memory, the ports and the identity of the running process of this node over, which then ends: `kvplane
+    /// ctl upgrade` starts the new process so. Needs --keep-memory in both, and the same settings of memory, ports and
+    /// SSDs.
+    #[arg(long, requires_all = ["keep_memory", "node_id"])]
+    take_over: bool,
     #[command(flatten)]
     shape: Shape,
 }
@@ -390,7 +401,14 @@ impl Shape {
         wait: Duration,
         stop: &mut Stop,
     ) -> Result<Option<RunningNode>, Failure> {
-        let config = NodeConfig {
+        let config = self.config(cluster, control)?;
+        let node = start_when_there(wait, stop, || kvplane::Node::start(&config))?;
+        node.map(|node| self.serve(node)).transpose()
+    }
+
+    /// Returns the settings of the node.
+    fn config(&self, cluster: &str, control: kvplane::Control) -> Result<NodeConfig, Failure> {
+        Ok(NodeConfig {
             control,
             node: self.member.node_id.map(NodeId),
             listen: self.member.listen,
@@ -426,8 +444,12 @@ impl Shape {
             fetch_bytes_per_s: self.migration_rate,
             hot_bytes_per_s: self.replicate_hot,
             ..NodeConfig::local(cluster, self.pool)
-        };
-        let Some(node) = start_when_there(&config, wait, stop)?.map(Arc::new) else { return Ok(None) };
+        })
+    }
+
+    /// Announces a node that has started, and serves its metrics.
+    fn serve(&self, node: kvplane::Node) -> Result<RunningNode, Failure> {
+        let node = Arc::new(node);
         announce!("node {} with {} for objects", node.id(), size::show(self.pool));
         node.notes().iter().for_each(|note| announce!("  {note}"));
         let shown = Arc::downgrade(&node);
@@ -435,28 +457,28 @@ impl Shape {
         if let Some(server) = &server {
             announce!("{}", metrics::say(server, "counters of the shards"));
         }
-        Ok(Some(RunningNode { _metrics: server, node }))
+        Ok(RunningNode { metrics: server, node })
     }
 }
 
 /// A running node and the server of its metrics, which is dropped first.
 pub(crate) struct RunningNode {
-    _metrics: Option<MetricsServer>,
+    metrics: Option<MetricsServer>,
     pub(crate) node: Arc<kvplane::Node>,
 }
 
-/// Starts a node. Retries for up to `wait` while no control plane is up, or while the control plane refuses the node
-/// for now: it refuses a restarted node, which has other ports, as long as it takes the former incarnation for alive.
-/// Returns `None` if a signal stops the process meanwhile.
+/// Starts a node by `start`. Retries for up to `wait` while no control plane is up, or while the control plane refuses
+/// the node for now: it refuses a restarted node, which has other ports, as long as it takes the former incarnation for
+/// alive. Returns `None` if a signal stops the process meanwhile.
 fn start_when_there(
-    config: &NodeConfig,
     wait: Duration,
     stop: &mut Stop,
+    mut start: impl FnMut() -> Result<kvplane::Node, kvplane::Error>,
 ) -> Result<Option<kvplane::Node>, kvplane::Error> {
     let until = Instant::now() + wait;
     let (mut told, mut refused_until) = (false, None);
     loop {
-        let error = match kvplane::Node::start(config) {
+        let error = match start() {
             Ok(node) => return Ok(Some(node)),
             Err(error) => error,
         };
@@ -486,11 +508,74 @@ impl Node {
     pub(crate) fn run(self) -> Result<(), Failure> {
         self.log.begin(Level::Info)?;
         let control = self.which.control(&self.cluster, self.shape.runtime_directory.clone());
+        let config = self.shape.config(&self.cluster, control)?;
         let mut stop = Stop::listen()?;
         let wait = Duration::from_secs(self.wait_control);
-        let Some(serving) = self.shape.start(&self.cluster, control, wait, &mut stop)? else { return Ok(()) };
-        stop.wait(|| Ok(serving.node.check()?))?;
-        self.shape.give_away(&serving.node);
-        Ok(())
+        let started = match self.take_over {
+            true => self.succeed(&config, &mut stop)?,
+            false => start_when_there(wait, &mut stop, || kvplane::Node::start(&config))?,
+        };
+        let Some(node) = started else { return Ok(()) };
+        let mut serving = self.shape.serve(node)?;
+        service_manager::announce_ready();
+        loop {
+            let (socket, mut requests) = match HandoverSocket::listen(&config, &serving.node) {
+                Ok((socket, requests)) => (Some(socket), requests),
+                Err(error) => {
+                    eprintln!("kvplane: this node cannot be upgraded without a restart: {error}");
+                    (None, mpsc::channel(1).1)
+                }
+            };
+            let mut upgrades = Upgrades::default();
+            let asked = upgrades.wait(&mut requests, &mut stop, || Ok(serving.node.check()?))?;
+            drop(socket);
+            let Some(link) = asked else {
+                upgrades.refuse("the node was stopped");
+                self.shape.give_away(&serving.node);
+                return Ok(());
+            };
+            let handover = match Handover::of(&serving.node, MOVES_PATIENCE, MOVES_MOST) {
+                Ok(handover) => handover,
+                Err(error) => {
+                    upgrades.refuse(&error.to_string());
+                    link.refuse(&error.to_string());
+                    serving.node.check()?;
+                    eprintln!("kvplane: no handover, this process goes on: {error}");
+                    continue;
+                }
+            };
+            // The successor serves metrics at the same port. The memory stays mapped until the end: unmapping it takes
+            // long where there are many pages.
+            let RunningNode { metrics, node: former } = serving;
+            drop(metrics);
+            match link.give(&handover) {
+                Ok(()) => return upgrades.finish(&link),
+                Err(error) => {
+                    let why = format!("the new process did not take over: {error}");
+                    eprintln!("kvplane: {why}; this process serves again");
+                    upgrades.refuse(&why);
+                    drop(link);
+                    let resumed = start_when_there(RESUME, &mut stop, || handover.resume(&config))?;
+                    let Some(node) = resumed else { return Ok(()) };
+                    serving = self.shape.serve(node)?;
+                    drop(former);
+                }
+            }
+        }
+    }
+
+    /// Takes over from the running process of the node.
+    fn succeed(&self, config: &NodeConfig, stop: &mut Stop) -> Result<Option<kvplane::Node>, Failure> {
+        let mut succession = Succession::begin(config)?;
+        announce!("ready to take over: memory is mapped");
+        let handover = succession.take(config)?;
+        let Some(node) = start_when_there(RESUME, stop, || succession.start(config, &handover))? else {
+            return Ok(None);
+        };
+        // Before the former process ends, which is its unit's main process until then.
+        service_manager::announce_ready();
+        let report = succession.report(&node, &handover)?;
+        announce!("took over: {}", upgrades::describe(&report));
+        Ok(Some(node))
     }
 }

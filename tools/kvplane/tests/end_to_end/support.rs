@@ -360,6 +360,13 @@ impl Process {
         status.unwrap_or_else(|| panic!("{} did not stop: {:?}", self.label, self.said()))
     }
 
+    /// Returns its status, once it has ended; a process that it started may still have its output.
+    #[track_caller]
+    pub(crate) fn exited(&mut self) -> ExitStatus {
+        let status = wait_until(|| self.child.try_wait().unwrap());
+        status.unwrap_or_else(|| panic!("{} did not end: {:?}", self.label, self.said()))
+    }
+
     #[track_caller]
     pub(crate) fn assert_alive(&mut self) {
         let ended = self.child.try_wait().unwrap();
@@ -384,7 +391,7 @@ fn follow(source: impl Read + Send + 'static, lines: Arc<Mutex<Vec<String>>>) ->
 }
 
 /// Sends a signal by its short name. The shell's built-in `kill` is always available.
-fn signal(pid: u32, name: &str) {
+pub(crate) fn signal(pid: u32, name: &str) {
     let status = Command::new("sh").args(["-c", &format!("kill -{name} {pid}")]).status().unwrap();
     assert!(status.success(), "kill -{name} {pid}: {status}");
 }

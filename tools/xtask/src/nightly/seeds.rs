@@ -2,6 +2,8 @@
 //! fuzz`: run seeds of the simulation, kills, silences and bad networks of real nodes, and broken frames, in the
 //! requested number.
 
+use std::path::PathBuf;
+use std::process::Command;
 use std::time::Instant;
 
 use crate::process::{self, Failure};
@@ -208,6 +210,64 @@ pub fn networks(workspace: &Workspace, arguments: &[String]) -> Result<(), Failu
     process::run(workspace.cargo(&words).env("KVPLANE_NETWORK_ROUNDS", count))
 }
 
+/// Upgrades a node under load, the given number of times in a row, and then with `--kills` kills in the middle. With
+/// `--revision`, every other upgrade is to the program of that revision of the sources, and back.
+pub fn upgrades(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
+    let counts = UpgradeCounts::of(arguments)?;
+    let words = ["test", "--release", "-p", "kvplane-tools", "--test", "end_to_end", "--", "--nocapture"];
+    let under_load = [&words[..], &["upgrades_under_load"]].concat();
+    let mut command = workspace.cargo(&under_load);
+    command.env("KVPLANE_UPGRADES", counts.upgrades).env("KVPLANE_UPGRADE_OBJECTS", counts.objects);
+    if let Some(revision) = &counts.revision {
+        command.env("KVPLANE_OTHER_PROGRAM", program_of(workspace, revision)?);
+    }
+    process::run(&mut command)?;
+    let killed = [&words[..], &["a_kill_at_any_moment_of_an_upgrade"]].concat();
+    process::run(workspace.cargo(&killed).env("KVPLANE_UPGRADE_KILLS", counts.kills))
+}
+
+/// Builds the program of a revision of the sources, in a work tree of its own; returns its path.
+fn program_of(workspace: &Workspace, revision: &str) -> Result<PathBuf, Failure> {
+    let tree = workspace.target().join("revision");
+    let mut git = Command::new("git");
+    match tree.exists() {
+        true => git.arg("-C").arg(&tree).args(["checkout", "--detach", revision]),
+        false => git.arg("-C").arg(&workspace.root).args(["worktree", "add", "--detach"]).arg(&tree).arg(revision),
+    };
+    process::run(&mut git)?;
+    let target = tree.join("target");
+    let mut cargo = workspace.cargo(&["build", "--release", "-p", "kvplane-tools", "--bin", "kvplane", "--target-dir"]);
+    process::run(cargo.arg(&target).current_dir(&tree))?;
+    Ok(target.join("release/kvplane"))
+}
+
+/// Arguments of `cargo x upgrades`.
+#[derive(Debug, PartialEq, Eq)]
+struct UpgradeCounts {
+    upgrades: String,
+    kills: String,
+    objects: String,
+    revision: Option<String>,
+}
+
+impl UpgradeCounts {
+    fn of(arguments: &[String]) -> Result<Self, Failure> {
+        let [upgrades, kills, objects] = ["50", "50", "10000"].map(str::to_string);
+        let mut counts = Self { upgrades, kills, objects, revision: None };
+        let mut words = arguments.iter();
+        while let Some(word) = words.next() {
+            let mut value = || words.next().ok_or_else(|| Failure::new(format!("{word} takes a value")));
+            match word.as_str() {
+                "--kills" => counts.kills = number(value()?)?,
+                "--objects" => counts.objects = number(value()?)?,
+                "--revision" => counts.revision = Some(value()?.clone()),
+                _ => counts.upgrades = number(word)?,
+            }
+        }
+        Ok(counts)
+    }
+}
+
 /// Sends broken frames to real processes for the given number of seconds.
 pub fn fuzz(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     let seconds = arguments.first().map_or(Ok(FUZZ_SECONDS.to_string()), |word| number(word))?;
@@ -238,6 +298,21 @@ mod tests {
                 assert_eq!(counts, known, "{test}::{name}");
             }
         }
+    }
+
+    #[test]
+    fn words_become_counts_of_upgrades() {
+        let parsed = |line: &str| UpgradeCounts::of(&line.split_whitespace().map(str::to_string).collect::<Vec<_>>());
+        let counts = |upgrades: &str, kills: &str, objects: &str| UpgradeCounts {
+            upgrades: upgrades.to_string(),
+            kills: kills.to_string(),
+            objects: objects.to_string(),
+            revision: None,
+        };
+        assert_eq!(parsed("").ok(), Some(counts("50", "50", "10000")));
+        assert_eq!(parsed("7 --kills 3 --objects 5").ok(), Some(counts("7", "3", "5")));
+        assert_eq!(parsed("--revision v0.1.0").ok().and_then(|counts| counts.revision).as_deref(), Some("v0.1.0"));
+        assert!(parsed("--kills").is_err() && parsed("many").is_err());
     }
 
     #[test]

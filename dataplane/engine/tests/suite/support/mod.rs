@@ -23,7 +23,7 @@ pub(crate) fn config() -> ShardConfig {
         identity: identity(),
         core: None,
         pacing: Pacing::Park,
-        listen: Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: None, mooncake: None },
+        listen: Listen { tcp: ([127, 0, 0, 1], 0).into(), shm: None, mooncake: None, handed: None },
         pool: None,
         store: None,
         first_version: Version(1),

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc::Receiver;
 
 use crate::command::Failure;
 
@@ -44,6 +45,40 @@ impl Stop {
                 }
             });
         *told
+    }
+
+    /// Waits for a signal or a request, and calls `watch` at intervals: an error from it ends the wait. Returns the
+    /// request; `None` for a signal.
+    pub(crate) fn wait_or_receive<T>(
+        &mut self,
+        requests: &mut Receiver<T>,
+        mut watch: impl FnMut() -> Result<(), Failure>,
+    ) -> Result<Option<T>, Failure> {
+        let mut tidied = Instant::now();
+        loop {
+            let Self { runtime, interrupt, terminate, told } = self;
+            let (signalled, request) = runtime.block_on(async {
+                tokio::select! {
+                    biased;
+                    _ = interrupt.recv() => (true, None),
+                    _ = terminate.recv() => (true, None),
+                    Some(request) = requests.recv() => (false, Some(request)),
+                    () = tokio::time::sleep(LOOK) => (false, None),
+                }
+            });
+            *told |= signalled;
+            if *told {
+                return Ok(None);
+            }
+            if request.is_some() {
+                return Ok(request);
+            }
+            watch()?;
+            if tidied.elapsed() > TIDY {
+                tidied = Instant::now();
+                kvplane::give_back_free_memory();
+            }
+        }
     }
 
     /// Waits for a signal, and calls `watch` at intervals: an error from it ends the wait. Returns free memory to the

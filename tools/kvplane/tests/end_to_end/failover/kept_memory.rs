@@ -2,7 +2,7 @@
 //! happened to a node or to its files starts it empty, with the reason, and never with a wrong byte.
 
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -11,15 +11,19 @@ use kvplane::{Client, ClientConfig, PutOptions};
 use crate::support::{Process, Way, Workplace, health, http_get, text, wait_until};
 
 /// Beginning of the line that names the address of a node's metrics.
-const COUNTERS: &str = "counters of the shards on http://";
+pub(super) const COUNTERS: &str = "counters of the shards on http://";
 
 /// Directory in memory, which is removed with the test.
-struct Memory(PathBuf);
+pub(super) struct Memory(PathBuf);
 
 impl Memory {
-    fn new(place: &Workplace) -> Self {
+    pub(super) fn new(place: &Workplace) -> Self {
         let name = place.directory.file_name().unwrap();
         Self(PathBuf::from("/dev/shm").join(name))
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.0
     }
 
     fn image(&self) -> PathBuf {
@@ -33,18 +37,18 @@ impl Drop for Memory {
     }
 }
 
-fn control(place: &Workplace) -> Process {
+pub(super) fn control(place: &Workplace) -> Process {
     let state = place.path("state");
     let control = Process::start(place.command(&["control", "--state", text(&state), "--listen", "127.0.0.1:0"]));
     control.wait_for("metrics on");
     control
 }
 
-fn arguments<'a>(memory: &'a Memory, more: &[&'a str]) -> Vec<&'a str> {
+pub(super) fn arguments<'a>(memory: &'a Memory, more: &[&'a str]) -> Vec<&'a str> {
     [&["--pool", "32M", "--shards", "1", "--metrics-port", "0", "--keep-memory", text(&memory.0)], more].concat()
 }
 
-fn node(place: &Workplace, memory: &Memory, more: &[&str]) -> Process {
+pub(super) fn node(place: &Workplace, memory: &Memory, more: &[&str]) -> Process {
     let node = place.node(7, &arguments(memory, more));
     node.wait_for("memory is kept in");
     node.wait_for(COUNTERS);
@@ -58,18 +62,18 @@ fn metric(node: &Process, name: &str) -> u64 {
 }
 
 /// Returns the bytes of an object, which follow from its number.
-fn value(at: usize) -> Vec<u8> {
+pub(super) fn value(at: usize) -> Vec<u8> {
     (0..100 + at * 37 % 20_000).map(|byte| (byte * 7 + at * 13) as u8).collect()
 }
 
-fn put_all(client: &mut Client, name: &str, count: usize) {
+pub(super) fn put_all(client: &mut Client, name: &str, count: usize) {
     for at in 0..count {
         client.put(format!("{name}-{at}").as_bytes(), &value(at)).unwrap();
     }
 }
 
 /// Returns the number of objects that are there; each with all of its bytes.
-fn found(client: &mut Client, name: &str, count: usize) -> usize {
+pub(super) fn found(client: &mut Client, name: &str, count: usize) -> usize {
     let there = (0..count).filter(|at| match client.get(format!("{name}-{at}").as_bytes()).unwrap() {
         Some(bytes) => {
             assert!(bytes == value(*at), "{name}-{at} has other bytes");
@@ -80,7 +84,7 @@ fn found(client: &mut Client, name: &str, count: usize) -> usize {
     there.count()
 }
 
-const OBJECTS: usize = 300;
+pub(super) const OBJECTS: usize = 300;
 
 #[test]
 fn objects_in_memory_outlive_restarts_in_order() {
@@ -199,7 +203,7 @@ fn a_damaged_image_is_not_used_and_damaged_bytes_are_not_served() {
     assert_eq!(found(&mut client, "before", 50), 50);
 }
 
-fn flip_to(path: &std::path::Path, at: u64, bytes: &[u8]) {
+fn flip_to(path: &Path, at: u64, bytes: &[u8]) {
     std::fs::File::options().write(true).open(path).unwrap().write_all_at(bytes, at).unwrap();
 }
 

@@ -14,4 +14,5 @@ pub(crate) mod process_groups;
 pub(crate) mod replicas;
 pub(crate) mod restarts;
 pub(crate) mod silence;
+pub(crate) mod upgrades;
 pub(crate) mod waiting;

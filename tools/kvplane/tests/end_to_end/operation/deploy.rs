@@ -65,6 +65,25 @@ fn settings<'a>(unit: &'a str, name: &str) -> Vec<&'a str> {
     unit.lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix('=')).collect()
 }
 
+/// A reload of the node's unit is an upgrade, by a command that exists, and a successor may become the main process.
+#[test]
+fn a_reload_of_the_nodes_unit_is_an_upgrade() {
+    assert_eq!((settings(NODE, "Type"), settings(NODE, "NotifyAccess")), (vec!["notify"], vec!["all"]));
+    let place = Workplace::new("reload");
+    let directory = settings(NODE, "ExecStart").concat().split(" --runtime-directory ").nth(1).map(str::to_owned);
+    let directory = directory.and_then(|rest| rest.split(' ').next().map(str::to_owned)).expect("a directory");
+    let reload = settings(NODE, "ExecReload").concat();
+    assert!(reload.starts_with(INSTALLED) && reload.contains(&directory), "{reload}");
+    let variables = [
+        ("${CLUSTER}", place.cluster.clone()),
+        ("${NODE}", "7".to_owned()),
+        (&directory, text(&place.runtime()).to_owned()),
+    ];
+    let reload = variables.iter().fold(reload, |reload, (name, value)| reload.replace(name, value));
+    let words: Vec<&str> = reload.split_whitespace().skip(1).collect();
+    finish(place.bare(&words), &[]).failed(1, &["node 7 does not run on this host"]);
+}
+
 /// A stop of a node with an SSD drains nothing, and the unit may write to the SSD's file.
 #[test]
 fn the_nodes_unit_may_write_the_ssd_and_keeps_it_over_a_stop() {

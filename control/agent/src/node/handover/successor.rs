@@ -1,0 +1,111 @@
+//! Side of the successor: it prepares while the running process serves, takes over, and reports that it serves.
+
+use std::net::TcpListener;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+
+use kvplane_engine::{KeptFiles, MappedMemory, ShardListeners};
+use kvplane_sys::MemoryDirectory;
+use serde_json::json;
+
+use super::message::{check_user, expect, number, receive, send};
+use super::{Handover, HandoverError, HandoverRefusal, PREPARATION, REPLY, UpgradeReport, socket_path, sockets_of};
+use crate::error::Error;
+use crate::link::software;
+use crate::node::{Node, NodeConfig, NodeConfigError, NodePlan};
+
+/// Link of a successor to the running process of its node.
+pub struct Succession {
+    stream: UnixStream,
+    mapped: Vec<Arc<MappedMemory>>,
+    plan: Option<Box<NodePlan>>,
+}
+
+impl Succession {
+    /// Asks the running process of the node for its memory, connects to the control plane, and maps the memory. The
+    /// running process serves meanwhile.
+    ///
+    /// # Errors
+    /// When no process of the node runs here, when it refuses, or when this process could not start.
+    pub fn begin(config: &NodeConfig) -> Result<Self, Error> {
+        let Some(node) = config.node else { return Err(NodeConfigError::KeptMemoryWithoutNode.into()) };
+        let Some(directory) = &config.keep_memory else {
+            return Err(HandoverError::Unfit(HandoverRefusal::NotKept).into());
+        };
+        let sockets = sockets_of(config.runtime_directory.as_deref())?;
+        let path = socket_path(&sockets, config.control.cluster(), node);
+        let stream = UnixStream::connect(&path).map_err(|_| HandoverError::NotRunning { node, path })?;
+        check_user(&stream)?;
+        let plan = NodePlan::of(config)?;
+        send(&stream, &plan.shape(config).hello(software()), &[], REPLY)?;
+        expect(&receive(&stream, 0, REPLY)?.0, "offer")?;
+        let mut mapped = Vec::with_capacity(plan.layout.shards.len());
+        for shard in 0..plan.layout.shards.len() {
+            let (message, fds) = receive(&stream, 2, REPLY)?;
+            expect(&message, "memory")?;
+            if number(&message, "shard")? != shard as u64 {
+                return Err(HandoverError::Malformed { what: "the order of its shards" }.into());
+            }
+            let Ok([pool, image]) = <[_; 2]>::try_from(fds) else {
+                return Err(HandoverError::Malformed { what: "memory without descriptors" }.into());
+            };
+            let files = KeptFiles::adopt(directory, shard as u16, pool, image).map_err(HandoverError::File)?;
+            mapped.push(Arc::new(plan.map_memory(config, shard, files)?));
+        }
+        Ok(Self { stream, mapped, plan: Some(Box::new(plan)) })
+    }
+
+    /// Has the running process stop, and takes its memory and listeners over. From its return on, this process is to
+    /// serve.
+    ///
+    /// # Errors
+    /// When the running process refuses, or is gone: then this process must not serve.
+    pub fn take(&mut self, config: &NodeConfig) -> Result<Handover, Error> {
+        let Some(directory) = &config.keep_memory else {
+            return Err(HandoverError::Unfit(HandoverRefusal::NotKept).into());
+        };
+        let stream = &self.stream;
+        send(stream, &json!({ "kind": "hand over" }), &[], REPLY)?;
+        let (message, mut lock) = receive(stream, 1, PREPARATION)?;
+        expect(&message, "claim")?;
+        let stopped_ns = number(&message, "stopped_ns")?;
+        let Some(lock) = lock.pop() else { return Err(HandoverError::Malformed { what: "a claim" }.into()) };
+        let claim = Arc::new(MemoryDirectory::adopt(directory, lock).map_err(HandoverError::File)?);
+        let mut listeners = Vec::with_capacity(self.mapped.len());
+        for _ in &self.mapped {
+            // Shards of a node listen for peers on its host, too.
+            let (message, fds) = receive(stream, 2, REPLY)?;
+            expect(&message, "listeners")?;
+            let Ok([tcp, shm]) = <[_; 2]>::try_from(fds) else {
+                return Err(HandoverError::Malformed { what: "listeners" }.into());
+            };
+            let (tcp, shm) = (TcpListener::from(tcp), Some(UnixListener::from(shm)));
+            listeners.push(Arc::new(ShardListeners { tcp, shm }));
+        }
+        send(stream, &json!({ "kind": "taken" }), &[], REPLY)?;
+        // Without it, it is unknown whether the running process serves again.
+        expect(&receive(stream, 0, REPLY)?.0, "go")?;
+        Ok(Handover { claim, listeners, mapped: self.mapped.clone(), stopped_ns })
+    }
+
+    /// Starts the node with what was taken over.
+    ///
+    /// # Errors
+    /// See [`Node::start`]. It may be called again.
+    pub fn start(&mut self, config: &NodeConfig, handover: &Handover) -> Result<Node, Error> {
+        let plan = self.plan.take().map_or_else(|| NodePlan::of(config), |plan| Ok(*plan))?;
+        plan.start(config, Some(handover))
+    }
+
+    /// Reports to the former process that this one serves: it ends.
+    ///
+    /// # Errors
+    /// When a shard of this process does not answer.
+    pub fn report(self, node: &Node, handover: &Handover) -> Result<UpgradeReport, Error> {
+        let pause_ns = kvplane_engine::cpu::monotonic_ns().saturating_sub(handover.stopped_ns);
+        let report = UpgradeReport::of_node(node, pause_ns)?;
+        // The former process ends in any case, and may have ended already.
+        let _ = send(&self.stream, &report.message(), &[], REPLY);
+        Ok(report)
+    }
+}

@@ -1,0 +1,545 @@
+//! Tests of upgrades: a new process of a node takes the memory and the ports of the running one over. Nothing that was
+//! acknowledged is lost; whichever process is killed at whatever moment, the node serves right bytes or starts empty
+//! and says why; and what does not fit is refused, and leaves the node as it is.
+
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use kvplane::{Client, ClientConfig, PutOptions};
+use serde_json::{Value, json};
+
+use super::kept_memory::{COUNTERS, Memory, OBJECTS, arguments, control, found, node, put_all, value};
+use crate::support::{Outcome, PATIENCE, Process, Way, Workplace, health, http_get, signal, text, wait_until};
+
+/// Process that took over, which is no child of this test.
+struct Successor(u32);
+
+impl Successor {
+    /// Reads its number from the output of `kvplane ctl upgrade`.
+    fn of(said: &str) -> Self {
+        let number = said.split("process ").nth(1).and_then(|rest| rest.split(':').next());
+        Self(number.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("no process in {said:?}")))
+    }
+
+    fn is_running(&self) -> bool {
+        is_running(self.0)
+    }
+
+    /// Stops it in order.
+    #[track_caller]
+    fn stop(&self) {
+        signal(self.0, "TERM");
+        wait_until(|| (!self.is_running()).then_some(())).expect("it ends");
+    }
+}
+
+impl Drop for Successor {
+    fn drop(&mut self) {
+        kill(self.0);
+    }
+}
+
+/// Kills a process, which may have ended.
+fn kill(pid: u32) {
+    if is_running(pid) {
+        let _ = Command::new("sh").args(["-c", &format!("kill -9 {pid} 2>/dev/null")]).status();
+    }
+}
+
+/// Returns true for a process that exists and has not ended.
+fn is_running(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // An orphan may stay as a zombie until its new parent asks for its status.
+    stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(['Z', 'X']))
+}
+
+fn free_port() -> u16 {
+    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn upgrade(place: &Workplace) -> Outcome {
+    place.run(&["ctl", "upgrade", "7"])
+}
+
+/// Returns the latest value of a counter of a process, over all shards. The process may be a successor of that one:
+/// they share their output.
+fn latest(first: &Process, name: &str) -> u64 {
+    let line = first.said().into_iter().rfind(|line| line.contains(COUNTERS)).expect("an address");
+    let address = line[line.find("http://").unwrap() + 7..].trim_end_matches("/metrics");
+    let metrics = http_get(address.parse().unwrap(), "/metrics").1;
+    let name = format!("{name}{{shard=");
+    let values = metrics.lines().filter(|line| line.starts_with(&name)).filter_map(|line| line.split(' ').next_back());
+    values.map(|value| value.parse::<u64>().unwrap()).sum()
+}
+
+#[test]
+fn upgrades_keep_every_object() {
+    let place = Workplace::new("upgrade");
+    let (memory, _control) = (Memory::new(&place), control(&place));
+    let mut first = node(&place, &memory, &[]);
+    let mut clients = Way::BOTH.map(|way| place.client(way));
+    for (client, way) in clients.iter_mut().zip(Way::BOTH) {
+        put_all(client, way.name(), OBJECTS);
+    }
+    let objects = latest(&first, "kvplane_shard_objects");
+    let address = first.data();
+    let mut last: Option<Successor> = None;
+    for round in 0..3 {
+        let said = upgrade(&place).text();
+        assert!(said.contains(&format!("{objects} objects kept")) && !said.contains("dropped"), "{said}");
+        let successor = Successor::of(&said);
+        match &last {
+            None => assert!(first.exited().success(), "{:?}", first.said()),
+            Some(last) => wait_until(|| (!last.is_running()).then_some(())).expect("it ends"),
+        }
+        // Another process claims the memory meanwhile, at the same ports.
+        assert!(successor.is_running());
+        let other = [&["node", "--node-id", "8"], &arguments(&memory, &[])[..]].concat();
+        place.run(&other).failed(1, &["another process uses the memory"]);
+        let mut new = Way::BOTH.map(|way| place.client(way));
+        for client in clients.iter_mut().chain(&mut new) {
+            assert_eq!((found(client, "shm", OBJECTS), found(client, "tcp", OBJECTS)), (OBJECTS, OBJECTS), "{round}");
+        }
+        let places = place.run(&["ctl", "segments"]).text();
+        assert!(places.contains(&address.to_string()), "the ports are those of before: {places}");
+        last = Some(successor);
+    }
+    // A successor leaves an image in order, too.
+    last.unwrap().stop();
+    let server = node(&place, &memory, &[]);
+    assert_eq!(latest(&server, "kvplane_kept_memory_objects"), objects);
+    assert_eq!(found(&mut clients[0], "shm", OBJECTS), OBJECTS);
+}
+
+/// One operation of a client: its kind, its end, and the time that it took.
+#[derive(Clone, Copy)]
+struct TimedCall {
+    is_put: bool,
+    ended: Instant,
+    took: Duration,
+}
+
+/// Prints how long operations took that were in flight while the node was upgraded, and before.
+fn print_latencies(times: &[TimedCall], upgrades: &[(Instant, Instant)]) {
+    for is_put in [true, false] {
+        let of = |during: bool| {
+            let overlaps = |time: &&TimedCall| {
+                let begun = time.ended - time.took;
+                upgrades.iter().any(|(from, to)| begun <= *to && time.ended >= *from) == during
+            };
+            let mut all: Vec<Duration> =
+                times.iter().filter(|time| time.is_put == is_put).filter(overlaps).map(|time| time.took).collect();
+            all.sort_unstable();
+            let at =
+                |part: f64| all.get((all.len() as f64 * part) as usize).or(all.last()).map_or(0, Duration::as_micros);
+            format!(
+                "p50 {} µs, p99 {} µs, p99.9 {} µs, most {} µs of {}",
+                at(0.5),
+                at(0.99),
+                at(0.999),
+                at(1.0),
+                all.len()
+            )
+        };
+        let kind = if is_put { "puts" } else { "gets" };
+        println!("{kind} between upgrades: {}; during: {}", of(false), of(true));
+        // The slowest of each upgrade is the pause as clients see it.
+        let slowest = |(from, to): &(Instant, Instant)| {
+            let overlaps = |time: &&TimedCall| time.ended - time.took <= *to && time.ended >= *from;
+            let calls = times.iter().filter(|time| time.is_put == is_put).filter(overlaps);
+            calls.map(|time| time.took.as_millis()).max().unwrap_or(0)
+        };
+        let mut slowest: Vec<u128> = upgrades.iter().map(slowest).collect();
+        slowest.sort_unstable();
+        let over = slowest.iter().filter(|ms| **ms > 200).count();
+        println!(
+            "slowest of the {kind} of each upgrade: median {} ms, most {} ms, over 200 ms in {over} of {} upgrades",
+            slowest[slowest.len() / 2],
+            slowest[slowest.len() - 1],
+            slowest.len()
+        );
+    }
+}
+
+/// Upgrades in a row, while clients put, replace, remove and get: nothing that was acknowledged is lost, no byte is
+/// wrong, and no operation fails. `KVPLANE_UPGRADES` sets their number, `KVPLANE_UPGRADE_OBJECTS` the objects that are
+/// there besides, and `KVPLANE_OTHER_PROGRAM` the program of another version, to which every other upgrade leads, and
+/// back.
+#[test]
+fn upgrades_under_load_lose_nothing() {
+    let number = |name: &str, usual: usize| std::env::var(name).map_or(usual, |text| text.parse().expect("a number"));
+    let (upgrades, more) = (number("KVPLANE_UPGRADES", 3), number("KVPLANE_UPGRADE_OBJECTS", 0));
+    let place = Workplace::new("upgrade-load");
+    let (memory, control) = (Memory::new(&place), control(&place));
+    let larger = ["--pool", "512M", "--shards", "1", "--metrics-port", "0", "--keep-memory", text(memory.path())];
+    let first = place.node(7, &larger);
+    first.wait_for(COUNTERS);
+    let mut idle = place.client(Way::Tcp);
+    for at in 0..more {
+        idle.put(format!("idle-{at}").as_bytes(), &value(at % 7)).unwrap();
+    }
+    let (stop, puts, times) = (AtomicBool::new(false), AtomicU64::new(0), Mutex::new(Vec::new()));
+    let (mut spans, mut pauses, mut last) = (Vec::new(), Vec::new(), None::<Successor>);
+    std::thread::scope(|scope| {
+        for (number, way) in [Way::Shm, Way::Tcp, Way::Shm, Way::Tcp].into_iter().enumerate() {
+            // Longer than any upgrade takes on a busy machine.
+            let config = ClientConfig { deadline: Duration::from_secs(100), ..place.client_config(way) };
+            let (stop, puts, times) = (&stop, &puts, &times);
+            scope.spawn(move || {
+                let mut client = Client::connect(&config).unwrap();
+                let (mut versions, mut taken) = (vec![0usize; 200], Vec::new());
+                let mut step = 0usize;
+                while !stop.load(Ordering::Relaxed) {
+                    step += 1;
+                    let at = step * 7919 % versions.len();
+                    let key = format!("client-{number}-{at}");
+                    let begun = Instant::now();
+                    if step.is_multiple_of(13) && versions[at] > 0 {
+                        client.remove(key.as_bytes()).unwrap();
+                        versions[at] = 0;
+                    } else {
+                        versions[at] = step;
+                        client.upsert(key.as_bytes(), &value(step)).unwrap();
+                    }
+                    taken.push(TimedCall { is_put: true, ended: Instant::now(), took: begun.elapsed() });
+                    puts.fetch_add(1, Ordering::Relaxed);
+                    let at = step * 104_729 % versions.len();
+                    let begun = Instant::now();
+                    let bytes = client.get(format!("client-{number}-{at}").as_bytes()).unwrap();
+                    taken.push(TimedCall { is_put: false, ended: Instant::now(), took: begun.elapsed() });
+                    let wanted = (versions[at] > 0).then(|| value(versions[at]));
+                    assert!(bytes == wanted, "client-{number}-{at} by {way:?}");
+                }
+                for (at, version) in versions.iter().enumerate() {
+                    let bytes = client.get(format!("client-{number}-{at}").as_bytes()).unwrap();
+                    assert!(bytes == (*version > 0).then(|| value(*version)), "client-{number}-{at} at the end");
+                }
+                times.lock().unwrap_or_else(PoisonError::into_inner).extend(taken);
+            });
+        }
+        let other = std::env::var("KVPLANE_OTHER_PROGRAM").ok();
+        for round in 0..upgrades {
+            let before = puts.load(Ordering::Relaxed);
+            let worked = wait_until(|| (puts.load(Ordering::Relaxed) > before + 200).then_some(()));
+            assert_eq!(worked, Some(()), "clients do not go on after upgrade {round}: {:?}", first.said());
+            // To the other program and back, in turns.
+            let program = if round % 2 == 0 { other.as_deref() } else { Some(env!("CARGO_BIN_EXE_kvplane")) };
+            let program = program.map_or(Vec::new(), |program| vec!["--program", program]);
+            let begun = Instant::now();
+            let said = place.run(&[&["ctl", "upgrade", "7"][..], &program].concat()).text();
+            spans.push((begun, Instant::now()));
+            assert!(!said.contains("dropped") && !said.contains("empty"), "{said}");
+            let pause = said.split("a pause of ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
+            pauses.push(pause.parse::<u64>().unwrap());
+            last = Some(Successor::of(&said));
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(
+        (0..more).filter(|at| idle.get(format!("idle-{at}").as_bytes()).unwrap() == Some(value(at % 7))).count(),
+        more
+    );
+    assert_eq!(latest(&first, "kvplane_kept_memory_damaged_total"), 0);
+    pauses.sort_unstable();
+    println!(
+        "{upgrades} upgrades with {} objects: {} puts; service paused median {} ms, most {} ms",
+        latest(&first, "kvplane_shard_objects"),
+        puts.into_inner(),
+        pauses[pauses.len() / 2],
+        pauses[pauses.len() - 1],
+    );
+    print_latencies(&times.into_inner().unwrap(), &spans);
+    drop((last, control));
+}
+
+/// Whichever process is killed, at whatever moment of an upgrade: the node serves right bytes, at once or after its
+/// next start, or that start says why memory is empty. `KVPLANE_UPGRADE_KILLS` sets the number of rounds.
+#[test]
+fn a_kill_at_any_moment_of_an_upgrade_leaves_right_bytes_or_a_reason() {
+    let rounds = std::env::var("KVPLANE_UPGRADE_KILLS").map_or(6, |text| text.parse().expect("a number"));
+    let place = Workplace::new("upgrade-kill");
+    let (memory, _control) = (Memory::new(&place), control(&place));
+    let (mut kept, mut empty) = (0, 0);
+    let mut first = node(&place, &memory, &[]);
+    let mut client = place.client(Way::Tcp);
+    for round in 0..rounds {
+        // A drawn moment, early in a start or late, and each of the two processes in turn.
+        let moment = Duration::from_millis(round as u64 * 7919 % 600);
+        put_all(&mut client, "object", 200);
+        std::thread::scope(|scope| {
+            let asked = scope.spawn(|| upgrade(&place));
+            let started = wait_until(|| successor_of(&first)).expect("a successor");
+            std::thread::sleep(moment);
+            let victim = if round % 2 == 0 { started.0 } else { first.id() };
+            kill(victim);
+            // The command ends in any case, with the outcome or the reason.
+            let outcome = asked.join().unwrap();
+            assert!(outcome.status.success() || !outcome.stderr.is_empty(), "{outcome:?}");
+            wait_until(|| (!is_running(victim)).then_some(())).expect("it is dead");
+            let survivor = if victim == first.id() { started.0 } else { first.id() };
+            // A successor that was not given the memory ends, and a process that gave it away does.
+            let serves = wait_until(|| match is_running(survivor) {
+                false => Some(false),
+                true => serves(&place).then_some(true),
+            });
+            match serves {
+                Some(true) => {
+                    let there = found(&mut client, "object", 200);
+                    assert!(there == 200, "round {round}: {there} of 200: {:?}", first.said());
+                    kept += 1;
+                    // The next round begins with a process that this test has started.
+                    signal(survivor, "TERM");
+                    wait_until(|| (!is_running(survivor)).then_some(())).expect("it ends");
+                }
+                Some(false) => {}
+                None => panic!("round {round}: {:?}", first.said()),
+            }
+            drop(started);
+            first = node(&place, &memory, &[]);
+            let there = found(&mut client, "object", 200);
+            let says_why = first.said().iter().any(|line| line.contains("memory is empty, nothing of it was kept"));
+            assert!(there == 200 || there == 0 && says_why, "round {round}: {there} of 200: {:?}", first.said());
+            empty += usize::from(there == 0);
+        });
+    }
+    println!(
+        "{rounds} kills: {kept} times the other process served, {empty} times the next start was empty and said why"
+    );
+}
+
+/// Returns the process that this one has started to take over.
+fn successor_of(first: &Process) -> Option<Successor> {
+    let line = first.said().into_iter().rfind(|line| line.contains("was started to take over"))?;
+    line.split(' ').nth(1)?.parse().ok().map(Successor)
+}
+
+/// Returns true if a node serves: it is active, and answers.
+fn serves(place: &Workplace) -> bool {
+    let mut client = place.client(Way::Tcp);
+    client.get(b"nothing").is_ok()
+}
+
+#[test]
+fn a_successor_that_does_not_fit_is_refused_and_the_node_goes_on() {
+    let place = Workplace::new("upgrade-refused");
+    let (memory, _control) = (Memory::new(&place), control(&place));
+    upgrade(&place).failed(1, &["node 7 does not run on this host"]);
+    let mut first = node(&place, &memory, &[]);
+    let mut client = place.client(Way::Tcp);
+    put_all(&mut client, "before", 50);
+    let with = |program: &str| place.run(&["ctl", "upgrade", "7", "--program", program]);
+    with("/nowhere/kvplane").failed(1, &["/nowhere/kvplane cannot be started"]);
+    with("/bin/false").failed(1, &["the new process ended", "the log of the node has its error"]);
+    // A new process with other settings, of another node, and without memory that is kept.
+    let take = ["node", "--take-over", "--node-id", "7", "--shards", "1", "--keep-memory", text(memory.path())];
+    place.run(&[&take[..], &["--pool", "40M"]].concat()).failed(1, &["the pool of a shard", "with the same setting"]);
+    place.run(&[&take[..], &["--pool", "32M", "--port", "9"]].concat()).failed(1, &["--port", "9 in the new one"]);
+    let other = ["node", "--take-over", "--node-id", "8", "--keep-memory", text(memory.path())];
+    place.run(&other).failed(1, &["node 8 does not run on this host"]);
+    place.run(&["node", "--take-over", "--node-id", "7"]).failed(2, &["--keep-memory"]);
+    assert_eq!(found(&mut client, "before", 50), 50);
+    first.assert_alive();
+    // A node whose memory ends with it.
+    let mut plain = place.node(9, &["--pool", "32M", "--shards", "1"]);
+    place.run(&["ctl", "upgrade", "9"]).failed(1, &["start the node with --keep-memory", "kvplane ctl drain"]);
+    assert!(plain.stop().success());
+    assert_eq!(place.left_over("9.handover"), Vec::<String>::new());
+}
+
+/// Successor that this test plays, message by message.
+struct PlayedSuccessor(UnixStream);
+
+impl PlayedSuccessor {
+    fn connect(place: &Workplace) -> Self {
+        let path = place.runtime().join(format!("{}.7.handover", place.cluster));
+        let stream = wait_until(|| UnixStream::connect(&path).ok()).expect("a socket");
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Self(stream)
+    }
+
+    fn say(&mut self, message: &Value) {
+        let body = message.to_string();
+        self.0.write_all(b"KVPH").unwrap();
+        self.0.write_all(&(body.len() as u32).to_le_bytes()).unwrap();
+        self.0.write_all(body.as_bytes()).unwrap();
+    }
+
+    /// Returns the next message; descriptors beside it are closed. `None` if the node has hung up.
+    fn hear(&mut self) -> Option<Value> {
+        let mut header = [0; 8];
+        self.0.read_exact(&mut header).ok()?;
+        let mut body = vec![0; u32::from_le_bytes([header[4], header[5], header[6], header[7]]) as usize];
+        self.0.read_exact(&mut body).ok()?;
+        serde_json::from_slice(&body).ok()
+    }
+}
+
+fn hello(place: &Workplace, memory: &Path) -> Value {
+    json!({
+        "kind": "hello", "protocol": 1, "software": "kvplane/9.9.9", "image_formats": [1], "cluster": place.cluster,
+        "node": 7, "shards": 1, "pool_bytes": 32 << 20, "max_objects": 8192, "listen": "127.0.0.1", "port": 0,
+        "directory": text(memory), "ssds": [],
+    })
+}
+
+/// Another version's process whose images have another format is refused with what to do; one that ends, or says
+/// nonsense, in the middle of a handover costs the node nothing.
+#[test]
+fn successors_of_other_formats_and_broken_ones_leave_the_node_as_it_was() {
+    let place = Workplace::new("upgrade-broken");
+    let (memory, _control) = (Memory::new(&place), control(&place));
+    let mut first = node(&place, &memory, &[]);
+    let mut client = place.client(Way::Tcp);
+    put_all(&mut client, "before", 100);
+    let good = hello(&place, memory.path());
+    let refused = |name: &str, value: Value| {
+        let (mut message, mut played) = (good.clone(), PlayedSuccessor::connect(&place));
+        message[name] = value;
+        played.say(&message);
+        played.hear().expect("an answer")["refused"].as_str().expect("a refusal").to_owned()
+    };
+    let why = refused("image_formats", json!([2, 3]));
+    assert!(why.contains("format 1, the new one reads [2, 3]") && why.contains("kvplane ctl drain"), "{why}");
+    assert!(refused("protocol", json!(2)).contains("restart the node"));
+    let mut played = PlayedSuccessor::connect(&place);
+    played.say(&json!({ "kind": "whatever" }));
+    assert!(played.hear().expect("an answer")["refused"].is_string());
+    PlayedSuccessor::connect(&place).0.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    // While one prepares, another is refused; when it is gone, the next one is not.
+    let mut one = PlayedSuccessor::connect(&place);
+    one.say(&good);
+    assert_eq!(one.hear().expect("an answer")["kind"], "offer");
+    let mut two = PlayedSuccessor::connect(&place);
+    two.say(&good);
+    assert!(two.hear().expect("an answer")["refused"].as_str().expect("a refusal").contains("about to take over"));
+    drop(one);
+    // One that ends after each of its messages: the node has given its memory up in between, and serves again.
+    let begin = || {
+        let begun = wait_until(|| {
+            let mut played = PlayedSuccessor::connect(&place);
+            played.say(&good);
+            (played.hear()?["kind"] == "offer").then_some(played)
+        });
+        let mut played = begun.expect("an offer");
+        assert_eq!(played.hear().expect("memory")["kind"], "memory");
+        played
+    };
+    for round in 0..3 {
+        let mut played = begin();
+        played.say(&json!({ "kind": "hand over" }));
+        if round > 0 {
+            assert_eq!(played.hear().expect("a claim")["kind"], "claim");
+        }
+        if round > 1 {
+            assert_eq!(played.hear().expect("listeners")["kind"], "listeners");
+            played.say(&json!({ "kind": "nonsense" }));
+        }
+        drop(played);
+        assert_eq!(found(&mut client, "before", 100), 100, "{round}: {:?}", first.said());
+        put_all(&mut client, &format!("after-{round}"), 50);
+    }
+    first.assert_alive();
+    let resumed = first.said().iter().filter(|line| line.contains("this process serves again")).count();
+    assert!(resumed >= 2, "{:?}", first.said());
+    // A real one takes over after all of these.
+    let said = upgrade(&place).text();
+    let successor = Successor::of(&said);
+    assert!(said.contains("250 objects kept"), "{said}");
+    assert!(first.exited().success());
+    assert_eq!(found(&mut client, "before", 100) + found(&mut client, "after-2", 50), 150);
+    successor.stop();
+}
+
+/// An upgrade of one of two nodes changes no owner, expels nobody, and keeps the node's objects; what it had as a
+/// replica owner is replicated again, so that the other one may die afterwards. Its port for metrics passes on, too.
+#[test]
+fn an_upgrade_of_one_of_two_nodes_moves_nothing_and_replicas_are_made_again() {
+    let place = Workplace::new("upgrade-two");
+    let memory = Memory::new(&place);
+    let (state, metrics) = (place.path("state"), free_port().to_string());
+    let plane = Process::start(place.command(&["control", "--state", text(&state), "--replicas", "2"]));
+    plane.wait_for("metrics on");
+    let keeps = ["--pool", "64M", "--shards", "2", "--metrics-port", &metrics, "--keep-memory", text(memory.path())];
+    let mut first = place.node(7, &[&keeps[..], &["--failure-domain", "one"]].concat());
+    first.wait_for(COUNTERS);
+    let mut other = place.node(8, &["--pool", "64M", "--shards", "2", "--failure-domain", "two"]);
+    let settled = wait_until(|| (health(plane.http())["members"] == 2).then_some(()));
+    assert_eq!(settled, Some(()));
+    let mut client = place.client(Way::Tcp);
+    let twice = PutOptions { replicas: 2, replace: true, ..PutOptions::default() };
+    // The first puts may come before the nodes know each other.
+    let twice_put = |client: &mut Client, at: usize| {
+        client.replicas().put(format!("twice-{at}").as_bytes(), &value(at), &twice).is_ok_and(|(_, made)| made == 2)
+    };
+    for at in 0..OBJECTS {
+        wait_until(|| twice_put(&mut client, at).then_some(())).expect("two replicas");
+    }
+    let own = latest(&first, "kvplane_shard_objects");
+    assert!(own > 0 && latest(&first, "kvplane_shard_replicas") > 0);
+    let said = upgrade(&place).text();
+    let successor = Successor::of(&said);
+    assert!(first.exited().success());
+    assert!(!said.contains("dropped") && !said.contains("empty"), "{said}");
+    let plane_counter = |name: &str| {
+        let metrics = http_get(plane.http(), "/metrics").1;
+        metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok()).unwrap_or(0u64)
+    };
+    assert_eq!(plane_counter("kvplane_cluster_expulsions_total"), 0);
+    assert_eq!(plane_counter("kvplane_cluster_joins_total"), 3, "the successor is another incarnation");
+    assert_eq!(found(&mut client, "twice", OBJECTS), OBJECTS);
+    let replicated = || {
+        let [objects, replicas] = ["kvplane_shard_objects", "kvplane_shard_replicas"].map(|name| latest(&first, name));
+        (objects == OBJECTS as u64 || objects + replicas == OBJECTS as u64).then_some(())
+    };
+    assert_eq!(wait_until(replicated), Some(()), "all objects have a replica on the node again");
+    other.kill();
+    assert_eq!(found(&mut client, "twice", OBJECTS), OBJECTS, "{:?}", first.said());
+    successor.stop();
+}
+
+/// With an SSD besides: its device passes to the successor, and nothing that either has is lost.
+#[test]
+fn an_upgrade_keeps_memory_and_the_ssd() {
+    let place = Workplace::new("upgrade-ssd");
+    let (memory, _control) = (Memory::new(&place), control(&place));
+    let ssd = format!("{}:512M", text(&place.path("ssd")));
+    let mut first = node(&place, &memory, &["--ssd", &ssd, "--ssd-ack", "buffered"]);
+    let mut client = place.client(Way::Tcp);
+    put_all(&mut client, "before", 4000);
+    assert!(latest(&first, "kvplane_shard_objects") < 4000, "some are on the SSD only");
+    let said = upgrade(&place).text();
+    let successor = Successor::of(&said);
+    assert!(!said.contains("empty"), "{said}");
+    assert!(first.exited().success());
+    wait_until(|| (latest(&first, "kvplane_tier_recovered") == 1).then_some(())).expect("it is recovered");
+    assert_eq!(found(&mut client, "before", 4000), 4000);
+    successor.stop();
+}
+
+/// systemd learns which process is its unit's main one: the first, then the one that took over.
+#[test]
+fn the_service_manager_learns_the_main_process() {
+    let place = Workplace::new("upgrade-notify");
+    let (memory, _control) = (Memory::new(&place), control(&place));
+    let path = place.path("notify");
+    let socket = UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut command = place.command(&[&["node", "--node-id", "7"], &arguments(&memory, &[])[..]].concat());
+    command.env("NOTIFY_SOCKET", &path);
+    let mut first = Process::start(command);
+    let hear = || {
+        let mut message = [0; 256];
+        let bytes = socket.recv(&mut message).unwrap();
+        String::from_utf8_lossy(&message[..bytes]).into_owned()
+    };
+    assert_eq!(hear(), format!("MAINPID={}\nREADY=1\n", first.id()));
+    let successor = Successor::of(&upgrade(&place).text());
+    assert_eq!(hear(), format!("MAINPID={}\nREADY=1\n", successor.0));
+    assert!(first.exited().success());
+    successor.stop();
+}
