@@ -15,12 +15,10 @@ mod kept_memory;
 mod membership;
 mod metrics;
 mod orders;
-mod shard_report;
+mod reports;
 mod shared;
 mod ssd;
 mod store_limits;
-mod tenant_report;
-mod tier_report;
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -61,11 +59,11 @@ use incarnation::BegunIncarnation;
 use kept_memory::KeptDirectory;
 use membership::Membership;
 use orders::OrderExecutor;
-use shard_report::ShardReports;
+use reports::shard::ShardReports;
+use reports::tier::TierReports;
 pub use shared::SharedTierConfig;
 use ssd::Ssds;
 pub use ssd::{ParseSsdError, SsdConfig};
-use tier_report::TierReports;
 
 /// Minimum pool size of a shard.
 const POOL_LEAST_BYTES: u64 = 1 << 20;

@@ -16,6 +16,7 @@ mod listeners;
 mod snapshot;
 mod stock;
 mod tables;
+mod tenants;
 mod thread;
 
 use std::sync::mpsc::sync_channel;
@@ -32,6 +33,7 @@ pub use listeners::ShardListeners;
 pub use snapshot::ShardSnapshot;
 pub use stock::StockKeys;
 pub use tables::unit_bytes;
+pub use tenants::ShardTenants;
 
 /// Starter of shards.
 pub struct Shard;

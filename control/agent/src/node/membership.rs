@@ -20,8 +20,8 @@ use kvplane_rpc::message::{
 
 use super::followed_map::FollowedMap;
 use super::incarnation;
-use super::shard_report::ShardReports;
-use super::tier_report::TierReports;
+use super::reports::shard::ShardReports;
+use super::reports::tier::TierReports;
 use crate::error::Error;
 use crate::link::{ControlLink, StateMap, software};
 use crate::tickets::NodeTickets;
@@ -154,7 +154,7 @@ impl Membership {
         self.followed.settled().map_or(Ok(()), |epoch| self.tell_settled(epoch))?;
         self.tickets.refresh(&self.link, incarnation, &self.shards)?;
         self.figures.report(&self.link, node, incarnation, &self.shards, &snapshots);
-        super::tenant_report::exchange(&self.link, node, incarnation, &self.shards);
+        super::reports::tenant::exchange(&self.link, node, incarnation, &self.shards);
         self.tiers.exchange(&self.link, node, incarnation, &self.shards);
         Ok(())
     }

@@ -4,10 +4,7 @@ use std::sync::mpsc::SyncSender;
 
 use kvplane_proto::Digest;
 use kvplane_store::events::EventPage;
-use kvplane_store::service::{ReplicaProgress, Service, SnapshotPage, SsdUsage};
-
-use kvplane_proto::tenants::{TenantLease, TenantSsdLease};
-use kvplane_store::TenantUse;
+use kvplane_store::service::{ReplicaProgress, Service, SnapshotPage};
 
 use super::command::Command;
 use super::error::ShardError;
@@ -83,43 +80,6 @@ impl ShardHandle {
         })
     }
 
-    /// Sets the tenants: see [`kvplane_store::service::Control::set_tenants`].
-    ///
-    /// # Errors
-    /// If its mailbox is full.
-    pub fn set_tenants(&self, leases: Vec<TenantLease>, strict: bool) -> Result<(), ShardError> {
-        self.send(Command::Ask(Box::new(move |host| {
-            host.service().control().set_tenants(&leases, strict);
-        })))
-    }
-
-    /// Returns the bytes of its pool, and the use of each tenant.
-    ///
-    /// # Errors
-    /// If the shard does not answer.
-    pub fn tenants(&self) -> Result<(u64, Vec<TenantUse>), ShardError> {
-        self.ask_service(|service| {
-            let pool_bytes = service.store().config().pool_bytes;
-            (pool_bytes, service.inspect().tenants())
-        })
-    }
-
-    /// Sets the tenants' leases of the SSD: see [`kvplane_store::service::Control::set_ssd_tenants`].
-    ///
-    /// # Errors
-    /// If its mailbox is full.
-    pub fn set_ssd_tenants(&self, leases: Vec<TenantSsdLease>) -> Result<(), ShardError> {
-        self.send(Command::Ask(Box::new(move |host| host.service().control().set_ssd_tenants(&leases))))
-    }
-
-    /// Returns the use of its SSD by tenants; `None` while recovery has not found all of it.
-    ///
-    /// # Errors
-    /// If the shard does not answer.
-    pub fn ssd_usage(&self) -> Result<Option<SsdUsage>, ShardError> {
-        self.ask_service(|service| service.control().ssd_usage())
-    }
-
     /// Returns the names of these objects, for each whose tail is in memory: its index in `digests`, its tenant and its
     /// key.
     ///
@@ -129,7 +89,7 @@ impl ShardHandle {
         self.ask(ANSWER_DEADLINE, move |host| host.names_of(&digests))
     }
 
-    fn ask_service<T: Send + 'static>(
+    pub(super) fn ask_service<T: Send + 'static>(
         &self,
         question: impl FnOnce(&mut Service) -> T + Send + 'static,
     ) -> Result<T, ShardError> {

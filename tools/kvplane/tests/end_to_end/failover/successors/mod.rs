@@ -1,0 +1,4 @@
+//! Processes that continue with the memory of the one before them: by its image, or handed over.
+
+mod kept_memory;
+mod upgrades;
