@@ -44,7 +44,7 @@ impl Kind {
 }
 
 /// All kinds of simulation.
-const KINDS: [Kind; 29] = [
+const KINDS: [Kind; 30] = [
     Kind::new("world", "seeds", "KVPLANE_SEEDS", 250),
     Kind::new("world", "clocks", "KVPLANE_SEEDS", 20),
     Kind::new("world", "missed_epochs", "KVPLANE_SEEDS", 20),
