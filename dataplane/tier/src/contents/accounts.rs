@@ -16,6 +16,8 @@ use crate::types::{TenantLimit, TierUse};
 
 /// Most accounts; further tenants share the account of unknown ones.
 const ACCOUNTS_MOST: usize = 4096;
+/// Part of a limit by which evictions run ahead of what has to go.
+const AHEAD_PART: u64 = 64;
 /// Account of records whose tenant is unknown. It has no limit.
 pub(crate) const UNKNOWN: u16 = 0;
 
@@ -191,6 +193,14 @@ impl Accounts {
     pub(crate) fn over_limit(&self, account: u16, bytes: u64) -> Option<u64> {
         let at = &self.all[usize::from(account)];
         at.limit_bytes.filter(|limit| at.used_bytes.saturating_add(bytes) > *limit)
+    }
+
+    /// Returns true if another record of this many bytes may go although an account that grows by `more` is within its
+    /// limit: evictions run ahead by a part of the limit.
+    pub(crate) fn may_run_ahead(&self, account: u16, more: u64, record_bytes: u64) -> bool {
+        let at = &self.all[usize::from(account)];
+        let after = at.used_bytes.saturating_add(more).saturating_sub(record_bytes);
+        at.limit_bytes.is_some_and(|limit| after.saturating_add(limit / AHEAD_PART) >= limit)
     }
 
     /// Returns true if reclaim keeps the records of an account: they are within its share.
