@@ -14,6 +14,7 @@ mod peer;
 mod peers;
 mod rounds;
 mod schedule;
+mod shared;
 mod stores;
 mod tier;
 mod transports;
@@ -31,6 +32,7 @@ const USAGE: &str =
                      [--rounds N]
        kvplane-bench tier [--path FILE] [--size BYTES] [--rounds N] [--seconds S] [--only TEXT]
        kvplane-bench [tier-puts | tier-recovery] [--path FILE] [--rounds N] [--keys N] ...
+       kvplane-bench shared-tier [--path DIRECTORY] [--size BYTES] [--rounds N]
        kvplane-bench [peers | stores] [...]: see `cargo x help`";
 
 /// Benchmarks that run by default: all that need only this machine.
@@ -79,6 +81,8 @@ fn main() -> ExitCode {
     match words.first().map(String::as_str) {
         Some("tier") => return finish(tier::run(&words[1..])),
         Some("tier-recovery") => return finish(tier::recovery(&words[1..])),
+        Some("shared-tier") => return finish(shared::run(&words[1..])),
+        Some(shared::ROLE) => return finish(shared::bucket(&words[1..])),
         Some("tier-puts") => return finish(tier::saturated(&words[1..])),
         _ => {}
     }

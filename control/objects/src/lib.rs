@@ -84,9 +84,12 @@ impl StoreDriver {
         let thread = std::thread::Builder::new().name("kvplane-store".to_owned()).spawn(move || {
             let (store, prefix) = match wanted.open(&cluster, deadlines) {
                 Ok(store) => store,
-                Err(error) => return drop(opened.send(Err(error))),
+                Err(error) => {
+                    // Nobody may wait any more.
+                    let _ = opened.send(Err(error));
+                    return;
+                }
             };
-            // Nobody may wait any more.
             if opened.send(Ok(())).is_ok() {
                 runtime.block_on(serve(store, prefix, queue, deadlines));
             }

@@ -29,6 +29,8 @@ pub(crate) struct PackState {
     pub(crate) is_foreign: bool,
     /// True if nothing of it is read any more.
     pub(crate) is_gone: bool,
+    /// True if a checkpoint was begun since then, which leaves it out.
+    is_left_out: bool,
 }
 
 /// Objects and packs.
@@ -68,7 +70,7 @@ impl Index {
         if let Some(row) = self.by_name.get(&(pack.shard, pack.number)) {
             return *row;
         }
-        let state = Some(PackState { pack, live: 0, is_foreign, is_gone: false });
+        let state = Some(PackState { pack, live: 0, is_foreign, is_gone: false, is_left_out: false });
         let row = match self.free.pop() {
             Some(row) => {
                 self.rows[row as usize] = state;
@@ -126,6 +128,12 @@ impl Index {
         }
     }
 
+    /// Notes that a checkpoint is begun, which leaves out the packs that are not read any more.
+    pub(crate) fn leave_out_gone(&mut self) {
+        let gone = self.rows.iter_mut().flatten().filter(|state| state.is_gone);
+        gone.for_each(|state| state.is_left_out = true);
+    }
+
     /// Forgets a pack without objects.
     pub(crate) fn forget_pack(&mut self, shard: ShardKey, number: u64) {
         if let Some(row) = self.by_name.remove(&(shard, number)) {
@@ -139,14 +147,14 @@ impl Index {
         self.by_name.values().filter_map(|row| self.rows[*row as usize].as_ref())
     }
 
-    /// Removes the objects of packs that cannot be read any more among `most` entries after a digest. Returns the last
+    /// Removes the objects of packs that checkpoints leave out among `most` entries after a digest. Returns the last
     /// digest that was looked at; `None` after the last entry.
     pub(crate) fn sweep(&mut self, after: Option<Digest>, most: usize) -> Option<Digest> {
         let from = after.map_or(core::ops::Bound::Unbounded, core::ops::Bound::Excluded);
         let (mut gone, mut last, mut count) = (Vec::new(), None, 0);
         for (digest, placed) in self.entries.range((from, core::ops::Bound::Unbounded)).take(most) {
             (last, count) = (Some(*digest), count + 1);
-            if self.rows[placed.row as usize].is_none_or(|state| state.is_gone) {
+            if self.rows[placed.row as usize].is_none_or(|state| state.is_left_out) {
                 gone.push(*digest);
             }
         }
@@ -225,6 +233,9 @@ mod tests {
         (0..10).for_each(|number| index.insert(entry(1, number), if number < 5 { row } else { other }));
         index.drop_pack(pack(1).shard, 1);
         assert!(index.get(entry(1, 1).digest).is_none() && index.has(entry(1, 1).digest));
+        index.sweep(None, 100);
+        assert_eq!(index.len(), 10, "a checkpoint in the store may have them");
+        index.leave_out_gone();
         let mut after = None;
         loop {
             after = index.sweep(after, 3);

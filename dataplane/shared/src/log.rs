@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use kvplane_proto::Digest;
-use kvplane_proto::ids::Epoch;
+use kvplane_proto::ids::{Epoch, Slot};
 use kvplane_tier::SlotSet;
 
 use crate::config::{CHECKPOINT_PACKS, STEP_ENTRIES};
@@ -62,7 +62,11 @@ pub(crate) struct SealedCheckpoint {
 #[derive(Debug, Default)]
 pub(crate) struct Log {
     /// Last pack that the store has.
-    pub(crate) written: u64,
+    written: u64,
+    /// Pack that is written before the next manifest: it has removals in slots that were lost.
+    settled_after: u64,
+    /// True if the last write was a pack.
+    is_after_pack: bool,
     /// Newest checkpoint that the store has, and the last pack that it takes in.
     checkpoint: (u64, u64),
     /// Number of the last checkpoint that was begun.
@@ -77,6 +81,8 @@ pub(crate) struct Log {
     /// Number of the last manifest, and of the one in the store.
     last_manifest: u64,
     named_by: u64,
+    /// Slots whose contents were forgotten, and still count by the manifest in the store.
+    forgotten: Option<SlotSet>,
     /// Checkpoint and last pack that the manifest on its way names.
     naming: Option<(u64, u64)>,
     /// Names of objects to delete.
@@ -99,6 +105,18 @@ impl Log {
         self.wants_manifest = true;
     }
 
+    /// Requests a manifest without the contents of these slots.
+    pub(crate) fn forget(&mut self, slots: &SlotSet) {
+        let before = self.forgotten.take().unwrap_or_else(SlotSet::none);
+        self.forgotten = Some(before.with(slots, |before, slots| before | slots));
+        self.wants_manifest = true;
+    }
+
+    /// Returns true while forgotten contents of a slot still count by the manifest in the store.
+    pub(crate) fn counts_forgotten(&self, slot: Slot) -> bool {
+        self.forgotten.as_ref().is_some_and(|slots| slots.has(slot))
+    }
+
     /// Returns true while a checkpoint is being made or written: the index must not get entries of new packs.
     pub(crate) const fn is_checkpointing(&self) -> bool {
         self.making.is_some() || self.sealed.is_some()
@@ -117,6 +135,22 @@ impl Log {
     /// Returns true if the manifest in the store says what is valid now, or if there is none.
     pub(crate) const fn is_settled(&self) -> bool {
         self.last_manifest == 0 || !self.wants_manifest && self.naming.is_none()
+    }
+
+    /// Notes that the store has a pack.
+    pub(crate) const fn pack_written(&mut self, number: u64) {
+        (self.written, self.is_after_pack) = (number, true);
+    }
+
+    /// Demands that the store has this pack before the next manifest, which releases slots: it tells of no later
+    /// removals.
+    pub(crate) fn settle_after(&mut self, pack: u64) {
+        self.settled_after = self.settled_after.max(pack);
+    }
+
+    /// Returns true if a checkpoint or a manifest goes before the next pack, if one is due.
+    pub(crate) const fn is_its_turn(&self) -> bool {
+        self.is_after_pack && self.written >= self.settled_after
     }
 
     /// Notes that slots have other contents than a checkpoint that is being made or written.
@@ -172,7 +206,7 @@ impl Log {
     /// Returns the manifest to be written now, with its number. Each attempt has a number of its own: one that was
     /// given up may still reach the store after a later one.
     pub(crate) fn begin_manifest(&mut self, slots: &SlotStates, epoch: Epoch) -> (u64, Manifest) {
-        self.wants_manifest = false;
+        (self.wants_manifest, self.is_after_pack) = (false, false);
         self.last_manifest += 1;
         self.naming = Some(self.checkpoint);
         let manifest = Manifest {
@@ -189,6 +223,10 @@ impl Log {
     /// Notes that the store has the manifest: the ones before are deleted, with the checkpoint that they name.
     pub(crate) fn manifest_written(&mut self, stream: Stream) {
         let Some(naming) = self.naming.take() else { return };
+        // One that was begun before they were forgotten is followed by another.
+        if !self.wants_manifest {
+            self.forgotten = None;
+        }
         let before = core::mem::replace(&mut self.named, naming);
         // Also those that were given up, which may be there.
         let given_up = self.named_by.max(1)..self.last_manifest;

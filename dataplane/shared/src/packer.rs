@@ -127,6 +127,11 @@ impl Packer {
         self.sealed.is_none() && self.open.entries().is_empty()
     }
 
+    /// Returns the number of the pack after which nothing is on its way that is now.
+    pub(crate) fn last_number(&self) -> u64 {
+        self.last + u64::from(!self.open.entries().is_empty())
+    }
+
     /// Seals the open pack, to be written under the next number.
     pub(crate) fn seal(&mut self, stream: Stream, written_ms: u64) {
         self.last += 1;

@@ -115,6 +115,9 @@ impl Operations {
 struct Schedule {
     sweep_ns: u64,
     clean_ns: u64,
+    /// True if the checkpoint that is being made, or a manifest that names it, is the first one without some dropped
+    /// packs: their objects count until the store has both, so that changes of them wait for removals.
+    is_dropping: bool,
     /// Position of the removal of objects of dropped packs; `None` while there is nothing to do.
     sweep: Option<Option<Digest>>,
     /// Members by the newest map.
@@ -199,7 +202,7 @@ impl SharedTier {
         let operations = &mut self.operations;
         operations.generation += 1;
         (operations.is_writing, operations.is_deleting) = (false, false);
-        self.schedule.sweep = None;
+        (self.schedule.sweep, self.schedule.is_dropping) = (None, false);
     }
 
     /// Begins another incarnation of the shard, which owns no slots.
@@ -256,6 +259,7 @@ impl SharedTier {
         slots.checkpointed = slots.checkpointed.with(&gained, |there, gained| there & !gained);
         self.log.renew(&gained);
         self.packer.lose(&lost);
+        self.log.settle_after(self.packer.last_number());
         self.takeovers.lose(&lost);
         if gained.is_empty() || self.stream.state == 0 {
             return;
@@ -287,7 +291,8 @@ impl SharedTier {
     /// log.
     #[must_use]
     pub fn may_have(&self, digest: Digest) -> bool {
-        self.index.has(digest) || self.packer.has(digest) || self.packer.removes(digest)
+        let is_known = self.index.has(digest) || self.packer.has(digest) || self.packer.removes(digest);
+        is_known || self.log.counts_forgotten(digest.slot())
     }
 
     /// Returns true if this many more removals can be taken.
@@ -406,8 +411,9 @@ impl SharedTier {
         self.log.renew(&owned);
         self.takeovers.clear();
         self.packer.lose(&owned);
+        self.log.settle_after(self.packer.last_number());
+        self.log.forget(&owned);
         self.takeovers.begin_without(owned);
-        self.log.want_manifest();
     }
 
     /// Returns true while the manifest in the store is an older one: it may name slots that were lost or forgotten.
@@ -469,7 +475,8 @@ impl SharedTier {
             return true;
         }
         self.begin_write(now_ns, true);
-        !self.operations.is_writing && self.packer.is_idle() && self.operations.queue.is_empty()
+        let is_written = !self.operations.is_writing && self.packer.is_idle() && self.operations.queue.is_empty();
+        is_written && !self.log.is_waiting() && !self.log.is_checkpointing()
     }
 
     /// Begins the next write, if none is in flight.
@@ -491,16 +498,26 @@ impl SharedTier {
         if self.log.is_checkpointing() {
             return;
         }
-        if self.packer.is_due(&self.config, now_ns, all) {
-            self.packer.seal(stream, self.clock.now_ms(now_ns).unwrap_or(0));
-        }
-        if let Some(sealed) = &self.packer.sealed {
-            let put = Operation::Put { name: stream.pack(sealed.number), bytes: sealed.bytes.clone() };
-            self.begin_writing(Purpose::Pack, put);
-            return;
-        }
         // A slot that is being purged is not complete, and would need another checkpoint at once.
-        if self.log.is_checkpoint_due() && self.slots.purged.is_empty() {
+        let is_at_rest = self.slots.purged.is_empty() && self.schedule.sweep.is_none();
+        let is_checkpoint_due = self.log.is_checkpoint_due() && is_at_rest;
+        // Packs and the log take turns: under a stream of uploads there would be no checkpoint otherwise. A sealed pack
+        // goes first: it may have objects of slots that were lost since, which must not count on top of a checkpoint.
+        let is_turn_of_log =
+            self.packer.sealed.is_none() && self.log.is_its_turn() && (is_checkpoint_due || self.log.is_manifest_due());
+        if !is_turn_of_log {
+            if self.packer.is_due(&self.config, now_ns, all) {
+                self.packer.seal(stream, self.clock.now_ms(now_ns).unwrap_or(0));
+            }
+            if let Some(sealed) = &self.packer.sealed {
+                let put = Operation::Put { name: stream.pack(sealed.number), bytes: sealed.bytes.clone() };
+                self.begin_writing(Purpose::Pack, put);
+                return;
+            }
+        }
+        if is_checkpoint_due {
+            self.index.leave_out_gone();
+            self.schedule.is_dropping = true;
             self.log.begin_checkpoint(&self.index, &self.slots);
         } else if self.log.is_manifest_due() {
             let (number, manifest) = self.log.begin_manifest(&self.slots, self.epoch);
@@ -524,7 +541,7 @@ impl SharedTier {
         for pack in cleanup::outdated(&self.index, &self.config, self.stream.shard, now_ms) {
             self.stats.packs_dropped += 1;
             self.index.drop_pack(pack.shard, pack.number);
-            self.schedule.sweep = Some(None);
+            self.log.want_checkpoint();
         }
         self.delete_packs();
         // One shard of each node looks.
@@ -536,9 +553,9 @@ impl SharedTier {
         }
     }
 
-    /// Deletes packs of this shard that nothing is read from any more, as far as no manifest needs them. Packs of others
-    /// are only forgotten: a shard that still takes slots over from their streams must find them without gaps, and they
-    /// are deleted with their streams, manifests first.
+    /// Deletes packs of this shard that nothing is read from any more, as far as no manifest needs them. Packs of
+    /// others are only forgotten: a shard that still takes slots over from their streams must find them without gaps,
+    /// and they are deleted with their streams, manifests first.
     fn delete_packs(&mut self) {
         if self.schedule.sweep.is_some() {
             return;
@@ -559,8 +576,8 @@ impl SharedTier {
         }
     }
 
-    /// Does some of the work that takes time. `has_newer` returns true for objects of which the host has a newer version:
-    /// that of a former owner does not count. Returns true if there was any work.
+    /// Does some of the work that takes time. `has_newer` returns true for objects of which the host has a newer
+    /// version: that of a former owner does not count. Returns true if there was any work.
     pub fn step(&mut self, has_newer: &dyn Fn(Digest, Version) -> bool) -> bool {
         let mut progress = self.takeovers.step();
         while let Some(taken) = self.takeovers.peek_done() {
@@ -700,6 +717,9 @@ impl SharedTier {
             Purpose::Checkpoint => self.log.checkpoint_written(&mut self.slots),
             Purpose::Manifest => {
                 self.log.manifest_written(self.stream);
+                if core::mem::take(&mut self.schedule.is_dropping) {
+                    self.schedule.sweep = Some(None);
+                }
                 self.delete_packs();
             }
             _ => {}
@@ -709,7 +729,7 @@ impl SharedTier {
 
     fn pack_written(&mut self) {
         let Some(sealed) = self.packer.take_written() else { return };
-        self.log.written = sealed.number;
+        self.log.pack_written(sealed.number);
         self.stats.packs_written += 1;
         let bytes = sealed.bytes.len() as u64;
         let pack = PackRow { shard: self.stream.shard, number: sealed.number, bytes, written_ms: sealed.written_ms };
@@ -776,7 +796,7 @@ impl SharedTier {
                 if error == StoreError::NotFound && is_current {
                     // All of it is gone.
                     self.index.drop_pack(pack.shard, pack.number);
-                    self.schedule.sweep = Some(None);
+                    self.log.want_checkpoint();
                 } else {
                     self.stats.damaged += 1;
                     self.give_up(digest, is_there(self));

@@ -123,6 +123,12 @@ impl FakeS3 {
         self.state().objects.iter().map(|(name, stored)| (name.clone(), stored.bytes.len())).collect()
     }
 
+    /// Returns the bytes of an object, by its name with its bucket.
+    #[must_use]
+    pub fn bytes(&self, name: &str) -> Option<Arc<Vec<u8>>> {
+        self.state().objects.get(name).map(|stored| Arc::clone(&stored.bytes))
+    }
+
     /// Returns the number of requests that were received.
     #[must_use]
     pub fn requests(&self) -> u64 {

@@ -1,6 +1,6 @@
 //! Shards over one simulated store, which fails, delays writes beyond the death of their writers, flips bits, and whose
-//! clock jumps, while slots change owners. Whatever happens: no wrong byte is read, and nothing that was removed or replaced, with an
-//! acknowledgement, is ever found again.
+//! clock jumps, while slots change owners. Whatever happens: no wrong byte is read, and nothing that was removed or
+//! replaced, with an acknowledgement, is ever found again.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -106,9 +106,16 @@ impl Workplace {
     /// Starts `kvplane node` with this number, as a supervisor does: the number of a killed node is free only when the
     /// control plane knows of its death.
     pub(crate) fn node(&self, number: u64, more: &[&str]) -> Process {
+        self.node_in(number, more, &[])
+    }
+
+    /// Like [`Self::node`], with this environment besides.
+    pub(crate) fn node_in(&self, number: u64, more: &[&str], environment: &[(&str, String)]) -> Process {
         let number = number.to_string();
         loop {
-            let mut node = Process::start(self.command(&[&["node", "--node-id", &number], more].concat()));
+            let mut command = self.command(&[&["node", "--node-id", &number], more].concat());
+            command.envs(environment.iter().map(|(name, value)| (name, value)));
+            let mut node = Process::start(command);
             let (there, taken) = (format!("node {number} with"), format!("node id {number} is in use"));
             let started = wait_until(|| {
                 let said = node.said();
