@@ -1,5 +1,5 @@
-//! What a node tells the control plane after each heartbeat, and what it gets back: of its shards, of their tenants, and
-//! of their SSD tiers.
+//! Reports of a node after each heartbeat, and the answers to them: of its shards, of their tenants, and of their SSD
+//! tiers.
 
 pub(super) mod shard;
 pub(super) mod tenant;

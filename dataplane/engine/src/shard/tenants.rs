@@ -12,15 +12,11 @@ use super::handle::ShardHandle;
 #[derive(Clone, Copy)]
 pub struct ShardTenants<'a>(&'a ShardHandle);
 
-impl ShardHandle {
-    /// Returns its tenants.
-    #[must_use]
-    pub const fn tenants(&self) -> ShardTenants<'_> {
-        ShardTenants(self)
+impl<'a> ShardTenants<'a> {
+    pub(super) const fn of(shard: &'a ShardHandle) -> Self {
+        Self(shard)
     }
-}
 
-impl ShardTenants<'_> {
     /// Sets the leases of memory: see [`kvplane_store::service::Control::set_tenants`].
     ///
     /// # Errors
