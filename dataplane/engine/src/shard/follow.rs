@@ -10,6 +10,7 @@ use super::command::Command;
 use super::error::ShardError;
 use super::handle::ShardHandle;
 use super::limits::ANSWER_DEADLINE;
+use super::tenants::ShardTenants;
 
 /// Locations of an object.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -78,6 +79,12 @@ impl ShardHandle {
             let (now_ns, service) = (host.now_ns(), host.service());
             digests.into_iter().map(|digest| service.control().want_copy(digest, now_ns)).collect()
         })
+    }
+
+    /// Returns its tenants.
+    #[must_use]
+    pub const fn tenants(&self) -> ShardTenants<'_> {
+        ShardTenants::of(self)
     }
 
     /// Returns the names of these objects, for each whose tail is in memory: its index in `digests`, its tenant and its

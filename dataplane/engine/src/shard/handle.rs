@@ -21,7 +21,6 @@ use super::error::{ShardEnd, ShardError, ShardStartError};
 use super::limits::ANSWER_DEADLINE;
 use super::listeners::{ShardListeners, listen_unix, when_free};
 use super::snapshot::{self, ShardSnapshot};
-use super::tenants::ShardTenants;
 use super::thread::StartFacts;
 use crate::host::ShardHost;
 
@@ -56,12 +55,6 @@ impl ShardHandle {
     ) -> Self {
         let (mailbox, thread, shm) = (Mutex::new(Some(mailbox)), Mutex::new(Some(thread)), Mutex::new(shm));
         Self { mailbox, doorbell, thread, facts, shm }
-    }
-
-    /// Returns its tenants.
-    #[must_use]
-    pub const fn tenants(&self) -> ShardTenants<'_> {
-        ShardTenants::of(self)
     }
 
     /// Returns the address on which it listens.
