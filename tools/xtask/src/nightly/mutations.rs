@@ -40,7 +40,7 @@ impl Host {
             Self::LostWrites => ("tiers", "lost_writes", "KVPLANE_TIER_SEEDS"),
             Self::PowerFailures => ("tiers", "power_failures", "KVPLANE_TIER_SEEDS"),
             Self::Replicas => ("replicas", "seeds", "KVPLANE_SEEDS"),
-            Self::HotObjects => ("replicas", "hot_objects", "KVPLANE_SEEDS"),
+            Self::HotObjects => ("replicas", "hot_objects", "KVPLANE_HOT_SEEDS"),
             Self::FlippedBits => ("replicas", "flipped_bits", "KVPLANE_LOSS_SEEDS"),
             Self::Departures => ("tiers", "departures", "KVPLANE_TIER_SEEDS"),
             Self::CopiesAgain => ("tiers", "copies_are_made_again_when_all_nodes_died", "KVPLANE_TIER_SEEDS"),
