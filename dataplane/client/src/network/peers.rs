@@ -42,8 +42,8 @@ const SUSPECT_HEDGES: u64 = 4;
 /// Suspicion of a peer: it was silent for the hedging delay while it owed a reply, and nothing has arrived from it
 /// since.
 ///
-/// What a replica owner can answer goes there first, and is hedged to the suspect. A suspicion decides nothing else: a
-/// wrong one costs a round trip for objects without a replica.
+/// Requests that a replica owner can answer go there first, and are hedged to the suspect. A suspicion decides nothing
+/// else: a wrong one costs a round trip for objects without a replica.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Suspicion {
     /// Time at which it began.

@@ -160,7 +160,7 @@ proptest! {
         second.check();
     }
 
-    /// Whatever an image says that passes its checksum, nothing panics, and the store is whole.
+    /// An image that passes its checksum may have any contents: nothing panics, and the store is whole.
     #[test]
     fn places_that_contradict_each_other_are_refused(
         before in prop::collection::vec(ops(), 1..40),

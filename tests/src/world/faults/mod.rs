@@ -110,7 +110,7 @@ const REST_NS: u64 = 10 * MS;
 struct Partition {
     one: Party,
     other: Party,
-    /// What the second sends to the first is lost, too.
+    /// Messages from the second to the first are lost, too.
     both: bool,
     heals_ns: u64,
 }

@@ -27,7 +27,7 @@ const FRAME: usize = 1518;
 /// Most frames that wait for their time.
 const WAITING: usize = 100_000;
 
-/// What the emulator has to do.
+/// Command to the emulator.
 #[derive(Debug, Serialize, Deserialize)]
 enum Order {
     Impair { port: usize, direction: Direction, impairment: Impairment },

@@ -14,7 +14,7 @@ const QUEUE_NS: u64 = 200_000_000;
 /// Most TCP connections that are known.
 const MOST_FLOWS: usize = 4096;
 
-/// What happens to the frames of a port in one direction. Shares are of all frames, from 0 to 1.
+/// Impairment of the frames of a port in one direction. Shares are of all frames, from 0 to 1.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Impairment {
     pub(crate) delay: Duration,

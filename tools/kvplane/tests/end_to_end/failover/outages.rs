@@ -43,9 +43,9 @@ enum Outage {
     Frozen,
     /// The link is cut: nothing arrives in either direction, and nothing is reset.
     Cut,
-    /// What the node sends is lost, and what is sent to it arrives.
+    /// Packets from the node are lost, and packets to it arrive.
     LosesSent,
-    /// What is sent to the node is lost, and what it sends arrives.
+    /// Packets to the node are lost, and packets from it arrive.
     LosesReceived,
 }
 
@@ -144,7 +144,7 @@ fn several(replicas: u8, replace: bool) -> PutOptions {
     PutOptions { replicas, replace, ..PutOptions::default() }
 }
 
-/// What all callers have in common.
+/// Settings that all callers of a load have in common.
 struct Load {
     config: ClientConfig,
     round: u64,
