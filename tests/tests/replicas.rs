@@ -1,24 +1,28 @@
 //! Seeds of the World in which slots have several owners, and bugs that its checkers must find. `KVPLANE_SEEDS` sets
 //! their number (20), `KVPLANE_SEED` the first (0).
 
-use kvplane_tests::world::{Mischief, Rule, Scenario, number, run, run_seeds};
+use kvplane_tests::world::{Mischief, Rule, Scenario, Statistics, number, run, run_seeds};
+
+/// Runs seeds, all of which must pass; the variable sets their number. Returns what happened in them, and their number.
+fn run_all(variable: &str, default: u64, scenario: fn(u64) -> Scenario) -> (Statistics, u64) {
+    let (first, count) = (number("KVPLANE_SEED", 0), number(variable, default));
+    let (total, failed) = run_seeds(first..first + count, 5, scenario, |_, _| {});
+    let Statistics { doubled, flips, repaired, .. } = total;
+    println!("{total}; {doubled} objects with several owners, {flips} flipped bits, {repaired} repairs");
+    assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above");
+    (total, count)
+}
 
 #[test]
 fn seeds() {
-    let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_SEEDS", 20));
-    let (total, failed) = run_seeds(first..first + count, 5, Scenario::of_replicas, |_, _| {});
-    println!("{total}");
-    assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above");
+    let (total, count) = run_all("KVPLANE_SEEDS", 20, Scenario::of_replicas);
     assert!(count < 10 || total.copies > 0, "nothing was copied: {total}");
 }
 
 /// Replicas that are requested after the puts.
 #[test]
 fn copies_that_are_wished_for_later() {
-    let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_SEEDS", 20));
-    let (total, failed) = run_seeds(first..first + count, 5, Scenario::of_wishes, |_, _| {});
-    println!("{total}");
-    assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above");
+    let (total, count) = run_all("KVPLANE_SEEDS", 20, Scenario::of_wishes);
     assert!(count < 10 || total.copies > 0, "nothing was copied: {total}");
     assert!(count < 10 || total.hot > 0, "nothing was hot: {total}");
     caught(Mischief::KeepCopies, &[Rule::Removed], Scenario::of_wishes_with);
@@ -28,31 +32,22 @@ fn copies_that_are_wished_for_later() {
 /// many readers make these seeds slow, so their number is one of its own.
 #[test]
 fn hot_objects() {
-    let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_HOT_SEEDS", 20));
-    let (total, failed) = run_seeds(first..first + count, 5, Scenario::of_hot, |_, _| {});
-    println!("{total}");
-    assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above");
+    let (total, count) = run_all("KVPLANE_HOT_SEEDS", 20, Scenario::of_hot);
     assert!(count < 10 || total.chosen > total.hits / 50, "few were read from second owners: {total}");
 }
 
-/// One node dies, and no object acknowledged with two replicas is missing, then or later.
+/// One node dies, and no object acknowledged with two replicas is missing, then or later. These seeds are several times
+/// as slow, so their number is one of its own.
 #[test]
 fn losses() {
-    // The number is not KVPLANE_SEEDS, because these seeds are several times as slow.
-    let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_LOSS_SEEDS", 40));
-    let (total, failed) = run_seeds(first..first + count, 5, Scenario::of_losses, |_, _| {});
-    println!("{total}; {} objects with two owners", total.doubled);
-    assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above");
+    let (total, count) = run_all("KVPLANE_LOSS_SEEDS", 40, Scenario::of_losses);
     assert!(count < 10 || total.doubled > 0, "nothing had two owners: {total}");
 }
 
 /// Slots with three to five owners, and objects with two replicas up to more than there are owners.
 #[test]
 fn several_replicas() {
-    let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_LOSS_SEEDS", 20));
-    let (total, failed) = run_seeds(first..first + count, 5, Scenario::of_many_replicas, |_, _| {});
-    println!("{total}");
-    assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above");
+    let (total, count) = run_all("KVPLANE_LOSS_SEEDS", 20, Scenario::of_many_replicas);
     assert!(count < 10 || total.copies > 0, "nothing was copied: {total}");
     caught(Mischief::KeepCopies, &[Rule::Removed], Scenario::of_many_replicas_with);
 }
@@ -60,30 +55,21 @@ fn several_replicas() {
 /// Nodes die one after another, and no object acknowledged with several replicas is missing.
 #[test]
 fn losses_of_several_replicas() {
-    let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_LOSS_SEEDS", 40));
-    let (total, failed) = run_seeds(first..first + count, 5, Scenario::of_losses_of_many, |_, _| {});
-    println!("{total}; {} objects with several owners", total.doubled);
-    assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above");
+    let (total, count) = run_all("KVPLANE_LOSS_SEEDS", 40, Scenario::of_losses_of_many);
     assert!(count < 10 || total.doubled > 0, "nothing had several owners: {total}");
 }
 
 /// Objects with many readers are read from all owners, and no replica is older than the acknowledged versions.
 #[test]
 fn hot_objects_with_several_replicas() {
-    let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_HOT_SEEDS", 10));
-    let (total, failed) = run_seeds(first..first + count, 5, Scenario::of_hot_with_many, |_, _| {});
-    println!("{total}");
-    assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above");
+    let (total, count) = run_all("KVPLANE_HOT_SEEDS", 10, Scenario::of_hot_with_many);
     assert!(count < 10 || total.chosen > total.hits / 50, "few were read from replica owners: {total}");
 }
 
 /// One node falls silent in any way, connections become half-open, and objects with two owners are found soon.
 #[test]
 fn silence() {
-    let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_LOSS_SEEDS", 20));
-    let (total, failed) = run_seeds(first..first + count, 5, Scenario::of_silence, |_, _| {});
-    println!("{total}; {} objects with two owners", total.doubled);
-    assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above");
+    let (total, count) = run_all("KVPLANE_LOSS_SEEDS", 20, Scenario::of_silence);
     assert!(count < 10 || total.doubled > 0, "nothing had two owners: {total}");
 }
 
@@ -91,10 +77,7 @@ fn silence() {
 /// where memory is scrubbed, all of it is good in the end.
 #[test]
 fn flipped_bits() {
-    let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_LOSS_SEEDS", 20));
-    let (total, failed) = run_seeds(first..first + count, 5, Scenario::of_flipped_bits, |_, _| {});
-    println!("{total}; {} flipped bits, {} repairs", total.flips, total.repaired);
-    assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above");
+    let (total, count) = run_all("KVPLANE_LOSS_SEEDS", 20, Scenario::of_flipped_bits);
     assert!(count < 10 || total.repaired > 0, "nothing was repaired: {total}");
 }
 
@@ -107,10 +90,7 @@ fn a_client_that_never_hedges() {
 /// that.
 #[test]
 fn a_control_plane_that_loses_its_state_loses_no_object() {
-    let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_LOSS_SEEDS", 40));
-    let (total, failed) = run_seeds(first..first + count, 5, Scenario::of_lost_state, |_, _| {});
-    println!("{total}; {} objects with two owners", total.doubled);
-    assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above");
+    let (total, count) = run_all("KVPLANE_LOSS_SEEDS", 40, Scenario::of_lost_state);
     assert!(count < 10 || total.doubled > 0 && total.adoptions > 0, "nothing was adopted: {total}");
 }
 

@@ -12,7 +12,6 @@ library listens on every address, without authentication. As long as it is in a 
 nothing is called.
 """
 
-import argparse
 import ctypes
 import os
 import pathlib
@@ -21,7 +20,7 @@ import subprocess
 import sys
 import time
 
-from torch_cpu import NO_DEVICE, begin, needed, symbols
+from torch_cpu import NO_DEVICE, needed, prepare, symbols
 
 VERSION = "0.3.14"
 PACKAGE = "mooncake-transfer-engine-cuda13"
@@ -191,16 +190,7 @@ def stand_in(folder):
 
 def main():
     """Command line entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=pathlib.Path, help="a new or empty one")
-    parser.add_argument("version", nargs="?", default=VERSION)
-    arguments = parser.parse_args()
-    folder, version = arguments.folder.resolve(), arguments.version
-    done = folder / f"stock-{version}.done"
-    if done.exists():
-        return
-    begin(folder)
-    subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
+    folder, version, done = prepare("stock", __doc__, VERSION)
     python = str(folder / "venv" / "bin" / "python")
     command = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check"]
     subprocess.run([*command, "--target", str(folder), f"{PACKAGE}=={version}", RUNTIME], check=True)

@@ -95,18 +95,25 @@ def begin(folder):
     begun.write_text("", encoding="utf-8")
 
 
-def main():
-    """Command line entry point."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def prepare(name, description, newest):
+    """Parses the command line of a program that installs a package into a folder, and makes the folder's environment.
+    Returns folder, version, and the file that says that all is done; exits where it is."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=pathlib.Path, help="a new or empty one")
-    parser.add_argument("version", nargs="?", default=VERSION)
+    parser.add_argument("version", nargs="?", default=newest)
     arguments = parser.parse_args()
     folder, version = arguments.folder.resolve(), arguments.version
-    done = folder / f"torch-{version}.done"
+    done = folder / f"{name}-{version}.done"
     if done.exists():
-        return
+        sys.exit(0)
     begin(folder)
     subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
+    return folder, version, done
+
+
+def main():
+    """Command line entry point."""
+    folder, version, done = prepare("torch", __doc__, VERSION)
     python = folder / "venv" / "bin" / "python"
     install(str(python), version)
     packages = pathlib.Path(output(str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())

@@ -485,3 +485,44 @@ async fn live(
     }
     client.close().await;
 }
+
+#[cfg(test)]
+mod tests {
+    use kvplane_rpc::{Refusal, RefusalCode};
+
+    use super::*;
+
+    fn refused() -> Error {
+        Error::Call(CallError::Refused(Refusal::new(RefusalCode::AlreadyExists, "the rank is taken")))
+    }
+
+    fn unanswered() -> Error {
+        let (address, waited) = (SocketAddr::from(([127, 0, 0, 1], 1)), Duration::ZERO);
+        Error::Call(CallError::Deadline { address, waited })
+    }
+
+    /// Returns the error of attempts that fail with these, one after the other, the last one at the end of the time.
+    fn error_of(errors: Vec<fn() -> Error>) -> Error {
+        let (within, mut left) = (2 * CONNECT_AGAIN * errors.len() as u32, errors.into_iter());
+        let start = Instant::now();
+        until_there(
+            within,
+            |_| true,
+            || {
+                let error = left.next().expect("no attempt after the end")();
+                if left.len() == 0 {
+                    std::thread::sleep(within.saturating_sub(start.elapsed()));
+                }
+                Err::<(), _>(error)
+            },
+        )
+        .expect_err("all attempts failed")
+    }
+
+    #[test]
+    fn a_refusal_is_said_though_the_time_was_too_short_for_another_one() {
+        let last = error_of(vec![refused, unanswered]);
+        assert!(!last.is_control_away(), "{last}");
+        assert!(error_of(vec![unanswered]).is_control_away());
+    }
+}

@@ -12,6 +12,7 @@ import unittest
 try:
     import numpy
     import thread_groups
+    from kvplane import Mismatch
     from mooncake import _exchange, _experts, _floats, ep
     from mooncake.mooncake_ep_buffer import Buffer
 except ImportError as missing:
@@ -269,6 +270,24 @@ class Layouts(unittest.TestCase):
             return count.tolist(), _floats.bf16_to_f32(combine(buffer, one, received, handle)[0])[0, 0]
 
         self.assertEqual(thread_groups.World(1).run(body), [([0, 1], 2.5)])
+
+    def test_ranks_agree_again_where_one_began_with_an_older_view(self):
+        """The operation ends for all of them with a mismatch, once."""
+
+        class Late:
+            def __init__(self, group):
+                self._group, self._begun = group, False
+
+            def __getattr__(self, name):
+                return getattr(self._group, name)
+
+            def all_to_all(self, *arguments):
+                if self._begun:
+                    return self._group.all_to_all(*arguments)
+                self._begun = True
+                raise Mismatch(-1800, "the ranks call different operations")
+
+        self.assertEqual(thread_groups.World(3).run(lambda group: Buffer(Late(group)).group_size), [3, 3, 3])
 
     def test_a_token_is_sent_once_to_each_rank(self):
         for choices in (1, 4):

@@ -243,8 +243,14 @@ impl World {
             }
             (Want::Describe(_) | Want::List(..), None) => page.map_or(FetchDone::Failed(first), FetchDone::Page),
             (Want::Object(..) | Want::Repair(..), None) if first != Status::Ok => FetchDone::Failed(first),
-            (Want::Repair(_, extent), None) => self.repair_came(incarnation, index, *extent, results[0].bytes, offset),
-            (Want::Object(_, extent), None) => self.object_came(incarnation, index, *extent, results[0].bytes, offset),
+            (Want::Repair(_, extent), None) => self.bytes_came(incarnation, index, *extent, results[0].bytes, offset),
+            (Want::Object(_, extent), None) => {
+                let bytes = results[0].bytes;
+                let came = bytes.min(extent.bytes);
+                let lent = self.incarnations[incarnation].ledger.check(FETCHES, Use::Write, extent.offset, came);
+                self.require(lent);
+                self.bytes_came(incarnation, index, *extent, bytes, offset)
+            }
         };
         if let Want::Object(digest, extent) = &want {
             let taken = self.clients[index].memory.take_back(offset.unwrap_or(0));
@@ -266,23 +272,8 @@ impl World {
         self.drain_service(incarnation, None);
     }
 
-    /// Copies an object from the client's memory to the pool.
-    fn object_came(
-        &mut self,
-        incarnation: usize,
-        index: usize,
-        extent: MemoryExtent,
-        bytes: u64,
-        offset: Option<u64>,
-    ) -> FetchDone {
-        let bytes_came = bytes.min(extent.bytes);
-        let lent = self.incarnations[incarnation].ledger.check(FETCHES, Use::Write, extent.offset, bytes_came);
-        self.require(lent);
-        self.repair_came(incarnation, index, extent, bytes, offset)
-    }
-
     /// Copies bytes from the client's memory to their place in the pool.
-    fn repair_came(
+    fn bytes_came(
         &mut self,
         incarnation: usize,
         index: usize,

@@ -2,6 +2,7 @@
 
 use kvplane_proto::frame::{HEADER_BYTES, Header, VERSION};
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, RequestId, ReservationId, SegmentId, ShardId, Version};
+use kvplane_proto::map::{Member, ShardAddress};
 use kvplane_proto::message::{
     Bitmap, CommitItem, CommitReply, DigestItem, GetItem, Hello, IdItem, Item, Kind, LookupReply, Operation, PutItem,
     ReserveReply, decode_items, encode_items,
@@ -9,7 +10,8 @@ use kvplane_proto::message::{
 use kvplane_proto::{Digest, PinId, Status};
 
 use crate::service::{
-    CloseReason, Extents, Hold, Identity, Memory, MemoryExtent, Output, Path, PayloadTo, PeerKey, SegmentInfo, Service,
+    CloseReason, Extents, Hold, Identity, Memory, MemoryExtent, Output, Path, PayloadTo, PeerKey, PoolBytes,
+    PoolMemory, SegmentInfo, Service,
 };
 use crate::{Store, StoreConfig};
 
@@ -336,5 +338,38 @@ pub(super) fn pool_place(to: PayloadTo) -> MemoryExtent {
     match to {
         PayloadTo::Extent(extent) if extent.memory == Memory::Pool => extent,
         other => panic!("a extent in the pool was due, not {other:?}"),
+    }
+}
+
+/// Memory of the pool.
+#[derive(Debug)]
+pub(super) struct Pool(pub(super) Vec<u8>);
+
+impl PoolBytes for Pool {
+    fn read(&self, offset: u64, into: &mut [u8]) {
+        into.copy_from_slice(&self.0[offset as usize..][..into.len()]);
+    }
+
+    fn bytes(&self) -> u64 {
+        self.0.len() as u64
+    }
+}
+
+impl PoolMemory for Pool {
+    fn write(&mut self, offset: u64, bytes: &[u8]) {
+        self.0[offset as usize..][..bytes.len()].copy_from_slice(bytes);
+    }
+}
+
+/// Returns a member with one shard, in a failure domain of its own.
+pub(super) fn member(node: u64, incarnation: u64) -> Member {
+    let address = ShardAddress { tcp: ([127, 0, 0, 1], 7000 + node as u16).into(), shm: None };
+    Member {
+        node: NodeId(node),
+        incarnation: Incarnation(incarnation),
+        weight: 10,
+        failure_domain: format!("rack-{node}"),
+        host: String::new(),
+        shards: vec![address],
     }
 }

@@ -105,6 +105,15 @@ impl Bed {
         self.place.node_in(number, &[&own[..], &tier, &AT_ONCE, more].concat(), &self.store.environment())
     }
 
+    /// Starts the only node of the cluster, with more arguments. Returns it once its manifests are written, and a
+    /// client.
+    fn one_node(&self, more: &[&str]) -> (Process, Client) {
+        let node = self.node(1, more);
+        self.wait_for_members(1);
+        self.wait_for_manifests(1);
+        (node, self.client())
+    }
+
     fn wait_for_members(&self, count: u64) {
         let there = wait_until(|| (health(self.control.http())["members"] == count).then_some(()));
         assert!(there.is_some(), "{count} members: {:?}", self.control.said());
@@ -233,10 +242,7 @@ fn another_owner_serves_from_a_bucket_what_a_dead_one_uploaded() {
 #[test]
 fn a_restarted_node_finds_what_it_had_uploaded() {
     let bed = Bed::new("shared-restart", |place| Store::Directory(text(&place.path("shared")).to_owned()));
-    let mut node = bed.node(1, &[]);
-    bed.wait_for_members(1);
-    bed.wait_for_manifests(1);
-    let mut client = bed.client();
+    let (mut node, mut client) = bed.one_node(&[]);
     let versions = fill(&mut client, &[&node]);
     node.kill();
     let mut node = bed.node(1, &[]);

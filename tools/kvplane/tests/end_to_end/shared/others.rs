@@ -62,10 +62,7 @@ fn a_node_that_keeps_its_memory_and_uploads_loses_nothing_in_restarts_in_order()
     let bed = Bed::new("shared-kept", directory);
     let memory = Memory(PathBuf::from("/dev/shm").join(bed.place.directory.file_name().expect("a name")));
     let keep = ["--keep-memory", text(&memory.0)];
-    let mut node = bed.node(1, &keep);
-    bed.wait_for_members(1);
-    bed.wait_for_manifests(1);
-    let mut client = bed.client();
+    let (mut node, mut client) = bed.one_node(&keep);
     let mut versions = fill(&mut client, &[&node]);
     let kept = "kvplane_kept_memory_objects";
     for turn in 0..2 {

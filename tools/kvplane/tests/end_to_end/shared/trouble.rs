@@ -67,10 +67,7 @@ fn a_node_goes_on_whatever_its_bucket_does() {
 #[test]
 fn a_takeover_from_a_bucket_with_other_bytes_finds_nothing() {
     let bed = Bed::new("shared-other", |_| Store::Bucket(FakeS3::start()));
-    let mut node = bed.node(1, &[]);
-    bed.wait_for_members(1);
-    bed.wait_for_manifests(1);
-    let mut client = bed.client();
+    let (mut node, mut client) = bed.one_node(&[]);
     fill(&mut client, &[&node]);
     bed.wait_until_recorded(&[1]);
     node.kill();
@@ -92,10 +89,7 @@ fn a_takeover_from_a_bucket_with_other_bytes_finds_nothing() {
 fn a_clock_of_the_store_that_jumps_costs_misses_only() {
     let bed = Bed::new("shared-clock", |_| Store::Bucket(FakeS3::start()));
     let lifetime = ["--shared-lifetime", "1"];
-    let mut node = bed.node(1, &lifetime);
-    bed.wait_for_members(1);
-    bed.wait_for_manifests(1);
-    let mut client = bed.client();
+    let (mut node, mut client) = bed.one_node(&lifetime);
     fill(&mut client, &[&node]);
     node.kill();
     // A day later, all lifetimes are over.
@@ -143,10 +137,7 @@ impl Drop for SmallDisk {
 fn a_node_goes_on_while_its_file_system_is_full_or_read_only() {
     let bed = Bed::new("shared-full", |place| Store::Directory(text(&place.path("shared")).to_owned()));
     let Some(disk) = SmallDisk::mount(&bed.place) else { return };
-    let mut node = bed.node(1, &[]);
-    bed.wait_for_members(1);
-    bed.wait_for_manifests(1);
-    let mut client = bed.client();
+    let (mut node, mut client) = bed.one_node(&[]);
     let all = 0..KEYS;
     all.clone().for_each(|key| put(&mut client, key, 0));
     node.wait_for("there is no space left");

@@ -6,24 +6,11 @@ use kvplane_proto::frame::Header;
 use kvplane_proto::message::{GetItem, Hello, Kind, LookupReply, Operation, PutItem, PutOptions};
 use kvplane_proto::{FrameFlags, Status};
 
-use super::rig::{Answer, POOL_BYTES, Rig, ServiceOutput, body_of, digest, digests, hello, pool_place};
+use super::rig::{Answer, POOL_BYTES, Pool, Rig, ServiceOutput, body_of, digest, digests, hello, pool_place};
 use super::seconds::{keys_of_the_other_node, owners};
-use crate::service::{Fetch, FetchDone, MemoryExtent, Path, PeerKey, PoolBytes, RepairCounters, ScrubPace, Want};
+use crate::service::{Fetch, FetchDone, MemoryExtent, Path, PeerKey, RepairCounters, ScrubPace, Want};
 
 const BYTES: u64 = 700;
-
-/// Memory of the pool.
-struct Pool(Vec<u8>);
-
-impl PoolBytes for Pool {
-    fn read(&self, offset: u64, into: &mut [u8]) {
-        into.copy_from_slice(&self.0[offset as usize..][..into.len()]);
-    }
-
-    fn bytes(&self) -> u64 {
-        self.0.len() as u64
-    }
-}
 
 /// Service with the memory behind it.
 struct Shard {

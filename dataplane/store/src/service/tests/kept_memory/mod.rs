@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use kvplane_proto::Status;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, ShardId, Version};
-use kvplane_proto::map::{ClusterMap, Former, Member, ShardAddress, SlotOwners};
+use kvplane_proto::map::{ClusterMap, Former, Member, SlotOwners};
 
-use super::rig::{CHECKSUM, POOL_BYTES, Rig, config, digest, identity};
+use super::rig::{CHECKSUM, POOL_BYTES, Rig, config, digest, identity, member};
 use crate::image::{ImageContents, ImageOrigin};
 use crate::service::{Discard, FormerImage, Identity, KeptReport, MapStanding, Path, PoolBytes, Service, VoidCause};
 use crate::store::{PoolSums, TakeBackError};
@@ -152,18 +152,6 @@ fn a_damaged_tail_drops_its_object() {
     rig.service.own(Epoch(7), standing(4), |_| true);
     let report = rig.service.inspect().kept().expect("it is decided");
     assert_eq!((report.objects, report.damaged), (1, 2));
-}
-
-fn member(node: u64, incarnation: u64) -> Member {
-    let address = ShardAddress { tcp: ([127, 0, 0, 1], 7000 + node as u16).into(), shm: None };
-    Member {
-        node: NodeId(node),
-        incarnation: Incarnation(incarnation),
-        weight: 10,
-        failure_domain: format!("rack-{node}"),
-        host: String::new(),
-        shards: vec![address],
-    }
 }
 
 /// A slot that another node had meanwhile is not served from memory, as nobody compares it; one that stayed is.

@@ -6,36 +6,17 @@ use std::collections::BTreeMap;
 use kvplane_proto::checksum::payload_checksum;
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, ShardId, Version};
-use kvplane_proto::map::{ClusterMap, Former, Member, ShardAddress, SlotOwners};
+use kvplane_proto::map::{ClusterMap, Former, SlotOwners};
 use kvplane_proto::message::{GetItem, Kind, ObjectName, Operation, PutItem, PutOptions};
 use kvplane_proto::{Digest, Status};
 use kvplane_shared::{GetRange, ListedObject, Outcome, SharedConfig, SharedStats, StoreError, UploadPolicy};
 
-use super::rig::{Answer, Rig, ServiceOutput, body_of, config, identity, pool_place};
+use super::rig::{Answer, Pool, Rig, ServiceOutput, body_of, config, identity, member, pool_place};
 use crate::service::{Identity, Path, PeerKey, PoolBytes, PoolMemory, Service};
 use crate::{Replica, Reserve, Store};
 
 const STATE: u64 = 7;
 const BYTES: u64 = 64 << 10;
-
-/// Memory of the pool.
-struct Pool(Vec<u8>);
-
-impl PoolBytes for Pool {
-    fn read(&self, offset: u64, into: &mut [u8]) {
-        into.copy_from_slice(&self.0[offset as usize..][..into.len()]);
-    }
-
-    fn bytes(&self) -> u64 {
-        self.0.len() as u64
-    }
-}
-
-impl PoolMemory for Pool {
-    fn write(&mut self, offset: u64, bytes: &[u8]) {
-        self.0[offset as usize..][..bytes.len()].copy_from_slice(bytes);
-    }
-}
 
 /// Store that carries operations out at once, or refuses all writes.
 #[derive(Default)]
@@ -92,18 +73,6 @@ struct Bed {
     files: Files,
 }
 
-fn member(node: u64, incarnation: u64) -> Member {
-    let address = ShardAddress { tcp: ([127, 0, 0, 1], 7000 + node as u16).into(), shm: None };
-    Member {
-        node: NodeId(node),
-        incarnation: Incarnation(incarnation),
-        weight: 10,
-        failure_domain: format!("rack-{node}"),
-        host: String::new(),
-        shards: vec![address],
-    }
-}
-
 /// Returns the map with this incarnation of node 1; the layout began with the first one.
 fn map(incarnation: u64) -> SlotOwners {
     let began = (1..=3).map(|node| (NodeId(node), Incarnation(1))).collect();
@@ -143,6 +112,19 @@ impl Bed {
     }
 
     /// Follows the map of the present incarnation.
+    /// Starts the first incarnation, and puts so many objects, which are uploaded. Returns their keys.
+    fn with_objects(count: usize) -> (Self, Vec<Vec<u8>>) {
+        let mut bed = Self::start(1, Files::default());
+        bed.follow(1);
+        let keys: Vec<_> = (0..count).map(owned).collect();
+        for key in &keys {
+            bed.put(key, &[1; 100], &PutOptions::default());
+            assert_eq!(bed.rig.answer().status(), Status::Ok);
+        }
+        bed.run();
+        (bed, keys)
+    }
+
     fn follow(&mut self, incarnation: u64) {
         self.rig.service.follow(STATE, &map(incarnation));
         self.run();
@@ -247,14 +229,7 @@ fn an_object_that_is_read_back_has_its_bytes_and_its_number_of_replicas() {
 
 #[test]
 fn removals_and_replacements_wait_for_the_log_and_are_refused_without_it() {
-    let mut bed = Bed::start(1, Files::default());
-    bed.follow(1);
-    let keys: Vec<_> = (0..4).map(owned).collect();
-    for key in &keys {
-        bed.put(key, &[1; 100], &PutOptions::default());
-        assert_eq!(bed.rig.answer().status(), Status::Ok);
-    }
-    bed.run();
+    let (mut bed, keys) = Bed::with_objects(4);
     assert_eq!(bed.stats().objects, 4);
     let replaces = PutOptions { replace: true, ..PutOptions::default() };
     bed.remove(&keys[0]);
@@ -284,14 +259,7 @@ fn removals_and_replacements_wait_for_the_log_and_are_refused_without_it() {
 
 #[test]
 fn an_object_of_a_former_owner_does_not_stand_behind_a_newer_one() {
-    let mut bed = Bed::start(1, Files::default());
-    bed.follow(1);
-    let keys: Vec<_> = (0..2).map(owned).collect();
-    for key in &keys {
-        bed.put(key, &[1; 100], &PutOptions::default());
-        assert_eq!(bed.rig.answer().status(), Status::Ok);
-    }
-    bed.run();
+    let (bed, keys) = Bed::with_objects(2);
     let version = |bed: &Bed, key: &[u8]| bed.rig.store().peek(Digest::of(b"", key)).map(|object| object.version);
     let put = version(&bed, &keys[0]).expect("it was put");
     // Memory has one of them in the same version, and a newer one of the other: replicas that the former owner made.

@@ -86,15 +86,21 @@ pub(super) fn found(client: &mut Client, name: &str, count: usize) -> usize {
 
 pub(super) const OBJECTS: usize = 300;
 
-#[test]
-fn objects_in_memory_outlive_restarts_in_order() {
-    let place = Workplace::new("kept");
-    let (memory, _control) = (Memory::new(&place), control(&place));
-    let mut server = node(&place, &memory, &[]);
+/// Starts a control plane and a node that keeps its memory, with objects that two clients have put, one over each way.
+pub(super) fn with_objects(place: &Workplace) -> (Memory, Process, Process, [Client; 2]) {
+    let (memory, control) = (Memory::new(place), control(place));
+    let node = node(place, &memory, &[]);
     let mut clients = Way::BOTH.map(|way| place.client(way));
     for (client, way) in clients.iter_mut().zip(Way::BOTH) {
         put_all(client, way.name(), OBJECTS);
     }
+    (memory, control, node, clients)
+}
+
+#[test]
+fn objects_in_memory_outlive_restarts_in_order() {
+    let place = Workplace::new("kept");
+    let (memory, _control, mut server, mut clients) = with_objects(&place);
     let pinned = PutOptions { hard_pin: true, ..PutOptions::default() };
     clients[0].put_with(b"pinned", b"never evicted", &pinned).unwrap();
     clients[1].remove(b"tcp-0").unwrap();

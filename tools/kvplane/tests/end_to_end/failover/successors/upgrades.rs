@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use kvplane::{Client, ClientConfig, PutOptions};
 use serde_json::{Value, json};
 
-use super::kept_memory::{COUNTERS, Memory, OBJECTS, arguments, control, found, node, put_all, value};
+use super::kept_memory::{COUNTERS, Memory, OBJECTS, arguments, control, found, node, put_all, value, with_objects};
 use crate::support::{Outcome, PATIENCE, Process, Way, Workplace, health, http_get, signal, text, wait_until};
 
 /// Process that took over, which is no child of this test.
@@ -80,12 +80,7 @@ fn latest(first: &Process, name: &str) -> u64 {
 #[test]
 fn upgrades_keep_every_object() {
     let place = Workplace::new("upgrade");
-    let (memory, _control) = (Memory::new(&place), control(&place));
-    let mut first = node(&place, &memory, &[]);
-    let mut clients = Way::BOTH.map(|way| place.client(way));
-    for (client, way) in clients.iter_mut().zip(Way::BOTH) {
-        put_all(client, way.name(), OBJECTS);
-    }
+    let (memory, _control, mut first, mut clients) = with_objects(&place);
     let objects = latest(&first, "kvplane_shard_objects");
     let address = first.data();
     let mut last: Option<Successor> = None;
