@@ -172,8 +172,8 @@ impl Cluster {
 
     /// Returns the members of the map that clients have recently reported to be silent, and whose ports have answered
     /// this control plane before.
-    pub fn accused(&self, now_ns: u64) -> impl Iterator<Item = &Member> {
-        self.membership.detector(now_ns).accused()
+    pub fn reported_silent(&self, now_ns: u64) -> impl Iterator<Item = &Member> {
+        self.membership.detector(now_ns).reported_silent()
     }
 
     /// Returns the members of the map that have sent nothing since the control plane started, more than two heartbeat

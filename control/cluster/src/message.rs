@@ -73,7 +73,7 @@ pub enum Input {
     /// from the start.
     Answered { node: NodeId, incarnation: Incarnation },
     /// A peer has sent a request to a member, and received nothing from it for a quarter of a second. The control plane
-    /// probes the ports of such a member ([`crate::Cluster::accused`]). If it cannot, the report counts as
+    /// probes the ports of such a member ([`crate::Cluster::reported_silent`]). If it cannot, the report counts as
     /// [`Input::Unanswered`] does, for two heartbeat intervals: a report is only a claim.
     Reported { node: NodeId, incarnation: Incarnation },
     /// A member leaves in order.

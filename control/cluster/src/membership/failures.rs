@@ -91,7 +91,7 @@ impl<'a> FailureDetector<'a> {
 
     /// Returns the members of the map that a peer has reported to be silent within the last two heartbeat intervals,
     /// and whose ports have answered before: a probe of these tells more than the report.
-    pub(crate) fn accused(self) -> impl Iterator<Item = &'a Member> {
+    pub(crate) fn reported_silent(self) -> impl Iterator<Item = &'a Member> {
         let several = self.replicas > 1;
         let rows = self.members.iter().filter(move |row| several && row.heard && row.state.in_map());
         rows.filter(move |row| row.seen.answered && self.was_reported(row)).map(|row| &row.member)

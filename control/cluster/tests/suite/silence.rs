@@ -191,14 +191,15 @@ fn member_whose_ports_are_silent_for_longer_is_lost_after_a_missed_heartbeat() {
 fn reported_members_whose_ports_have_answered_are_to_be_probed() {
     let mut driver = Driver::new(ClusterConfig { replicas: 2, ..config() });
     (1..=3).for_each(|node| driver.admit(node, 5));
-    let accused =
-        |driver: &Driver| -> Vec<u64> { driver.cluster.accused(driver.now_ns).map(|member| member.node.0).collect() };
+    let reported_silent = |driver: &Driver| -> Vec<u64> {
+        driver.cluster.reported_silent(driver.now_ns).map(|member| member.node.0).collect()
+    };
     let (node, incarnation) = (NodeId(1), Incarnation(5));
     driver.handle(Input::Reported { node, incarnation }).unwrap();
-    assert!(accused(&driver).is_empty(), "its ports cannot be reached");
+    assert!(reported_silent(&driver).is_empty(), "its ports cannot be reached");
     driver.handle(Input::Answered { node, incarnation }).unwrap();
-    assert_eq!(accused(&driver), [1]);
+    assert_eq!(reported_silent(&driver), [1]);
     driver.sleep(201 * MS);
-    assert!(accused(&driver).is_empty(), "the report is old");
+    assert!(reported_silent(&driver).is_empty(), "the report is old");
     assert_eq!(driver.in_map().len(), 3);
 }

@@ -151,7 +151,8 @@ fn find_probe_targets(
     let members = &cluster.map().members;
     let incarnations = members.iter().map(of).collect();
     let mut silent: Vec<&Member> = cluster.silent(now_ns).collect();
-    silent.extend(cluster.accused(now_ns).filter(|accused| !cluster.silent(now_ns).any(|other| other == *accused)));
+    let has_heartbeats = |member: &&Member| !cluster.silent(now_ns).any(|other| other.node == member.node);
+    silent.extend(cluster.reported_silent(now_ns).filter(has_heartbeats));
     let silent = silent.into_iter().filter(|member| known.get(&of(member)) == Some(&true));
     let several = cluster.map().replicas > 1;
     let new = members.iter().filter(|member| several && !known.contains_key(&of(member)));

@@ -18,7 +18,7 @@ use crate::network::{Cause, Endpoint, is_suspect};
 use crate::placement::Placement;
 use crate::replicas::Replicas;
 use crate::sender::{FlushOutcome, Sender};
-use crate::tables::{Again, HeldHandle, NOWHERE, ReplicaUse, Slice, SliceEvent, SliceState, readable, slice_id};
+use crate::tables::{HeldHandle, NOWHERE, ReplicaUse, Resend, Slice, SliceEvent, SliceState, readable, slice_id};
 use crate::traffic::Traffic;
 use crate::types::{Local, Output, Path, PeerId, Request, SegmentTarget, SliceId};
 
@@ -161,13 +161,13 @@ impl Router {
     pub(crate) fn peer_for(&mut self, id: SliceId, digest: Digest) -> Option<PeerId> {
         let slice = self.traffic.slices.peek(id.index);
         let (request, replica, number) = (slice.request, slice.tries.replica, slice.answer.replica_number);
-        if slice.way.again == Again::Told {
+        if slice.way.resend == Resend::ToDamaged {
             // The shard that sent damaged bytes gets the request again, with a report.
             let same = PeerId(slice.way.peer);
             let by_map = !self.placement.is_of_sources();
             let is_there = self.placement.names(&self.traffic.network, same) && !self.traffic.network.is_down(same);
-            let tells = is_there || !by_map;
-            self.traffic.slices.at(id.index).way.again = if tells { Again::Tells } else { Again::Same };
+            let reports = is_there || !by_map;
+            self.traffic.slices.at(id.index).way.resend = if reports { Resend::ReportsDamage } else { Resend::Plain };
             if is_there && by_map {
                 if matches!(replica, ReplicaUse::No | ReplicaUse::Chosen) {
                     self.watch(id, digest);
@@ -400,8 +400,8 @@ impl Router {
             return;
         }
         let request = self.traffic.slices.peek(index).request;
-        let is_told = status == Status::Corrupt && matches!(request, Request::GetCopy(..));
-        if self.placement.is_tried_once(&request) && !is_told {
+        let reports_damage = status == Status::Corrupt && matches!(request, Request::GetCopy(..));
+        if self.placement.is_tried_once(&request) && !reports_damage {
             self.traffic.leave_lane(index);
             self.complete(index, status);
             return;

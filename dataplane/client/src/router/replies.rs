@@ -11,7 +11,7 @@ use kvplane_proto::status::Status;
 
 use super::{ProtocolViolation, Router};
 use crate::network::{Cause, Endpoint, Refusal, check_peer};
-use crate::tables::{Again, HeldHandle, NOWHERE, SliceEvent, readable, slice_id};
+use crate::tables::{HeldHandle, NOWHERE, Resend, SliceEvent, readable, slice_id};
 use crate::types::{LaneId, Local, Output, Path, PayloadTo, Request};
 
 impl Router {
@@ -238,7 +238,7 @@ impl Router {
                 if position == bad {
                     self.settle(index, header.status);
                 } else {
-                    self.traffic.slices.at(index).way.again = Again::Alone;
+                    self.traffic.slices.at(index).way.resend = Resend::Alone;
                     self.send_again(index, None);
                 }
             }

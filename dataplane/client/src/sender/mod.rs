@@ -19,7 +19,7 @@ pub(crate) use ranges::push_merged;
 use crate::network::Lane;
 use crate::outbox::Outbox;
 use crate::placement::Placement;
-use crate::tables::{Again, NOWHERE, SliceEvent, slice_id};
+use crate::tables::{NOWHERE, Resend, SliceEvent, slice_id};
 use crate::traffic::Traffic;
 use crate::types::{DeviceCopy, LaneId, Local, Output, Path, Request, SegmentTarget, SliceId, Via};
 
@@ -271,7 +271,7 @@ impl Sender<'_> {
         let slice = self.traffic.slices.peek(slice);
         let (epoch, flags) = self.placement.routing_of(slice, || self.traffic.batches.peek(slice.batch.index).epoch);
         // The shard compares the bytes with their checksum before it sends them again.
-        (epoch, flags.with(FrameFlags::SUM_REPLIES, slice.way.again == Again::Tells))
+        (epoch, flags.with(FrameFlags::SUM_REPLIES, slice.way.resend == Resend::ReportsDamage))
     }
 
     /// Returns true if payloads of segments carry a checksum on this lane.

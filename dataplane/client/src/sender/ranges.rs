@@ -15,7 +15,7 @@ use kvplane_proto::limits::Limits;
 use kvplane_proto::message::{Item, Kind, Operation, ReadItem, RunPacker, WriteItem};
 
 use super::Sender;
-use crate::tables::Again;
+use crate::tables::Resend;
 use crate::types::{Local, Request, SegmentTarget};
 
 /// Returns the range that a request reads or writes.
@@ -32,7 +32,7 @@ impl Sender<'_> {
     pub(super) fn may_gather(&self, index: u32) -> bool {
         let slice = self.traffic.slices.peek(index);
         let (Request::Read(_, local) | Request::Write(_, local)) = slice.request else { return false };
-        slice.way.again != Again::Alone
+        slice.way.resend != Resend::Alone
             && local.bytes <= self.traffic.network.host.config.gather_range_bytes.min(Limits::GATHER_BYTES)
     }
 

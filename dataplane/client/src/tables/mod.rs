@@ -15,7 +15,7 @@ pub(crate) use existence::ExistenceBatch;
 pub(crate) use free_list::FreeList;
 pub use put_book::PutBook;
 pub(crate) use slice::{
-    Again, HeldHandle, LEAST_LOAD_BYTES, LaneLink, NOWHERE, ReplicaUse, Slice, Times, readable, slice_id,
+    HeldHandle, LEAST_LOAD_BYTES, LaneLink, NOWHERE, ReplicaUse, Resend, Slice, Times, readable, slice_id,
 };
 pub use slice::{SliceEvent, SliceState};
 pub(crate) use table::Table;

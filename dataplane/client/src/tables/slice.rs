@@ -86,7 +86,7 @@ pub(crate) struct Route {
     /// Way in which the host copies it.
     pub(crate) via: Via,
     /// Difference between its next frame and the first one.
-    pub(crate) again: Again,
+    pub(crate) resend: Resend,
 }
 
 // Slices are copied as they are made, many at a time.
@@ -144,7 +144,7 @@ impl Slice {
             tasks: 1,
             request,
             state: SliceState::Queued,
-            way: Route { peer: 0, group: 0, queue: 0, place: NOWHERE, via, again: Again::Same },
+            way: Route { peer: 0, group: 0, queue: 0, place: NOWHERE, via, resend: Resend::Plain },
             times: Times { begun_ns: now_ns, queued_ns: now_ns, posted_ns: now_ns },
             sent_ns: 0,
             link: LaneLink { lane: NOWHERE, rail: NOWHERE, before: NOWHERE, after: NOWHERE, run: 0, sent_bytes: 0 },
@@ -239,15 +239,15 @@ pub(crate) enum ReplicaUse {
 
 /// Difference between the next frame of a slice and the first one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Again {
-    /// There is none.
-    Same,
+pub(crate) enum Resend {
+    /// No difference.
+    Plain,
     /// The range was refused together with others: from now on it is sent in a frame of its own.
     Alone,
     /// The bytes of a get were damaged: it goes to the shard that sent them, with a report.
-    Told,
+    ToDamaged,
     /// The frame of a get reports to its shard that the bytes were damaged.
-    Tells,
+    ReportsDamage,
 }
 
 /// Returns the object that a request reads or queries, if a replica of it suffices.
@@ -290,11 +290,11 @@ impl Slice {
         if !self.request.is_get() {
             return;
         }
-        self.way.again = match (status, self.request.peer()) {
-            (Status::Corrupt, None) => Again::Told,
+        self.way.resend = match (status, self.request.peer()) {
+            (Status::Corrupt, None) => Resend::ToDamaged,
             // There is no other shard that it could go to.
-            (Status::Corrupt, Some(_)) => Again::Tells,
-            _ => Again::Same,
+            (Status::Corrupt, Some(_)) => Resend::ReportsDamage,
+            _ => Resend::Plain,
         };
     }
 

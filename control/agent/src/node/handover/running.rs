@@ -1,5 +1,5 @@
-//! Side of the running process: the socket at which operators and a successor ask, and the link to the successor that
-//! takes over.
+//! Side of the running process: the socket for requests of operators and of a successor, and the link to the successor
+//! that takes over.
 
 use std::io;
 use std::net::SocketAddr;
@@ -127,7 +127,7 @@ struct Offer {
     claimed: Arc<AtomicBool>,
 }
 
-/// Socket at which a running node is asked to upgrade itself, or to hand over. Dropping it removes the socket.
+/// Socket for requests to upgrade a running node, or to hand it over. Dropping it removes the socket.
 #[derive(Debug)]
 pub struct HandoverSocket {
     path: PathBuf,
