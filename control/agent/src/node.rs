@@ -219,6 +219,7 @@ pub(crate) struct NodePlan {
     rdma: Option<RdmaDevices>,
     device_pools: Vec<Option<DevicePoolConfig>>,
     stores: Vec<StoreConfig>,
+    shared: Option<SharedSetup>,
     host: String,
 }
 
@@ -251,6 +252,8 @@ impl NodePlan {
         let device_pools = device_pools::of_shards(config, shards)?;
         let store = |pool: &Option<DevicePoolConfig>| store_limits::of_shard(config, pool_bytes, *pool, shards);
         let stores = device_pools.iter().map(store).collect::<Result<_, _>>()?;
+        let open = |shared: &SharedTierConfig| shared.open(&cluster, shards, begun.last);
+        let shared = config.shared.as_ref().map(open).transpose()?;
         let host = cpu::boot_id()?;
         Ok(Self {
             link,
@@ -265,6 +268,7 @@ impl NodePlan {
             rdma,
             device_pools,
             stores,
+            shared,
             host,
         })
     }
@@ -381,11 +385,9 @@ impl NodePlan {
     ) -> Result<NodeShards, Error> {
         let count = self.layout.shards.len();
         let ssds = Ssds::open(config, count, &self.cluster, self.node)?;
-        let open = |shared: &SharedTierConfig| shared.open(&self.cluster, count, self.begun.last);
-        let shared = config.shared.as_ref().map(open).transpose()?;
         let mut configs = Vec::with_capacity(count);
         for shard in 0..count {
-            configs.push(self.shard(config, shard, kept, &ssds, shared.as_ref(), handover)?);
+            configs.push(self.shard(config, shard, kept, &ssds, handover)?);
         }
         // All at once: each reads the image of its memory first.
         let started: Vec<_> = std::thread::scope(|scope| {
@@ -416,7 +418,6 @@ impl NodePlan {
         shard: usize,
         kept: &KeptDirectory,
         ssds: &Ssds,
-        shared: Option<&SharedSetup>,
         handover: Option<&Handover>,
     ) -> Result<ShardConfig, Error> {
         let (seat, count) = (&self.layout.shards[shard], self.layout.shards.len());
@@ -439,7 +440,7 @@ impl NodePlan {
             host: HostConfig {
                 rdma: self.rdma.as_ref().map(|all| dealt(all, seat)),
                 tier: ssds.tier_of(shard, count)?,
-                shared: shared.cloned(),
+                shared: self.shared.clone(),
                 device_pool: self.device_pools[shard],
                 kept: kept.of_shard(handover.and_then(|handover| handover.mapped.get(shard)).cloned())?,
                 memory_scrub_bytes_per_s: config.memory_scrub_bytes_per_s / count as u64,
