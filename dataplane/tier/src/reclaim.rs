@@ -46,6 +46,8 @@ struct Victim {
     segment: u32,
     window: FooterWindow,
     stage: Stage,
+    /// True if the live records that it had at first fit into its budget.
+    mostly_dead: bool,
     budget_bytes: u64,
     /// Records of the segment that may still be rewritten.
     budget_records: u32,
@@ -214,7 +216,9 @@ impl Reclaim {
         let budget_records = to_u32(most * u64::from(config.reinsert_percent) / 100);
         let window = FooterWindow::begin(segment, device.layout().scans, config);
         let (stage, budget_bytes) = (Stage::Reading, self.policy.budget_bytes);
-        self.victim = Some(Victim { segment, window, stage, budget_bytes, budget_records, taken: 0 });
+        // A full index needs room for records, which dead ones do not take.
+        let mostly_dead = !crowded && self.policy.is_mostly_dead(contents.segments[segment].live_bytes);
+        self.victim = Some(Victim { segment, window, stage, mostly_dead, budget_bytes, budget_records, taken: 0 });
         self.counts.reclaims += 1;
         if state == SegmentState::Retired {
             return self.drop_victim(log);
@@ -287,12 +291,13 @@ impl Reclaim {
             return true;
         }
         let Some(victim) = &self.victim else { return true };
-        let (budget_bytes, budget_records) = (victim.budget_bytes, victim.budget_records);
+        let (mostly_dead, budget_bytes, budget_records) =
+            (victim.mostly_dead, victim.budget_bytes, victim.budget_records);
         let config = log.device.config();
         let record_bytes = entry.shape().most_bytes(config.chunk_bytes, config.block_bytes);
         let within_share = log.contents.accounts.is_within_share(entry.account());
         let (hits, pinned) = (entry.hits(), entry.is_pinned());
-        let candidate = Candidate { record_bytes, hits, pinned, within_share, budget_bytes };
+        let candidate = Candidate { record_bytes, hits, pinned, within_share, mostly_dead, budget_bytes };
         if budget_records == 0 || self.policy.decide(&candidate) == Verdict::Drop {
             log.evict(&entry);
             return true;

@@ -14,7 +14,7 @@ use crate::node::Node;
 /// Metric of a shard: name, help text, and the function that reads its value.
 type Number = (&'static str, &'static str, fn(&ShardSnapshot) -> u64);
 
-const COUNTERS: [Number; 36] = [
+const COUNTERS: [Number; 39] = [
     ("kvplane_shard_requests_total", "Requests that arrived.", |one| one.service.requests),
     ("kvplane_shard_get_bytes_total", "Bytes of objects sent or lent to peers.", |one| one.service.get_bytes),
     ("kvplane_shard_put_bytes_total", "Bytes of objects received.", |one| one.service.put_bytes),
@@ -55,6 +55,13 @@ const COUNTERS: [Number; 36] = [
     ("kvplane_shard_replicas_inherited_total", "Replicas taken over from owners that left.", |one| {
         one.copies.inherited
     }),
+    ("kvplane_shard_imported_total", "Objects migrated to this shard.", |one| one.moves.imported),
+    ("kvplane_shard_imported_bytes_total", "Bytes of objects migrated to this shard.", |one| one.moves.imported_bytes),
+    (
+        "kvplane_shard_imports_failed_total",
+        "Imports that failed: a former owner did not answer, or no memory.",
+        |one| one.moves.failures,
+    ),
     ("kvplane_shard_memory_checked_total", "Objects in memory compared with their checksum.", |one| {
         one.repairs.checked
     }),
@@ -73,7 +80,7 @@ const COUNTERS: [Number; 36] = [
     ("kvplane_shard_cpu_nanoseconds_total", "CPU time of the shard's thread.", |one| one.cpu_ns),
 ];
 
-const GAUGES: [Number; 14] = [
+const GAUGES: [Number; 16] = [
     ("kvplane_shard_objects", "Visible objects.", |one| store(one).objects),
     ("kvplane_shard_object_bytes", "Bytes of visible objects.", |one| store(one).payload_bytes),
     ("kvplane_shard_pool_bytes", "Bytes of the pool.", |one| store(one).pool_bytes),
@@ -90,6 +97,10 @@ const GAUGES: [Number; 14] = [
         one.copies.outstanding
     }),
     ("kvplane_shard_replica_slots", "Slots that the shard is the replica owner of.", |one| one.copies.second_slots),
+    ("kvplane_shard_slots_exported", "Slots whose objects other shards still import from this one.", |one| {
+        one.moves.exporting_slots
+    }),
+    ("kvplane_shard_slots_imported", "Slots whose objects are not all here yet.", |one| one.moves.importing_slots),
     ("kvplane_shard_repairs_outstanding", "Damaged objects whose repair is not over.", |one| one.repairs.outstanding),
     ("kvplane_shard_connections", "Open connections.", |one| one.connections),
 ];
