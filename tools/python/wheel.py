@@ -12,6 +12,7 @@ import argparse
 import base64
 import hashlib
 import pathlib
+import platform
 import re
 import shutil
 import subprocess
@@ -40,11 +41,23 @@ def version():
     return re.search(r'\[workspace\.package\]\s+version = "([^"]+)"', text).group(1)
 
 
+#: Processors by the number in the header of an ELF file, with the prefix of their tools.
+PROCESSORS = {62: ("x86_64", "x86_64-linux-gnu-"), 183: ("aarch64", "aarch64-linux-gnu-")}
+
+
+def processor(program):
+    """The processor of an ELF file, and the prefix of its tools."""
+    number = int.from_bytes(program[18:20], "little")
+    if program[:4] != b"\x7fELF" or number not in PROCESSORS:
+        raise SystemExit(f"wheel.py: not a program for {' or '.join(name for name, _ in PROCESSORS.values())}")
+    return PROCESSORS[number]
+
+
 def platform_tag(module):
     """The oldest glibc that the module loads with, as a wheel platform tag."""
     versions = {tuple(map(int, found.split(b"."))) for found in re.findall(rb"GLIBC_(2\.\d+)", module)}
     newest = max(versions | {(2, 17)})
-    return f"manylinux_{newest[0]}_{newest[1]}_x86_64"
+    return f"manylinux_{newest[0]}_{newest[1]}_{processor(module)[0]}"
 
 
 def sources(package):
@@ -60,12 +73,14 @@ def sources(package):
 
 
 def stripped(path):
-    """A program without debug information, if a strip tool is available."""
-    if shutil.which("strip") is None:
+    """A program without debug information, if a strip tool for its processor is available."""
+    name, prefix = processor(path.read_bytes())
+    tool = shutil.which(f"{prefix}strip") or (shutil.which("strip") if platform.machine() == name else None)
+    if tool is None:
         return path.read_bytes()
     with tempfile.TemporaryDirectory() as directory:
         copy = pathlib.Path(directory) / path.name
-        subprocess.run(["strip", "--strip-debug", "-o", str(copy), str(path)], check=True)
+        subprocess.run([tool, "--strip-debug", "-o", str(copy), str(path)], check=True)
         return copy.read_bytes()
 
 

@@ -4,12 +4,12 @@
 //! Invariant: whatever a caller does through the safe functions here, and whatever a peer process writes into shared
 //! memory, no memory is accessed except the memory provided for the operation. The functions that adopt memory of their
 //! caller, such as [`Region::adopt`], are `unsafe` and document the contract; so does the interface for other
-//! implementations of verbs, which only tests turn on. Linux on x86-64 only.
+//! implementations of verbs, which only tests turn on. Linux on x86-64 and aarch64 only.
 //!
 //! The crate makes no decisions: no policy, no protocol, no retries.
 
-#[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
-compile_error!("kvplane-sys needs Linux on x86-64");
+#[cfg(not(all(target_os = "linux", any(target_arch = "x86_64", target_arch = "aarch64"))))]
+compile_error!("kvplane-sys needs Linux on x86-64 or aarch64");
 
 pub mod advice;
 mod copy;

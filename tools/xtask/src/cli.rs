@@ -1,13 +1,14 @@
 //! Command line of `cargo x`, parsed by hand: a command, then its arguments.
 //!
-//! `demo`, `test`, `seeds`, `nightly`, `mutations`, `kills`, `cluster`, `silence`, `networks`, `upgrades`,
-//! `fuzz`, `bench`, `peers`, `stores`, `interop`, `python` and `rig` pass their arguments on untouched, and the callee
-//! checks them. For the other commands an unknown word is an error with the usage text and exit status 2.
+//! `demo`, `test`, `seeds`, `nightly`, `mutations`, `kills`, `cluster`, `silence`, `networks`, `upgrades`, `fuzz`,
+//! `bench`, `peers`, `stores`, `interop`, `python`, `aarch64` and `rig` pass their arguments on untouched, and the
+//! callee checks them. For the other commands an unknown word is an error with the usage text and exit status 2.
 
 use std::fmt;
 
 use crate::ci::Step;
 use crate::setup::packages::Group;
+use crate::setup::targets::Target;
 
 /// Exit status for an invalid command line, as in other Unix tools.
 pub const USAGE_STATUS: u8 = 2;
@@ -17,7 +18,7 @@ pub const USAGE: &str = "\
 usage: cargo x COMMAND [...]
 
   setup [GROUP...]     find and install missing system packages; groups: build (default), test,
-                       bench, rig, python
+                       bench, rig, python, cross
   demo [--trace FILE] [...]
                        build release, replay a trace against a live node, write a report to target/demo/;
                        arguments are passed to `kvplane demo`
@@ -39,7 +40,7 @@ usage: cargo x COMMAND [...]
   seeds --nightly [COUNT] [--from SEED]
                        100,000 seeds, or COUNT, distributed over all kinds of simulations
   nightly [COUNT] [--from SEED]
-                       the nightly checks: deny, loom, miri, seeds --nightly, mutations
+                       the nightly checks: deny, loom, miri, aarch64, seeds --nightly, mutations
   loom                 models of the queues between threads and processes: every order of their accesses
   miri                 unit tests of crates without I/O in an interpreter that finds undefined behaviour, if it is
                        installed
@@ -77,7 +78,10 @@ usage: cargo x COMMAND [...]
                        --rdma: over RDMA in a virtual machine
   reference            regenerate docs/reference/: every flag, metric and message
   figures              render docs/performance.md from docs/results/figures.toml
-  wheel                pack the Python packages: target/wheels/kvplane-*.whl and kvplane_mooncake-*.whl
+  wheel [--target TARGET]
+                       pack the Python packages: target/wheels/kvplane-*.whl and kvplane_mooncake-*.whl; for another
+                       processor (aarch64-unknown-linux-gnu, x86_64-unknown-linux-gnu) into target/TARGET/wheels
+  aarch64 [FILTER...]  the tests of proto, store, tier and cluster for aarch64, on an emulated processor
   python [--debug] [--nightly] [--gpu] [TEST...]
                        test them against a live cluster, all or by name (test_store); --debug: development build;
                        --nightly: search for leaks over 100,000 calls; --gpu: device pointers are of this machine's GPU
@@ -146,8 +150,10 @@ pub enum Task {
     Figures,
     /// Counts lines, here or in another checkout.
     Lines(Option<String>),
-    /// Pack the Python packages.
-    Wheel,
+    /// Pack the Python packages, for this machine's processor or another.
+    Wheel(Option<Target>),
+    /// Run the tests of the pure crates on an emulated processor, all or those that these words name.
+    Aarch64(Vec<String>),
     /// Test the Python packages with these arguments.
     Python(Vec<String>),
 }
@@ -210,7 +216,17 @@ pub fn parse(arguments: &[String]) -> Result<Task, UsageError> {
         "peers" => Ok(Task::Peers(rest.to_vec())),
         "stores" => Ok(Task::Stores(rest.to_vec())),
         "interop" => Ok(Task::Interop(rest.to_vec())),
-        "wheel" => each(rest, "wheel", |_| None::<()>).map(|_| Task::Wheel),
+        "wheel" => match rest {
+            [] => Ok(Task::Wheel(None)),
+            [flag, target, ..] if flag == "--target" && Target::parse(target).is_some() => {
+                each(&rest[2..], "wheel", |_| None::<()>).map(|_| Task::Wheel(Target::parse(target)))
+            }
+            [flag, word, ..] if flag == "--target" => {
+                Err(UsageError::UnknownWord { command: "wheel".to_owned(), word: word.clone() })
+            }
+            [word, ..] => Err(UsageError::UnknownWord { command: "wheel".to_owned(), word: word.clone() }),
+        },
+        "aarch64" => Ok(Task::Aarch64(rest.to_vec())),
         "reference" => each(rest, "reference", |_| None::<()>).map(|_| Task::Reference),
         "figures" => each(rest, "figures", |_| None::<()>).map(|_| Task::Figures),
         "lines" => match rest {
@@ -275,7 +291,9 @@ mod tests {
         assert_eq!(parsed("interop 7"), Ok(Task::Interop(vec!["7".to_string()])));
         let passed_on = ["--rxe", "2", "--", "true"].map(str::to_string).to_vec();
         assert_eq!(parsed("rig --rxe 2 -- true"), Ok(Task::Rig(passed_on)));
-        assert_eq!(parsed("wheel"), Ok(Task::Wheel));
+        assert_eq!(parsed("wheel"), Ok(Task::Wheel(None)));
+        let arm = "aarch64-unknown-linux-gnu";
+        assert_eq!(parsed(&format!("wheel --target {arm}")), Ok(Task::Wheel(Some(Target::Aarch64))));
         assert_eq!(parsed("python test_store"), Ok(Task::Python(vec!["test_store".to_string()])));
         assert_eq!(parsed("rig --help"), Ok(Task::Rig(vec!["--help".to_string()])));
     }
@@ -284,7 +302,7 @@ mod tests {
     fn unknown_words_are_named() {
         assert_eq!(parsed("").unwrap_err().to_string(), "no command given");
         assert_eq!(parsed("dmeo").unwrap_err().to_string(), "unknown command `dmeo`");
-        for line in ["tidy --fix", "deny --fix", "ci lint", "setup gpu"] {
+        for line in ["tidy --fix", "deny --fix", "ci lint", "setup gpu", "wheel --target arm", "wheel arm"] {
             let word = line.split_whitespace().last().unwrap();
             assert!(parsed(line).unwrap_err().to_string().contains(&format!("`{word}`")), "{line}");
         }

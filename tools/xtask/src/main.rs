@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use xtask::cli::{self, Task};
 use xtask::measuring::{bench, figures, lines, peers};
-use xtask::nightly::{self, deny, loom, miri, mutations, seeds};
+use xtask::nightly::{self, aarch64, deny, loom, miri, mutations, seeds};
 use xtask::process::Failure;
 use xtask::testing::{self, reference};
 use xtask::workspace::Workspace;
@@ -62,7 +62,8 @@ fn dispatch(task: Task) -> Result<(), Failure> {
         Task::Peers(arguments) => peers::run(&workspace, &arguments),
         Task::Stores(arguments) => peers::stores(&workspace, &arguments),
         Task::Interop(arguments) => peers::interop(&workspace, &arguments),
-        Task::Wheel => python::wheel(&workspace),
+        Task::Wheel(target) => python::wheel(&workspace, target),
+        Task::Aarch64(filters) => aarch64::run(&workspace, &filters),
         Task::Python(arguments) => python::test(&workspace, &arguments),
         Task::Rig(arguments) => Err(rig::run(&workspace, &arguments)),
     }

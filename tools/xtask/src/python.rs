@@ -9,7 +9,7 @@ use std::process::{Command, Stdio};
 
 use crate::linkage;
 use crate::process::{self, Failure};
-use crate::setup::{self, packages::Group};
+use crate::setup::{self, packages::Group, targets::Target};
 use crate::workspace::Workspace;
 
 /// Names of interpreters; the first one that exists and is new enough is taken.
@@ -25,16 +25,28 @@ const PACKAGES: [&str; 4] = ["--package", "kvplane-tools", "--package", "kvplane
 /// Rounds of the search for leaks, of four calls each.
 const NIGHTLY_TURNS: &str = "25000";
 
-/// Packs both wheels into `target/wheels`.
-pub fn wheel(workspace: &Workspace) -> Result<(), Failure> {
+/// Packs both wheels into `target/wheels`, or those for another processor into `target/TARGET/wheels`.
+pub fn wheel(workspace: &Workspace, target: Option<Target>) -> Result<(), Failure> {
     setup::run(&[Group::Build, Group::Python])?;
     let python = find().ok_or_else(|| Failure::new(missing()))?;
-    build(workspace, true)?;
-    let target = workspace.target();
+    let folder = match target.filter(|target| !target.is_native()) {
+        None => {
+            build(workspace, true)?;
+            workspace.target()
+        }
+        Some(target) => {
+            target.prepare()?;
+            let words = [&["build", "--release", "--target", target.name()], &PACKAGES[..]].concat();
+            process::run(&mut workspace.cargo(&words))?;
+            let folder = workspace.target().join(target.name());
+            check_module(&module(&folder.join("release")))?;
+            folder
+        }
+    };
+    let built = folder.join("release");
     let mut pack = script(workspace, &python, "wheel.py");
-    pack.arg("--module").arg(module(&target.join("release")));
-    pack.arg("--binary").arg(workspace.release_binary("kvplane")).arg("--out").arg(target.join("wheels"));
-    process::run(&mut pack)
+    pack.arg("--module").arg(module(&built)).arg("--binary").arg(built.join("kvplane"));
+    process::run(pack.arg("--out").arg(folder.join("wheels")))
 }
 
 /// Builds, lays the packages out and runs the tests: all, or those that `arguments` name (`test_store`,
@@ -132,8 +144,16 @@ fn build(workspace: &Workspace, release: bool) -> Result<(), Failure> {
 }
 
 /// Libraries of the C library, which every Linux with the interpreter has.
-const LIBRARIES: [&str; 7] =
-    ["libc.so", "libm.so", "libgcc_s.so", "libpthread.so", "libdl.so", "librt.so", "ld-linux-x86-64.so"];
+const LIBRARIES: [&str; 8] = [
+    "libc.so",
+    "libm.so",
+    "libgcc_s.so",
+    "libpthread.so",
+    "libdl.so",
+    "librt.so",
+    "ld-linux-x86-64.so",
+    "ld-linux-aarch64.so",
+];
 
 /// Rejects a module that needs other libraries than those of the C library, as it could not be imported where they are
 /// missing. This is above all `libpython`, whose file name depends on the Python version.

@@ -6,6 +6,7 @@
 
 pub mod machine;
 pub mod packages;
+pub mod targets;
 
 use std::fs;
 use std::process::{Command, Stdio};

@@ -44,7 +44,7 @@ pub fn is_abandoned(path: &Path) -> bool {
     if name.is_empty() || name.len() >= address.sun_path.len() {
         return false;
     }
-    address.sun_path.iter_mut().zip(name).for_each(|(to, &byte)| *to = byte.cast_signed());
+    address.sun_path.iter_mut().zip(name).for_each(|(to, &byte)| *to = libc::c_char::from_ne_bytes([byte]));
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: plain call.
     let socket = match unsafe { libc::socket(libc::AF_UNIX, kind, 0) } {
@@ -180,7 +180,7 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
     }
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
     for (to, from) in address.sun_path.iter_mut().zip(bytes) {
-        *to = from.cast_signed();
+        *to = libc::c_char::from_ne_bytes([*from]);
     }
     let kind = libc::SOCK_STREAM | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     // SAFETY: a plain call; the descriptor, if there is one, is new and has no other owner.

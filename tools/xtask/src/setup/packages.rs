@@ -20,11 +20,13 @@ pub enum Group {
     Rig,
     /// Packages that pack and test the Python packages.
     Python,
+    /// Packages that build for aarch64 on another processor, and emulate one.
+    Cross,
 }
 
 impl Group {
     /// All groups.
-    pub const ALL: [Self; 5] = [Self::Build, Self::Test, Self::Bench, Self::Rig, Self::Python];
+    pub const ALL: [Self; 6] = [Self::Build, Self::Test, Self::Bench, Self::Rig, Self::Python, Self::Cross];
 
     /// Returns the name on the command line.
     #[must_use]
@@ -35,6 +37,7 @@ impl Group {
             Self::Bench => "bench",
             Self::Rig => "rig",
             Self::Python => "python",
+            Self::Cross => "cross",
         }
     }
 
@@ -72,7 +75,7 @@ pub struct Package {
 }
 
 /// All packages, in the order in which they are listed.
-pub const ALL: [Package; 15] = [
+pub const ALL: [Package; 18] = [
     Package {
         debian: "gcc",
         fedora: "gcc",
@@ -192,6 +195,30 @@ pub const ALL: [Package; 15] = [
         purpose: "the arrays of the tests of expert parallelism, which are skipped without it",
         group: Group::Python,
         probe: Probe::Database,
+    },
+    Package {
+        debian: "gcc-aarch64-linux-gnu",
+        fedora: "gcc-aarch64-linux-gnu",
+        arch: "aarch64-linux-gnu-gcc",
+        purpose: "links programs for aarch64 and compiles ring's assembly for it",
+        group: Group::Cross,
+        probe: Probe::Program("aarch64-linux-gnu-gcc"),
+    },
+    Package {
+        debian: "libc6-dev-arm64-cross",
+        fedora: "glibc-devel",
+        arch: "aarch64-linux-gnu-glibc",
+        purpose: "the C library of aarch64, which that compiler only recommends",
+        group: Group::Cross,
+        probe: Probe::Database,
+    },
+    Package {
+        debian: "qemu-user",
+        fedora: "qemu-user",
+        arch: "qemu-user",
+        purpose: "runs programs for aarch64 on another processor, one system call at a time",
+        group: Group::Cross,
+        probe: Probe::Program("qemu-aarch64"),
     },
 ];
 
