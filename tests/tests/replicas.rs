@@ -81,6 +81,27 @@ fn flipped_bits() {
     assert!(count < 10 || total.repaired > 0, "nothing was repaired: {total}");
 }
 
+/// Replica owners record their replicas on disks: none is left of what is removed or replaced, and no restart brings one
+/// back.
+#[test]
+fn recorded_replicas() {
+    let (total, count) = run_all("KVPLANE_SEEDS", 20, Scenario::of_recorded_replicas);
+    assert!(count < 10 || total.copies > 0 && total.evictions > 0, "nothing was put to the test: {total}");
+}
+
+/// Bytes of records on disks are damaged: no client gets a wrong byte, nothing is missing of which another node has a
+/// good record, and where disks are scrubbed, all records are good in the end.
+#[test]
+fn damaged_records() {
+    let (total, count) = run_all("KVPLANE_LOSS_SEEDS", 20, Scenario::of_damaged_records);
+    assert!(count < 10 || total.repaired > 0, "nothing was repaired: {total}");
+}
+
+#[test]
+fn repairs_that_ask_nobody() {
+    caught(Mischief::ForgetRepairs, &[Rule::Lost, Rule::Liveness], Scenario::of_damaged_records_with);
+}
+
 #[test]
 fn a_client_that_never_hedges() {
     caught(Mischief::NeverHedge, &[Rule::Deadline], Scenario::of_silence_with);

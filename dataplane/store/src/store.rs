@@ -17,6 +17,7 @@
 //! Deadlines are the host's, which calls [`Store::expire`]; the store knows nothing of tickets and tiers, and does not
 //! touch the bytes themselves.
 
+mod detached;
 mod kept;
 mod moves;
 mod objects;
@@ -27,6 +28,7 @@ mod stats;
 mod unchecked;
 mod watermarks;
 
+pub use detached::DetachedReplicas;
 pub use kept::{KeptObjects, TakeBackError, former_objects};
 pub use moves::{NoMove, PoolMove, PoolMoves, TailMove};
 pub use objects::ObjectTable;
@@ -318,14 +320,14 @@ impl<P: EvictionPolicy> Store<P> {
     pub fn remove(&mut self, digest: Digest) -> bool {
         let Some(id) = self.objects().find(digest) else { return false };
         self.counters.removes += 1;
-        self.space.remove(id);
+        self.space.remove(id, false);
         true
     }
 
     /// Like [`Store::remove`], for an object that exists elsewhere too and need not be kept here.
     pub fn drop_copy(&mut self, digest: Digest) {
         if let Some(id) = self.objects().find(digest) {
-            self.space.remove(id);
+            self.space.remove(id, true);
         }
     }
 
@@ -345,7 +347,7 @@ impl<P: EvictionPolicy> Store<P> {
         for id in (0..self.objects().entries().touched()).map(EntryId) {
             let entry = &self.objects().entries()[id];
             if entry.is_live() && !keep(entry.digest()) {
-                self.space.remove(id);
+                self.space.remove(id, false);
                 removed += 1;
             }
         }
@@ -364,7 +366,7 @@ impl<P: EvictionPolicy> Store<P> {
                 OwnershipChange::Replicated(at) => self.objects_mut().set_replica_owners(id, at),
                 OwnershipChange::Promoted => self.objects_mut().own(id),
                 OwnershipChange::Dropped => {
-                    self.space.remove(id);
+                    self.space.remove(id, false);
                     gone += 1;
                 }
             }

@@ -368,7 +368,9 @@ impl Log {
                 self.reads.keep_key(token, &read, &self.device, memory);
                 Event::Key { token, version }
             }
-            (Purpose::Get(token) | Purpose::Key(token), Err(miss)) => Event::Missed { token, miss },
+            (Purpose::Get(token) | Purpose::Key(token), Err(miss)) => {
+                Event::Missed { token, record: self.contents.view(&read.entry), miss }
+            }
             (Purpose::Move(_), _) => return Some(read),
             (Purpose::Scrub, _) => {
                 self.end_read(slot);

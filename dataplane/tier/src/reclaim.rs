@@ -330,12 +330,13 @@ impl Reclaim {
         }
         let moved = self.moves.get_mut(number).map(|moved| {
             (moved.state, moved.checksum) = (state, read.verified.unwrap_or(0));
-            moved.entry.digest()
+            moved.entry
         });
-        if let (Some(digest), Err(miss)) = (moved, read.verified)
-            && log.contents.index.find(digest).is_none()
+        if let (Some(entry), Err(miss)) = (moved, read.verified)
+            && log.contents.index.find(entry.digest()).is_none()
         {
-            log.events.push(Event::Quarantined { digest, miss });
+            let record = log.contents.view(&entry);
+            log.events.push(Event::Quarantined { record, miss });
         }
         self.moves.drop_over();
     }

@@ -58,6 +58,8 @@ pub struct ScrubReport {
     pub passes: u64,
     /// Passes completed that an operator ordered.
     pub ordered_passes: u64,
+    /// Bytes of the records read in all passes.
+    pub checked_bytes: u64,
 }
 
 /// Scrubber of a tier.
@@ -147,7 +149,8 @@ impl Scrubber {
         self.is_reading = false;
         if let Err(miss) = read.verified {
             self.plan.bad();
-            log.events.push(Event::Quarantined { digest: read.entry.digest(), miss });
+            let record = log.contents.view(&read.entry);
+            log.events.push(Event::Quarantined { record, miss });
         }
     }
 }

@@ -132,6 +132,8 @@ pub struct RecordView {
     pub copied: bool,
     /// Number of the tenant that the object is charged to; `None` if only its key says it.
     pub tenant: Option<u32>,
+    /// CRC-64/NVME of the whole payload.
+    pub checksum: u64,
 }
 
 /// Limit of a tenant on a device.
@@ -213,14 +215,23 @@ pub enum Event {
         version: Version,
     },
     /// The object could not be read and is no longer in the tier; the destination's contents are undefined.
-    Missed { token: Token, miss: Miss },
+    Missed {
+        token: Token,
+        /// Properties that the object had.
+        record: RecordView,
+        miss: Miss,
+    },
     /// A removal has reached its acknowledgement level.
     Removed { token: Token },
     /// The object is hidden, but its tombstone could not be written: repeat the removal, or a restart may bring the
     /// object back.
     RemoveFailed { token: Token, fault: Fault },
     /// A record that was scrubbed, or read for reclaim, is not whole: the object is no longer in the tier.
-    Quarantined { digest: Digest, miss: Miss },
+    Quarantined {
+        /// Properties that the object had.
+        record: RecordView,
+        miss: Miss,
+    },
     /// Reclaim evicted the object, or its tenant was above its limit.
     Evicted {
         digest: Digest,

@@ -68,6 +68,8 @@ pub(crate) struct World {
     incarnations: Vec<ShardIncarnation>,
     /// Disks by the lineage that they keep: they outlive their shards.
     disks: BTreeMap<usize, faults::disk::Disk>,
+    /// Bytes of records that were damaged.
+    damaged_bytes: Vec<faults::records::DamagedByte>,
     clients: Vec<ClientHost>,
     control: Control,
     connections: BTreeMap<u32, Connection>,
@@ -111,6 +113,7 @@ impl World {
             nodes: Vec::new(),
             incarnations: Vec::new(),
             disks: BTreeMap::new(),
+            damaged_bytes: Vec::new(),
             clients: Vec::new(),
             control: Control::new(&scenario),
             connections: BTreeMap::new(),

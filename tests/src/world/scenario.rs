@@ -88,6 +88,8 @@ pub enum Mischief {
     ForgetMoves,
     /// The client's host sets no hedging delay.
     NeverHedge,
+    /// The host of a shard with a damaged record answers for other owners of the slot that they do not have the object.
+    ForgetRepairs,
 }
 
 /// All parameters of a run.
@@ -151,6 +153,10 @@ pub struct Scenario {
     pub(crate) scrub_bytes_per_s: u64,
     /// Only memory is damaged, of which another node has good bytes: no get ends because of that.
     pub(crate) heals: bool,
+    /// Records on disks are damaged, of which another node has good ones.
+    pub(crate) damages_records: bool,
+    /// Disks are scrubbed once the faults have stopped.
+    pub(crate) scrubs_disks: bool,
 }
 
 /// Chances of faults.
@@ -228,6 +234,8 @@ impl Scenario {
             undisturbed: false,
             scrub_bytes_per_s: 0,
             heals: false,
+            damages_records: false,
+            scrubs_disks: false,
         }
     }
 
@@ -333,6 +341,51 @@ impl Scenario {
         scenario.scrub_bytes_per_s = [0, scenario.object_bytes * 200][rng.below(2) as usize];
         scenario.heals = corrupt_chunk == 0.0;
         scenario.undisturbed()
+    }
+
+    /// As [`Self::of_replicas`], with a disk under each shard, on which replica owners record their replicas, and memory
+    /// for a part of the objects.
+    #[must_use]
+    pub fn of_recorded_replicas(seed: u64) -> Self {
+        let rng = &mut Rng::new(seed, "recorded replicas");
+        let mut scenario = Self::of_replicas(seed);
+        scenario.object_bytes = [512, 2 << 10, 8 << 10][rng.below(3) as usize];
+        scenario.chunk_bytes = scenario.chunk_bytes.min(scenario.object_bytes);
+        scenario.pool_bytes = (scenario.object_bytes * [6, 12, 40][rng.below(3) as usize]).max(32 << 10);
+        let tier = TierScenario::draw(rng, scenario.object_bytes, scenario.keys).honest(rng);
+        scenario.tier = Some(tier);
+        scenario
+    }
+
+    /// Bytes of records on disks are damaged, while objects are put that stay where they are and of which memory holds a
+    /// part only, and of each of which another node has a good record. In half of the seeds disks are scrubbed; in the
+    /// others, readers find the damage.
+    #[must_use]
+    pub fn of_damaged_records(seed: u64) -> Self {
+        let rng = &mut Rng::new(seed, "damaged records");
+        let mut scenario = Self::of_losses(seed);
+        scenario.object_bytes = [512, 3 << 10, 8 << 10, 30 << 10][rng.below(4) as usize];
+        scenario.chunk_bytes = scenario.chunk_bytes.min(scenario.object_bytes);
+        scenario.keys = [8, 24, 40][rng.below(3) as usize];
+        scenario.pool_bytes = (scenario.object_bytes * [6, 10, 60][rng.below(3) as usize]).max(64 << 10);
+        let mut weights = [0; crate::world::faults::FAULTS];
+        weights[Fault::DamageRecord as usize] = 8;
+        weights[Fault::ResetConnection as usize] = rng.below(2);
+        weights[Fault::PartitionData as usize] = rng.below(2);
+        weights[Fault::SlowNode as usize] = rng.below(2);
+        let fault_interval_ns = (10 + rng.below(40)) * MS;
+        let (faults_from_ns, at_rest, faults_most) = (600 * MS, true, Some(60));
+        scenario.chances =
+            Chances { fault_interval_ns, weights, faults_most, faults_from_ns, at_rest, ..Chances::default() };
+        scenario.tier = Some(TierScenario::draw(rng, scenario.object_bytes, scenario.keys).honest(rng));
+        (scenario.damages_records, scenario.scrubs_disks) = (true, rng.chance(0.5));
+        scenario.undisturbed()
+    }
+
+    /// Like [`Self::of_damaged_records`], with a host's bug.
+    #[must_use]
+    pub fn of_damaged_records_with(seed: u64, mischief: Mischief) -> Self {
+        Self { mischief: Some(mischief), ..Self::of_damaged_records(seed) }
     }
 
     /// The control plane loses its state, once or several times, while objects are put that stay where they are.

@@ -1,8 +1,8 @@
 //! Command line of `cargo x`, parsed by hand: a command, then its arguments.
 //!
-//! `demo`, `test`, `seeds`, `nightly`, `mutations`, `kills`, `cluster`, `silence`, `networks`, `upgrades`, `fuzz`,
-//! `bench`, `peers`, `stores`, `interop`, `python`, `aarch64` and `rig` pass their arguments on untouched, and the
-//! callee checks them. For the other commands an unknown word is an error with the usage text and exit status 2.
+//! `demo`, `test`, `seeds`, `nightly`, `mutations`, `kills`, `cluster`, `silence`, `repairs`, `networks`, `upgrades`,
+//! `fuzz`, `bench`, `peers`, `stores`, `interop`, `python`, `aarch64` and `rig` pass their arguments on untouched, and
+//! the callee checks them. For the other commands an unknown word is an error with the usage text and exit status 2.
 
 use std::fmt;
 
@@ -55,6 +55,8 @@ usage: cargo x COMMAND [...]
   silence [ROUNDS]     a node stopped, killed, or disconnected in both directions or in one, ROUNDS times each (10),
                        with SSDs and without: the times of gets, queries and puts before, during and after; and a rank
                        of a process group: the sum that it interrupts
+  repairs [MIB]        MIB MiB (64) of objects in a cluster of four nodes: GB/s and time to full copies after the loss
+                       of a node, with two and three replicas, and of a scrub that repairs damaged records
   networks [ROUNDS]    five nodes on an emulated network that delays, loses, reorders, duplicates and damages packets,
                        collapses, resets connections or leaves them half open, ROUNDS times each (5), under load
   upgrades [COUNT] [--kills COUNT] [--objects COUNT] [--revision REVISION]
@@ -119,6 +121,8 @@ pub enum Task {
     Kills(Vec<String>),
     /// Kill nodes of a cluster under load.
     Cluster(Vec<String>),
+    /// Measure repairs.
+    Repairs(Vec<String>),
     /// Stop, kill and disconnect nodes of a cluster.
     Silence(Vec<String>),
     /// Impair an emulated network.
@@ -202,13 +206,14 @@ pub fn parse(arguments: &[String]) -> Result<Task, UsageError> {
         "kills" if !asks_help => Ok(Task::Kills(rest.to_vec())),
         "cluster" if !asks_help => Ok(Task::Cluster(rest.to_vec())),
         "silence" if !asks_help => Ok(Task::Silence(rest.to_vec())),
+        "repairs" if !asks_help => Ok(Task::Repairs(rest.to_vec())),
         "networks" if !asks_help => Ok(Task::Networks(rest.to_vec())),
         "upgrades" if !asks_help => Ok(Task::Upgrades(rest.to_vec())),
         "fuzz" if !asks_help => Ok(Task::Fuzz(rest.to_vec())),
         "rig" => Ok(Task::Rig(rest.to_vec())),
-        "seeds" | "nightly" | "deny" | "loom" | "miri" | "mutations" | "kills" | "cluster" | "silence" | "networks"
-        | "upgrades" | "fuzz" | "setup" | "tidy" | "ci" | "quick" | "peers" | "stores" | "interop" | "wheel"
-        | "python" | "reference" | "figures" | "lines"
+        "seeds" | "nightly" | "deny" | "loom" | "miri" | "mutations" | "kills" | "cluster" | "silence" | "repairs"
+        | "networks" | "upgrades" | "fuzz" | "setup" | "tidy" | "ci" | "quick" | "peers" | "stores" | "interop"
+        | "wheel" | "python" | "reference" | "figures" | "lines"
             if asks_help =>
         {
             Ok(Task::Help)

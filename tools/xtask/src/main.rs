@@ -52,6 +52,7 @@ fn dispatch(task: Task) -> Result<(), Failure> {
         Task::Kills(arguments) => seeds::kills(&workspace, &arguments),
         Task::Cluster(arguments) => seeds::cluster(&workspace, &arguments),
         Task::Silence(arguments) => seeds::silence(&workspace, &arguments),
+        Task::Repairs(arguments) => seeds::repairs(&workspace, &arguments),
         Task::Networks(arguments) => seeds::networks(&workspace, &arguments),
         Task::Upgrades(arguments) => seeds::upgrades(&workspace, &arguments),
         Task::Fuzz(arguments) => seeds::fuzz(&workspace, &arguments),

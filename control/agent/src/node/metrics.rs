@@ -155,7 +155,7 @@ const KEPT_COUNTERS: [Number; 2] = [
 ];
 
 /// Counters of shards with an SSD.
-const TIER_COUNTERS: [Number; 42] = [
+const TIER_COUNTERS: [Number; 46] = [
     ("kvplane_tier_hits_total", "Gets answered from the SSD.", |one| tier(one).counters.hits),
     ("kvplane_tier_hit_bytes_total", "Bytes of objects read from the SSD.", |one| tier(one).stats.hit_bytes),
     ("kvplane_tier_misses_total", "Gets that found a damaged or removed object.", |one| tier(one).counters.misses),
@@ -184,6 +184,18 @@ const TIER_COUNTERS: [Number; 42] = [
         tier(one).counters.quarantined
     }),
     ("kvplane_tier_rewritten_total", "Damaged records rewritten from memory.", |one| tier(one).counters.rewritten),
+    ("kvplane_tier_records_damaged_total", "Records of objects and replicas that could not be read whole.", |one| {
+        one.repairs.records.damaged
+    }),
+    ("kvplane_tier_records_repaired_total", "Damaged records repaired from another node.", |one| {
+        one.repairs.records.repaired
+    }),
+    ("kvplane_tier_records_lost_total", "Damaged records whose objects no other node had.", |one| {
+        one.repairs.records.lost
+    }),
+    ("kvplane_tier_scrubbed_bytes_total", "Bytes of records read by the scrubber.", |one| {
+        tier(one).scrub.checked_bytes
+    }),
     ("kvplane_tier_scrub_passes_total", "Completed scrub passes.", |one| tier(one).scrub.passes),
     ("kvplane_tier_log_bytes_total", "Bytes of records written, with reclaim.", |one| tier(one).stats.written_bytes),
     ("kvplane_tier_writes_total", "Objects written to the SSD.", |one| tier(one).counters.writes),

@@ -89,6 +89,27 @@ pub struct ShardFigures {
     pub copies: CopyFigures,
     /// Device pool of the shard, if any.
     pub device_pool: Option<DevicePoolFigures>,
+    /// Damage of objects and replicas in memory.
+    pub memory_damage: DamageFigures,
+    /// Damage of records on the SSD.
+    pub ssd_damage: DamageFigures,
+}
+
+/// Damage that a shard has found, and its repair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct DamageFigures {
+    /// Objects, replicas or records that were damaged.
+    pub found: u64,
+    /// Those that are good again.
+    pub repaired: u64,
+    /// Those of which no other copy was found.
+    pub lost: u64,
+    /// Those whose repair is not over.
+    pub outstanding: u64,
+    /// Bytes that were compared with their checksums in search of damage.
+    pub checked_bytes: u64,
+    /// Completed passes of the scrub.
+    pub passes: u64,
 }
 
 /// Memory pool of a shard.

@@ -177,6 +177,8 @@ fn shard_figures() -> ShardFigures {
         events: EventFigures { kept: true, next: 7, lost: 8 },
         copies: CopyFigures { elsewhere: 9, inherited: 10, ..CopyFigures::default() },
         device_pool: Some(DevicePoolFigures { bytes: 11, lost: 12, ..DevicePoolFigures::default() }),
+        memory_damage: DamageFigures { found: 13, passes: 14, ..DamageFigures::default() },
+        ssd_damage: DamageFigures { found: 15, passes: 16, ..DamageFigures::default() },
         ..ShardFigures::default()
     }
 }

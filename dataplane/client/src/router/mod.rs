@@ -124,6 +124,7 @@ impl Router {
             Request::OpenSegment(peer)
             | Request::PutCopy(.., peer)
             | Request::GetCopy(.., peer)
+            | Request::ListCopy(_, peer)
             | Request::DropCopy(_, peer) => Some(peer),
         };
         let Some(peer) = peer else {

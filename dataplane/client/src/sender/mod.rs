@@ -12,7 +12,7 @@ use kvplane_proto::flags::FrameFlags;
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{Epoch, RequestId};
 use kvplane_proto::limits::Limits;
-use kvplane_proto::message::{CommitItem, IdItem, Kind, Operation, encode_items};
+use kvplane_proto::message::{CommitItem, IdItem, Kind, Operation, PageQuery, encode_items};
 
 pub(crate) use ranges::push_merged;
 
@@ -158,6 +158,10 @@ impl Sender<'_> {
             (_, Request::Retain(_)) => self.send_digests(lane, Operation::Retain),
             (_, Request::OpenSegment(_)) => self.send_open(lane, first.index),
             (_, Request::List(digest, from)) => self.send_list(lane, first.index, digest, from),
+            (_, Request::ListCopy(digest, _)) => {
+                let one = PageQuery { names: true, one: true, ..PageQuery::default() };
+                self.send_list(lane, first.index, digest, one);
+            }
             (Path::Shared, Request::Get(..) | Request::GetRange(..) | Request::GetHead(..) | Request::GetCopy(..)) => {
                 self.send_digests(lane, Operation::Lookup);
             }

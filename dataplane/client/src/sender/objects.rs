@@ -118,6 +118,10 @@ impl Sender<'_> {
         let id = self.lane(lane).id(lane);
         let request = self.open_wire(id, Operation::List);
         let mut header = Header::request(Kind::Request(Operation::List), request);
+        if matches!(self.traffic.slices.peek(slice).request, Request::ListCopy(..)) {
+            let (epoch, routing) = self.routing_of(slice);
+            (header.argument, header.flags) = (epoch.0, routing);
+        }
         header.deadline_us = self.deadline_us(slice);
         let body = self.outbox().append(|out| from.item(digest).encode(out));
         self.take_queued(lane, slice);

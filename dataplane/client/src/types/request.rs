@@ -48,6 +48,9 @@ pub enum Request {
     /// Gets the object's bytes from this other owner of its slot, to repair a damaged copy. For a client of an owner,
     /// as [`Self::PutCopy`].
     GetCopy(Digest, Local, PeerId),
+    /// Lists this object, with its name, at this other owner of its slot, as for [`Self::GetCopy`]. Must be alone in its
+    /// batch, as [`Self::List`].
+    ListCopy(Digest, PeerId),
     /// Removes the replica from this replica owner.
     DropCopy(Digest, PeerId),
     /// Has the owner drop the object's replicas on its replica owners, and replicate the object no more. `NotFound` if
@@ -182,9 +185,11 @@ impl Request {
     pub const fn peer(&self) -> Option<PeerId> {
         match *self {
             Self::Read(target, _) | Self::Write(target, _) => Some(target.peer),
-            Self::OpenSegment(peer) | Self::PutCopy(.., peer) | Self::GetCopy(.., peer) | Self::DropCopy(_, peer) => {
-                Some(peer)
-            }
+            Self::OpenSegment(peer)
+            | Self::PutCopy(.., peer)
+            | Self::GetCopy(.., peer)
+            | Self::ListCopy(_, peer)
+            | Self::DropCopy(_, peer) => Some(peer),
             _ => None,
         }
     }

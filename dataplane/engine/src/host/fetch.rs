@@ -117,7 +117,10 @@ impl Fetcher {
 
     fn submit(&mut self, serving: &mut ServiceSide, fetch: Fetch, now_ns: u64) {
         let Fetch { token, source, want } = fetch;
-        let waited = matches!(want, Want::Sizes(_) | Want::Describe(_) | Want::DropCopies(_) | Want::Repair(..));
+        let waited = matches!(
+            want,
+            Want::Sizes(_) | Want::Describe(_) | Want::DescribeCopy(_) | Want::DropCopies(_) | Want::Repair(..)
+        );
         let within_ns = if waited { WAITED_NS } else { BACKGROUND_NS };
         let Some(pool) = serving.pool() else { return };
         let mut book = PutBook::new();
@@ -154,7 +157,9 @@ impl Fetcher {
                 FetchDone::Sizes(results.iter().map(|result| (result.status, result.bytes)).collect())
             }
             (Want::Drop(_), None) => FetchDone::Dropped,
-            (Want::Describe(_) | Want::List(..), None) => page.map_or(FetchDone::Failed(first), FetchDone::Page),
+            (Want::Describe(_) | Want::DescribeCopy(_) | Want::List(..), None) => {
+                page.map_or(FetchDone::Failed(first), FetchDone::Page)
+            }
             (Want::Object(_, extent) | Want::Repair(_, extent), None) if first == Status::Ok => {
                 let bytes = results[0].bytes;
                 let checksum = serving.pool().map_or(0, |pool| checksum_of(pool, extent.offset, bytes));
@@ -172,6 +177,7 @@ impl Fetcher {
             Want::Sizes(digests) => digests.iter().map(|digest| Request::Size(*digest)).collect(),
             Want::Drop(digests) => digests.iter().map(|digest| Request::RemoveHead(*digest)).collect(),
             Want::Describe(digest) => vec![Request::List(*digest, one)],
+            Want::DescribeCopy(digest) => vec![Request::ListCopy(*digest, peer)],
             Want::List(digest, from) => vec![Request::List(*digest, *from)],
             Want::Object(digest, extent) => {
                 let local = Local { buffer: self.buffer, offset: extent.offset, bytes: extent.bytes };

@@ -7,7 +7,7 @@ use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
 use kvplane_store::Store;
-use kvplane_store::service::Service;
+use kvplane_store::service::{RepairCounters, Service};
 use kvplane_sys::{Consumer, Doorbell, PageKind, Region, cpu, net};
 
 use super::command::{Command, obey};
@@ -91,12 +91,7 @@ pub(super) fn run(
             if notice.is_trouble { tracing::warn!("{name}: {text}") } else { tracing::info!("{name}: {text}") }
         }
         if let Some(repairs) = host.service().control().poll_repairs() {
-            tracing::warn!(
-                "{name}: {} objects in memory were damaged since the start: {} are good again, {} were removed",
-                repairs.damaged,
-                repairs.repaired,
-                repairs.lost
-            );
+            report_damage(&name, &repairs);
         }
         let now_ns = host.now_ns();
         if !leaving.is_empty() {
@@ -178,4 +173,23 @@ fn set_up(
     let of_memory = kept.as_ref().filter(|_| !above_ssd).map(KeptMemory::uuid);
     let device = host.tier().and_then(|tier| tier.device()).or(of_memory);
     Ok((host, kept, StartFacts { address, mooncake, lasting, page_kind, device }))
+}
+
+/// Tells the operator of damage, and of its repair.
+fn report_damage(name: &str, repairs: &RepairCounters) {
+    let RepairCounters { damaged, repaired, lost, records, .. } = repairs;
+    if *damaged > 0 {
+        tracing::warn!(
+            "{name}: {damaged} objects in memory were damaged since the start: {repaired} are good again, {lost} were \
+             removed"
+        );
+    }
+    if records.damaged > 0 {
+        tracing::warn!(
+            "{name}: {} records on the SSD were damaged since the start: {} were repaired from other nodes, {} were lost",
+            records.damaged,
+            records.repaired,
+            records.lost
+        );
+    }
 }

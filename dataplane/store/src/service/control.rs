@@ -93,10 +93,10 @@ impl<'a> Control<'a> {
         self.objects.damage.set_scrub(pace, now_ns);
     }
 
-    /// Returns the counters of damage in memory, once the repairs of the first damaged object are over, and whenever
-    /// the number of damaged ones has doubled.
+    /// Returns the counters of damage, once the repairs of the first damaged object or record are over, and whenever the
+    /// number of damaged ones has doubled.
     pub fn poll_repairs(self) -> Option<RepairCounters> {
-        self.objects.damage.poll_report()
+        self.objects.damage.poll_report(&self.objects.local)
     }
 
     /// Keeps the shard's memory beyond its process. `found` is the image of the former process's objects, if there was

@@ -48,8 +48,11 @@ pub enum Want {
     Describe(Digest),
     /// Bytes of this object, into the pool.
     Object(Digest, MemoryExtent),
-    /// Bytes of this object, into its place in the pool where they are damaged, from another owner of its slot.
+    /// Bytes of this object from another owner of its slot: into its place in the pool where they are damaged, or where
+    /// its damaged record on the SSD had them.
     Repair(Digest, MemoryExtent),
+    /// Description of this object by another owner of its slot, by a list: its record on the SSD is damaged.
+    DescribeCopy(Digest),
     /// Page of the objects of exported slots, or of the changes there. The digest names the shard by one of its slots.
     List(Digest, PageQuery),
     /// Drop of these objects.

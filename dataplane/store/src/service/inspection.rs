@@ -18,6 +18,7 @@ use crate::TenantUse;
 use crate::events::EventPage;
 use crate::store::Store;
 use kvplane_proto::events::ObjectMedium;
+use kvplane_tier::RecordView;
 
 /// Page of a snapshot: objects with their sizes and tiers.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -169,10 +170,10 @@ impl<'a> Inspection<'a> {
         self.objects.replication.counters(&self.objects.local.shard)
     }
 
-    /// Returns the counters of damage in memory and of its repair.
+    /// Returns the counters of damage in memory and on the SSD, and of its repair.
     #[must_use]
     pub fn repairs(self) -> RepairCounters {
-        self.objects.damage.counters()
+        self.objects.damage.counters(&self.objects.local)
     }
 
     /// Returns the shards that this one exchanges replicas of a slot with: the replica owners of its own slot, or the
@@ -212,6 +213,18 @@ impl<'a> Inspection<'a> {
     #[must_use]
     pub fn ssd_bytes(self, digest: Digest) -> Option<u64> {
         self.objects.local.on_ssd(digest).map(|view| view.payload_bytes.into())
+    }
+
+    /// Returns the record of an object, or of a replica, on the SSD, if the SSD has it. Does not count as an access.
+    #[must_use]
+    pub fn ssd_record(self, digest: Digest) -> Option<RecordView> {
+        self.tier()?.ssd.locate_any(digest)
+    }
+
+    /// Returns the record of a replica that this shard has as a replica owner on its SSD. Does not count as an access.
+    #[must_use]
+    pub fn replica_record(self, digest: Digest) -> Option<RecordView> {
+        self.tier()?.ssd.locate_replica(digest)
     }
 
     /// Returns the names of those of these objects that are in memory with a name: index in `digests`, tenant and key.

@@ -58,6 +58,8 @@ struct List {
     names: bool,
     /// True if only objects of exported slots are listed.
     fetches: bool,
+    /// True if the peer repairs its copy of the only object that is listed, which may be a replica here, or there.
+    repairs: bool,
     /// Only tenant whose objects are listed.
     tenant: Option<u32>,
     /// Only object that is listed.
@@ -78,6 +80,8 @@ struct List {
 struct ListEntry {
     item: KeyItem,
     tail: Vec<u8>,
+    /// True if the number of replicas that its put requested is to be told.
+    tells_replicas: bool,
     /// True if the object does not exist any more, or does not belong to the page.
     is_gone: bool,
 }
@@ -96,7 +100,7 @@ impl ListEntry {
             data_type: 0,
             flags,
         };
-        Self { item, tail: Vec::new(), is_gone: false }
+        Self { item, tail: Vec::new(), tells_replicas: false, is_gone: false }
     }
 
     /// Sets the tail if it belongs to the object.
@@ -113,6 +117,7 @@ impl ListEntry {
         if self.item.flags & KeyItem::IN_MEMORY == 0 {
             self.item.flags |= KeyItem::priority_flags(options.priority);
         }
+        self.item.flags |= if self.tells_replicas { KeyItem::replica_flags(options.replicas) } else { 0 };
         // The flag of stripe heads is known without the tail.
         self.item.flags |= if options.part == Part::Stripe { KeyItem::STRIPE } else { 0 };
         (self.item.key_bytes, self.item.tenant_bytes) = (head.key_bytes, head.tenant_bytes);
@@ -197,16 +202,19 @@ impl List {
     fn find_one(&mut self, local: &LocalStore, pool: &dyn PoolBytes) {
         (self.at, self.is_full) = (END, true);
         let Some(digest) = self.one else { return };
-        let (view, record) = (local.shard.peek(digest), local.on_ssd(digest));
+        let record = if self.repairs { local.on_ssd_whole(digest) } else { local.on_ssd(digest) };
+        let view = local.shard.peek(digest);
         let of_another =
             self.tenant.is_some_and(|own| local.tenant_of(digest).known().is_some_and(|tenant| tenant != own));
         let copy = view.is_some_and(|view| view.replica == Replica::Second);
-        if of_another || copy || !local.shard.keeps(digest) {
+        let is_listed = if self.repairs { local.shard.keeps_any(digest) } else { !copy && local.shard.keeps(digest) };
+        if of_another || !is_listed {
             return;
         }
         let (mut listed, elsewhere) = match (view, record) {
             (Some(view), _) => {
                 let mut listed = ListEntry::new(digest, view.version, view.extent.bytes, in_memory(&view));
+                listed.tells_replicas = self.repairs && view.replica == Replica::Second;
                 if self.names && view.has_tail {
                     listed.set_tail(read_tail(view.tail_at, pool));
                 }
@@ -214,7 +222,9 @@ impl List {
             }
             (None, Some(record)) => {
                 let bytes = record.payload_bytes.into();
-                (ListEntry::new(digest, record.version, bytes, on_ssd_alone(&record)), record.key_bytes > 0)
+                let mut listed = ListEntry::new(digest, record.version, bytes, on_ssd_alone(&record));
+                listed.tells_replicas = self.repairs;
+                (listed, record.key_bytes > 0)
             }
             (None, None) => return,
         };
@@ -290,7 +300,8 @@ impl Lists {
         let walk_tag = objects.local.shard.walk_tag();
         let status = if let Err(status) = asked {
             status
-        } else if item.flags & !(NAMES | ONE | if context.fetches { CHANGES } else { REMOVES }) != 0
+        } else if context.repairs() && item.flags & ONE == 0
+            || item.flags & !(NAMES | ONE | if context.fetches { CHANGES } else { REMOVES }) != 0
             || item.from >= END
             || (item.walk == 0) != (item.from == 0)
         {
@@ -318,6 +329,7 @@ impl Lists {
                 request: header.request,
                 names: item.flags & NAMES != 0,
                 fetches: context.fetches,
+                repairs: context.repairs(),
                 tenant: context.tenant,
                 one: (item.flags & ONE != 0).then_some(item.digest),
                 at: item.from,

@@ -53,7 +53,7 @@ use kvplane_tier::{BlockOp, Tier};
 
 use self::claims::{Claim, ClaimedRequest, Claims};
 pub use self::control::Control;
-pub use self::damage::{RepairCounters, ScrubPace};
+pub use self::damage::{RecordRepairCounters, RepairCounters, ScrubPace};
 pub use self::device_moves::DeviceMoves;
 pub use self::device_pool::{DEVICE_OBJECT_BYTES, MoveId, MoveOutcome};
 pub use self::fetches::{Fetch, FetchDone, FetchLimits, Want};
@@ -371,6 +371,7 @@ impl Service {
                 Effect::SlotsServed => replication.look_for_unreplicated(shard),
                 Effect::RecordsChanged => replication.walk_ssd_again(shard),
                 Effect::LacksReplica => replication.walk_again(shard),
+                Effect::Replicated(digest) => local.end_pass(digest),
                 Effect::Written { digest, is_settled } => migration.written(digest, is_settled, shard.now_ns),
                 Effect::Imported { digest, version } => {
                     let waits = replication.waits_of(shard, digest);

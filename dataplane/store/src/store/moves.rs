@@ -169,7 +169,7 @@ impl<P: EvictionPolicy> PoolMoves<'_, P> {
     /// See [`Self::finish`].
     pub fn drop_object(&mut self, one: &PoolMove) {
         if let Some(old) = self.source(one) {
-            self.space.remove(old);
+            self.space.remove(old, true);
         }
         self.cancel(one);
     }
@@ -212,7 +212,7 @@ impl<P: EvictionPolicy> PoolMoves<'_, P> {
         for id in (0..self.space.objects().entries().touched()).map(EntryId) {
             let entry = &self.space.objects().entries()[id];
             if entry.is_live() && entry.is_on_device() {
-                self.space.remove(id);
+                self.space.remove(id, true);
                 lost += 1;
             }
         }

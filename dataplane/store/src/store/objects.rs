@@ -1,7 +1,8 @@
 //! Table of a shard's objects: their entries, and the index that finds the visible ones by digest.
 //!
 //! With each change of what is visible, the table appends the event for subscribers, and it remembers the *orphans*:
-//! objects that are gone while replica owners may have replicas of them.
+//! objects that are gone while replica owners may have replicas of them; and the [`DetachedReplicas`] of those that were
+//! evicted and may be on the SSD.
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
@@ -12,9 +13,10 @@ use crate::entry::{Copies, Entries, Entry, EntryId, Mark, Replica, State};
 use crate::events::EventLog;
 use crate::index::{Index, TOGETHER};
 use crate::store::ReplicaRole;
+use crate::store::detached::{DetachedCopies, DetachedReplicas};
 use kvplane_proto::events::{ObjectChange, ObjectMedium};
 
-/// Entries, index, event log and orphans.
+/// Entries, index, event log, orphans and detached replicas.
 #[derive(Debug)]
 pub struct ObjectTable {
     entries: Entries,
@@ -22,6 +24,7 @@ pub struct ObjectTable {
     /// Events of the objects, if there are subscribers.
     events: EventLog,
     orphans: Vec<(Digest, ReplicaSet)>,
+    detached: DetachedReplicas,
 }
 
 impl ObjectTable {
@@ -32,6 +35,7 @@ impl ObjectTable {
             index: Index::new(config.max_objects, config.hash_seed),
             events: EventLog::default(),
             orphans: Vec::new(),
+            detached: DetachedReplicas::default(),
         }
     }
 
@@ -157,10 +161,36 @@ impl ObjectTable {
     }
 
     /// Returns the replicas of an object of this shard, or with which a replica was written; those of one that is not
-    /// replicated are without a meaning, and so is their number for an object that is not there.
+    /// replicated are without a meaning, and so is their number for an object that is neither here nor was evicted.
     #[must_use]
     pub fn copies(&self, digest: Digest) -> Copies {
-        self.find(digest).map_or(Copies::ONE, |id| self.entries.copies(id))
+        match self.find(digest) {
+            Some(id) => self.entries.copies(id),
+            None => self.detached.copies(digest).unwrap_or(Copies::ONE),
+        }
+    }
+
+    /// Returns the replicas of objects that only the SSD has.
+    #[must_use]
+    pub const fn detached(&self) -> &DetachedReplicas {
+        &self.detached
+    }
+
+    /// Returns the replicas of objects that only the SSD has, to be changed.
+    pub(crate) const fn detached_mut(&mut self) -> &mut DetachedReplicas {
+        &mut self.detached
+    }
+
+    /// Makes an object an orphan that only the SSD had, and that is gone.
+    pub(crate) fn orphan_detached(&mut self, digest: Digest) {
+        let gone = self.detached.take(digest);
+        self.orphans.extend(gone.map(|gone| (digest, gone.copies.at)));
+    }
+
+    /// Makes all objects orphans that only the SSD had.
+    pub(crate) fn orphan_all_detached(&mut self) {
+        let gone = self.detached.take_all();
+        self.orphans.extend(gone.into_iter().map(|(digest, gone)| (digest, gone.copies.at)));
     }
 
     /// Makes an object of this shard one that is to have at least so many replicas beside the owner's; false if there
@@ -253,22 +283,37 @@ impl ObjectTable {
         &mut self.entries
     }
 
-    /// Adds an entry that became live to the index.
+    /// Adds an entry that became live to the index. One that was evicted and is read back has its replicas again.
     pub(super) fn show(&mut self, id: EntryId) {
-        let entry = &self.entries[id];
-        self.index.insert(entry.digest(), id);
-        self.events.push(ObjectChange::Stored, ObjectMedium::Memory, entry.digest(), entry.bytes());
+        let (digest, version, bytes) =
+            (self.entries[id].digest(), self.entries[id].version(), self.entries[id].bytes());
+        self.index.insert(digest, id);
+        self.events.push(ObjectChange::Stored, ObjectMedium::Memory, digest, bytes);
+        match self.detached.take(digest) {
+            Some(DetachedCopies { version: of, copies }) if of == version && !self.entries[id].is(Mark::Copy) => {
+                self.entries.set(id, Mark::Wanted, true);
+                self.entries.set_wanted(id, copies.wanted);
+                self.entries.set_replica_owners(id, copies.at);
+            }
+            Some(DetachedCopies { copies, .. }) => self.orphans.push((digest, copies.at)),
+            None => {}
+        }
     }
 
-    /// Removes a live entry from the index. The caller removes it from the eviction order.
-    pub(super) fn hide(&mut self, id: EntryId) {
+    /// Removes a live entry from the index. The caller removes it from the eviction order. The replicas of one that is
+    /// `evicted` stay if the SSD has it.
+    pub(super) fn hide(&mut self, id: EntryId, evicted: bool) {
         let entry = &self.entries[id];
-        let taken = self.index.remove(entry.digest(), id);
+        let (digest, version) = (entry.digest(), entry.version());
+        let taken = self.index.remove(digest, id);
         assert!(taken, "{id:?} is live but not in the index");
         if entry.is(Mark::Copied) {
-            self.orphans.push((entry.digest(), self.entries.copies(id).at));
+            let copies = self.entries.copies(id);
+            if !(evicted && self.detached.add(digest, DetachedCopies { version, copies })) {
+                self.orphans.push((digest, copies.at));
+            }
         }
-        self.events.push(ObjectChange::Removed, ObjectMedium::Memory, entry.digest(), 0);
+        self.events.push(ObjectChange::Removed, ObjectMedium::Memory, digest, 0);
     }
 
     /// Makes one live entry take the place of another with the same object, which has moved: nothing changes for
@@ -346,7 +391,7 @@ mod tests {
         let (mut table, ids) = table(&[(1, Replica::First), (2, Replica::First)]);
         table.note_copy(Digest(1), Version(1), 1, true);
         for id in ids {
-            table.hide(id);
+            table.hide(id, true);
             table.entries_mut().release(id);
         }
         assert_eq!((table.len(), table.has_orphans()), (0, true));
@@ -355,5 +400,30 @@ mod tests {
         let changes: Vec<ObjectChange> = events.iter().map(|event| event.change).collect();
         assert_eq!(changes, [ObjectChange::Stored, ObjectChange::Stored, ObjectChange::Removed, ObjectChange::Removed]);
         table.check();
+    }
+
+    #[test]
+    fn an_evicted_object_keeps_its_replicas_until_it_is_gone_or_replaced() {
+        let (mut table, ids) = table(&[(1, Replica::First), (2, Replica::First), (3, Replica::First)]);
+        table.detached_mut().keep();
+        for (at, id) in (1..).zip(&ids) {
+            table.note_copy(Digest(at), Version(at as u64), 1, true);
+            table.hide(*id, true);
+        }
+        let at = ReplicaSet::NONE.with(1);
+        assert_eq!((table.has_orphans(), table.detached().len(), table.copies(Digest(1)).at), (false, 3, at));
+        let unconfirmed = [1, 2, 3].map(|number| (Digest(number), Version(number as u64)));
+        assert_eq!(table.detached_mut().take_unconfirmed(), unconfirmed);
+        // The first is read back, the second was put again, the third removed.
+        table.show(ids[0]);
+        assert_eq!((table.copies(Digest(1)).at, table.detached().len()), (at, 2));
+        table.entries_mut().release(ids[1]);
+        let block = Allocator::new(256, 1).allocate(1).expect("the pool is empty");
+        let again = table.entries_mut().reserve(&Reserve::plain(Digest(2), 100), block);
+        table.entries_mut().commit(again, Version(9), 0);
+        table.show(again);
+        table.orphan_detached(Digest(3));
+        assert_eq!(table.take_orphans(), [(Digest(2), at), (Digest(3), at)]);
+        assert!(table.detached().is_empty() && table.copies(Digest(2)).at.is_empty());
     }
 }

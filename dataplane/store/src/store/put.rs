@@ -96,7 +96,7 @@ impl<P: EvictionPolicy> Store<P> {
             }
             // Its readers finish undisturbed: its bytes stay until the last pin is released.
             self.counters.replacements += 1;
-            self.space.remove(former);
+            self.space.remove(former, false);
         }
         Ok(self.space.commit(id, version, checksum))
     }

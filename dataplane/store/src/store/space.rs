@@ -225,9 +225,10 @@ impl<P: EvictionPolicy> Space<P> {
         self.step(id, Entries::expire);
     }
 
-    /// Hides a live entry and frees it, at once or with its last pin.
-    pub(super) fn remove(&mut self, id: EntryId) {
-        self.objects.hide(id);
+    /// Hides a live entry and frees it, at once or with its last pin. The replicas of one that is `evicted` stay if the
+    /// SSD has it.
+    pub(super) fn remove(&mut self, id: EntryId, evicted: bool) {
+        self.objects.hide(id, evicted);
         self.order.remove(self.objects.entries_mut(), id, false);
         if self.objects.entries()[id].pins() == 0 {
             self.release(id);
@@ -443,7 +444,7 @@ impl<P: EvictionPolicy> Space<P> {
         assert!(entry.is_evictable(), "evicting {entry:?}");
         self.evictions.objects += 1;
         self.evictions.bytes += entry.bytes();
-        self.objects.hide(id);
+        self.objects.hide(id, true);
         self.order.remove(self.objects.entries_mut(), id, true);
         self.release(id)
     }

@@ -58,7 +58,7 @@ impl UncheckedObjects {
             self.counters.checked += 1;
         } else {
             self.counters.damaged += 1;
-            space.remove(id);
+            space.remove(id, true);
         }
         is_whole
     }

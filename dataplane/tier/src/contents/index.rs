@@ -161,6 +161,7 @@ impl Entry {
             names_parts: shape.names_parts,
             copied: shape.copied,
             tenant,
+            checksum: self.checksum(),
         }
     }
 

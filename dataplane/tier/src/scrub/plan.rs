@@ -76,6 +76,7 @@ impl ScrubPlan {
         let pass = &mut self.report.pass;
         pass.records += 1;
         pass.bytes += bytes;
+        self.report.checked_bytes += bytes;
         let took_ns = u128::from(bytes) * u128::from(SECOND_NS) / u128::from(self.rate().max(1));
         let took_ns = u64::try_from(took_ns).unwrap_or(u64::MAX);
         // Unused time is not made up for: the rate holds over every interval.

@@ -164,9 +164,17 @@ impl World {
         if heard(incarnation) < heard(first) {
             return;
         }
-        let view = self.incarnations[incarnation].service.store().peek(digest);
-        let Some(view) = view.filter(|view| view.replica == Replica::Second) else { return };
-        let origin = self.shadow.commit_of(view.version.0).and_then(|commit| commit.origin).unwrap_or(0);
+        let service = &self.incarnations[incarnation].service;
+        let view = service.store().peek(digest).filter(|view| view.replica == Replica::Second);
+        let record = service.inspect().replica_record(digest);
+        let versions = [view.map(|view| view.version), record.map(|record| record.version)];
+        versions.into_iter().flatten().for_each(|version| {
+            self.check_no_copy_of(first, incarnation, key, version.0, floor);
+        });
+    }
+
+    fn check_no_copy_of(&mut self, first: usize, incarnation: usize, key: usize, version: u64, floor: u64) {
+        let origin = self.shadow.commit_of(version).and_then(|commit| commit.origin).unwrap_or(0);
         // Newer puts may have a replica already.
         let lineage = self.lineage(first);
         let gone =

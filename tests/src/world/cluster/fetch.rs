@@ -132,8 +132,15 @@ impl World {
     fn fetch(&mut self, incarnation: usize, Fetch { token, source, want }: Fetch) {
         let (index, now_ns) = (self.incarnations[incarnation].fetcher, self.now_ns);
         let peer = self.clients[index].fetcher.as_ref().and_then(|fetcher| fetcher.sources.peer(&source));
+        if matches!(want, Want::DescribeCopy(_)) && self.scenario.has(Mischief::ForgetRepairs) {
+            self.incarnations[incarnation].service.fetched(token, FetchDone::Failed(Status::NotFound), now_ns);
+            return;
+        }
         let room = peer.and_then(|peer| self.requests_of(index, incarnation, &want, peer));
-        let waited = matches!(want, Want::Sizes(_) | Want::Describe(_) | Want::DropCopies(_) | Want::Repair(..));
+        let waited = matches!(
+            want,
+            Want::Sizes(_) | Want::Describe(_) | Want::DescribeCopy(_) | Want::DropCopies(_) | Want::Repair(..)
+        );
         let within_ns = if waited { ASK_NS } else { BACKGROUND_NS };
         let Some((requests, book, offset)) = room else {
             self.incarnations[incarnation].service.fetched(token, FetchDone::Failed(Status::Unreachable), now_ns);
@@ -165,6 +172,7 @@ impl World {
             Want::Sizes(digests) => digests.iter().map(|digest| Request::Size(*digest)).collect(),
             Want::Drop(digests) => digests.iter().map(|digest| Request::Remove(*digest)).collect(),
             Want::Describe(digest) => vec![Request::List(*digest, one)],
+            Want::DescribeCopy(digest) => vec![Request::ListCopy(*digest, peer)],
             Want::List(digest, from) => vec![Request::List(*digest, *from)],
             Want::Object(digest, extent) | Want::Repair(digest, extent) => {
                 let lent = self.clients[index].memory.lend(Loan::Get(extent.bytes), *digest);
@@ -241,7 +249,9 @@ impl World {
             (Want::List(_, from), None) if from.changes && self.scenario.has(Mischief::HideChanges) => {
                 page.map_or(FetchDone::Failed(first), |page| FetchDone::Page(without_changes(&page)))
             }
-            (Want::Describe(_) | Want::List(..), None) => page.map_or(FetchDone::Failed(first), FetchDone::Page),
+            (Want::Describe(_) | Want::DescribeCopy(_) | Want::List(..), None) => {
+                page.map_or(FetchDone::Failed(first), FetchDone::Page)
+            }
             (Want::Object(..) | Want::Repair(..), None) if first != Status::Ok => FetchDone::Failed(first),
             (Want::Repair(_, extent), None) => self.bytes_came(incarnation, index, *extent, results[0].bytes, offset),
             (Want::Object(_, extent), None) => {

@@ -85,6 +85,18 @@ fn records_of(bytes: &[u8]) -> Vec<Record> {
     starts.filter(|at| bytes[*at..].starts_with(b"KVTR")).map(record).collect()
 }
 
+/// Place of an object's record on a disk.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct DiskRecord {
+    pub(crate) head_at: u64,
+    pub(crate) head_bytes: u64,
+    pub(crate) payload_at: u64,
+    pub(crate) payload_bytes: u64,
+    pub(crate) version: u64,
+    pub(crate) sequence: u64,
+    pub(crate) checksum: u64,
+}
+
 struct UnflushedWrite {
     number: u64,
     offset: usize,
@@ -158,6 +170,46 @@ impl Disk {
     /// Returns true if it was ever formatted.
     pub(crate) fn is_formatted(&self) -> bool {
         [0, 32 << 10].iter().any(|at| self.seen[*at..].starts_with(b"KVTS"))
+    }
+
+    /// Returns the record of an object with the greatest sequence, above `after`.
+    pub(crate) fn newest_record(&self, digest: Digest, block_bytes: u32, after: Option<u64>) -> Option<DiskRecord> {
+        let bytes = &self.seen;
+        let word = |at: usize| bytes[at..at + 8].try_into().map_or(0, u64::from_le_bytes);
+        let half = |at: usize| bytes[at..at + 4].try_into().map_or(0, u32::from_le_bytes);
+        let starts = (SEGMENTS_AT as usize..bytes.len().saturating_sub(RECORD_BYTES)).step_by(UNIT);
+        let of_object = |at: &usize| {
+            bytes[*at..].starts_with(b"KVTR") && bytes[at + 6] == 1 && bytes[at + 8..at + 24] == digest.to_bytes()
+        };
+        let record = |at: usize| {
+            let (payload_bytes, chunk_bytes) = (u64::from(half(at + 76)), u64::from(half(at + 80)).max(1));
+            let chunks = payload_bytes.div_ceil(chunk_bytes);
+            let sums = if chunks > 1 { 8 * chunks } else { 0 };
+            let key_bytes = u64::from(bytes[at + 88]) | u64::from(bytes[at + 89]) << 8;
+            let head_bytes = RECORD_BYTES as u64 + sums + key_bytes;
+            let end = at as u64 + head_bytes;
+            let is_extent = bytes[at + 7] & 1 != 0;
+            let block = u64::from(block_bytes);
+            let away = u64::from(bytes[at + 90]) * block;
+            let payload_at = if is_extent { end.next_multiple_of(block) + away } else { end };
+            let (version, sequence, checksum) = (word(at + 24), word(at + 32), word(at + 56));
+            DiskRecord { head_at: at as u64, head_bytes, payload_at, payload_bytes, version, sequence, checksum }
+        };
+        let records = starts.filter(of_object).map(record);
+        let fits = |record: &DiskRecord| record.payload_at + record.payload_bytes <= bytes.len() as u64;
+        let newer = |record: &DiskRecord| after.is_none_or(|after| record.sequence > after);
+        records.filter(fits).filter(newer).max_by_key(|record| record.sequence)
+    }
+
+    /// Returns bytes as reads return them.
+    pub(crate) fn bytes(&self, offset: u64, bytes: u64) -> &[u8] {
+        &self.seen[offset as usize..][..bytes as usize]
+    }
+
+    /// Changes bits of a byte at rest.
+    pub(crate) fn damage(&mut self, offset: u64, mask: u8) {
+        self.seen[offset as usize] ^= mask;
+        self.durable[offset as usize] ^= mask;
     }
 
     /// Replaces the disk by a blank one.

@@ -6,6 +6,7 @@ pub(crate) mod device_scenario;
 pub(crate) mod disk;
 pub(crate) mod disturbances;
 pub(crate) mod memory;
+pub(crate) mod records;
 pub(crate) mod tier;
 
 use crate::world::World;
@@ -72,10 +73,12 @@ pub(crate) enum Fault {
     HalfOpen,
     /// A bit of an object in memory flips, of which another node has good bytes.
     FlipBit,
+    /// A byte of a record on a disk is damaged, of which another node has a good one.
+    DamageRecord,
 }
 
 /// Number of kinds.
-pub(crate) const FAULTS: usize = 20;
+pub(crate) const FAULTS: usize = 21;
 /// Number of kinds that are drawn for every seed; the others belong to some seeds only.
 pub(crate) const COMMON: usize = 8;
 
@@ -100,6 +103,7 @@ const ALL: [Fault; FAULTS] = [
     Fault::LoseOneWay,
     Fault::HalfOpen,
     Fault::FlipBit,
+    Fault::DamageRecord,
 ];
 
 /// Interval at which a fault that waits for slots at rest checks again.
@@ -315,6 +319,7 @@ impl World {
             }
             Fault::HalfOpen => self.half_open(down_ns),
             Fault::FlipBit => self.flip_bit(node, down_ns),
+            Fault::DamageRecord => self.damage_record(node, down_ns),
             Fault::SlowNode => {
                 self.nodes[node].slowness = 10;
                 self.after(down_ns, Event::Recover(node));

@@ -114,6 +114,17 @@ impl TierScenario {
         Self { config, policy, faults, power, latency_ns, without }
     }
 
+    /// Returns the parameters with large disks that do what they report, written through.
+    pub(crate) fn honest(mut self, rng: &mut Rng) -> Self {
+        self.config.segments = 64;
+        self.policy.write =
+            if rng.chance(0.8) { WritePolicy::Through } else { WritePolicy::Back { within_ns: 50 * MS } };
+        self.policy.ack = if rng.chance(0.5) { PutAck::Buffered } else { PutAck::Memory };
+        self.policy.scrub_bytes_per_s = 0;
+        (self.faults, self.power, self.without) = (DiskFaults::default(), false, 0.0);
+        self
+    }
+
     /// Adjusts the parameters so that a host's bug matters.
     pub(crate) fn suit(&mut self, mischief: Mischief) {
         self.policy = TierPolicy { write: WritePolicy::Through, ack: PutAck::Buffered, ..self.policy };

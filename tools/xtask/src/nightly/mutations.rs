@@ -42,6 +42,8 @@ impl Host {
             Self::Replicas => ("replicas", "seeds", "KVPLANE_SEEDS"),
             Self::HotObjects => ("replicas", "hot_objects", "KVPLANE_HOT_SEEDS"),
             Self::FlippedBits => ("replicas", "flipped_bits", "KVPLANE_LOSS_SEEDS"),
+            Self::DamagedRecords => ("replicas", "damaged_records", "KVPLANE_LOSS_SEEDS"),
+            Self::RecordedReplicas => ("replicas", "recorded_replicas", "KVPLANE_SEEDS"),
             Self::Departures => ("tiers", "departures", "KVPLANE_TIER_SEEDS"),
             Self::CopiesAgain => ("tiers", "copies_are_made_again_when_all_nodes_died", "KVPLANE_TIER_SEEDS"),
             Self::Clocks => ("world", "clocks", "KVPLANE_SEEDS"),

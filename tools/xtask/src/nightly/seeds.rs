@@ -17,6 +17,8 @@ const KILLS: &str = "200";
 const CLUSTER_KILLS: &str = "5";
 /// Default number of rounds of each kind of silence.
 const SILENCE_ROUNDS: &str = "10";
+/// Default amount of objects whose repair is measured, in MiB.
+const REPAIRED_MIB: &str = "64";
 /// Default number of rounds of each impairment of a network.
 const NETWORK_ROUNDS: &str = "5";
 /// Default duration of broken frames, in seconds.
@@ -49,7 +51,7 @@ impl Kind {
 }
 
 /// All kinds of simulation.
-const KINDS: [Kind; 30] = [
+const KINDS: [Kind; 32] = [
     Kind::new("world", "seeds", "KVPLANE_SEEDS", 250),
     Kind::new("world", "clocks", "KVPLANE_SEEDS", 20),
     Kind::new("world", "missed_epochs", "KVPLANE_SEEDS", 20),
@@ -76,6 +78,8 @@ const KINDS: [Kind; 30] = [
     Kind::new("replicas", "losses_of_several_replicas", "KVPLANE_LOSS_SEEDS", 20),
     Kind::new("replicas", "silence", "KVPLANE_LOSS_SEEDS", 20),
     Kind::new("replicas", "flipped_bits", "KVPLANE_LOSS_SEEDS", 20),
+    Kind::new("replicas", "damaged_records", "KVPLANE_LOSS_SEEDS", 20),
+    Kind::new("replicas", "recorded_replicas", "KVPLANE_SEEDS", 20),
     Kind::new("replicas", "a_control_plane_that_loses_its_state_loses_no_object", "KVPLANE_LOSS_SEEDS", 20),
     Kind::new("devices", "seeds", "KVPLANE_DEVICE_POOL_SEEDS", 40),
     Kind::new("devices", "losses", "KVPLANE_DEVICE_POOL_SEEDS", 20),
@@ -201,6 +205,15 @@ pub fn silence(workspace: &Workspace, arguments: &[String]) -> Result<(), Failur
     // Tests run one after the other because they measure.
     let words = [&words[..], &["outages::", "--test-threads=1"]].concat();
     process::run(workspace.cargo(&words).env("KVPLANE_SILENCE_ROUNDS", count))
+}
+
+/// Measures repairs of this many MiB of objects: after the loss of a node, with two and three replicas, and of damaged
+/// records.
+pub fn repairs(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
+    let mib = arguments.first().map_or(Ok(REPAIRED_MIB.to_string()), |word| number(word))?;
+    // Tests run one after the other because they measure.
+    let words = [&end_to_end("damage::rates::")[..], &["--test-threads=1"]].concat();
+    process::run(workspace.cargo(&words).env("KVPLANE_REPAIR_MIB", mib))
 }
 
 /// Runs a cluster on an emulated network that is impaired in each way the given number of times.

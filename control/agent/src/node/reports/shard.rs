@@ -4,9 +4,10 @@ use std::time::{Duration, Instant};
 
 use kvplane_engine::{ShardHandle, ShardSnapshot, SlowOperation, cpu};
 use kvplane_rpc::message::{
-    CopyFigures, DevicePoolFigures, EventFigures, EvictionFigures, GetFigures, HOT_PER_REPORT, HotFigures, HotShard,
-    NAME_PER_REPORT_BYTES, OPERATIONS_PER_REPORT, ObjectFigures, OperationFigures, PoolFigures, PutFigures, ReportHot,
-    ReportShard, SLOW_PER_REPORT, ShardFigures, SlowFigures, SlowLog, SsdFigures, ThreadFigures, TroubleFigures,
+    CopyFigures, DamageFigures, DevicePoolFigures, EventFigures, EvictionFigures, GetFigures, HOT_PER_REPORT,
+    HotFigures, HotShard, NAME_PER_REPORT_BYTES, OPERATIONS_PER_REPORT, ObjectFigures, OperationFigures, PoolFigures,
+    PutFigures, ReportHot, ReportShard, SLOW_PER_REPORT, ShardFigures, SlowFigures, SlowLog, SsdFigures, ThreadFigures,
+    TroubleFigures,
 };
 use kvplane_store::DevicePoolStats;
 
@@ -98,6 +99,8 @@ pub(crate) fn figures(shard: u16, address: &str, snapshot: &ShardSnapshot, now_n
         events: EventFigures { kept: store.events.are_kept, next: store.events.next, lost: store.events.lost },
         copies: copies(snapshot),
         device_pool: device_pool(snapshot),
+        memory_damage: memory_damage(snapshot),
+        ssd_damage: ssd_damage(snapshot),
     }
 }
 
@@ -152,6 +155,30 @@ fn device_pool(snapshot: &ShardSnapshot) -> Option<DevicePoolFigures> {
         recalls: service.recalls,
         lost,
     })
+}
+
+const fn memory_damage(snapshot: &ShardSnapshot) -> DamageFigures {
+    let repairs = &snapshot.repairs;
+    DamageFigures {
+        found: repairs.damaged,
+        repaired: repairs.repaired,
+        lost: repairs.lost,
+        outstanding: repairs.outstanding,
+        checked_bytes: repairs.checked_bytes,
+        passes: repairs.passes,
+    }
+}
+
+fn ssd_damage(snapshot: &ShardSnapshot) -> DamageFigures {
+    let (records, tier) = (&snapshot.repairs.records, snapshot.tier.as_ref());
+    DamageFigures {
+        found: records.damaged,
+        repaired: records.repaired + tier.map_or(0, |tier| tier.counters.rewritten),
+        lost: records.lost,
+        outstanding: records.outstanding,
+        checked_bytes: tier.map_or(0, |tier| tier.scrub.checked_bytes),
+        passes: tier.map_or(0, |tier| tier.scrub.passes),
+    }
 }
 
 fn ssd(snapshot: &ShardSnapshot) -> Option<SsdFigures> {

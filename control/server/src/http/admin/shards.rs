@@ -1,6 +1,6 @@
 //! Shards as JSON.
 
-use kvplane_rpc::message::{OperationFigures, ShardFigures, SlowFigures};
+use kvplane_rpc::message::{DamageFigures, OperationFigures, ShardFigures, SlowFigures};
 use serde_json::{Value, json};
 
 use crate::cluster::view::View;
@@ -81,6 +81,7 @@ pub fn shard_json(shard: &ShardFigures) -> Value {
             "recalls": pool.recalls,
             "lost": pool.lost,
         })),
+        "damage": { "memory": damage_json(&shard.memory_damage), "ssd": damage_json(&shard.ssd_damage) },
         "operations": shard.operations.iter().map(operation_json).collect::<Vec<_>>(),
         "slow": {
             "after_ns": shard.slow.after_ns,
@@ -99,6 +100,17 @@ pub fn shard_json(shard: &ShardFigures) -> Value {
             "inherited": shard.copies.inherited,
         },
         "events": { "kept": shard.events.kept, "next": shard.events.next, "lost": shard.events.lost },
+    })
+}
+
+fn damage_json(damage: &DamageFigures) -> Value {
+    json!({
+        "found": damage.found,
+        "repaired": damage.repaired,
+        "lost": damage.lost,
+        "outstanding": damage.outstanding,
+        "checked_bytes": damage.checked_bytes,
+        "passes": damage.passes,
     })
 }
 

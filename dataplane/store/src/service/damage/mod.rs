@@ -1,15 +1,19 @@
-//! Damage in memory: objects whose bytes do not match their checksums any more.
+//! Damage: objects in memory whose bytes do not match their checksums any more, and records on the SSD that cannot be
+//! read whole.
 //!
-//! * [`Scrub`] compares objects with their checksums: those that a reader, a replica owner or the SSD found damaged,
-//!   and in the background all others.
-//! * [`Repairs`] gets the bytes of damaged objects from another node that has them.
+//! * [`Scrub`] compares objects in memory with their checksums: those that a reader, a replica owner or the SSD found
+//!   damaged, and in the background all others. The SSD has a scrub of its own.
+//! * [`Repairs`] gets the bytes of damaged objects from another node that has them, [`RecordRepairs`] those of damaged
+//!   records.
 //!
 //! A damaged object stays what it is: it exists, it can be removed and replaced, and only its bytes are not lent. A get
 //! of it waits for the good bytes. Where they come from does not matter: they are good if their length and checksum are
 //! those that the object was put with. An object that the SSD has as well leaves memory and is read from there. One of
 //! which no node has good bytes is removed: it is a miss.
 
+mod inquiry;
 mod readers;
+mod records;
 mod repairs;
 mod scrub;
 
@@ -17,6 +21,7 @@ use kvplane_proto::ids::Version;
 use kvplane_proto::{Digest, Status};
 
 use self::readers::{Readers, serve, turn_away};
+use self::records::RecordRepairs;
 use self::repairs::Repairs;
 pub use self::scrub::ScrubPace;
 use self::scrub::{Check, Finding, Scrub};
@@ -27,6 +32,19 @@ use super::shard::context::RequestContext;
 use super::shard::stream_read::Reader;
 use super::types::PoolBytes;
 use kvplane_proto::FrameFlags;
+
+/// Counters of damaged records on the SSD and of their repair.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct RecordRepairCounters {
+    /// Records that could not be read whole, of objects and of replicas.
+    pub damaged: u64,
+    /// Those whose objects are in memory, and are written to the SSD again, with the bytes of another node.
+    pub repaired: u64,
+    /// Those whose objects no other node had. A replica is only made again.
+    pub lost: u64,
+    /// Those whose repair is not over.
+    pub outstanding: u64,
+}
 
 /// Counters of damage in memory and of its repair.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -45,6 +63,8 @@ pub struct RepairCounters {
     pub lost: u64,
     /// Damaged ones whose repair is not over.
     pub outstanding: u64,
+    /// Damaged records on the SSD.
+    pub records: RecordRepairCounters,
 }
 
 /// Objects that may be damaged, and those that are.
@@ -52,9 +72,10 @@ pub struct RepairCounters {
 pub(super) struct Damage {
     scrub: Scrub,
     repairs: Repairs,
+    records: RecordRepairs,
     damaged: u64,
     on_ssd: u64,
-    /// Number of damaged objects that were reported to the operator.
+    /// Number of damaged objects and records that were reported to the operator.
     reported: u64,
 }
 
@@ -64,22 +85,33 @@ impl Damage {
         self.scrub.set_pace(pace, now_ns);
     }
 
-    /// Returns the counters.
-    pub(super) fn counters(&self) -> RepairCounters {
+    /// Returns the counters, with those of the records on the SSD.
+    pub(super) fn counters(&self, local: &LocalStore) -> RepairCounters {
+        let (repaired, lost) = self.records.counts();
+        let (damaged, outstanding) = local.damaged_records();
+        let records = RecordRepairCounters { damaged, repaired, lost, outstanding };
+        RepairCounters { records, ..self.memory_counters() }
+    }
+
+    fn memory_counters(&self) -> RepairCounters {
         let (checked, checked_bytes, passes) = self.scrub.counts();
         let (repaired, lost) = self.repairs.counts();
         let outstanding = self.repairs.len() as u64;
         let (damaged, repaired) = (self.damaged, repaired + self.on_ssd);
-        RepairCounters { checked, checked_bytes, passes, damaged, repaired, lost, outstanding }
+        let records = RecordRepairCounters::default();
+        RepairCounters { checked, checked_bytes, passes, damaged, repaired, lost, outstanding, records }
     }
 
-    /// Returns the counters at the end of the first repair, and whenever the number of damaged objects has doubled.
-    pub(super) fn poll_report(&mut self) -> Option<RepairCounters> {
-        if self.damaged < (2 * self.reported).max(1) || self.repairs.len() > 0 {
+    /// Returns the counters at the end of the first repair, and whenever the number of damaged objects and records has
+    /// doubled.
+    pub(super) fn poll_report(&mut self, local: &LocalStore) -> Option<RepairCounters> {
+        let (records, outstanding) = local.damaged_records();
+        let damaged = self.damaged + records;
+        if damaged < (2 * self.reported).max(1) || self.repairs.len() > 0 || outstanding > 0 {
             return None;
         }
-        self.reported = self.damaged;
-        Some(self.counters())
+        self.reported = damaged;
+        Some(self.counters(local))
     }
 
     /// Returns true if a get of an object in memory waits until its bytes are known to be good: they are being
@@ -124,7 +156,7 @@ impl Damage {
                 Check::NotMade => turn_away(local, digest, readers, Status::Busy),
             }
         }
-        progress
+        self.records.drive(local) || progress
     }
 
     /// Acts on a damaged object: it is read from the SSD, or repaired, or removed.
@@ -151,18 +183,20 @@ impl Damage {
 
     /// Returns the next request to another shard.
     pub(super) fn poll(&mut self, local: &mut LocalStore) -> Option<Fetch> {
-        self.repairs.poll(local)
+        self.records.drive(local);
+        self.repairs.poll(local).or_else(|| self.records.poll(local))
     }
 
     /// Handles the answer of another shard, or the failure to get one. Returns false if it belongs to no request of
     /// this component.
     pub(super) fn fetched(&mut self, local: &mut LocalStore, token: u64, done: &FetchDone) -> bool {
-        self.repairs.fetched(local, token, done)
+        self.repairs.fetched(local, token, done) || self.records.fetched(local, token, done)
     }
 
     /// Returns the time of the next action.
     pub(super) fn poll_timeout(&self) -> Option<u64> {
-        [self.scrub.poll_timeout(), self.repairs.poll_timeout()].into_iter().flatten().min()
+        let timeouts = [self.scrub.poll_timeout(), self.repairs.poll_timeout(), self.records.poll_timeout()];
+        timeouts.into_iter().flatten().min()
     }
 }
 

@@ -9,6 +9,7 @@ use kvplane_proto::ids::PinId;
 use kvplane_proto::map::ShardKey;
 use kvplane_proto::{Digest, Status};
 
+use super::inquiry::{Inquiry, NextSource, has_none};
 use super::readers::{READERS_MOST, Readers, serve, turn_away};
 use crate::entry::Entry;
 use crate::service::fetches::{Fetch, FetchDone, Want};
@@ -22,21 +23,11 @@ use crate::service::types::{Memory, MemoryExtent};
 const OPEN_MOST: usize = 1024;
 /// Most requests in flight.
 const CALLS_MOST: usize = 16;
-/// Backoff after no other node could be reached; doubles up to the maximum.
-const RETRY_NS: u64 = 100_000_000;
-const RETRY_MOST_NS: u64 = 5_000_000_000;
-
 /// Repair of an object.
 #[derive(Debug)]
 struct Repair {
     pin: PinId,
-    /// Nodes that were asked since the last pause, the last one possibly in flight.
-    asked: Vec<ShardKey>,
-    is_asking: bool,
-    /// True if one of those could not be reached: it may have the object.
-    is_uncertain: bool,
-    failures: u32,
-    retry_ns: u64,
+    inquiry: Inquiry,
     readers: Readers,
 }
 
@@ -85,7 +76,7 @@ impl Repairs {
 
     /// Makes a reader wait for the repair of an object. In a pause it is to retry.
     pub(super) fn wait(&mut self, digest: Digest, reader: (Reader, Timing)) -> Result<(), Status> {
-        let has_room = |repair: &&mut Repair| repair.readers.len() < READERS_MOST && repair.retry_ns == 0;
+        let has_room = |repair: &&mut Repair| repair.readers.len() < READERS_MOST && !repair.inquiry.rests();
         let repair = self.open.get_mut(&digest).filter(has_room);
         repair.ok_or(Status::Busy)?.readers.push(reader);
         Ok(())
@@ -104,10 +95,7 @@ impl Repairs {
             turn_away(local, digest, readers, Status::Busy);
             return;
         };
-        let asked = Vec::new();
-        let (is_asking, is_uncertain, failures, retry_ns) = (false, false, 0, 0);
-        let repair = Repair { pin, asked, is_asking, is_uncertain, failures, retry_ns, readers };
-        self.open.insert(digest, repair);
+        self.open.insert(digest, Repair { pin, inquiry: Inquiry::default(), readers });
     }
 
     /// Returns the next request to another node.
@@ -119,8 +107,6 @@ impl Repairs {
                 Step::End(outcome) => self.end(local, digest, outcome),
                 Step::Ask(source) => {
                     let repair = self.open.get_mut(&digest)?;
-                    repair.is_asking = true;
-                    repair.asked.push(source);
                     let extent = local.shard.store.held(repair.pin).expect("a pin that the shard holds").extent;
                     let extent = MemoryExtent { memory: Memory::Pool, offset: extent.offset, bytes: extent.bytes };
                     let token = local.shard.new_fetch_token();
@@ -137,27 +123,21 @@ impl Repairs {
     fn step(&mut self, local: &mut LocalStore, digest: Digest) -> Step {
         let (shard, in_flight) = (&mut local.shard, self.calls.len());
         let Some(repair) = self.open.get_mut(&digest) else { return Step::Wait };
-        if repair.is_asking || repair.retry_ns > shard.now_ns {
+        if !repair.inquiry.is_due(shard.now_ns) {
             return Step::Wait;
         }
-        repair.retry_ns = 0;
         if !shard.store.pinned(repair.pin).is_some_and(Entry::is_live) {
             return Step::End(Outcome::Void);
         }
-        let next = sources(shard, digest).into_iter().find(|source| !repair.asked.contains(source));
-        match next {
-            Some(_) if in_flight >= CALLS_MOST => Step::Wait,
-            Some(source) => Step::Ask(source),
-            None if repair.is_uncertain => {
-                repair.failures += 1;
-                let pause_ns = (RETRY_NS << repair.failures.min(10)).min(RETRY_MOST_NS);
-                repair.retry_ns = shard.now_ns.saturating_add(pause_ns);
-                (repair.is_uncertain, repair.asked) = (false, Vec::new());
+        match repair.inquiry.next(&sources(shard, digest), in_flight < CALLS_MOST, shard.now_ns) {
+            NextSource::Wait => Step::Wait,
+            NextSource::Ask(source) => Step::Ask(source),
+            NextSource::Rest => {
                 let readers = core::mem::take(&mut repair.readers);
                 turn_away(local, digest, readers, Status::Busy);
                 Step::Wait
             }
-            None => Step::End(Outcome::Lost),
+            NextSource::Nobody => Step::End(Outcome::Lost),
         }
     }
 
@@ -166,17 +146,12 @@ impl Repairs {
     pub(super) fn fetched(&mut self, local: &mut LocalStore, token: u64, done: &FetchDone) -> bool {
         let Some(digest) = self.calls.remove(&token) else { return false };
         let Some(repair) = self.open.get_mut(&digest) else { return true };
-        repair.is_asking = false;
         let object = local.shard.store.held(repair.pin).expect("a pin that the shard holds");
         match done {
             FetchDone::Object(bytes, checksum) if (*bytes, *checksum) == (object.extent.bytes, object.checksum) => {
                 self.end(local, digest, Outcome::Repaired);
             }
-            // It has other bytes, or none.
-            FetchDone::Object(..) => {}
-            FetchDone::Failed(Status::NotFound | Status::Stale | Status::BufferTooSmall) => {}
-            // Also where the bytes did not arrive as they were sent, several times.
-            _ => repair.is_uncertain = true,
+            done => repair.inquiry.failed(has_none(done)),
         }
         true
     }
@@ -199,8 +174,7 @@ impl Repairs {
 
     /// Returns the time at which the next pause ends.
     pub(super) fn poll_timeout(&self) -> Option<u64> {
-        let waits = |repair: &Repair| (repair.retry_ns > 0 && !repair.is_asking).then_some(repair.retry_ns);
-        self.open.values().filter_map(waits).min()
+        self.open.values().filter_map(|repair| repair.inquiry.poll_timeout()).min()
     }
 }
 

@@ -152,9 +152,7 @@ impl Objects {
         }
         if self.local.tiering.is_some() {
             for (at, (bit, item)) in bits.iter_mut().zip(items.clone()).enumerate().filter(|(_, (bit, _))| !**bit) {
-                // A record of a slot of which this shard is the replica owner may be older than its owner's object.
-                let is_current = !self.local.shard.reads_replica(context, item.digest);
-                let view = self.local.on_ssd(item.digest).filter(|_| is_current);
+                let view = self.local.on_ssd_for(context, item.digest);
                 if let Some(view) = view.filter(|_| !self.local.is_anothers(context, item.digest)) {
                     if let Some(until_ns) = until_ns {
                         self.local.prefetch(&view, until_ns, false);
@@ -254,7 +252,7 @@ impl Objects {
         if self.local.is_anothers(context, digest) || self.local.shard.is_peers_replica(context, digest) {
             return Err((Status::NotFound, 0));
         }
-        if let Some(here) = self.local.shard.may_read_replica(context, digest) {
+        if let Some(here) = self.local.may_read_replica(context, digest) {
             if !here {
                 return Err((Status::NotFound, 0));
             }
@@ -296,7 +294,7 @@ impl Objects {
         error: GetError,
     ) -> Result<(), (Status, u64)> {
         let reader = Reader::Stream(read);
-        let view = self.local.on_ssd(digest).filter(|_| error == GetError::NotFound);
+        let view = self.local.on_ssd_for(context, digest).filter(|_| error == GetError::NotFound);
         let Some(view) = view else {
             let shared = in_shared_tier(&self.local, digest).filter(|_| error == GetError::NotFound);
             if let Some(view) = shared {
@@ -333,10 +331,13 @@ impl Objects {
                 Status::Pending => true,
                 Status::Busy => is_on_device(&self.local, item.digest),
                 Status::NotFound => {
-                    !self.local.shard.reads_replica(context, item.digest)
-                        && !self.local.is_hidden(context, item.digest)
-                        && (is_below(&self.local, item.digest)
-                            || self.migration.may_have(&self.local.shard, context, item.digest))
+                    let is_owners = || {
+                        !self.local.shard.reads_replica(context, item.digest)
+                            && (is_below(&self.local, item.digest)
+                                || self.migration.may_have(&self.local.shard, context, item.digest))
+                    };
+                    !self.local.is_hidden(context, item.digest)
+                        && (self.local.on_ssd_for(context, item.digest).is_some() || is_owners())
                 }
                 _ => false,
             };
@@ -357,7 +358,7 @@ impl Objects {
             let item = item_at(at);
             let reader = Reader::Shared { item, all };
             let is_late = self.damage.delays(&self.local.shard, context, digest);
-            let begun = match self.local.on_ssd(digest) {
+            let begun = match self.local.on_ssd_for(context, digest) {
                 _ if is_late => self.damage.wait(&self.local.shard, context, digest, reader),
                 None if is_on_device(&self.local, digest) => recall(&mut self.local, digest, Some(reader)),
                 Some(view) if view.names_parts && !all => Err(Status::Striped),
@@ -382,7 +383,7 @@ impl Objects {
         if self.local.shard.is_peers_replica(context, digest) {
             return Err(Status::NotFound);
         }
-        match self.local.shard.may_read_replica(context, digest) {
+        match self.local.may_read_replica(context, digest) {
             Some(false) => Err(Status::NotFound),
             Some(true) => {
                 self.replication.count_served();
@@ -438,6 +439,7 @@ impl Objects {
     /// written to the SSD as the policy says. `told` is settled once for each condition that is waited for.
     pub(super) fn follow_put(&mut self, made: &CommittedObject, waits: PutWaits, told: Option<DeferredItem>) {
         if made.is_copy {
+            self.local.keep_replica(made.digest);
             return;
         }
         self.replication.replicate(&mut self.local.shard, made.digest, made.version, waits.copies, told);

@@ -13,6 +13,7 @@ use crate::service::shard::context::RequestContext;
 use crate::service::shard::deferrals::Replies;
 use crate::service::shared_objects::is_below;
 use crate::service::sharing::SharedRemoval;
+use crate::service::tiering::RemovalCause;
 use crate::service::types::CloseReason;
 use crate::store::{OwnershipChange, ReplicaRole};
 
@@ -159,7 +160,7 @@ impl Objects {
         }
         let store = &mut shard.store;
         let count = items.len();
-        let mut bits = Vec::with_capacity(count);
+        let (mut bits, mut recorded) = (Vec::with_capacity(count), Vec::new());
         let is_slot = |digest: Digest| digest.0 << 14 == 0;
         let slots: BTreeSet<Slot> =
             items.clone().filter(|item| is_slot(item.digest)).map(|item| item.digest.slot()).collect();
@@ -169,14 +170,41 @@ impl Objects {
                 false => OwnershipChange::Unchanged,
             });
         }
-        for DigestItem { digest } in items {
+        let ssd = self.local.tiering.as_mut().map(|tiering| &mut tiering.ssd);
+        for (at, DigestItem { digest }) in items.enumerate() {
             let all = is_slot(digest);
-            bits.push(all || store.objects().is_copy(digest));
+            let is_recorded = !all && ssd.as_ref().is_some_and(|ssd| ssd.may_have_replica(digest));
+            bits.push(all || is_recorded || store.objects().is_copy(digest));
             if store.objects().is_copy(digest) {
                 store.drop_copy(digest);
             }
+            if is_recorded {
+                recorded.push((at, digest));
+            }
         }
-        shard.answers.items(context.peer, Operation::Remove, header.request, count, |body| Bitmap::encode(bits, body));
+        let Some(ssd) = ssd.filter(|_| !recorded.is_empty() || !slots.is_empty()) else {
+            shard.answers.items(context.peer, Operation::Remove, header.request, count, |body| {
+                Bitmap::encode(bits, body);
+            });
+            return Ok(());
+        };
+        if let Err(status) = ssd.may_remove(recorded.len()) {
+            shard.answers.answer(context.peer, Operation::Remove, header, status);
+            return Ok(());
+        }
+        slots.into_iter().for_each(|slot| ssd.drop_replicas_in(slot));
+        if recorded.is_empty() {
+            shard.answers.items(context.peer, Operation::Remove, header.request, count, |body| {
+                Bitmap::encode(bits, body);
+            });
+            return Ok(());
+        }
+        // Once this shard inherits the slot, its records count: none may be left of what the owner has removed.
+        let replies = Replies::Bits((bits, Vec::new()), Status::Ok);
+        let item_at = shard.defer(context.peer, header.request, replies, recorded.len());
+        for (at, digest) in recorded {
+            ssd.queue_removal(digest, RemovalCause::Replica(item_at(at)));
+        }
         Ok(())
     }
 
@@ -194,7 +222,9 @@ impl Objects {
         self.replication.removals.note_orphans(&mut self.local.shard);
         let (mut bits, mut waits) = (Vec::with_capacity(digests.len()), Vec::new());
         for (at, digest) in digests.iter().enumerate() {
-            let there = !self.local.is_anothers(context, *digest) && self.local.shard.store.exists(*digest);
+            let objects = self.local.shard.store.objects();
+            let is_known = objects.get(*digest).is_some() || objects.detached().copies(*digest).is_some();
+            let there = is_known && !self.local.is_anothers(context, *digest);
             if there {
                 self.replication.removals.give_up(&mut self.local.shard, *digest);
                 self.local.write_promise(*digest);

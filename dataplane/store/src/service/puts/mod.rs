@@ -73,6 +73,7 @@ impl Puts {
         let (reservation, extent) = if context.flags.has(FrameFlags::REPLICATE) {
             named_right(put.item, put.name)?;
             let wanted = objects.local.shard.replica_reserve(context, put.item, put.name)?;
+            objects.local.may_keep_replica(put.item.bytes, wanted.keep.account)?;
             objects.reserve(put.item, put.name, None, wanted)?
         } else {
             self.reserve_own(objects, context, put)?

@@ -28,9 +28,11 @@
 //! * An owner that begins another incarnation has no records of replicas, and its former incarnation's replicas are
 //!   void.
 //!
-//! Replicas are kept in memory only, and may be evicted like any object: then there is one replica less than the
-//! owner's record says. The SSD records which objects are to be replicated, and the tail how many times: the replicas
-//! are made again after a start, as far as memory has room. Objects that have no replica left come first.
+//! Replicas may be evicted from memory like any object: then there is one replica less than the owner's record says,
+//! unless the replica owner has an SSD, where it records them. An object that the owner evicts while its SSD has it keeps
+//! its replicas ([`crate::DetachedReplicas`]). The SSD records which objects are to be replicated, and the tail how many
+//! times: the replicas are made again after a start, as far as memory has room. Objects that have no replica left come
+//! first.
 
 mod heat;
 mod outstanding;
@@ -189,6 +191,9 @@ impl Replication {
         owners: Option<&SlotOwners>,
     ) -> BTreeMap<Slot, Relation> {
         let me = shard.ownership.key();
+        if missed {
+            shard.store.objects_mut().orphan_all_detached();
+        }
         let (mut relations, mut replica_owners) = (BTreeMap::new(), BTreeMap::new());
         if let Some(owners) = owners {
             for slot in (0..SLOTS as u16).map(Slot) {
@@ -268,12 +273,24 @@ impl Replication {
         let slots = former.keys().chain(now.keys()).copied();
         let changed: BTreeSet<Slot> = slots.filter(|slot| owns(*slot) && !same(*slot)).collect();
         self.removals.end_former(shard, over, missed, owns);
+        // The former replica owners have dropped their replicas, or will before they follow the new map. Those that
+        // remain keep them, under another number perhaps.
+        let mut lapsed = Vec::new();
+        let orders = Renumbering { former: &former, now: shard.replicas.owners() };
+        let store = &mut shard.store;
+        store.objects_mut().detached_mut().reassign(|digest, at| {
+            let slot = digest.slot();
+            let remaining = match (owns(slot), changed.contains(&slot)) {
+                (false, _) => ReplicaSet::NONE,
+                (true, false) => at,
+                (true, true) => orders.renumber(slot, at),
+            };
+            if owns(slot) && remaining.count() < at.count() {
+                lapsed.push(digest);
+            }
+            remaining
+        });
         if !changed.is_empty() {
-            // The former replica owners have dropped their replicas, or will before they follow the new map. Those that
-            // remain keep them, under another number perhaps.
-            let mut lapsed = Vec::new();
-            let orders = Renumbering { former: &former, now: shard.replicas.owners() };
-            let store = &mut shard.store;
             store.reassign(|digest, role| {
                 let ReplicaRole::Replicated(at) = role else { return OwnershipChange::Unchanged };
                 if !changed.contains(&digest.slot()) {
@@ -285,11 +302,11 @@ impl Replication {
                 }
                 OwnershipChange::Replicated(remaining)
             });
-            for digest in lapsed {
-                self.removals.lapse(shard, digest, Vec::new());
-            }
-            self.removals.bound();
         }
+        for digest in lapsed {
+            self.removals.lapse(shard, digest, Vec::new());
+        }
+        self.removals.bound();
         // Replicas in flight since before the change may be written at replica owners that are ones again, without
         // being recorded here.
         for (digest, owner) in self.pushes.voided() {
@@ -379,6 +396,7 @@ impl Replication {
 
     /// Returns the next request to a replica owner, within the rate of background work.
     pub(super) fn poll(&mut self, local: &mut LocalStore, bytes_per_s: u64) -> Option<Fetch> {
+        confirm_detached(local);
         if local.shard.replicas.is_alone() {
             return None;
         }
@@ -515,6 +533,16 @@ impl Replication {
         }
         if self.want_for_now(local, digest, wanted, false) == ReplicaProgress::Coming {
             self.counters.hot += 1;
+        }
+    }
+}
+
+/// Compares the objects that memory has evicted since the last call with the SSD: if it does not have them, their
+/// replicas are to be removed.
+fn confirm_detached(local: &mut LocalStore) {
+    for (digest, version) in local.shard.store.objects_mut().detached_mut().take_unconfirmed() {
+        if local.on_ssd(digest).is_none_or(|view| view.version != version) {
+            local.shard.store.objects_mut().orphan_detached(digest);
         }
     }
 }

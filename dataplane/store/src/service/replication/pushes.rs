@@ -340,6 +340,9 @@ impl Pushes {
                 self.counters.made_bytes += bytes;
                 owners.answered(owner);
                 self.give_up_surplus(shard, removals, digest, version);
+                if !shard.replicas.lacks(digest, shard.store.objects().copies(digest)) {
+                    shard.effects.note(Effect::Replicated(digest));
+                }
             }
             FetchDone::Failed(status) if !void => {
                 self.counters.failed += 1;

@@ -89,6 +89,10 @@ impl ReplicaRemovals {
 
     /// Returns the indexes of those objects of a removal whose replicas have to be removed first.
     pub(in crate::service) fn outstanding_among(&mut self, shard: &mut Shard, digests: &[Digest]) -> Vec<usize> {
+        let objects = shard.store.objects_mut();
+        if !objects.detached().is_empty() {
+            digests.iter().for_each(|digest| objects.orphan_detached(*digest));
+        }
         if !self.owes_any(shard) {
             return Vec::new();
         }
@@ -114,6 +118,8 @@ impl ReplicaRemovals {
     pub(in crate::service) fn give_up(&mut self, shard: &mut Shard, digest: Digest) {
         let at = shard.store.objects_mut().want_no_copy(digest);
         self.add_at(shard, digest, at);
+        shard.store.objects_mut().orphan_detached(digest);
+        self.note_orphans(shard);
     }
 
     /// Makes a reply wait until the replicas are removed.

@@ -1,8 +1,8 @@
 //! Walks for objects that lack a replica, in memory and on the SSD.
 //!
 //! Objects that only the SSD has lack replicas after a start, when slots came back, or when the replica owner has
-//! changed. Each is read into memory, where it stays like any object, and is replicated from there; but only as far as
-//! memory has free room: an object that would evict others is not replicated until there is room.
+//! changed. Each is read into memory, where it stays like any object, and is replicated from there, as far as memory has
+//! free room. Where there is none, a few at a time pass through memory: they leave it once they are replicated.
 
 use kvplane_proto::Digest;
 use kvplane_proto::ids::Version;
@@ -22,9 +22,9 @@ const SSD_STEP: usize = 256;
 const READS_MOST: usize = 16;
 /// Shortest pause of a walk while reads are in flight.
 const WAIT_NS: u64 = 1_000_000;
-/// Pause before the next walk after one that found objects, and after one that found no room for them.
+/// Pause while objects pass through memory, and before the next walk after one that found objects.
+const NO_ROOM_NS: u64 = 20_000_000;
 const AGAIN_NS: u64 = 1_000_000_000;
-const NO_ROOM_NS: u64 = 60_000_000_000;
 
 /// Walk through memory: first for the objects without any replica, which the next loss of a node may take, then for
 /// those that lack further ones.
@@ -117,9 +117,8 @@ pub(super) struct SsdWalk {
     /// Position, and time of the next step.
     at: Option<usize>,
     due_ns: u64,
-    /// True if an object lacked a replica; and if one of these did not fit into memory.
+    /// True if an object lacked a replica.
     found: bool,
-    no_room: bool,
 }
 
 impl SsdWalk {
@@ -142,26 +141,29 @@ impl SsdWalk {
         let lacks = |view: &RecordView| {
             let digest = view.digest;
             let wanted = view.copied && shard.ownership.owns(digest) && shard.replicas.has_owner(digest);
-            wanted && !store.exists(digest)
+            wanted && !store.exists(digest) && shard.replicas.lacks(digest, store.objects().copies(digest))
         };
         let lacking: Vec<RecordView> = views.into_iter().filter(lacks).collect();
-        let (mut bytes, mut free_bytes, mut waits) = (0, shard.free_for_replicas(), false);
+        let (mut bytes, mut free_bytes) = (0, shard.free_for_replicas());
+        let (mut waits, mut no_room) = (false, false);
         self.found |= !lacking.is_empty();
         for view in lacking {
             let payload = u64::from(view.payload_bytes);
-            if payload > free_bytes {
-                self.no_room = true;
-                continue;
+            let passes = payload > free_bytes;
+            if passes && !tiering.promotion.may_pass(shard) {
+                // The walk pauses until some of them are replicated.
+                no_room = true;
+                break;
             }
             let full = tiering.promotion.replica_reads() >= READS_MOST;
             let begun = match full {
                 true => Err(NotBegun::Full),
-                false => tiering.promotion.read_for_replica(&mut tiering.ssd, shard, &view),
+                false => tiering.promotion.read_for_replica(&mut tiering.ssd, shard, &view, passes),
             };
             match begun {
                 Ok(()) => {
                     bytes += payload;
-                    free_bytes -= payload;
+                    free_bytes = free_bytes.saturating_sub(payload);
                 }
                 Err(NotBegun::Full) => {
                     // The walk pauses until the reads in flight have ended.
@@ -173,14 +175,14 @@ impl SsdWalk {
             }
         }
         let pause_ns = (u128::from(bytes) * 1_000_000_000 / u128::from(bytes_per_s)) as u64;
-        self.due_ns = now_ns.saturating_add(pause_ns.max(if waits { WAIT_NS } else { 0 }));
-        if waits {
+        let wait_ns = if waits { WAIT_NS } else { u64::from(no_room) * NO_ROOM_NS };
+        self.due_ns = now_ns.saturating_add(pause_ns.max(wait_ns));
+        if waits || no_room {
             return;
         }
         self.at = next;
         if next.is_none() && core::mem::take(&mut self.found) {
-            let pause_ns = if core::mem::take(&mut self.no_room) { NO_ROOM_NS } else { AGAIN_NS };
-            (self.at, self.due_ns) = (Some(0), now_ns.saturating_add(pause_ns));
+            (self.at, self.due_ns) = (Some(0), now_ns.saturating_add(AGAIN_NS));
         }
     }
 

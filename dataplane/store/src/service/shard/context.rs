@@ -34,7 +34,12 @@ impl RequestContext {
         let reads = matches!(
             header.kind,
             Kind::Request(
-                Operation::Get | Operation::GetRange | Operation::Lookup | Operation::Exists | Operation::Size
+                Operation::Get
+                    | Operation::GetRange
+                    | Operation::Lookup
+                    | Operation::Exists
+                    | Operation::Size
+                    | Operation::List
             )
         );
         Self {

@@ -23,6 +23,8 @@ pub(in crate::service) enum Effect {
         /// True if the object is on the SSD, or its tenant's quota keeps it off the SSD: a source may drop its copy.
         is_settled: bool,
     },
+    /// An object has all the replicas that it is to have.
+    Replicated(Digest),
     /// This version of an object was imported from a former owner.
     Imported { digest: Digest, version: Version },
     /// The tenant of an object is known, or no read that could tell it is in flight any more.

@@ -205,12 +205,13 @@ impl Shard {
         store.stats().free_bytes.saturating_sub(store.config().pool_bytes / FREE_PART)
     }
 
-    /// Returns true if an object from the SSD stays in memory, because dropping it would remove its replica too.
+    /// Returns true if an object from the SSD stays in memory, because it lacks a replica, which is sent from there.
     pub(super) fn stays_for_replica(&self, digest: Digest) -> bool {
+        let objects = self.store.objects();
         self.store.exists(digest)
-            && self.store.objects().replica(digest).is_owed_a_copy()
+            && objects.replica(digest).is_owed_a_copy()
             && self.ownership.owns(digest)
-            && self.replicas.has_owner(digest)
+            && self.replicas.lacks(digest, objects.copies(digest))
             && self.free_for_replicas() > 0
     }
 

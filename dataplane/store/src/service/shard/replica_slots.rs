@@ -58,6 +58,11 @@ impl ReplicaSlots {
         self.relations.get(&slot)
     }
 
+    /// Returns the slots of which this shard is a replica owner.
+    pub(in crate::service) fn relation_slots(&self) -> impl Iterator<Item = Slot> {
+        self.relations.keys().copied()
+    }
+
     pub(in crate::service) fn relations(&self) -> usize {
         self.relations.len()
     }

@@ -272,7 +272,9 @@ impl Cluster {
                 let request = RequestId { index: 5, generation: 5 };
                 (Operation::Get, vec![body_of([GetItem { digest: *digest, request, capacity_bytes: extent.bytes }])])
             }
-            Want::Copy { .. } | Want::DropCopies(_) | Want::Repair(..) => panic!("slots have one owner here"),
+            Want::Copy { .. } | Want::DropCopies(_) | Want::Repair(..) | Want::DescribeCopy(_) => {
+                panic!("slots have one owner here")
+            }
         };
         let bodies: Vec<Vec<u8>> = bodies;
         let mut sizes = Vec::new();

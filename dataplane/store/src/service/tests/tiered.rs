@@ -5,6 +5,7 @@ mod again;
 mod away;
 mod backlog;
 mod copies;
+mod damaged;
 mod memory;
 mod quotas;
 mod recovering;

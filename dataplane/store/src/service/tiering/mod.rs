@@ -33,7 +33,7 @@ pub use self::reconciliation::VoidCause;
 pub(super) use self::reconciliation::{Reconciliation, SlotSources};
 pub use self::snapshot::TierSnapshot;
 pub use self::ssd::SsdUsage;
-pub(super) use self::ssd::{RemovalCause, Ssd};
+pub(super) use self::ssd::{RemovalCause, Ssd, WaitingReaders, break_off_events};
 use super::shard::Shard;
 use super::shard::effects::Effect;
 use crate::StoreConfig;
@@ -86,8 +86,7 @@ impl Tiering {
 
     /// Returns the time of the next action.
     pub(super) fn poll_timeout(&self) -> Option<u64> {
-        let timeouts =
-            [self.ssd.tier.poll_timeout(), self.demotion.poll_timeout(&self.ssd), self.promotion.poll_timeout()];
+        let timeouts = [self.ssd.poll_timeout(), self.demotion.poll_timeout(&self.ssd), self.promotion.poll_timeout()];
         timeouts.into_iter().flatten().min()
     }
 
@@ -109,6 +108,8 @@ impl Tiering {
         }
         progress |= reconciliation.go_on(ssd, shard, sources, &|digest| demotion.is_writing(digest));
         progress |= reconciliation.write_note(ssd, shard, memory);
+        let replicas = ssd.open_replicas(shard, |slot| reconciliation.is_noted(slot));
+        demotion.keep_replicas(replicas);
         progress |= ssd.give_removals(shard, memory);
         progress |= demotion.give_writes(ssd, shard, memory);
         progress |= promotion.read_tails(ssd, shard);
@@ -148,19 +149,21 @@ impl Tiering {
                 promotion.read_done(ssd, shard, token, Some((version, checksum)));
             }
             Event::Key { token, version } => promotion.key_read(ssd, shard, token, version, memory),
-            Event::Missed { token, .. } => promotion.missed(ssd, shard, token, memory),
+            Event::Missed { token, record, .. } => promotion.missed(ssd, shard, token, &record, memory),
             Event::Removed { token } => ssd.removed(shard, token, true),
             Event::RemoveFailed { token, .. } => ssd.removed(shard, token, false),
-            Event::Quarantined { digest, miss } => {
-                ssd.tell_of(shard, digest);
-                demotion.quarantined(ssd, shard, digest, miss);
+            Event::Quarantined { record, miss } => {
+                demotion.quarantined(ssd, shard, &record, miss);
+                ssd.record_damaged(shard, &record, Vec::new());
             }
             Event::Evicted { digest, .. } => {
                 ssd.counters.reclaimed += 1;
+                shard.store.objects_mut().orphan_detached(digest);
                 ssd.tell_of(shard, digest);
             }
             Event::Forgotten { objects } => {
                 ssd.counters.reclaimed += u64::from(objects);
+                shard.store.objects_mut().detached_mut().doubt_all();
                 ssd::break_off_events(shard);
             }
         }

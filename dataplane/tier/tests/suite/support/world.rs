@@ -307,7 +307,7 @@ impl World {
                 assert_eq!(self.tier.take_key(token), Some(digest.to_string().into_bytes()));
                 assert_eq!(self.tier.take_key(token), None, "once");
             }
-            Event::Missed { token, miss } => {
+            Event::Missed { token, miss, .. } => {
                 assert!(self.device_fails, "{miss:?}");
                 if let Some(Call::Key { .. }) = self.calls.get(&token.0) {
                     self.calls.remove(&token.0);
@@ -317,9 +317,9 @@ impl World {
                 self.give_back(place);
                 self.got.insert(token.0, None);
             }
-            Event::Quarantined { digest, miss } => {
-                assert!(self.device_fails, "{digest}: {miss:?}");
-                self.quarantined.insert(digest);
+            Event::Quarantined { record, miss } => {
+                assert!(self.device_fails, "{record:?}: {miss:?}");
+                self.quarantined.insert(record.digest);
             }
             Event::Forgotten { .. } => assert!(self.device_fails, "{event:?}"),
             Event::Evicted { digest, .. } => {

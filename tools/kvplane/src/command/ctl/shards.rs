@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use kvplane::ControlLink;
-use kvplane::rpc::message::{ListHot, ListShards, OperationFigures, ShardFigures, ShardNode, SlowFigures};
+use kvplane::rpc::message::{
+    DamageFigures, ListHot, ListShards, OperationFigures, ShardFigures, ShardNode, SlowFigures,
+};
 use serde_json::{Value, json};
 
 use crate::command::Failure;
@@ -144,6 +146,8 @@ fn show_shard(shard: &ShardFigures) {
             copies.inherited
         );
     }
+    show_damage("memory", &shard.memory_damage);
+    show_damage("SSD", &shard.ssd_damage);
     for one in shard.operations.iter().filter(|one| one.operation != "hello") {
         println!(
             "    {:<14} {:>10}  p50 {:>9}  p99 {:>9}  p99.9 {:>9}{}",
@@ -157,6 +161,21 @@ fn show_shard(shard: &ShardFigures) {
     }
     if shard.slow.count > 0 {
         println!("    {} slower than {}", shard.slow.count, time(shard.slow.after_ns));
+    }
+}
+
+/// Prints the damage of a medium, once some was found.
+fn show_damage(medium: &str, damage: &DamageFigures) {
+    if damage.found > 0 {
+        println!(
+            "    damage in {medium}: {} found, {} repaired, {} lost, {} outstanding; {} checked in {} passes",
+            damage.found,
+            damage.repaired,
+            damage.lost,
+            damage.outstanding,
+            size::show(damage.checked_bytes),
+            damage.passes
+        );
     }
 }
 

@@ -19,6 +19,10 @@ pub(super) enum Host {
     HotObjects,
     /// Slots with two replicas, of which one is damaged in memory now and then.
     FlippedBits,
+    /// Slots with two replicas on disks, of which one is damaged now and then.
+    DamagedRecords,
+    /// Slots with two replicas on disks, whose nodes die and leave.
+    RecordedReplicas,
     /// Slots with two replicas and disks, while all nodes die at once.
     CopiesAgain,
     /// All nodes leave within moments, and come back.
@@ -166,6 +170,38 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         find: "        if check == Check::Damaged || readers.is_some() {",
         replace: "        if readers.is_some() {",
         host: Host::FlippedBits,
+    },
+    Mutation {
+        name: "damaged-record-is-given-up",
+        invariant: "an object whose record on an SSD is damaged is not missing while another node has it",
+        file: "dataplane/store/src/service/damage/records.rs",
+        find: "    let has = |number: &usize| at.is_empty() || at.has(*number);",
+        replace: "    let has = |number: &usize| at.is_empty() && at.has(*number);",
+        host: Host::DamagedRecords,
+    },
+    Mutation {
+        name: "damaged-replica-record-is-given-up",
+        invariant: "once disks were scrubbed, every record that was damaged is there again",
+        file: "dataplane/store/src/service/tiering/ssd/mod.rs",
+        find: "            true => shard.replicas.relation(slot).is_some(),",
+        replace: "            true => shard.replicas.relation(slot).is_some_and(|_| !readers.is_empty()),",
+        host: Host::DamagedRecords,
+    },
+    Mutation {
+        name: "record-of-a-removed-replica-stays",
+        invariant: "no replica of a removed object is left on an SSD when the removal is acknowledged",
+        file: "dataplane/store/src/service/objects/removals.rs",
+        find: "            if is_recorded {",
+        replace: "            if is_recorded && at > 1 << 20 {",
+        host: Host::RecordedReplicas,
+    },
+    Mutation {
+        name: "replica-of-an-evicted-object-stays",
+        invariant: "no replica of a removed object is left, though its owner had it on the SSD only",
+        file: "dataplane/store/src/service/replication/removals.rs",
+        find: "            digests.iter().for_each(|digest| objects.orphan_detached(*digest));",
+        replace: "            digests.iter().skip(1 << 20).for_each(|digest| objects.orphan_detached(*digest));",
+        host: Host::RecordedReplicas,
     },
     Mutation {
         name: "cancelled-batch-leaves-its-io",

@@ -29,7 +29,7 @@ fn owners() -> SlotOwners {
 }
 
 /// Advances the time, and answers the requests to the other node; returns the replicas that it got.
-fn copied(world: &mut World, ms: usize) -> BTreeSet<Digest> {
+pub(super) fn copied(world: &mut World, ms: usize) -> BTreeSet<Digest> {
     let mut copied = BTreeSet::new();
     for _ in 0..ms {
         world.step();
@@ -49,7 +49,7 @@ fn copied(world: &mut World, ms: usize) -> BTreeSet<Digest> {
 }
 
 /// Returns a node with a replica owner, and keys of which the node is the owner.
-fn first_owner(seed: u64, keys: usize) -> (World, SlotOwners, Vec<u8>) {
+pub(super) fn first_owner(seed: u64, keys: usize) -> (World, SlotOwners, Vec<u8>) {
     let policy = TierPolicy { ack: PutAck::Durable, ..TierPolicy::default() };
     let mut world = World::new(seed, policy);
     world.steady = 5;
@@ -63,7 +63,7 @@ fn first_owner(seed: u64, keys: usize) -> (World, SlotOwners, Vec<u8>) {
     (world, owners, keys)
 }
 
-fn put(world: &mut World, key: u8, replicas: u8) {
+pub(super) fn put(world: &mut World, key: u8, replicas: u8) {
     world.may.entry(key).or_default();
     world.put_with(key, &PutOptions { replicas, ..PutOptions::default() });
     world.settle();

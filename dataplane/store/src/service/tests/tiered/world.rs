@@ -210,6 +210,18 @@ impl World {
         self.device[range.start as usize..range.end as usize].iter_mut().for_each(|byte| *byte ^= 0xa5);
     }
 
+    /// Damages a byte of the newest record of an object with these bytes.
+    pub(super) fn spoil_record(&mut self, bytes: &[u8]) {
+        let is_here = |at: &usize| self.device[*at..].starts_with(bytes);
+        let at = (0..self.device.len()).step_by(8).rev().find(is_here).expect("a record of it") as u64;
+        self.spoil(at + 99..at + 100);
+    }
+
+    /// Expects the answer to a request that the test sends itself.
+    pub(super) fn expect(&mut self, request: RequestId) {
+        self.asked.insert(request.index, OpenRequest::Other);
+    }
+
     fn is_unreadable(&self, op: &BlockOp) -> bool {
         let tier = self.service.inspect().tier().expect("a tier").snapshot();
         let first = op.offset.checked_sub(SEGMENTS_AT).map(|at| at % tier.segment_bytes);

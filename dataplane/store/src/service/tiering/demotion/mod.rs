@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use kvplane_proto::ids::Version;
 use kvplane_proto::message::PutAck;
 use kvplane_proto::{Digest, Status};
-use kvplane_tier::{Ack, Memory, Miss, Put, PutError, Span, Token};
+use kvplane_tier::{Ack, Memory, Miss, Put, PutError, RecordView, Span, Token};
 
 use self::backlog::Backlog;
 pub use self::budget::Admission;
@@ -25,6 +25,7 @@ use self::retries::Retries;
 use super::fair::FairQueue;
 use super::policy::WritePolicy;
 use super::ssd::Ssd;
+use crate::Replica;
 use crate::entry::Entry;
 use crate::service::shard::Shard;
 use crate::service::shard::deferrals::DeferredItem;
@@ -68,6 +69,8 @@ pub(in crate::service) struct Demotion {
     pressed: bool,
     /// Replicas in memory that became objects of this shard, and were never written here.
     inherited: VecDeque<Digest>,
+    /// Replicas in memory that are to be recorded.
+    replicas: VecDeque<Digest>,
     /// True when the shard stops: writes are not delayed any more.
     closing: bool,
     pub(super) budget: Budget,
@@ -85,6 +88,7 @@ impl Demotion {
             writing: BTreeSet::new(),
             pressed: false,
             inherited: VecDeque::new(),
+            replicas: VecDeque::new(),
             closing: false,
             budget: Budget::new(bytes_per_day),
         }
@@ -160,6 +164,9 @@ impl Demotion {
             tries: 0,
         };
         self.backlog.add(bytes, account, ssd.weight_of(tenant));
+        if ssd.replicas.is_open(digest.slot()) {
+            ssd.replicas.note_written(digest.slot());
+        }
         // What kept an earlier attempt off the SSD says nothing about this one.
         self.over_quota.retain(|one| *one != (digest, version));
         self.writing.insert((digest, version));
@@ -218,6 +225,7 @@ impl Demotion {
         self.end_pauses(ssd, now_ns);
         self.wash(ssd, now_ns);
         self.write_inherited(ssd, shard);
+        self.write_replicas(ssd, shard);
         while bytes < ROUND_BYTES {
             let store = &mut shard.store;
             // A waiting removal may concern an earlier object of the same key.
@@ -241,7 +249,8 @@ impl Demotion {
             // and listed as another's.
             let mut tail = if is_of(&tail, object.digest) { tail } else { Vec::new() };
             set_priority(&mut tail, held.priority);
-            object.copied = store.objects().replica(object.digest).is_owed_a_copy();
+            // A replica is to be replicated again once this shard owns it.
+            object.copied = store.objects().replica(object.digest) != Replica::None;
             let put = Put {
                 digest: object.digest,
                 key: &tail,
@@ -374,14 +383,31 @@ impl Demotion {
         void.into_iter().for_each(|item| shard.refuse_put(item, Status::WrongOwner));
     }
 
-    /// Handles a damaged record that the scrubber found: the object is written again if it is in memory.
-    pub(in crate::service) fn quarantined(&mut self, ssd: &mut Ssd, shard: &mut Shard, digest: Digest, miss: Miss) {
+    /// Handles a damaged record that the scrubber found: the object is written again if it is in memory, with its name.
+    pub(in crate::service) fn quarantined(
+        &mut self,
+        ssd: &mut Ssd,
+        shard: &mut Shard,
+        record: &RecordView,
+        miss: Miss,
+    ) {
         ssd.counters.quarantined += 1;
+        let digest = record.digest;
+        if record.key_bytes > 0 && shard.peek(digest).is_some_and(|object| !object.has_tail) {
+            shard.store.drop_copy(digest);
+        }
         // A failing device does not recover by writes; but another location may be good.
         let lost = self.is_writing(digest) || ssd.removals.has(digest) || matches!(miss, Miss::Stale);
         if shard.store.exists(digest) && !lost {
             ssd.counters.rewritten += 1;
             self.hold(ssd, shard, digest, None, None);
+        }
+    }
+
+    /// Writes an object in memory whose damaged record was repaired.
+    pub(in crate::service) fn write_repaired(&mut self, ssd: &mut Ssd, shard: &mut Shard, digest: Digest) {
+        if !ssd.is_degraded() && !self.is_writing(digest) {
+            self.hold(ssd, shard, digest, None, Some(PutAck::Buffered));
         }
     }
 }

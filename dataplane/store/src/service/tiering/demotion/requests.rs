@@ -5,12 +5,12 @@ use kvplane_proto::message::PutAck;
 use kvplane_proto::{Digest, Status};
 
 use super::{Admission, Demotion, is_for_ssd};
-use crate::ReserveError;
 use crate::service::shard::Shard;
 use crate::service::shard::deferrals::DeferredItem;
 use crate::service::tiering::policy::WritePolicy;
 use crate::service::tiering::ssd::Ssd;
 use crate::service::types::CommittedObject;
+use crate::{Replica, ReserveError};
 
 /// Progress of the write of an object that is to be on the SSD before its former owner drops it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -258,6 +258,61 @@ impl Demotion {
                 self.write_moved(ssd, shard, digest);
             }
         }
+    }
+
+    /// Enqueues the write of a replica that was received. Under the selective policy replicas are in memory only: their
+    /// owner alone counts the accesses.
+    pub(in crate::service) fn keep_replica(&mut self, ssd: &mut Ssd, digest: Digest) {
+        if matches!(ssd.policy.write, WritePolicy::Selective { .. }) || ssd.is_degraded() {
+            return;
+        }
+        if ssd.replicas.is_open(digest.slot()) {
+            self.replicas.push_back(digest);
+        } else if !ssd.replicas.wait(digest) {
+            ssd.counters.writes_skipped += 1;
+        }
+    }
+
+    /// Enqueues the writes of replicas whose slots were opened for records.
+    pub(in crate::service) fn keep_replicas(&mut self, replicas: Vec<Digest>) {
+        self.replicas.extend(replicas);
+    }
+
+    /// Enqueues the writes of replicas, as far as the backlog has room.
+    pub(super) fn write_replicas(&mut self, ssd: &mut Ssd, shard: &mut Shard) {
+        while let Some(digest) = self.replicas.front().copied() {
+            let replica = shard.peek(digest).filter(|object| object.replica == Replica::Second);
+            let (bytes, is_open) = (replica.map(|object| object.extent.bytes), ssd.replicas.is_open(digest.slot()));
+            if bytes.is_some_and(|bytes| is_open && ssd.fits(bytes) && !self.backlog.has_room(bytes)) {
+                self.pressed = true;
+                return;
+            }
+            self.replicas.pop_front();
+            let Some(object) = replica else { continue };
+            if !is_open {
+                ssd.replicas.wait(digest);
+                continue;
+            }
+            let is_there = ssd.locate_replica(digest).is_some_and(|view| view.version >= object.version);
+            if !is_there && !self.is_writing(digest) && self.admits(ssd, digest) {
+                self.hold(ssd, shard, digest, None, None);
+            }
+        }
+    }
+
+    /// Checks that a replica of this length can be accepted now: backpressure while the SSD cannot keep up.
+    pub(in crate::service) fn may_keep_replica(
+        &mut self,
+        ssd: &Ssd,
+        bytes: u64,
+        account: u16,
+        weight: u32,
+        now_ns: u64,
+    ) -> Result<(), Status> {
+        if matches!(ssd.policy.write, WritePolicy::Selective { .. }) {
+            return Ok(());
+        }
+        self.may_put(ssd, bytes, None, account, weight, now_ns)
     }
 
     /// Writes an object in memory that was migrated here, or is the replica of an owner that is gone, to the SSD as

@@ -23,7 +23,7 @@ pub(in crate::service) use self::tenants::KNOWN_MOST as TENANTS_KNOWN_MOST;
 pub(in crate::service) use self::tenants::ObjectTenant;
 use self::tenants::RecordTenants;
 use super::fair::FairQueue;
-use super::ssd::Ssd;
+use super::ssd::{Ssd, WaitingReaders};
 use crate::service::shard::Shard;
 use crate::service::shard::effects::Effect;
 use crate::service::shard::stream_read::Reader;
@@ -33,6 +33,8 @@ use crate::{Replica, Reserve};
 
 /// Most gets that wait for one read.
 const READERS_MOST: usize = 1024;
+/// Most objects that pass through memory to be replicated.
+const PASSING_MOST: usize = 8;
 /// Most gets that wait for their reads to begin: the sum of several clients' large batches.
 const QUEUED_MOST: usize = 1 << 14;
 
@@ -51,7 +53,7 @@ struct ReadCall {
     digest: Digest,
     version: Version,
     reservation: ReservationId,
-    readers: Vec<(Reader, Timing)>,
+    readers: WaitingReaders,
 }
 
 /// Objects being promoted, and other reads from the SSD.
@@ -65,6 +67,8 @@ pub(in crate::service) struct Promotion {
     queued: FairQueue<(Digest, Reader, Timing)>,
     /// Objects that are read to be replicated.
     for_replicas: BTreeSet<Digest>,
+    /// Those of which memory has no free room: they leave it once they are replicated.
+    passing: BTreeSet<Digest>,
     prefetched: PrefetchAccount,
     tails: Tails,
     names: Names,
@@ -78,6 +82,7 @@ impl Promotion {
             reading: BTreeMap::new(),
             queued: FairQueue::default(),
             for_replicas: BTreeSet::new(),
+            passing: BTreeSet::new(),
             prefetched: PrefetchAccount::new(prefetch_bytes),
             tails: Tails::default(),
             names: Names::default(),
@@ -193,11 +198,14 @@ impl Promotion {
         reader: Reader,
     ) -> Result<(), Status> {
         let digest = view.digest;
+        let timing = shard.answers.outputs.timing();
+        if let Some(waits) = ssd.damaged.wait(digest, (reader, timing)) {
+            return waits;
+        }
         self.use_prefetched(ssd, digest);
         ssd.frequency.see(digest);
         // Not before those that wait, except for gets that join a read.
         let may_begin = self.queued.is_empty() || self.reading.contains_key(&digest);
-        let timing = shard.answers.outputs.timing();
         let tenant = view.tenant.unwrap_or(0);
         let begun =
             if may_begin { self.join_or_begin(ssd, shard, view, (reader, timing)) } else { Err(NotBegun::Full) };
@@ -226,11 +234,15 @@ impl Promotion {
             // Another read or a put may have brought it into memory meanwhile; it may have been removed, or its slot
             // lost.
             let here = shard.store.exists(digest);
-            let view = ssd.locate(digest).filter(|_| !here);
+            let view = ssd.locate_any(digest).filter(|_| !here);
             let begun = match view {
                 // Its peer is gone.
                 _ if shard.peer_of_reader(reader).is_none() => Err(NotBegun::Refused(Status::Cancelled)),
-                _ if !shard.keeps(digest) => Err(NotBegun::Refused(Status::WrongOwner)),
+                _ if !shard.keeps_any(digest) => Err(NotBegun::Refused(Status::WrongOwner)),
+                Some(_) if ssd.damaged.has(digest) => match ssd.damaged.wait(digest, (reader, timing)) {
+                    Some(Err(status)) => Err(NotBegun::Refused(status)),
+                    _ => Ok(()),
+                },
                 Some(view) => self.join_or_begin(ssd, shard, &view, (reader, timing)),
                 None => Err(NotBegun::Refused(Status::NotFound)),
             };
@@ -284,7 +296,11 @@ impl Promotion {
         let digest = view.digest;
         // The obstacle is temporary: pins and puts have deadlines.
         let tail_bytes = tail_bytes_of(view);
-        let replica = if view.copied { Replica::First } else { Replica::None };
+        let replica = match (ssd.replicas.is_open(digest.slot()), view.copied) {
+            (true, _) => Replica::Second,
+            (false, true) => Replica::First,
+            (false, false) => Replica::None,
+        };
         let plain = Reserve::plain(digest, view.payload_bytes.into());
         let wanted = Reserve { tail_bytes, head: view.names_parts, replica, ..plain };
         let (reservation, extent) = store.reserve_for(&wanted).map_err(|error| match reserve_status(error) {
@@ -306,30 +322,45 @@ impl Promotion {
         Ok(())
     }
 
-    /// Begins to read an object that is to be replicated: it stays in memory.
+    /// Begins to read an object that is to be replicated: it stays in memory, or until it is replicated if it `passes`.
     pub(in crate::service) fn read_for_replica(
         &mut self,
         ssd: &mut Ssd,
         shard: &mut Shard,
         view: &RecordView,
+        passes: bool,
     ) -> Result<(), NotBegun> {
         if !self.reading.contains_key(&view.digest) {
             self.begin_read(ssd, shard, view, Priority::Background, None)?;
         }
         self.for_replicas.insert(view.digest);
+        if passes {
+            self.passing.insert(view.digest);
+        }
         Ok(())
+    }
+
+    /// Returns true if another object may pass through memory to be replicated.
+    pub(in crate::service) fn may_pass(&mut self, shard: &Shard) -> bool {
+        let reading = &self.reading;
+        self.passing.retain(|digest| reading.contains_key(digest) || shard.store.exists(*digest));
+        self.passing.len() < PASSING_MOST
+    }
+
+    /// Drops an object from memory that was to pass through it, and is replicated.
+    pub(in crate::service) fn end_pass(&mut self, ssd: &Ssd, shard: &mut Shard, digest: Digest) {
+        if self.passing.remove(&digest) && ssd.locate(digest).is_some() {
+            shard.store.drop_copy(digest);
+        }
     }
 
     /// Handles the end of a read: with the object's version and checksum, or without the object.
     pub(super) fn read_done(&mut self, ssd: &mut Ssd, shard: &mut Shard, token: Token, found: Option<(Version, u64)>) {
-        let Some(ReadCall { digest, version, reservation, readers }) = self.calls.remove(&token.0) else { return };
-        let kept = shard.keeps(digest);
+        let Some(ReadCall { digest, version, reservation, readers }) = self.end_call(token) else { return };
+        let kept = shard.keeps_any(digest);
         let store = &mut shard.store;
-        if self.reading.get(&digest) == Some(&token.0) {
-            self.reading.remove(&digest);
-        }
         // It may have been removed, or its slot lost, while it was read.
-        let current = ssd.locate(digest).is_some_and(|view| view.version == version);
+        let current = ssd.locate_any(digest).is_some_and(|view| view.version == version);
         let found = found.filter(|(read, _)| current && *read == version && kept);
         let restored = match found {
             Some((version, checksum)) => store.restore(reservation, checksum, version).is_ok(),
@@ -344,15 +375,29 @@ impl Promotion {
             ssd.counters.reads += 1;
             ssd.counters.hits += readers.len() as u64;
         }
-        for (reader, timing) in readers {
-            let about = About { digest: Some(digest), bytes: 0 };
-            shard.answers.outputs.waited(timing, about, timing.arrived_ns, shard.now_ns);
-            self.serve(ssd, shard, digest, reader);
-        }
+        self.serve_all(ssd, shard, digest, readers);
         self.keep_or_drop(ssd, shard, digest, restored);
         if found.is_none() {
             // Its record may be gone.
             ssd.tell_of(shard, digest);
+        }
+    }
+
+    /// Ends a read in the tier.
+    fn end_call(&mut self, token: Token) -> Option<ReadCall> {
+        let call = self.calls.remove(&token.0)?;
+        if self.reading.get(&call.digest) == Some(&token.0) {
+            self.reading.remove(&call.digest);
+        }
+        Some(call)
+    }
+
+    /// Answers gets that waited for a read with the object, if it is in memory now.
+    fn serve_all(&self, ssd: &Ssd, shard: &mut Shard, digest: Digest, readers: WaitingReaders) {
+        for (reader, timing) in readers {
+            let about = About { digest: Some(digest), bytes: 0 };
+            shard.answers.outputs.waited(timing, about, timing.arrived_ns, shard.now_ns);
+            self.serve(ssd, shard, digest, reader);
         }
     }
 
@@ -361,12 +406,17 @@ impl Promotion {
     fn keep_or_drop(&mut self, ssd: &mut Ssd, shard: &mut Shard, digest: Digest, restored: bool) {
         let stays = shard.stays_for_replica(digest);
         let now_ns = shard.now_ns;
-        let store = &mut shard.store;
         let was_read_for_replica = self.for_replicas.remove(&digest);
         if !restored {
             self.prefetched.take(digest);
             return;
         }
+        if shard.store.objects().is_copy(digest) {
+            // The record is what this shard keeps of a replica that memory has evicted.
+            shard.store.drop_copy(digest);
+            return;
+        }
+        let store = &mut shard.store;
         if was_read_for_replica || stays {
             // Kept like an object that was put.
             self.prefetched.take(digest);
@@ -416,13 +466,28 @@ impl Promotion {
         }
     }
 
-    /// Handles a read that found no record.
-    pub(super) fn missed(&mut self, ssd: &mut Ssd, shard: &mut Shard, token: Token, memory: &mut dyn Memory) {
+    /// Handles a read that found a damaged record. Gets of its object wait if the record may be repaired.
+    pub(super) fn missed(
+        &mut self,
+        ssd: &mut Ssd,
+        shard: &mut Shard,
+        token: Token,
+        record: &RecordView,
+        memory: &mut dyn Memory,
+    ) {
         let done = self.tails.done(ssd, shard, token, None, memory)
             || self.names.done(ssd, shard, token, None)
             || self.tenants.done(ssd, shard, token, None);
-        if !done {
-            self.read_done(ssd, shard, token, None);
+        let call = if done { None } else { self.end_call(token) };
+        let mut readers = Vec::new();
+        if let Some(call) = call {
+            shard.store.abort(call.reservation).expect("a reservation that the shard holds");
+            self.prefetched.take(call.digest);
+            self.for_replicas.remove(&call.digest);
+            readers = call.readers;
         }
+        let readers = ssd.record_damaged(shard, record, readers);
+        ssd.counters.misses += readers.len() as u64;
+        self.serve_all(ssd, shard, record.digest, readers);
     }
 }

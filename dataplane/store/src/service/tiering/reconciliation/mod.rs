@@ -86,12 +86,15 @@ pub(in crate::service) struct Reconciliation {
     dirty: bool,
     /// Ownership record being written: its epoch, and the slots that it regains.
     writing: Option<NoteWrite>,
+    /// Slots that the durable ownership note names, owned or in doubt.
+    named: SlotSet,
 }
 
 #[derive(Debug)]
 struct NoteWrite {
     epoch: Epoch,
     regained: SlotSet,
+    named: SlotSet,
 }
 
 /// Former owners of gained slots, from which their objects are fetched.
@@ -103,8 +106,24 @@ pub(in crate::service) struct SlotSources<'a> {
 }
 
 impl Reconciliation {
-    pub(in crate::service) const fn new() -> Self {
-        Self { state: 0, restored: false, voided: None, untold: false, wanted: None, dirty: false, writing: None }
+    pub(in crate::service) fn new() -> Self {
+        Self {
+            state: 0,
+            restored: false,
+            voided: None,
+            untold: false,
+            wanted: None,
+            dirty: false,
+            writing: None,
+            named: SlotSet::none(),
+        }
+    }
+
+    /// Returns true if an ownership note that is on the device, or is being written, names a slot: after a restart, its
+    /// records may count.
+    pub(in crate::service) fn is_noted(&self, slot: Slot) -> bool {
+        let writing = self.writing.as_ref().is_some_and(|writing| writing.named.has(slot));
+        !self.restored || writing || self.named.has(slot)
     }
 
     /// Records that all of the device's records are void, which is reported once.
@@ -162,6 +181,7 @@ impl Reconciliation {
             return;
         }
         let note = ssd.tier.ownership();
+        self.named = note.map_or_else(SlotSet::none, named_by);
         // A newly formatted device has no records that could be void.
         let is_new = ssd.tier.incarnation() <= 1;
         let distrust = match note {
@@ -240,21 +260,28 @@ impl Reconciliation {
         let void = regained.with(&owned, |regained, owned| regained & owned);
         let doubt = ssd.doubts.note();
         let note = Note { state: self.state, epoch, owned, void, floor, doubt };
+        let named = named_by(&note);
         if !ssd.tier.note_ownership(&note, memory) {
             return false;
         }
         ssd.sweep.floor = floor;
         self.dirty = false;
-        self.writing = Some(NoteWrite { epoch, regained: back });
+        self.writing = Some(NoteWrite { epoch, regained: back, named });
         true
     }
 
     /// Serves the slots of an ownership note that is durable, if they are still wanted.
     pub(in crate::service) fn noted(&mut self, ssd: &mut Ssd, shard: &mut Shard) {
-        let Some(NoteWrite { epoch, regained }) = self.writing.take() else { return };
+        let Some(NoteWrite { epoch, regained, named }) = self.writing.take() else { return };
+        self.named = named;
         let Some((_, owned)) = self.wanted.take_if(|(wanted, _)| *wanted == epoch) else { return };
         let floor = ssd.sweep.floor;
         ssd.sweep.regain(&regained, floor);
         shard.serve_slots(epoch, &owned);
     }
+}
+
+/// Returns the slots that a note names, owned or in doubt.
+fn named_by(note: &Note) -> SlotSet {
+    note.owned.with(&note.doubt.slots, |owned, doubted| owned | doubted)
 }

@@ -1,7 +1,9 @@
 //! SSD of a shard: the visibility of its records, and the state that its users share.
 
 mod doubts;
+mod lost;
 mod removals;
+mod replicas;
 mod sweep;
 
 use std::collections::BTreeMap;
@@ -13,8 +15,11 @@ use kvplane_proto::{Digest, Status};
 use kvplane_tier::{Ack, Memory, RecordView, Removal, RemoveError, TenantLimit, Tier, TierUse, Token};
 
 use self::doubts::Doubts;
+use self::lost::DamagedRecords;
+pub(in crate::service) use self::lost::WaitingReaders;
 pub(in crate::service) use self::removals::RemovalCause;
 use self::removals::Removals;
+use self::replicas::ReplicaRecords;
 use self::sweep::Sweep;
 use super::counters::TierCounters;
 use super::policy::{Frequency, TierPolicy};
@@ -43,6 +48,10 @@ pub(in crate::service) struct Ssd {
     pub(super) sweep: Sweep,
     /// Slots that may have had interim owners.
     pub(super) doubts: Doubts,
+    /// Slots with records of replicas.
+    pub(super) replicas: ReplicaRecords,
+    /// Records that could not be read whole.
+    pub(in crate::service) damaged: DamagedRecords,
     pub(super) counters: TierCounters,
     /// Weights of the tenants' requests for the device, where they are not 1.
     weights: BTreeMap<u32, u32>,
@@ -58,6 +67,8 @@ impl Ssd {
             removals: Removals::default(),
             sweep: Sweep::new(),
             doubts: Doubts::new(),
+            replicas: ReplicaRecords::new(),
+            damaged: DamagedRecords::default(),
             counters: TierCounters::default(),
             weights: BTreeMap::new(),
             tokens: 0,
@@ -89,28 +100,48 @@ impl Ssd {
         self.weights.get(&tenant).copied().unwrap_or(1)
     }
 
-    /// Returns the record of an object, if it is visible.
+    /// Returns the record of an object, if it is visible. A damaged one is, as long as it is being repaired.
     pub(in crate::service) fn locate(&self, digest: Digest) -> Option<RecordView> {
-        let view = self.tier.locate(digest)?;
-        (!self.is_hidden(&view)).then_some(view)
+        self.locate_any(digest).filter(|_| !self.replicas.is_open(digest.slot()))
     }
 
-    /// Returns true if a record is hidden: the object is being removed, or its slot belongs, or has belonged, to
-    /// another owner.
-    fn is_hidden(&self, view: &RecordView) -> bool {
+    /// Returns the record of a replica that this shard has as a replica owner.
+    pub(in crate::service) fn locate_replica(&self, digest: Digest) -> Option<RecordView> {
+        if self.replicas.is_open(digest.slot()) { self.locate_any(digest) } else { None }
+    }
+
+    /// Returns the record of an object, or of a replica.
+    pub(in crate::service) fn locate_any(&self, digest: Digest) -> Option<RecordView> {
+        let view = self.tier.locate(digest).or_else(|| self.damaged.view(digest))?;
+        (!self.is_void(&view)).then_some(view)
+    }
+
+    /// Returns true if a record is hidden from everybody: the object is being removed, or its slot belongs, or has
+    /// belonged, to another owner.
+    fn is_void(&self, view: &RecordView) -> bool {
         self.removals.has(view.digest) || self.sweep.hides(view) || self.doubts.hides(view)
+    }
+
+    /// Returns true if a record is hidden from lists: it is void, or a replica's.
+    fn is_hidden(&self, view: &RecordView) -> bool {
+        self.replicas.is_open(view.digest.slot()) || self.is_void(view)
     }
 
     /// Returns the visible records among `most` entries of the index from a position on, and the next position.
     pub(in crate::service) fn walk(&self, from: usize, most: usize) -> (Vec<RecordView>, Option<usize>) {
-        let (views, next) = self.tier.walk(from, most);
+        let (mut views, next) = self.tier.walk(from, most);
+        if next.is_none() {
+            views.extend(self.damaged.views());
+        }
         (views.into_iter().filter(|view| !self.is_hidden(view)).collect(), next)
     }
 
     /// Returns the visible records of a range of the order of lists.
     pub(in crate::service) fn between(&self, from: u64, to: u64) -> impl Iterator<Item = RecordView> {
         // Same filter as `locate`, applied to entries already read.
-        self.tier.between(from, to).filter(|view| !self.is_hidden(view))
+        let damaged = self.damaged.views().copied();
+        let damaged = damaged.filter(move |view| (from..to).contains(&self.point_of(view.digest).into()));
+        self.tier.between(from, to).chain(damaged).filter(|view| !self.is_hidden(view))
     }
 
     /// Returns the number of entries of the index.
@@ -196,6 +227,7 @@ impl Ssd {
 
     /// Enqueues the removal of an object, and hides the object until it is written.
     pub(in crate::service) fn queue_removal(&mut self, digest: Digest, cause: RemovalCause) {
+        self.damaged.forget(digest);
         self.removals.add(digest, cause);
     }
 
@@ -212,7 +244,7 @@ impl Ssd {
         answer: &impl Fn(usize) -> DeferredItem,
     ) {
         for (item, digest) in digests.iter().enumerate() {
-            self.removals.add(*digest, RemovalCause::Requested(answer(item)));
+            self.queue_removal(*digest, RemovalCause::Requested(answer(item)));
         }
         digests.iter().for_each(|digest| self.tell_of(shard, *digest));
     }
@@ -225,7 +257,7 @@ impl Ssd {
             let token = self.new_token();
             let taken = match cause {
                 RemovalCause::Replaced { .. } => self.tier.remove_replaced(shard.now_ns, digest, ack, token, memory),
-                RemovalCause::Requested(_) | RemovalCause::Swept => {
+                RemovalCause::Requested(_) | RemovalCause::Replica(_) | RemovalCause::Swept => {
                     self.tier.remove(shard.now_ns, digest, ack, token, memory)
                 }
             };
@@ -258,6 +290,8 @@ impl Ssd {
     fn end_removal(&mut self, shard: &mut Shard, cause: RemovalCause, is_written: bool) {
         match cause {
             RemovalCause::Swept => self.sweep.waiting -= 1,
+            // Without a tombstone it is gone as well: a restart makes all replica records void.
+            RemovalCause::Replica(item) => shard.settle(item, |_, _| {}),
             RemovalCause::Requested(item) => shard.settle(item, |replies, _| {
                 if let (Replies::Bits(_, status), false) = (replies, is_written) {
                     *status = Status::NoSpace;
@@ -281,6 +315,78 @@ impl Ssd {
         self.sweep.lose(slot);
     }
 
+    /// Begins to keep records of the replicas that this shard has as a replica owner of a slot.
+    pub(in crate::service) fn begin_replicas(&mut self, slot: Slot) {
+        self.replicas.begin(slot);
+    }
+
+    /// Ends the role of replica owner of a slot. Its replica records become those of objects of this shard, which owns
+    /// the slot now or exports it, if it has them `inherited`; otherwise they are void.
+    pub(in crate::service) fn end_replicas(&mut self, slot: Slot, inherited: bool) {
+        if self.replicas.close(slot) && !inherited {
+            self.lose_slot(slot);
+        }
+    }
+
+    /// Returns true if the SSD has, or may yet recover, the record of a replica.
+    pub(in crate::service) fn may_have_replica(&self, digest: Digest) -> bool {
+        self.replicas.is_open(digest.slot()) && may_stand(&self.tier, digest)
+    }
+
+    /// Makes the records of all replicas in a slot void.
+    pub(in crate::service) fn drop_replicas_in(&mut self, slot: Slot) {
+        if self.replicas.is_open(slot) {
+            self.end_replicas(slot, false);
+            self.begin_replicas(slot);
+        }
+    }
+
+    /// Opens the slots whose replicas may be recorded now, where the ownership notes on the device name none of `noted`.
+    /// Returns the replicas that waited for that.
+    pub(super) fn open_replicas(&mut self, shard: &Shard, noted: impl Fn(Slot) -> bool) -> Vec<Digest> {
+        if !self.replicas.is_due(shard.now_ns) || !self.is_recovered() || self.is_degraded() {
+            return Vec::new();
+        }
+        let Self { replicas, sweep, doubts, .. } = self;
+        replicas.open(shard.now_ns, |slot| {
+            // Slots that were swept stay in the set as long as the device may have records that cannot be read.
+            let is_swept = sweep.at.is_none() || !sweep.slots.has(slot);
+            let is_taken = noted(slot) || !is_swept || doubts.has(slot) || shard.exports.has_slot(slot);
+            !is_taken && !shard.ownership.owned().has(slot) && shard.replicas.relation(slot).is_some()
+        })
+    }
+
+    /// Returns the time of the next action.
+    pub(super) fn poll_timeout(&self) -> Option<u64> {
+        let replicas = self.replicas.poll_timeout().filter(|_| self.is_recovered() && !self.is_degraded());
+        [self.tier.poll_timeout(), replicas].into_iter().flatten().min()
+    }
+
+    /// Handles a record that could not be read whole, with the gets that wait for its object: if memory does not have
+    /// the object and another owner of its slot may, it is to be repaired. Returns the gets that do not wait.
+    pub(super) fn record_damaged(
+        &mut self,
+        shard: &mut Shard,
+        view: &RecordView,
+        readers: WaitingReaders,
+    ) -> WaitingReaders {
+        self.damaged.count();
+        let digest = view.digest;
+        let (objects, slot) = (shard.store.objects(), digest.slot());
+        let is_replicated = view.copied || !objects.copies(digest).at.is_empty();
+        let has_other = match self.replicas.is_open(slot) {
+            true => shard.replicas.relation(slot).is_some(),
+            false => shard.ownership.owns(digest) && shard.replicas.has_owner(digest) && is_replicated,
+        };
+        let is_repairable = has_other && !self.is_void(view) && !shard.store.exists(digest);
+        let readers = if is_repairable { self.damaged.add(*view, readers) } else { readers };
+        if !self.damaged.has(digest) && !shard.store.exists(digest) {
+            shard.store.objects_mut().orphan_detached(digest);
+        }
+        self.tell_of(shard, digest);
+        readers
+    }
+
     /// Removes some void records. Returns true if there was any progress.
     pub(super) fn sweep_void(&mut self, shard: &mut Shard) -> bool {
         let step = self.sweep.step(&self.tier, &mut self.removals, &mut self.doubts);
@@ -289,10 +395,10 @@ impl Ssd {
         step.progress
     }
 
-    /// Notifies subscribers of the present state of an object on the SSD.
-    pub(super) fn tell_of(&self, shard: &mut Shard, digest: Digest) {
+    /// Notifies subscribers of the present state of an object on the SSD. They do not follow replica records.
+    pub(in crate::service) fn tell_of(&self, shard: &mut Shard, digest: Digest) {
         let events = shard.store.objects_mut().events_mut();
-        if !events.is_kept() {
+        if !events.is_kept() || self.replicas.is_open(digest.slot()) {
             return;
         }
         match self.locate(digest) {
@@ -303,7 +409,7 @@ impl Ssd {
 }
 
 /// Notifies subscribers that the SSD's contents have changed as a whole, so that they start over.
-pub(super) fn break_off_events(shard: &mut Shard) {
+pub(in crate::service) fn break_off_events(shard: &mut Shard) {
     let events = shard.store.objects_mut().events_mut();
     if events.is_kept() {
         events.break_off();

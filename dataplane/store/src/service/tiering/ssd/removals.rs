@@ -19,6 +19,8 @@ const REMOVALS_MOST: usize = 65_536;
 pub(in crate::service) enum RemovalCause {
     /// A peer removes the object.
     Requested(DeferredItem),
+    /// The owner of the slot has the replica removed.
+    Replica(DeferredItem),
     /// The object's slot went to another owner, or other owners changed the object there.
     Swept,
     /// The object was replaced by this version.

@@ -1,35 +1,17 @@
-//! Tests of damage: bits flip in memory under running nodes, and clients get right bytes while nodes repair it.
+//! Bits that flip in memory under running nodes.
 
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 
-use kvplane::{Client, PutOptions};
+use kvplane::PutOptions;
 
-use crate::support::{Process, Way, Workplace, health, http_get, text, wait_until};
+use super::{BYTES, COUNTERS, OBJECTS, PATIENT, assert_right, name, places_of, sum, value};
+use crate::support::{Process, Way, Workplace, health, text, wait_until};
 
-/// Number and length of the objects.
-const OBJECTS: u64 = 120;
-const BYTES: usize = 6000;
-/// Bytes by which an object is recognised, and unit at whose multiples objects begin in a pool.
-const BEGIN: usize = 16;
+/// Unit at whose multiples objects begin in a pool.
 const UNIT: usize = 64;
-/// Beginning of the line that names the address of a node's metrics.
-const COUNTERS: &str = "counters of the shards on http://";
-
-fn value(key: u64) -> Vec<u8> {
-    let mut state = key.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let mut byte = || {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (state >> 56) as u8
-    };
-    (0..BYTES).map(|_| byte()).collect()
-}
-
-fn name(key: u64) -> String {
-    format!("whole-{key}")
-}
 
 /// Directory of a node's memory, which is removed with the test.
 struct Memory(PathBuf);
@@ -46,16 +28,7 @@ impl Memory {
 
     /// Returns the offsets of the objects that memory has as they were put.
     fn objects(&self) -> BTreeMap<u64, u64> {
-        let pool = self.pool();
-        let mut bytes = vec![0; pool.metadata().unwrap().len() as usize];
-        pool.read_exact_at(&mut bytes, 0).unwrap();
-        let values: Vec<Vec<u8>> = (0..OBJECTS).map(value).collect();
-        let begins: BTreeMap<&[u8], u64> = (0..).zip(&values).map(|(key, value)| (&value[..BEGIN], key)).collect();
-        // Objects begin at whole units of the pool.
-        let places = (0..bytes.len() - BYTES).step_by(UNIT);
-        let at = |place: usize| Some((*begins.get(&bytes[place..place + BEGIN])?, place));
-        let found = places.filter_map(at).filter(|(key, place)| bytes[*place..].starts_with(&values[*key as usize]));
-        found.map(|(key, place)| (key, place as u64)).collect()
+        places_of(&self.pool(), UNIT)
     }
 }
 
@@ -65,31 +38,13 @@ impl Drop for Memory {
     }
 }
 
-fn sum(nodes: &[Process], name: &str) -> u64 {
-    let of = |node: &Process| -> u64 {
-        let metrics = http_get(node.address(COUNTERS), "/metrics").1;
-        let lines = metrics.lines().filter(|line| line.starts_with(&format!("{name}{{")));
-        lines.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum()
-    };
-    nodes.iter().map(of).sum()
-}
-
-fn assert_right(client: &mut Client) {
-    for key in 0..OBJECTS {
-        let got = client.get(name(key).as_bytes()).unwrap();
-        assert!(got.is_some_and(|bytes| bytes == value(key)), "{} is as it was put", name(key));
-    }
-}
-
 /// A bit of one of the two copies of each object flips: every get is right, over both transports, and in the end both
 /// copies are whole again, those that nobody reads too.
 #[test]
 fn flipped_bits_in_memory_are_repaired_from_replicas() {
     let place = Workplace::new("damage");
     let state = place.path("state");
-    // On a busy machine, nodes are late; none is to lose its memory for that.
-    let patient = ["--unanswered-ms", "100000", "--suspect-ms", "60000", "--dead-ms", "120000"];
-    let control = [&["control", "--state", text(&state), "--replicas", "2"], &patient[..]].concat();
+    let control = [&["control", "--state", text(&state), "--replicas", "2"], &PATIENT[..]].concat();
     let control = Process::start(place.command(&control));
     control.wait_for("metrics on");
     let memories: Vec<Memory> = (1..=3).map(|number| Memory::new(&place, number)).collect();
