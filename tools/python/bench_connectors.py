@@ -5,11 +5,13 @@
 `KVPLANE_VLLM` and `KVPLANE_LMCACHE` name directories with unpacked packages, see `tests/frameworks.py`; `KVPLANE_BINARY`
 is the program `kvplane`, of which a cluster is started on this host. LMCache's own adapters are compiled against torch:
 where torch and what LMCache imports are installed, LMCache is imported as it is, with its adapters `fs`, `fs_native` and
-`resp`; else its adapter `fs` alone is measured, which needs aiofiles. Every side stores the blocks, looks them up and
-loads them into other memory, where every byte is compared. `--folder` is where files are put.
+`resp`, and vLLM's tier of files has its compiled module; else LMCache's `fs` alone is measured, which needs aiofiles.
+Every side stores the blocks, looks them up and loads them into other memory, where every byte is compared. `--folder` is
+where files are put.
 """
 
 import argparse
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -193,6 +195,9 @@ def main():
     try:
         for size in sizes:
             if "vllm" in arguments.only:
+                # With torch, vLLM's tier of files uses its compiled module.
+                with contextlib.suppress(ImportError):
+                    importlib.import_module("torch")
                 frameworks.load("vllm")
                 ours = {"type": "KvplaneTierManager", "module_path": "kvplane.vllm", "namespace": "bench"}
                 sides = [

@@ -255,7 +255,7 @@ impl Engine {
         #[pyo3(from_py_with = number_of)] most: u64,
     ) -> PyResult<i64> {
         let opcode = if write { Opcode::Write } else { Opcode::Read };
-        let pages = pages::Pages::of(numbers(ours)?, numbers(theirs)?, numbers(fields)?);
+        let pages = pages::Pages::of(numbers(ours)?, numbers(theirs)?, &numbers(fields)?);
         waiting(py, || {
             let moved = self.call(|engine| {
                 let (pages, handle) = (pages?, self.open(engine, target)?);

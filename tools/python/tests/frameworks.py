@@ -46,7 +46,7 @@ REAL = {
         "lmcache.v1.platform.event_notifier",
     ),
 }
-#: Compiled modules, which are linked with torch: the frameworks do without them.
+#: Compiled modules that the frameworks do without: they are linked with torch, and cannot be imported without it.
 NATIVE = ("vllm.fs_io_C",)
 #: Packages of others that the listed modules import: stand-ins where they are missing.
 OTHERS = ("torch", "msgspec", "prometheus_client", "typing_extensions", "opentelemetry", "aiofiles")
@@ -138,9 +138,12 @@ class _Finder(_Loader):
         return any(name == real or name.startswith(real + ".") for real in REAL[self._framework])
 
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] != self._framework or name in NATIVE:
+        if name.partition(".")[0] != self._framework:
             return None
         place = self._root.joinpath(*name.split("."))
+        if name in NATIVE:
+            library = next(place.parent.glob(f"{place.name}.*.so"), None)
+            return importlib.util.spec_from_file_location(name, library) if library is not None else None
         if self._is_real(name):
             file = place.with_suffix(".py") if place.with_suffix(".py").exists() else place / "__init__.py"
             places = [str(place)] if place.is_dir() else None
