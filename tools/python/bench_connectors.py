@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import importlib
 import importlib.util
+import mmap
 import os
 import pathlib
 import shutil
@@ -35,9 +36,10 @@ def vllm_side(name, size, blocks, settings):
     import test_vllm
 
     class Side:
-        def __init__(self):
-            self.engine = test_vllm.Engine(size=size, chunks=2 * blocks, model=f"bench {size}", **settings)
-            self.memory = self.engine.memory
+        def __init__(self, memory):
+            self.engine = test_vllm.Engine(
+                size=size, chunks=2 * blocks, model=f"bench {size}", memory=memory, **settings
+            )
 
         def keys(self, turn):
             return [test_vllm.key((turn << 32) + number) for number in range(blocks)]
@@ -75,10 +77,10 @@ def lmcache_side(name, size, blocks, make):
     from lmcache.v1.distributed.internal_api import L1MemoryDesc
 
     class Side(test_lmcache.Server):
-        def __init__(self):
-            self.memory = bytearray(2 * size * blocks)
-            self.at = test_lmcache.ctypes.addressof(test_lmcache.ctypes.c_char.from_buffer(self.memory))
-            self.adapter = make(L1MemoryDesc(self.at, len(self.memory), 4096))
+        def __init__(self, memory):
+            self.memory = memory
+            self.at = test_lmcache.ctypes.addressof(test_lmcache.ctypes.c_char.from_buffer(memory))
+            self.adapter = make(L1MemoryDesc(self.at, len(memory), 4096))
 
         def keys(self, turn):
             return [test_lmcache.Adapter.key((turn << 32) + number) for number in range(blocks)]
@@ -120,21 +122,23 @@ def own(module, kind, function, settings):
 
 def measure(sides, size, blocks, rounds):
     """Runs all sides in turns; returns the seconds of each step, by side."""
-    made = {name: side() for name, side in sides}
+    # One memory for all sides, each of which has its turn.
+    memory = mmap.mmap(-1, 2 * size * blocks)
+    made = {name: side(memory) for name, side in sides}
     seconds = {name: {"store": [], "lookup": [], "load": []} for name in made}
     half = size * blocks
     try:
         for turn in range(rounds):
             value = os.urandom(1 << 20) * (half // (1 << 20) + 1)
             for name, side in made.items():
-                side.memory[:half] = value[turn : turn + half]
-                side.memory[half:] = bytes(half)
+                memory[:half] = value[turn : turn + half]
+                memory[half:] = bytes(half)
                 keys = side.keys(turn)
                 for step in ("store", "lookup", "load"):
                     begun = time.perf_counter()
                     getattr(side, step)(keys)
                     seconds[name][step].append(time.perf_counter() - begun)
-                assert side.memory[half:] == value[turn : turn + half], f"{name}: other bytes"
+                assert memory[half:] == value[turn : turn + half], f"{name}: other bytes"
                 side.forget(keys)
     finally:
         for side in made.values():

@@ -17,14 +17,14 @@ _LONGEST_S = 60
 class Engine:
     """Host memory of an engine with the tier, driven as vLLM's manager drives it."""
 
-    def __init__(self, size=SIZE, chunks=CHUNKS, model="model", **settings):
+    def __init__(self, size=SIZE, chunks=CHUNKS, model="model", memory=None, **settings):
         from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
 
         if "KvplaneTierManager" in settings.get("type", "KvplaneTierManager"):
             # Not about time: a busy machine may take long.
             settings.setdefault("deadline", 60.0)
         self.size = size
-        self.memory = mmap.mmap(-1, size * chunks)
+        self.memory = memory or mmap.mmap(-1, size * chunks)
         self.view = memoryview(self.memory).cast("B", (chunks, size))
         self.spec = spec(model)
         self.tier = SecondaryTierFactory.create_secondary_tier(
