@@ -138,6 +138,7 @@ def measure(sides, size, blocks, rounds):
                     begun = time.perf_counter()
                     getattr(side, step)(keys)
                     seconds[name][step].append(time.perf_counter() - begun)
+                    print(f"{name}: {step} {1000 * seconds[name][step][-1]:.1f} ms", file=sys.stderr)
                 assert memory[half:] == value[turn : turn + half], f"{name}: other bytes"
                 side.forget(keys)
     finally:

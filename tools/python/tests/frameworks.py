@@ -2,9 +2,11 @@
 
 `KVPLANE_VLLM` and `KVPLANE_LMCACHE` name directories with unpacked wheels (`pip download --no-deps vllm`, `unzip`). The
 modules listed here are imported from there as they are; their packages' own initializations are left out, and what else
-they import of their framework, or is not installed, has stand-ins, which the tests do not reach.
+they import of their framework, or is not installed, has stand-ins, which the tests do not reach. Without a directory, a
+framework is imported as it is installed.
 """
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -19,7 +21,11 @@ import unittest
 REAL = {
     "vllm": (
         "vllm.v1.kv_offload.base",
+        "vllm.utils.math_utils",
         "vllm.v1.kv_offload.config",
+        "vllm.v1.kv_offload.cpu.common",
+        "vllm.v1.kv_offload.cpu.manager",
+        "vllm.v1.kv_offload.cpu.policies",
         "vllm.v1.kv_offload.factory",
         "vllm.v1.kv_offload.file_mapper",
         "vllm.v1.kv_offload.tiering.async_lookup",
@@ -27,6 +33,8 @@ REAL = {
         "vllm.v1.kv_offload.tiering.base",
         "vllm.v1.kv_offload.tiering.factory",
         "vllm.v1.kv_offload.tiering.fs",
+        "vllm.v1.kv_offload.tiering.manager",
+        "vllm.v1.kv_offload.tiering.metrics",
         "vllm.v1.kv_hints",
         "vllm.v1.metrics.cache_hit_source",
         "vllm.distributed.kv_transfer.kv_connector.v1.metrics",
@@ -198,7 +206,12 @@ def load(framework):
     variable = VARIABLES[framework]
     root = os.environ.get(variable)
     if not root:
-        raise unittest.SkipTest(f"{variable} names no directory with {framework}'s package")
+        try:
+            importlib.import_module(REAL[framework][0])
+        except ImportError as error:
+            reason = f"{variable} names no directory with {framework}'s package, and it is not installed: {error}"
+            raise unittest.SkipTest(reason) from None
+        return
     if not (pathlib.Path(root) / framework).is_dir():
         raise unittest.SkipTest(f"{variable}={root} has no {framework}")
     if importlib.util.find_spec("numpy") is None:

@@ -115,6 +115,78 @@ def spec(model="model", events=False):
     return types.SimpleNamespace(config=config, blocks_per_chunk=1, kv_events_config=shown)
 
 
+class Region:
+    """Host memory of an engine, as the manager of its blocks sees it."""
+
+    def __init__(self):
+        import numpy
+
+        self.memory = numpy.zeros((CHUNKS, SIZE), dtype=numpy.int8)
+
+    def put(self, chunk, value):
+        import numpy
+
+        self.memory[chunk] = numpy.frombuffer(value, dtype=numpy.int8)
+
+    def create_kv_memoryview(self):
+        return memoryview(self.memory)
+
+    def cleanup(self):
+        """Nothing is to be done."""
+
+
+class Manager:
+    """vLLM's manager of tiered offloading, above host memory and the tier of a cluster."""
+
+    def __init__(self, model):
+        from vllm.v1.kv_offload.tiering.factory import SecondaryTierFactory
+        from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager, TieringOffloadingManager
+
+        self.region = Region()
+        primary = CPUPrimaryTierOffloadingManager(num_chunks=CHUNKS, mmap_region=self.region)
+        config = {"type": "KvplaneTierManager", "module_path": "kvplane.vllm", "deadline": 60.0}
+        tier = SecondaryTierFactory.create_secondary_tier(config, primary.get_kv_memoryview(), spec(model))
+        self.manager = TieringOffloadingManager(primary, [tier])
+
+    def step(self):
+        self.manager.on_schedule_end(types.SimpleNamespace(new_req_ids=(), preempted_req_ids=()))
+        time.sleep(0.001)
+
+    def store(self, keys, name):
+        """Stores blocks from the engine, as after a prefill, and steps until the tiers have them."""
+        asking = request(name)
+        self.manager.on_new_request(asking)
+        prepared = self.manager.prepare_store(keys, asking)
+        for number, chunk in enumerate(prepared.store_spec.chunk_ids):
+            self.region.put(int(chunk), bed.pattern(number << 20, SIZE))
+        self.manager.complete_store(keys, asking, True)
+        self.manager.on_request_finished(asking)
+        until = time.monotonic() + _LONGEST_S
+        while self.manager._jobs and time.monotonic() < until:
+            self.step()
+
+    def load(self, keys, name):
+        """Steps until blocks have been looked up, and those of the cluster are in host memory; returns the outcomes, and
+        the bytes of those that are there."""
+        from vllm.v1.kv_offload.base import LookupResult
+
+        asking, until = request(name), time.monotonic() + _LONGEST_S
+        self.manager.on_new_request(asking)
+        waits = (LookupResult.RETRY, LookupResult.HIT_PENDING)
+        while True:
+            found = [self.manager.lookup(key, asking) for key in keys]
+            if not any(one in waits for one in found) or time.monotonic() > until:
+                break
+            self.step()
+        hits = [key for key, one in zip(keys, found) if one is LookupResult.HIT]
+        chunks = self.manager.prepare_load(hits, asking).chunk_ids if hits else ()
+        values = [self.region.memory[int(chunk)].tobytes() for chunk in chunks]
+        if hits:
+            self.manager.complete_load(hits, asking)
+        self.manager.on_request_finished(asking)
+        return [one.name for one in found], values
+
+
 class Tier(unittest.TestCase):
     """A tier in the tests' cluster."""
 
@@ -143,6 +215,19 @@ class Tier(unittest.TestCase):
             self.assertEqual(second.chunk(chunk), bed.pattern(number << 20, SIZE))
         # What is between them is as it was.
         self.assertEqual(second.chunk(39), bytes(SIZE))
+
+    def test_blocks_pass_through_the_manager_of_vllm(self):
+        first, second = Manager(self.id()), Manager(self.id())
+        self.addCleanup(first.manager.shutdown)
+        self.addCleanup(second.manager.shutdown)
+        keys = [key(number) for number in range(12)]
+        first.store(keys, "prefill")
+        self.assertFalse(first.manager._jobs)
+        found, values = second.load([*keys, key(99)], "another engine")
+        self.assertEqual(found, ["HIT"] * 12 + ["MISS"])
+        self.assertEqual(values, [bed.pattern(number << 20, SIZE) for number in range(12)])
+        stats = second.manager.get_stats().reduce()
+        self.assertEqual(stats["vllm:kv_offload_kvplane_got_blocks:('KvplaneTierManager',)"], 12)
 
     def test_other_models_and_groups_have_other_blocks(self):
         first, second = self.engine(), self.engine(model="another model")
