@@ -1,19 +1,23 @@
-"""Compares the packages' interface with the recorded one of Mooncake, name by name.
+"""Compares the packages' interface with the recorded ones of Mooncake, name by name.
 
     python surface.py            prints what is missing; exit status 1 when anything is
-    python surface.py --write    writes docstrings' signatures and type stubs, from the recording
+    python surface.py --write    writes docstrings' signatures and type stubs, from the recordings
 
-The recording, `golden/mooncake-0.3.13.txt`, is what `dir()` and `__doc__` say of the original's wheel.
+A recording, `golden/mooncake-VERSION.txt`, is what `dir()` and `__doc__` say of the original's wheel of that version.
+What either of them has is there; where both have a signature, the newer one is written.
 """
 
 import enum
 import importlib
+import inspect
 import pathlib
 import re
 import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
-GOLDEN = HERE / "golden" / "mooncake-0.3.13.txt"
+GOLDEN = HERE / "golden"
+#: Versions with a recording, the oldest first.
+VERSIONS = ("0.3.13", "0.3.14")
 PACKAGE = HERE / "package" / "mooncake"
 WRITTEN = PACKAGE / "_signatures.py"
 
@@ -23,10 +27,65 @@ INTERNAL = {"_pybind11_conduit_v1_"}
 HARDWARE = {"mooncake.engine.TransferEngine.warmup_efa_segment"}
 
 
-def recorded():
+#: Calls that need a driver of CUDA: they do what their signature says where one answers, else they raise
+#: NotImplementedError with that reason.
+DRIVERS = {
+    f"mooncake.engine.TransferEngine.{name}"
+    for name in (
+        "transfer_write_on_cuda", "transfer_read_on_cuda", "batch_transfer_write_on_cuda", "batch_transfer_read_on_cuda",
+    )
+}  # fmt: skip
+
+
+def lines_of(version):
+    """Lines of a recording."""
+    return (GOLDEN / f"mooncake-{version}.txt").read_text(encoding="utf-8").splitlines()
+
+
+def recorded(version):
     """Triples of module, path in it, and recorded signature or kind."""
+    return with_kinds() if version == "0.3.13" else by_names(version)
+
+
+def by_names(version):
+    """The same of a recording with a full name and perhaps a signature in each line."""
+    lines = [line.partition(" ")[::2] for line in lines_of(version)]
+    owners = {name.rpartition(".")[0] for name, _ in lines}
+    for name, signature in lines:
+        module = ".".join(name.split(".")[:2])
+        path = name[len(module) + 1 :]
+        owner, _, last = path.rpartition(".")
+        if not owner:
+            kind = "class" if name in owners else "name"
+        elif last.isupper() or last in ("Read", "Write"):
+            kind = owner
+        else:
+            kind = "property"
+        yield module, path, signature or kind
+
+
+def merged():
+    """The triples of all recordings, class by class, and then what is in no class."""
+    groups = {}
+    for version in VERSIONS:
+        for module, path, what in recorded(version):
+            owner = path if what == "class" else path.rpartition(".")[0]
+            group = groups.setdefault((module, owner), {})
+            known = group.get(path)
+            # Overloads are told by the older recording; a name's value, too.
+            if known is None or ("(" in what and "*args, **kwargs" not in what):
+                group[path] = what
+    for wanted in (True, False):
+        for (module, owner), group in groups.items():
+            if bool(owner) is wanted:
+                for path, what in group.items():
+                    yield module, path, what
+
+
+def with_kinds():
+    """The same of a recording with a kind for each name and a line for each class."""
     module, owner = "mooncake.engine", ""
-    for line in GOLDEN.read_text(encoding="utf-8").splitlines():
+    for line in lines_of("0.3.13"):
         if line.startswith("class "):
             module, _, owner = line[6:].rpartition(".")
             yield module, owner, "class"
@@ -70,8 +129,13 @@ def parameters(signature):
 
 def check():
     """Prints the missing names and returns their number."""
+    return sum(check_of(version) for version in VERSIONS)
+
+
+def check_of(version):
+    """Prints the names of a recording that are missing or different, and returns their number."""
     missing = same = 0
-    for module, path, what in recorded():
+    for module, path, what in recorded(version):
         if path.split(".")[-1] in INTERNAL:
             continue
         try:
@@ -86,15 +150,35 @@ def check():
             missing += 1
         if "(" in what and callable(thing) and not path.endswith("__"):
             missing += differs(module, path, what, thing)
-    print(f"surface: {same} names there, {missing} missing or different, "
-          f"{len(HARDWARE)} that raise NotImplementedError for want of hardware support")
+    missing += sum(raises_no_reason(name) for name in sorted(HARDWARE | DRIVERS))
+    print(f"surface of {version}: {same} names there, {missing} missing or different, "
+          f"{len(HARDWARE)} that raise NotImplementedError for want of hardware support, {len(DRIVERS)} where no driver "
+          f"answers")
     return missing
+
+
+def raises_no_reason(name):
+    """1 if a call that is not supported on this host does something else than raise NotImplementedError with a reason."""
+    module, path = name.rsplit(".", 2)[0], name.split(".")[-2:]
+    if name in DRIVERS and importlib.import_module("mooncake._devices").is_available("cuda"):
+        return 0
+    call = find(module, ".".join(path))
+    wanted = sum(one.default is one.empty for one in inspect.signature(call).parameters.values()) - 1
+    owner = find(module, path[0])()
+    try:
+        call(owner, *[[] if "batch" in path[1] else 0] * wanted)
+    except NotImplementedError as error:
+        if str(error):
+            return 0
+    except Exception as error:
+        print(f"different: {name} raises {error!r}, not NotImplementedError")
+        return 1
+    print(f"different: {name} does not raise NotImplementedError with a reason")
+    return 1
 
 
 def differs(module, path, what, thing):
     """1 if a parameter name is not accepted or the docstring does not begin with the signature."""
-    import inspect
-
     try:
         taken = inspect.signature(thing).parameters
     except (TypeError, ValueError):
@@ -120,7 +204,7 @@ def write():
         "",
         "SIGNATURES = {",
     ]
-    for module, path, what in recorded():
+    for module, path, what in merged():
         name = path.split(".")[-1]
         if "(" not in what or what.startswith("attr") or name in INTERNAL or name == "__init__":
             continue
@@ -170,16 +254,18 @@ def stub(text):
 def write_stubs():
     """Writes the type stubs of both modules."""
     lines = {"mooncake.engine": [], "mooncake.store": []}
-    for module, path, what in recorded():
+    for module, path, what in merged():
         owner, _, name = path.rpartition(".")
         out = lines[module]
         if name in INTERNAL or name in ("__init__", "__len__"):
             continue
         if what == "class":
-            base = "(Enum)" if path == "TransferOpcode" else "(IntEnum)" if path.endswith(IntEnums) else ""
+            base = "(Enum)" if path in ("TransferOpcode", "ScatterTransferCompletionStatus") else "(IntEnum)" if path.endswith(IntEnums) else ""
             out.append(f"class {path}{base}:")
             out.append("    def __init__(self, *args: Any, **kwargs: Any) -> None: ...")
             out.extend(f"    {one}: {kind}" for one, kind in ATTRIBUTES.get(path, {}).items())
+        elif what == "name":
+            out.append(f"{path}: Any")
         elif what == "property":
             if not owner.endswith(IntEnums) and name not in ATTRIBUTES.get(owner, {}):
                 out.append(f"    {name}: Any")
@@ -221,12 +307,19 @@ ATTRIBUTES = {
         "prefer_alloc_in_same_node": "bool",
         "data_type": "ObjectDataType",
         "group_ids": "Optional[List[str]]",
+        "session_ids": "Optional[List[str]]",
+        "residency_affinity_ids": "Optional[List[str]]",
+        "preferred_hca_names": "Optional[List[str]]",
+        "per_key_preferred_hca_names": "Optional[List[List[str]]]",
     },
+    "ExistOptions": {"prefetch_to_memory": "bool"},
+    "ScatterTransferTicket": {"status": "ScatterTransferCompletionStatus", "drained": "bool"},
     "TransferEngine": {"TransferOpcode": "Any"},
     "TransferNotify": {"name": "str", "msg": "str"},
 }
 #: Classes that are enumerations.
-IntEnums = ("ObjectDataType", "ReplicaStatus", "SoftPinAction", "TaskStatus", "TaskType", "TransferOpcode")
+IntEnums = ("ObjectDataType", "ReplicaStatus", "SoftPinAction", "TaskStatus", "TaskType", "TransferOpcode",
+            "ScatterTransferCompletionStatus")
 
 
 if __name__ == "__main__":

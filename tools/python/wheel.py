@@ -23,7 +23,7 @@ import zipfile
 HERE = pathlib.Path(__file__).resolve().parent
 PACKAGES = HERE / "package"
 #: The version of Mooncake whose interface is implemented.
-MOONCAKE = "0.3.13"
+MOONCAKE = "0.3.14"
 LICENSE = "MIT OR Apache-2.0"
 SCRIPTS = {
     "mooncake_master": "mooncake.cli:master",

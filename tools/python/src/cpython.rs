@@ -8,7 +8,7 @@ use std::ffi::{c_char, c_int, c_void};
 use pyo3::exceptions::{PyOverflowError, PyTypeError};
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList, PyString};
+use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 
 /// CPython's `Py_buffer`.
 #[repr(C)]
@@ -26,9 +26,11 @@ struct PyBuffer {
     internal: *mut c_void,
 }
 
-/// Flags of contiguous bytes, as in `PyBUF_SIMPLE`, and of writable ones, as in `PyBUF_WRITABLE`.
+/// Flags of contiguous bytes, as in `PyBUF_SIMPLE`, of writable ones, as in `PyBUF_WRITABLE`, and of a contiguous array
+/// with the type of its elements, as in `PyBUF_ND` and `PyBUF_FORMAT`.
 const SIMPLE: c_int = 0;
 const WRITABLE: c_int = 1;
+const TYPED: c_int = 0x0008 | 0x0004;
 
 // SAFETY: these are CPython's own functions, with the signatures of its headers.
 unsafe extern "C" {
@@ -50,6 +52,10 @@ impl<'py> View<'py> {
     /// # Errors
     /// Python's error for objects without a buffer (`TypeError`) or without a suitable one (`BufferError`).
     pub(crate) fn of(object: &Bound<'py, PyAny>, writable: bool) -> PyResult<Self> {
+        Self::with(object, if writable { WRITABLE } else { SIMPLE })
+    }
+
+    fn with(object: &Bound<'py, PyAny>, flags: c_int) -> PyResult<Self> {
         let mut buffer = Box::new(PyBuffer {
             buf: std::ptr::null_mut(),
             obj: std::ptr::null_mut(),
@@ -63,7 +69,6 @@ impl<'py> View<'py> {
             suboffsets: std::ptr::null_mut(),
             internal: std::ptr::null_mut(),
         });
-        let flags = if writable { WRITABLE } else { SIMPLE };
         // SAFETY: a live object, under the GIL, and a view to fill in.
         if unsafe { PyObject_GetBuffer(object.as_ptr(), &raw mut *buffer, flags) } != 0 {
             return Err(PyErr::fetch(object.py()));
@@ -79,6 +84,31 @@ impl<'py> View<'py> {
     /// Returns the number of bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.buffer.len as u64
+    }
+
+    /// Returns a copy of the elements of a contiguous array of integers of 64 bits, in one dimension; `None` for
+    /// objects that are no such array, and for arrays with a negative element.
+    fn words(object: &Bound<'py, PyAny>) -> Option<Vec<u64>> {
+        let view = Self::with(object, TYPED).ok()?;
+        let (bytes, format) = (usize::try_from(view.buffer.len).ok()?, view.buffer.format);
+        if view.buffer.itemsize != 8 || view.buffer.ndim != 1 || format.is_null() {
+            return None;
+        }
+        // SAFETY: the exporter's text, which ends with a zero, and lives as long as the view.
+        let format = unsafe { std::ffi::CStr::from_ptr(format) }.to_bytes();
+        let kind = format.strip_prefix(b"@").or_else(|| format.strip_prefix(b"=")).unwrap_or(format);
+        let kind = kind.strip_prefix(b"<").filter(|_| cfg!(target_endian = "little")).unwrap_or(kind);
+        if !matches!(kind, b"Q" | b"q" | b"L" | b"l" | b"N" | b"n") {
+            return None;
+        }
+        let mut words = vec![0_u64; bytes / 8];
+        if bytes > 0 {
+            // SAFETY: so many bytes at both ends; the exporter holds its own for this view, and they do not change
+            // under the GIL, except by code that writes without it, whose race it is.
+            unsafe { std::ptr::copy_nonoverlapping(view.buffer.buf.cast::<u8>(), words.as_mut_ptr().cast(), bytes) };
+        }
+        let is_signed = matches!(kind, b"q" | b"l" | b"n");
+        (!is_signed || words.iter().all(|word| word >> 63 == 0)).then_some(words)
     }
 
     /// Returns a copy of the bytes.
@@ -202,11 +232,16 @@ pub(crate) fn places(views: &[View<'_>]) -> Vec<(u64, u64)> {
     views.iter().map(|view| (view.address(), view.bytes())).collect()
 }
 
-/// Converts a sequence of numbers that are addresses, lengths or offsets.
+/// Converts a sequence of numbers that are addresses, lengths or offsets: a list, or an array of integers of 64 bits,
+/// which is copied as a whole.
 ///
 /// # Errors
 /// `TypeError` for anything that is not such a number, including negative numbers and those above 2^64 - 1.
 pub(crate) fn numbers(list: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
+    let is_sequence = list.is_instance_of::<PyList>() || list.is_instance_of::<PyTuple>();
+    if let Some(words) = (!is_sequence).then(|| View::words(list)).flatten() {
+        return Ok(words);
+    }
     let mut numbers = Vec::with_capacity(list.len().unwrap_or(0));
     for number in list.try_iter()? {
         numbers.push(number_of(&number?)?);

@@ -1,9 +1,11 @@
 //! `_native.Engine`: transfer engine, for any number of threads.
 
+mod pages;
 pub(crate) mod transfers;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use kvplane::device::{DeviceId, StreamHandle};
 use kvplane::{
@@ -148,16 +150,23 @@ impl Engine {
         self.read().map_or_else(|_| String::new(), |engine| engine.name().to_owned())
     }
 
-    /// Registers ranges of this process's memory, all or none. Returns 0 or an error code.
+    /// Registers ranges of this process's memory, all or none; without `remote_accessible`, for transfers of this
+    /// engine only, which peers cannot read or write. Returns 0 or an error code.
+    #[pyo3(signature = (addresses, sizes, location, remote_accessible=true))]
     fn register(
         &self,
         py: Python<'_>,
         addresses: &Bound<'_, PyAny>,
         sizes: &Bound<'_, PyAny>,
         location: &str,
+        remote_accessible: bool,
     ) -> PyResult<i64> {
         let (addresses, sizes) = (numbers(addresses)?, numbers(sizes)?);
-        Ok(py.detach(|| self.register_ranges(&addresses, &sizes, location).unwrap_or_else(|code| code)))
+        // Other locations are meaningless here: the memory is where it is found.
+        let is_known = location.starts_with("cpu:") || DeviceId::parse(location).is_some();
+        let location = if is_known { location } else { "*" }.to_owned();
+        let options = RegisterOptions { location, remote_accessible, ..RegisterOptions::default() };
+        Ok(py.detach(|| self.register_ranges(&addresses, &sizes, &options).unwrap_or_else(|code| code)))
     }
 
     /// Unregisters memory. When this returns 0, nothing accesses it any more.
@@ -230,6 +239,35 @@ impl Engine {
         })
     }
 
+    /// Transfers fields of pages and waits: for each row (base here, stride here, base there, stride there, length) of
+    /// `fields`, five numbers each, and each page, that length between `base + page * stride` at both ends. Batches
+    /// have at most `most` transfers, 0 for the default. Returns 0 when all bytes were moved, else an error code.
+    /// Nothing is in flight afterwards.
+    #[allow(clippy::too_many_arguments, reason = "the columns of a batch, as Python has them")]
+    fn transfer_pages(
+        &self,
+        py: Python<'_>,
+        target: &str,
+        write: bool,
+        ours: &Bound<'_, PyAny>,
+        theirs: &Bound<'_, PyAny>,
+        fields: &Bound<'_, PyAny>,
+        #[pyo3(from_py_with = number_of)] most: u64,
+    ) -> PyResult<i64> {
+        let opcode = if write { Opcode::Write } else { Opcode::Read };
+        let pages = pages::Pages::of(numbers(ours)?, numbers(theirs)?, &numbers(fields)?);
+        waiting(py, || {
+            let moved = self.call(|engine| {
+                let (pages, handle) = (pages?, self.open(engine, target)?);
+                pages.batches(opcode, handle, most).try_for_each(|requests| {
+                    let batch = engine.submit(&requests?, &SubmitOptions::default());
+                    outcome(&batch.map_err(|error| engine_code(&error))?)
+                })
+            });
+            moved.map_or_else(|code| code, |()| 0)
+        })
+    }
+
     /// Starts a transfer. Returns its number, from 1 on, or an error code.
     #[pyo3(signature = (target, write, ours, theirs, lengths, stream=None))]
     #[allow(clippy::too_many_arguments, reason = "the columns of a batch, as Python has them")]
@@ -268,6 +306,25 @@ impl Engine {
             self.batches.lock().unwrap_or_else(PoisonError::into_inner).open.remove(&number);
         }
         code
+    }
+
+    /// Waits until a transfer has ended, for at most so many milliseconds. Returns its state and forgets it when it has
+    /// ended, as [`Self::status`] does.
+    fn wait_for(
+        &self,
+        py: Python<'_>,
+        #[pyo3(from_py_with = number_of)] number: u64,
+        timeout_ms: u64,
+    ) -> PyResult<i64> {
+        let Some(batch) = self.batch(number) else { return Ok(failed(-1, format!("there is no batch {number}"))) };
+        let code = waiting(py, || {
+            let ended = self.call(|_| Ok(ended_within(&batch, Duration::from_millis(timeout_ms))));
+            ended.map_or_else(|code| code, |state| state.map_or(0, |state| state_code(&batch, state)))
+        })?;
+        if code != 0 {
+            self.batches.lock().unwrap_or_else(PoisonError::into_inner).open.remove(&number);
+        }
+        Ok(code)
     }
 
     /// Waits for transfers. Returns 0 when all succeeded. A signal handler that raises cancels them all.
@@ -331,9 +388,17 @@ impl Engine {
     fn close(&self, py: Python<'_>) {
         if self.process == std::process::id() {
             py.detach(|| {
-                let batches = core::mem::take(&mut self.batches.lock().unwrap_or_else(PoisonError::into_inner).open);
-                drop(batches);
+                // A batch is listed until it has ended: its status meanwhile is that it is in flight.
+                let batches: Vec<Arc<Batch>> = {
+                    let batches = self.batches.lock().unwrap_or_else(PoisonError::into_inner);
+                    batches.open.values().cloned().collect()
+                };
+                batches.iter().for_each(|batch| batch.cancel());
+                for batch in batches {
+                    batch.wait();
+                }
                 drop(self.engine.write().unwrap_or_else(PoisonError::into_inner).take());
+                drop(core::mem::take(&mut self.batches.lock().unwrap_or_else(PoisonError::into_inner).open));
                 self.streams.clear();
                 self.managed.lock().unwrap_or_else(PoisonError::into_inner).clear();
             });
@@ -357,7 +422,7 @@ impl Engine {
         self.batches.lock().unwrap_or_else(PoisonError::into_inner).open.get(&number).cloned()
     }
 
-    fn register_ranges(&self, addresses: &[u64], sizes: &[u64], location: &str) -> Result<i64, i64> {
+    fn register_ranges(&self, addresses: &[u64], sizes: &[u64], options: &RegisterOptions) -> Result<i64, i64> {
         if addresses.len() != sizes.len() {
             return Err(failed(-1, format!("{} addresses and {} lengths", addresses.len(), sizes.len())));
         }
@@ -371,11 +436,7 @@ impl Engine {
             };
             memory.push(adopted.map_err(|error| failed(-1, error.to_string()))?);
         }
-        // Other locations are meaningless here: the memory is where it is found.
-        let is_known = location.starts_with("cpu:") || DeviceId::parse(location).is_some();
-        let location = if is_known { location } else { "*" };
-        let options = RegisterOptions { location: location.to_owned(), ..RegisterOptions::default() };
-        self.call(|engine| engine.register_batch(&memory, &options).map_err(|error| engine_code(&error)))?;
+        self.call(|engine| engine.register_batch(&memory, options).map_err(|error| engine_code(&error)))?;
         Ok(0)
     }
 
@@ -400,6 +461,21 @@ impl Engine {
             ..SubmitOptions::default()
         };
         engine.submit(&requests, &options).map_err(|error| engine_code(&error))
+    }
+}
+
+/// Waits until a batch has ended, for at most so long, or until a signal handler has raised. Returns its state, or
+/// `None` while it is in flight.
+fn ended_within(batch: &Batch, timeout: Duration) -> Option<TaskState> {
+    let until = Instant::now().checked_add(timeout);
+    loop {
+        let left = until.map_or(timeout, |until| until.saturating_duration_since(Instant::now()));
+        if let Some(status) = batch.wait_for(interrupt::step(left)) {
+            return Some(status.state);
+        }
+        if left.is_zero() || interrupt::ended() {
+            return None;
+        }
     }
 }
 

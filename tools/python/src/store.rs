@@ -391,8 +391,15 @@ impl Store {
     }
 
     /// Returns 1 for each key that has an object, 0 for the others; an error code for all when an owner does not
-    /// answer.
-    fn exists<'py>(&self, py: Python<'py>, keys: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
+    /// answer. With `ahead`, nodes prefetch the objects that only their SSDs have.
+    #[pyo3(signature = (keys, ahead=false))]
+    fn exists<'py>(&self, py: Python<'py>, keys: &Bound<'py, PyAny>, ahead: bool) -> PyResult<Bound<'py, PyList>> {
+        if ahead {
+            let codes = values::ask(py, &self.clients, &Keys::many(keys)?, |client, keys| {
+                Ok(client.batch_exists_ahead(keys)?.into_iter().map(i64::from).collect())
+            })?;
+            return PyList::new(py, codes);
+        }
         let (found, codes) = values::present(py, &self.clients, keys)?;
         if codes.is_empty() {
             return PyList::new(py, found.into_iter().map(i64::from));

@@ -67,6 +67,51 @@ assert prefill.transfer_sync_write(peer, caches[0], host_at, SIZE) < 0, "it is n
 print("passed")
 """
 
+STREAMS = """
+from mooncake.engine import TransferEngine
+SIZE = 1 << 20
+host = bytearray(SIZE)
+host_at = ctypes.addressof(ctypes.c_char.from_buffer(host))
+ours, theirs = TransferEngine(), TransferEngine()
+for engine in (ours, theirs):
+    assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+cache = allocate(SIZE)
+assert ours.register_memory(cache, SIZE) == 0 and theirs.register_memory(host_at, SIZE) == 0
+peer = f"127.0.0.1:{theirs.get_rpc_port()}"
+stream = driver.stream() if driver.is_fake else 0
+
+def launched(seed):
+    # A kernel that is still running when the transfer begins, on a stream that the default one does not wait for.
+    if driver.is_fake:
+        driver.launch(stream, cache, SIZE, seed, 0.1)
+    else:
+        access(cache, pattern(seed, SIZE), True)
+
+launched(3)
+assert ours.transfer_write_on_cuda(peer, cache, host_at, SIZE, stream) is None
+first = bytes(host)
+assert first != bytes(SIZE) and first == driver.read(cache, SIZE), "the kernel's bytes were written"
+launched(4)
+assert ours.batch_transfer_write_on_cuda(peer, [cache], [host_at], [SIZE], stream_ptr=stream) is None
+assert bytes(host) == driver.read(cache, SIZE) != first
+launched(5)
+assert ours.transfer_read_on_cuda(peer, cache, host_at, SIZE, stream) is None
+assert driver.read(cache, SIZE) == bytes(host), "what arrives comes after the kernel"
+assert ours.batch_transfer_read_on_cuda(peer, [cache], [host_at], [SIZE]) is None
+for call in (
+    lambda: ours.transfer_write_on_cuda(peer, cache, host_at + SIZE, 8, stream),
+    lambda: ours.transfer_read_on_cuda("127.0.0.1:1", cache, host_at, 8, stream),
+    lambda: TransferEngine().transfer_read_on_cuda(peer, cache, host_at, 8, stream),
+):
+    try:
+        call()
+    except RuntimeError as error:
+        assert str(error)
+    else:
+        raise AssertionError("no error")
+print("passed")
+"""
+
 STORE = """
 from mooncake.store import MooncakeDistributedStore
 store = MooncakeDistributedStore()
@@ -338,6 +383,11 @@ class Devices(unittest.TestCase):
     def test_device_pointers_are_registered_and_transferred(self):
         more = device_driver.environment()
         done = self.run_script(DRIVER + ENGINE, **more)
+        self.assertEqual((done.returncode, done.stdout.strip()), (0, "passed"), done.stderr)
+
+    def test_transfers_come_after_the_work_on_a_stream(self):
+        more = device_driver.environment()
+        done = self.run_script(DRIVER + STREAMS, **more)
         self.assertEqual((done.returncode, done.stdout.strip()), (0, "passed"), done.stderr)
 
     def test_an_interpreter_and_a_forked_child_end_with_copies_in_flight(self):

@@ -58,7 +58,7 @@ class Configurations(unittest.TestCase):
                 parse_size(text)
 
     def test_the_version_that_callers_ask_for(self):
-        self.assertEqual(importlib.metadata.version("mooncake-transfer-engine"), "0.3.13")
+        self.assertEqual(importlib.metadata.version("mooncake-transfer-engine"), "0.3.14")
 
 
 class Services(unittest.TestCase):
@@ -226,6 +226,12 @@ class Tables(unittest.TestCase):
         with self.assertRaises(IndexError):
             engram.lookup(ids + 90)
         self.assertEqual(engram.remove_from_store(), 2)
+
+    def test_the_module_of_tables(self):
+        from mooncake import engram
+
+        self.assertIs(engram.EngramStore, EngramStore)
+        self.assertIs(engram.EngramStoreConfig, EngramStoreConfig)
 
     def test_the_example(self):
         bed.bed()

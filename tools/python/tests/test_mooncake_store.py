@@ -311,7 +311,7 @@ class Memory(Case):
         self.assertEqual(codes, [-1, -2, -3])
         self.assertEqual([part[:2] for part in told], [(["e", "ggg"], [b"1", b"333"]), (["ff"], [b"22"])])
         self.assertNotEqual(told[0][2], told[1][2])
-        self.assertFalse(hasattr(config, "session_ids"))
+        self.assertTrue(hasattr(config, "session_ids"))
         config.soft_pin_action, config.soft_pin_ttl_ms = SoftPinAction.DISABLE, 1000
         self.assertEqual(self.store.put("d", b"x", config), -600)
         for wrong in (-1, 1 << 64, "soon"):

@@ -78,7 +78,7 @@ class Flags(unittest.TestCase):
             self.assertIn("Mooncake's flags that", said)
             code, said, _ = self.run_script(call, "--version")
             self.assertEqual(code, 0)
-            self.assertIn("0.3.13", said)
+            self.assertIn("0.3.14", said)
             self.assertEqual(len(said.splitlines()), 1)
 
     def test_ports(self):
@@ -120,6 +120,43 @@ class Flags(unittest.TestCase):
         _, printed, said = self.run_script("master", "--metrics_host=0.0.0.0")
         self.assertIn("--http 127.0.0.1:9003", printed)
         self.assertIn("--http_token_file", said)
+
+    def test_silent_members(self):
+        for words, silence in (
+            ((), None),
+            (("--client_active_ttl_sec=5",), (5000, 10_000)),
+            (("--client_ttl=5", "--client_suspicion_ttl_sec=7"), (5000, 12_000)),
+            (("--client_suspicion_ttl_sec=7",), (10_000, 17_000)),
+        ):
+            _, said, _ = self.run_script("master", *words)
+            if silence is None:
+                self.assertNotIn("--suspect-ms", said)
+            else:
+                self.assertIn("--suspect-ms {} --dead-ms {}".format(*silence), said)
+        code, _, said = self.run_script("master", "--client_active_ttl_sec=soon")
+        self.assertEqual(code, 1)
+        self.assertIn("--client_active_ttl_sec=soon", said)
+
+    def test_events_of_objects(self):
+        _, said, _ = self.run_script("master", "--kv_events_bind_endpoint=tcp://127.0.0.1:5557")
+        self.assertNotIn("--kv-events", said)
+        for endpoint, place in (
+            ("tcp://127.0.0.1:7557", "127.0.0.1:7557"), ("tcp://*:7557", "127.0.0.1:7557"), ("tcp://[::1]:7", "[::1]:7"),
+        ):
+            words = ("--enable_kv_events", f"--kv_events_bind_endpoint={endpoint}")
+            _, said, _ = self.run_script("master", *words)
+            self.assertIn(f"--kv-events {place}", said)
+        for endpoint in ("tcp://10.0.0.1:5557", "ipc://events", "5557"):
+            code, _, said = self.run_script("master", "--enable_kv_events", f"--kv_events_bind_endpoint={endpoint}")
+            self.assertEqual((code, len(said.splitlines())), (1, 1), said)
+
+    def test_addresses_of_interfaces(self):
+        _, said, _ = self.run_script("master", "--rpc_interface=lo")
+        self.assertIn("--listen 127.0.0.1:50051", said)
+        code, _, said = self.run_script("master", "--rpc_interface=nothing0")
+        self.assertEqual((code, len(said.splitlines())), (1, 1), said)
+        code, _, said = self.run_script("master", "--enable_ha", "--ha_backend_type=k8s")
+        self.assertEqual((code, "--ha_backend_type=k8s" in said), (1, True))
 
     def test_files(self):
         yaml, other = self.place / "m.yaml", self.place / "m.json"

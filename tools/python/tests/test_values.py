@@ -38,7 +38,7 @@ class Attributes(unittest.TestCase):
             with self.assertRaisesRegex(TypeError, "incompatible function arguments", msg=name):
                 setattr(config, name, value)
             self.assertEqual(getattr(config, name), before)
-        for name in ("replica_nums", "session_ids", "prefered_segment"):
+        for name in ("replica_nums", "session_id", "prefered_segment"):
             self.assertFalse(hasattr(config, name))
             with self.assertRaises(AttributeError):
                 setattr(config, name, 1)

@@ -53,7 +53,7 @@ from mooncake.engine import TransferEngine
 print(importlib.metadata.version("mooncake-transfer-engine"))
 """,
             )
-            self.assertEqual(said.split(), ["0.3.13"])
+            self.assertEqual(said.split(), ["0.3.14"])
             self.assertTrue((place / "venv" / "bin" / "mooncake_master").exists())
 
     def test_the_pages_of_engines(self):

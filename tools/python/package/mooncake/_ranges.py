@@ -4,7 +4,7 @@ import itertools
 import threading
 import time
 
-from mooncake._types import kept, refused, several, texts
+from mooncake._types import RangedReadSnapshot, group_number, groups_of, kept, refused, several, texts
 
 INVALID_KEY = -400
 INVALID_PARAMS = -600
@@ -28,6 +28,31 @@ class Ranges:
 
     def get_into_ranges(self, buffer_ptrs, all_keys, all_dst_offsets, all_src_offsets, all_sizes):
         """Reads ranges of objects into registered buffers. Returns the length of each range, nested like the sizes."""
+        return self._into_ranges(buffer_ptrs, all_keys, all_dst_offsets, all_src_offsets, all_sizes, None)
+
+    def prepare_get_into_ranges_snapshot(self, keys):
+        """Returns the versions of objects, for reads of ranges that need not look them up again."""
+        native, keys = self._native, several(keys, "prepare_get_into_ranges_snapshot")
+        if native is None:
+            return RangedReadSnapshot(self, {})
+        opened = zip(keys, native.open_ranges(keys))
+        return RangedReadSnapshot(self, {_raw(key): version if code == 0 else None for key, (code, version) in opened})
+
+    def get_into_ranges_from_snapshot(
+        self, snapshot, buffer_ptrs, all_keys, all_dst_offsets, all_src_offsets, all_sizes
+    ):
+        """Does what `get_into_ranges` does with the versions of a snapshot: all ranges of an object that one call reads
+        are of one version. An object that was replaced, or evicted and is in memory again, since the snapshot was
+        prepared has another version, which the snapshot has from then on. -600 for keys that are not in the
+        snapshot."""
+        if not isinstance(snapshot, RangedReadSnapshot):
+            kind = type(snapshot).__name__
+            raise TypeError(f"get_into_ranges_from_snapshot(): snapshot is a RangedReadSnapshot, not {kind}")
+        if snapshot._store is not self:
+            raise ValueError("Ranged-read snapshot belongs to another Store")
+        return self._into_ranges(buffer_ptrs, all_keys, all_dst_offsets, all_src_offsets, all_sizes, snapshot._versions)
+
+    def _into_ranges(self, buffer_ptrs, all_keys, all_dst_offsets, all_src_offsets, all_sizes, versions):
         native = self._native
         for some in all_keys:
             several(some, "get_into_ranges")
@@ -54,7 +79,10 @@ class Ranges:
                     sizes.extend(lengths)
         if native is None:
             return [[[-1] * count for count, _ in counts] for counts in shape]
-        codes = iter(native.get_ranges(keys, which, offsets, addresses, sizes))
+        if versions is None:
+            codes = iter(native.get_ranges(keys, which, offsets, addresses, sizes))
+        else:
+            codes = iter(_of_versions(native, versions, keys, (which, offsets, addresses, sizes)))
         take = lambda count, good: [_read(next(codes)) if good else INVALID_PARAMS for _ in range(count)]
         return [[take(*one) for one in counts] for counts in shape]
 
@@ -100,9 +128,12 @@ class Ranges:
         codes = writing.claim(keys)
         some = [number for number, code in enumerate(codes) if code == 0]
         begun = ()
+        # One group for all, as far as a session has groups.
+        groups = set(groups_of(config) or ())
+        options = kept(config, False, group_number(groups.pop()) if len(groups) == 1 else 0)
         try:
             if some:
-                begun = native.begin([keys[at] for at in some], [sizes[at] for at in some], kept(config, False))
+                begun = native.begin([keys[at] for at in some], [sizes[at] for at in some], options)
         finally:
             for at, code in itertools.zip_longest(some, begun, fillvalue=-1):
                 codes[at] = INVALID_PARAMS if code == INVALID_KEY else code
@@ -175,6 +206,31 @@ class Writing:
         """Removes a key without a session."""
         with self._lock:
             self._used.pop(_raw(key), None)
+
+
+def _of_versions(native, versions, keys, columns):
+    """Reads ranges of objects of these versions, by key; None where there was no object. Objects that have another version
+    by now are looked up again, once, and all of their ranges are read again."""
+    raws = [_raw(key) for key in keys]
+    codes = [OBJECT_NOT_FOUND if raws[which] in versions else INVALID_PARAMS for which in columns[0]]
+
+    def move(wanted):
+        at = [number for number, which in enumerate(columns[0]) if which in wanted]
+        if at:
+            of = [versions.get(raw) or 0 for raw in raws]
+            moved = native.get_ranges(keys, *([column[number] for number in at] for column in columns), of)
+            for number, code in zip(at, moved):
+                codes[number] = code
+
+    known = {index for index, raw in enumerate(raws) if versions.get(raw) is not None}
+    move(known)
+    gone = sorted({which for which, code in zip(columns[0], codes) if code == OBJECT_NOT_FOUND and which in known})
+    if gone:
+        again = zip(gone, native.open_ranges([keys[index] for index in gone]))
+        there = {index: version for index, (code, version) in again if code == 0}
+        versions.update((raws[index], version) for index, version in there.items())
+        move(there)
+    return codes
 
 
 def _raw(key):

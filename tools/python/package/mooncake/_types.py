@@ -5,6 +5,7 @@ import mmap
 from collections.abc import Mapping, Sequence
 
 from kvplane import _native
+from mooncake._protocols import check_hints
 
 INVALID_PARAMS = -600
 #: Not supported: there is no shared file system for replicas.
@@ -75,9 +76,12 @@ def _is_count(value):
     return hasattr(value, "__index__") and 0 <= value.__index__() < 1 << 64
 
 
+def _is_rows(value):
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview))
+
+
 def _is_texts(value):
-    is_sequence = isinstance(value, Sequence) and not isinstance(value, (str, bytes, bytearray, memoryview))
-    return is_sequence and all(isinstance(one, str) for one in value)
+    return _is_rows(value) and all(isinstance(one, str) for one in value)
 
 
 def _is_truth(value):
@@ -118,6 +122,11 @@ def texts(values, call, name):
 _COUNT = ("int", _is_count, lambda value: value.__index__())
 _TRUTH = ("bool", _is_truth, bool)
 _TEXTS = ("list[str]", _is_texts, list)
+_MAYBE_TEXTS = (
+    "Optional[list[str]]",
+    lambda value: value is None or _is_texts(value),
+    lambda value: value if value is None else list(value),
+)
 _ATTRIBUTES = {
     "replica_num": _COUNT,
     "nof_replica_num": _COUNT,
@@ -139,10 +148,14 @@ _ATTRIBUTES = {
     "data_type": (
         "mooncake.store.ObjectDataType", lambda value: isinstance(value, ObjectDataType), lambda value: value
     ),
-    "group_ids": (
-        "Optional[list[str]]",
-        lambda value: value is None or _is_texts(value),
-        lambda value: value if value is None else list(value),
+    "group_ids": _MAYBE_TEXTS,
+    "session_ids": _MAYBE_TEXTS,
+    "residency_affinity_ids": _MAYBE_TEXTS,
+    "preferred_hca_names": _MAYBE_TEXTS,
+    "per_key_preferred_hca_names": (
+        "Optional[list[list[str]]]",
+        lambda value: value is None or (_is_rows(value) and all(map(_is_texts, value))),
+        lambda value: value if value is None else [list(names) for names in value],
     ),
 }
 
@@ -152,8 +165,16 @@ class ReplicateConfig:
 
     A `replica_num` above 1 keeps further replicas, as far as slots have so many owners (`kvplane control --replicas`) and
     there is space; other counts have no effect. `preferred_segments` and `prefer_alloc_in_same_node` place objects of
-    at least 1 MiB that are not longer than a stripe (64 MiB), as far as there is space. An attribute accepts the values
-    of Mooncake's; there are no others.
+    at least 1 MiB that are not longer than a stripe (64 MiB), as far as there is space.
+
+    `group_ids` names the group of each key; the objects of a group are evicted and prefetched together. `session_ids`
+    names the session of each key. Without a group, the session of an object is its group, which
+    `kvplane.Store.retain_group` keeps in memory by that name. `residency_affinity_ids` names what is to be on one node:
+    objects of one batch with the same name are placed together, as `prefer_alloc_in_same_node` does with all.
+    `preferred_hca_names` and `per_key_preferred_hca_names` name network devices; a device that this host does not have is
+    reported, and transfers use all devices that lead to a node.
+
+    An attribute accepts the values of Mooncake's; there are no others.
     """
 
     def __init__(self):
@@ -170,6 +191,10 @@ class ReplicateConfig:
             prefer_alloc_in_same_node=False,
             data_type=ObjectDataType.UNKNOWN,
             group_ids=None,
+            session_ids=None,
+            residency_affinity_ids=None,
+            preferred_hca_names=None,
+            per_key_preferred_hca_names=None,
         )
 
     def __setattr__(self, name, value):
@@ -195,6 +220,36 @@ class ReplicateConfig:
         return self.soft_pin_action == SoftPinAction.ENABLE
 
 
+class ExistOptions:
+    """Options of a test for objects."""
+
+    def __init__(self):
+        self.prefetch_to_memory = False
+
+    @property
+    def prefetch_to_memory(self):
+        """True if nodes are to read the objects that only their SSDs have into memory, for a get that follows."""
+        return self._ahead
+
+    @prefetch_to_memory.setter
+    def prefetch_to_memory(self, wanted):
+        check_truth("prefetch_to_memory", "arg0", wanted)
+        self._ahead = bool(wanted)
+
+    def __repr__(self):
+        return f"ExistOptions: {{ prefetch_to_memory: {int(self._ahead)} }}"
+
+
+class RangedReadSnapshot:
+    """Versions of objects, for reads of their ranges."""
+
+    def __init__(self, store, versions):
+        #: Store that the versions are of.
+        self._store = store
+        #: Version by key, in bytes; None for keys without an object.
+        self._versions = versions
+
+
 #: Segments of this process by the names of its stores.
 _OWN = {}
 
@@ -218,12 +273,33 @@ def refused(config, keys):
         return INVALID_PARAMS
     if config.dfs_replica_num > 0:
         return NO_FILE_SYSTEM
-    grouped = config.group_ids is not None and keys is not None
-    return INVALID_PARAMS if grouped and len(config.group_ids) != keys else 0
+    names = config.preferred_hca_names or []
+    if keys is not None:
+        each = (config.group_ids, config.session_ids, config.residency_affinity_ids, config.per_key_preferred_hca_names)
+        if any(column is not None and len(column) != keys for column in each):
+            return INVALID_PARAMS
+        if config.per_key_preferred_hca_names is not None:
+            names = [*names, *(name for row in config.per_key_preferred_hca_names for name in row)]
+    if names:
+        check_hints("put", "", ",".join(names))
+    return 0
 
 
-def kept(config, replace, group=0):
-    """Converts a `ReplicateConfig` for the native module."""
+def groups_of(config):
+    """Returns the group of each key of a put, or None: that of `group_ids`, else its session."""
+    return None if config is None else config.group_ids or config.session_ids or None
+
+
+def group_number(name):
+    """Returns the number of a group: a digest of its name, the same in every process and in `kvplane.Store`."""
+    import hashlib
+
+    return int.from_bytes(hashlib.blake2b(str(name).encode(), digest_size=8).digest(), "little") or 1
+
+
+def kept(config, replace, group=0, together=False):
+    """Converts a `ReplicateConfig` for the native module. With `together`, the objects of a batch are placed on one
+    node."""
     if config is None:
         return (group, 0, False, 0, replace, 1, [], False, 0, 1) if replace or group else None
     if not isinstance(config, ReplicateConfig):
@@ -239,7 +315,7 @@ def kept(config, replace, group=0):
     segments = [config.preferred_segment] if config.preferred_segment else []
     segments += [name for name in config.preferred_segments or () if name not in segments]
     segments = [_OWN.get(name, name) for name in segments]
-    together = bool(config.prefer_alloc_in_same_node)
+    together = together or bool(config.prefer_alloc_in_same_node)
     kind = int(config.data_type)
     # Mooncake has no priorities of objects.
     return (group, pin, bool(config.with_hard_pin), kind, replace, replicas, segments, together, 0, replicas)

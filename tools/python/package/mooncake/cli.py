@@ -32,6 +32,7 @@ _MASTER = {
     "port": "the port of the control plane, if --rpc_port is 0 (50051)",
     "rpc_port": "the port of the control plane (0: the value of --port)",
     "rpc_address": "its address (127.0.0.1); beyond loopback, KVPLANE_CERTS names its certificates",
+    "rpc_interface": "the network interface whose IPv4 address it is, instead of --rpc_address",
     "metrics_port": "the port of /metrics, /health and /get_all_segments (9003)",
     "metrics_host": "its address (127.0.0.1); beyond loopback with --http_token_file",
     "http_token_file": "a file with the token that requests to that port must carry",
@@ -43,6 +44,13 @@ _MASTER = {
     "enable_multi_tenants": "only configured tenants may put",
     "enable_ha": "keep the state in etcd, so that several masters may run",
     "etcd_endpoints": "the addresses of etcd: host:port;host:port",
+    "ha_backend_type": "etcd, the only one",
+    "ha_backend_connstring": "the addresses of etcd, instead of --etcd_endpoints",
+    "client_active_ttl_sec": "silence after which a member is suspect, in seconds (3)",
+    "client_ttl": "the former name of --client_active_ttl_sec",
+    "client_suspicion_ttl_sec": "silence after that until a suspect member is dead, in seconds (3)",
+    "enable_kv_events": "publish events of objects over ZeroMQ, at --kv_events_bind_endpoint",
+    "kv_events_bind_endpoint": "the loopback address of these events, tcp://127.0.0.1:5557",
     "replicas": "limit of replicas that replica_num may request (2)",
     "config_path": "a JSON or YAML file with flags; the command line takes precedence",
 }
@@ -54,11 +62,13 @@ def master():
     values = flags(sys.argv[1:], _MASTER, about, "mooncake_master")
     if "config_path" in values:
         values = {**configured(values["config_path"], _MASTER), **values}
+    if values.get("rpc_interface"):
+        values["rpc_address"] = _address_of(values["rpc_interface"])
     number = port("rpc_port", values.get("rpc_port", "0")) or port("port", values.get("port", "50051"))
     cluster = values.get("cluster_id") or ("kvplane" if number == 50051 else f"kvplane-{number}")
     words = ["control", "--cluster", cluster, "--listen", _listen(values, number)]
     words += ["--replicas", values.get("replicas", "2")]
-    words += _state(values, cluster) + _http(values)
+    words += _state(values, cluster) + _http(values) + _silence(values) + _events(values)
     if truth("enable_multi_tenants", values.get("enable_multi_tenants", "false")):
         words.append("--strict-tenants")
     program()
@@ -110,7 +120,9 @@ def _state(values, cluster):
             end(f"KVPLANE_CERTS={folder} has no {missing[0]}: make it with `kvplane ctl cert issue control`")
         words += ["--identity", folder]
     if shared:
-        endpoints = values.get("etcd_endpoints", "")
+        if values.get("ha_backend_type", "etcd") != "etcd":
+            end(f"--ha_backend_type={values['ha_backend_type']}: the state is kept in etcd")
+        endpoints = values.get("ha_backend_connstring") or values.get("etcd_endpoints", "")
         if not endpoints:
             end("--enable_ha needs --etcd_endpoints=host:port;host:port")
         if certificates is None:
@@ -138,6 +150,53 @@ def _http(values):
     number = port("metrics_port", values.get("metrics_port", "9003"))
     words = ["--http", _at("127.0.0.1" if host == "localhost" else host, number)]
     return [*words, "--http-token-file", token] if token else words
+
+
+def _address_of(interface):
+    """Returns the IPv4 address of a network interface."""
+    import fcntl
+    import socket
+    import struct
+
+    get_address = 0x8915
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        try:
+            request = struct.pack("256s", interface.encode()[:15])
+            return socket.inet_ntoa(fcntl.ioctl(any_socket.fileno(), get_address, request)[20:24])
+        except OSError as error:
+            end(f"--rpc_interface={interface} has no IPv4 address: {error.strerror}")
+
+
+def _silence(values):
+    """Returns the arguments for silent members, if any is given: one that is missing is as Mooncake derives it."""
+    active = values.get("client_active_ttl_sec", values.get("client_ttl"))
+    suspicion = values.get("client_suspicion_ttl_sec")
+    if active is None and suspicion is None:
+        return []
+    seconds = []
+    for name, text in (("client_active_ttl_sec", active or "10"), ("client_suspicion_ttl_sec", suspicion or active)):
+        if not text.isdigit() or not 1 <= int(text) <= 600:
+            end(f"--{name}={text} is not a number of seconds from 1 to 600")
+        seconds.append(int(text))
+    return ["--suspect-ms", str(1000 * seconds[0]), "--dead-ms", str(1000 * sum(seconds))]
+
+
+def _events(values):
+    """Returns the arguments for events of objects."""
+    if not truth("enable_kv_events", values.get("enable_kv_events", "false")):
+        return []
+    endpoint = values.get("kv_events_bind_endpoint") or "tcp://127.0.0.1:5557"
+    scheme, _, address = endpoint.rpartition("://")
+    host, _, number = address.rpartition(":")
+    if scheme not in ("", "tcp") or not host:
+        end(f"--kv_events_bind_endpoint={endpoint} is not tcp://host:port")
+    if host in ("*", "0.0.0.0", "[::]"):
+        print(f"kvplane: events of objects on 127.0.0.1 and not on {host}: they have no authentication", file=sys.stderr)
+        host = "127.0.0.1"
+    elif not _local(host):
+        end(f"--kv_events_bind_endpoint={endpoint}: events have no authentication, and stay on loopback")
+    number = port("kv_events_bind_endpoint", number)
+    return ["--kv-events", _at("127.0.0.1" if host == "localhost" else host, number)]
 
 
 def _metadata(values):

@@ -10,14 +10,18 @@ import threading
 
 from kvplane import _native
 from mooncake import _devices, _protocols, _signatures
+from mooncake._arrays import equal, field_rows, words
 from mooncake._rpc import CoroRPCInterface, ReceivedData, ReceivedTensor, RpcInterface
 from mooncake._rpc import create_rpc_client, create_rpc_server
+from mooncake._scatter import ScatterTransferCompletionStatus, ScatterTransferTicket, complete, submit
 from mooncake.shared_segment import SharedSegment
 
 SUPPORT_EFA = False
 SUPPORT_INTRA_NVLINK = False
 SUPPORT_MNNVL = False
 SUPPORT_MUSA = False
+#: A hint does not choose a transport: the engine uses the fastest one that there is to a peer.
+SUPPORT_MULTI_PROTOCOL = False
 
 
 # Names whose values a driver answers, at their first use.
@@ -138,10 +142,11 @@ class TransferEngine:
 
     # --- memory ----------------------------------------------------------------------------------------------------
 
-    def register_memory(self, buffer_addr, capacity, location="*"):
-        """Registers memory: transfers can use it here, and peers can read and write it."""
+    def register_memory(self, buffer_addr, capacity, location="*", remote_accessible=True):
+        """Registers memory: transfers can use it here, and peers can read and write it, unless it is not
+        `remote_accessible`."""
         native = self._native
-        return -1 if native is None else native.register([buffer_addr], [capacity], location)
+        return -1 if native is None else native.register([buffer_addr], [capacity], location, bool(remote_accessible))
 
     def batch_register_memory(self, buffer_addresses, capacities, location="*"):
         """Registers several ranges, or none when one is rejected."""
@@ -195,40 +200,65 @@ class TransferEngine:
         return 0 if native is None else max(native.first_buffer(arg0), 0)
 
     # --- transfers -------------------------------------------------------------------------------------------------
+    #
+    # `transport_hint` and `nic_hint` are hints: the engine uses the fastest path that there is to a peer, and all devices
+    # that lead there. One at what does not exist here is reported.
 
-    def transfer_sync_write(self, target_hostname, buffer, peer_buffer_address, length, transport_hint=""):
+    def transfer_sync_write(
+        self, target_hostname, buffer, peer_buffer_address, length, transport_hint="", nic_hint=""
+    ):
         """Writes to a peer's memory and waits. Returns 0 when the bytes are written."""
-        return self._sync(target_hostname, True, [buffer], [peer_buffer_address], [length])
+        hints = transport_hint, nic_hint
+        return self._sync(target_hostname, True, [buffer], [peer_buffer_address], [length], hints)
 
-    def transfer_sync_read(self, target_hostname, buffer, peer_buffer_address, length, transport_hint=""):
+    def transfer_sync_read(
+        self, target_hostname, buffer, peer_buffer_address, length, transport_hint="", nic_hint=""
+    ):
         """Reads from a peer's memory and waits. Returns 0 when the bytes have arrived."""
-        return self._sync(target_hostname, False, [buffer], [peer_buffer_address], [length])
+        hints = transport_hint, nic_hint
+        return self._sync(target_hostname, False, [buffer], [peer_buffer_address], [length], hints)
 
     def transfer_sync(
-        self, target_hostname, buffer, peer_buffer_address, length, opcode, notify=None, transport_hint=""
+        self, target_hostname, buffer, peer_buffer_address, length, opcode, notify=None, transport_hint="", nic_hint=""
     ):
         """Transfers and waits; a message is delivered to the peer when the bytes are written."""
-        write = _is_write(opcode)
-        return self._sync(target_hostname, write, [buffer], [peer_buffer_address], [length], notify)
+        write, hints = _is_write(opcode), (transport_hint, nic_hint)
+        return self._sync(target_hostname, write, [buffer], [peer_buffer_address], [length], hints, notify)
 
-    def batch_transfer_sync_write(self, target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint=""):
+    def batch_transfer_sync_write(
+        self, target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint="", nic_hint=""
+    ):
         """Writes many ranges and waits. Returns 0 when all are written."""
-        return self._sync(target_hostname, True, buffers, peer_buffer_addresses, lengths)
+        hints = transport_hint, nic_hint
+        return self._sync(target_hostname, True, buffers, peer_buffer_addresses, lengths, hints)
 
-    def batch_transfer_sync_read(self, target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint=""):
+    def batch_transfer_sync_read(
+        self, target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint="", nic_hint=""
+    ):
         """Reads many ranges and waits. Returns 0 when all have arrived."""
-        return self._sync(target_hostname, False, buffers, peer_buffer_addresses, lengths)
+        hints = transport_hint, nic_hint
+        return self._sync(target_hostname, False, buffers, peer_buffer_addresses, lengths, hints)
 
     def batch_transfer_sync(
-        self, target_hostname, buffers, peer_buffer_addresses, lengths, opcode, notify=None, transport_hint=""
+        self,
+        target_hostname,
+        buffers,
+        peer_buffer_addresses,
+        lengths,
+        opcode,
+        notify=None,
+        transport_hint="",
+        nic_hint="",
     ):
         """Transfers many ranges and waits."""
-        return self._sync(target_hostname, _is_write(opcode), buffers, peer_buffer_addresses, lengths, notify)
+        write, hints = _is_write(opcode), (transport_hint, nic_hint)
+        return self._sync(target_hostname, write, buffers, peer_buffer_addresses, lengths, hints, notify)
 
-    def _sync(self, target, write, ours, theirs, lengths, notify=None):
+    def _sync(self, target, write, ours, theirs, lengths, hints, notify=None):
         native = self._native
         if native is None:
             return -1
+        _protocols.check_hints("transfer", *hints)
         if notify is not None and not isinstance(notify, TransferNotify):
             raise TypeError(f"notify is a TransferNotify, not {type(notify).__name__}")
         if len(lengths) == 0 and len(ours) == 0 and len(theirs) == 0:
@@ -242,29 +272,224 @@ class TransferEngine:
         # After the bytes, and before this returns: the notified peer finds them.
         return 0 if native.notify(target, notify.name, notify.msg) == 0 else -1
 
-    def transfer_submit_write(self, target_hostname, buffer, peer_buffer_address, length, transport_hint=""):
+    def transfer_submit_write(
+        self, target_hostname, buffer, peer_buffer_address, length, transport_hint="", nic_hint=""
+    ):
         """Starts a write. Returns its number for `transfer_check_status`, 0 on failure."""
-        return self._submit(target_hostname, True, [buffer], [peer_buffer_address], [length])
+        hints = transport_hint, nic_hint
+        return self._submit(target_hostname, True, [buffer], [peer_buffer_address], [length], hints)
 
-    def batch_transfer_async_write(self, target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint=""):
+    def batch_transfer_async_write(
+        self, target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint="", nic_hint=""
+    ):
         """Starts many writes. Returns a number for `transfer_check_status`, 0 on failure."""
-        return self._submit(target_hostname, True, buffers, peer_buffer_addresses, lengths)
+        hints = transport_hint, nic_hint
+        return self._submit(target_hostname, True, buffers, peer_buffer_addresses, lengths, hints)
 
-    def batch_transfer_async_read(self, target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint=""):
+    def batch_transfer_async_read(
+        self, target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint="", nic_hint=""
+    ):
         """Starts many reads. Returns a number for `transfer_check_status`, 0 on failure."""
-        return self._submit(target_hostname, False, buffers, peer_buffer_addresses, lengths)
+        hints = transport_hint, nic_hint
+        return self._submit(target_hostname, False, buffers, peer_buffer_addresses, lengths, hints)
 
     def batch_transfer_async(
-        self, target_hostname, buffers, peer_buffer_addresses, lengths, opcode, transport_hint=""
+        self, target_hostname, buffers, peer_buffer_addresses, lengths, opcode, transport_hint="", nic_hint=""
     ):
         """Starts many transfers. Returns a number for `transfer_check_status`, 0 on failure."""
-        return self._submit(target_hostname, _is_write(opcode), buffers, peer_buffer_addresses, lengths)
+        write, hints = _is_write(opcode), (transport_hint, nic_hint)
+        return self._submit(target_hostname, write, buffers, peer_buffer_addresses, lengths, hints)
 
-    def _submit(self, target, write, ours, theirs, lengths):
+    def _submit(self, target, write, ours, theirs, lengths, hints):
         native = self._native
         if native is None:
             return 0
+        _protocols.check_hints("transfer", *hints)
         return max(native.submit(target, write, ours, theirs, lengths), 0)
+
+    # --- transfers by arrays and pages -----------------------------------------------------------------------------
+
+    def batch_transfer_sync_write_arrays(
+        self, target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint="", nic_hint=""
+    ):
+        """Does what `batch_transfer_sync_write` does with arrays of 64-bit integers instead of lists."""
+        columns = _columns(buffers, peer_buffer_addresses, lengths)
+        return self._sync(target_hostname, True, *columns, (transport_hint, nic_hint))
+
+    def batch_transfer_sync_read_arrays(
+        self, target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint="", nic_hint=""
+    ):
+        """Does what `batch_transfer_sync_read` does with arrays of 64-bit integers instead of lists."""
+        columns = _columns(buffers, peer_buffer_addresses, lengths)
+        return self._sync(target_hostname, False, *columns, (transport_hint, nic_hint))
+
+    def batch_transfer_async_write_arrays(
+        self, target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint="", nic_hint=""
+    ):
+        """Does what `batch_transfer_async_write` does with arrays of 64-bit integers instead of lists."""
+        columns = _columns(buffers, peer_buffer_addresses, lengths)
+        return self._submit(target_hostname, True, *columns, (transport_hint, nic_hint))
+
+    def batch_transfer_async_read_arrays(
+        self, target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint="", nic_hint=""
+    ):
+        """Does what `batch_transfer_async_read` does with arrays of 64-bit integers instead of lists."""
+        columns = _columns(buffers, peer_buffer_addresses, lengths)
+        return self._submit(target_hostname, False, *columns, (transport_hint, nic_hint))
+
+    def batch_transfer_sync_write_pages(
+        self, target_hostname, src_pages, dst_pages, fields, max_batch_size=0, transport_hint="", nic_hint=""
+    ):
+        """Writes fields of pages and waits. A row of `fields` is (base here, stride here, base there, stride there,
+        length): for each row and each page, so many bytes from `base + src_page * stride` here go to `base + dst_page *
+        stride` there. Transfers are made in batches of at most `max_batch_size`. Returns 0 when all are written."""
+        return self._pages(target_hostname, True, src_pages, dst_pages, fields, max_batch_size, transport_hint, nic_hint)
+
+    def batch_transfer_sync_read_pages(
+        self, target_hostname, src_pages, dst_pages, fields, max_batch_size=0, transport_hint="", nic_hint=""
+    ):
+        """Does the same in the other direction: `src` is here, and receives what `dst` has there."""
+        return self._pages(target_hostname, False, src_pages, dst_pages, fields, max_batch_size, transport_hint, nic_hint)
+
+    def _pages(self, target, write, ours, theirs, fields, most, *hints):
+        ours, theirs = words("src_pages", ours), words("dst_pages", theirs)
+        equal("src_pages and dst_pages", ours, theirs)
+        rows = field_rows(fields)
+        if not hasattr(most, "__index__") or most < 0:
+            raise TypeError(f"max_batch_size is int, 0 or above, not {most!r}")
+        native = self._native
+        if native is None:
+            return -1
+        _protocols.check_hints("transfer", *hints)
+        if len(ours) == 0 or len(rows) == 0:
+            return 0
+        return 0 if native.transfer_pages(target, write, ours, theirs, rows, most) == 0 else -1
+
+    # --- scatter, with tickets -------------------------------------------------------------------------------------
+
+    def submit_scatter_write(
+        self,
+        endpoint,
+        local_base_addresses,
+        local_capacities,
+        remote_base_addresses,
+        remote_capacities,
+        local_offsets,
+        remote_offsets,
+        lengths,
+    ):
+        """Starts writes of fragments of ranges. Returns a ticket, which says whether bytes may still be moved."""
+        ends = local_base_addresses, local_capacities, remote_base_addresses, remote_capacities
+        return submit(self._native, endpoint, True, ends, (local_offsets, remote_offsets, lengths))
+
+    def submit_scatter_read(
+        self,
+        endpoint,
+        local_base_addresses,
+        local_capacities,
+        remote_base_addresses,
+        remote_capacities,
+        local_offsets,
+        remote_offsets,
+        lengths,
+    ):
+        """Starts reads of fragments of ranges. Returns a ticket, which says whether bytes may still be moved."""
+        ends = local_base_addresses, local_capacities, remote_base_addresses, remote_capacities
+        return submit(self._native, endpoint, False, ends, (local_offsets, remote_offsets, lengths))
+
+    def scatter_transfer_sync_write_with_ticket(
+        self,
+        endpoint,
+        local_base_addresses,
+        local_capacities,
+        remote_base_addresses,
+        remote_capacities,
+        local_offsets,
+        remote_offsets,
+        lengths,
+    ):
+        """Writes fragments of ranges and waits. The ticket is COMPLETED or FAILED_DRAINED, and nothing is in flight: this
+        engine ends every transfer by its deadline."""
+        ends = local_base_addresses, local_capacities, remote_base_addresses, remote_capacities
+        return complete(self._native, endpoint, True, ends, (local_offsets, remote_offsets, lengths))
+
+    def scatter_transfer_sync_read_with_ticket(
+        self,
+        endpoint,
+        local_base_addresses,
+        local_capacities,
+        remote_base_addresses,
+        remote_capacities,
+        local_offsets,
+        remote_offsets,
+        lengths,
+    ):
+        """Reads fragments of ranges and waits. The ticket is COMPLETED or FAILED_DRAINED, and nothing is in flight: this
+        engine ends every transfer by its deadline."""
+        ends = local_base_addresses, local_capacities, remote_base_addresses, remote_capacities
+        return complete(self._native, endpoint, False, ends, (local_offsets, remote_offsets, lengths))
+
+    # --- in the order of a stream ----------------------------------------------------------------------------------
+
+    def transfer_write_on_cuda(
+        self, target_hostname, buffer, peer_buffer_address, length, stream_ptr=0, transport_hint="", nic_hint=""
+    ):
+        """Writes after the work that is on a stream of CUDA now, and returns when the bytes are written: work that is
+        enqueued afterwards comes after them. RuntimeError if they are not."""
+        columns = [buffer], [peer_buffer_address], [length]
+        self._on_cuda(target_hostname, True, columns, stream_ptr, transport_hint, nic_hint)
+
+    def transfer_read_on_cuda(
+        self, target_hostname, buffer, peer_buffer_address, length, stream_ptr=0, transport_hint="", nic_hint=""
+    ):
+        """Reads after the work that is on a stream of CUDA now, and returns when the bytes have arrived. RuntimeError if
+        they have not."""
+        columns = [buffer], [peer_buffer_address], [length]
+        self._on_cuda(target_hostname, False, columns, stream_ptr, transport_hint, nic_hint)
+
+    def batch_transfer_write_on_cuda(
+        self,
+        target_hostname,
+        buffers,
+        peer_buffer_addresses,
+        lengths,
+        stream_ptr=0,
+        transport_hint="",
+        nic_hint="",
+    ):
+        """Does what `transfer_write_on_cuda` does for many ranges."""
+        columns = buffers, peer_buffer_addresses, lengths
+        self._on_cuda(target_hostname, True, columns, stream_ptr, transport_hint, nic_hint)
+
+    def batch_transfer_read_on_cuda(
+        self,
+        target_hostname,
+        buffers,
+        peer_buffer_addresses,
+        lengths,
+        stream_ptr=0,
+        transport_hint="",
+        nic_hint="",
+    ):
+        """Does what `transfer_read_on_cuda` does for many ranges."""
+        columns = buffers, peer_buffer_addresses, lengths
+        self._on_cuda(target_hostname, False, columns, stream_ptr, transport_hint, nic_hint)
+
+    def _on_cuda(self, target, write, columns, stream, *hints):
+        if not _devices.is_available("cuda"):
+            raise NotImplementedError("transfers in the order of a stream need CUDA, and no driver of it answers here")
+        native = self._native
+        if native is None:
+            raise RuntimeError("the engine was not initialized")
+        _protocols.check_hints("transfer", *hints)
+        places = (_native.location(address, 1) for address in columns[0])
+        place = next((place for place in places if place.startswith("cuda:")), "cuda:0")
+        # 0 is the legacy default stream, which waits for the others that block.
+        order = (place, stream) if stream else None
+        if native.transfer(target, write, *columns, None, order) != 0:
+            raise RuntimeError(f"transfer to {target}: {_native.last_error()}")
+
+    # --- numbers of transfers --------------------------------------------------------------------------------------
 
     def transfer_check_status(self, arg0, /):
         """Returns 1 when every transfer of the batch is complete, 0 while one is in flight, -1 when one failed, -2 when
@@ -312,6 +537,14 @@ class TransferEngine:
     def warmup_efa_segment(self, segment_name):
         """Connects to a segment over EFA. Not supported."""
         raise NotImplementedError("EFA is not supported; connections are made when they are first used")
+
+
+def _columns(ours, theirs, lengths):
+    """Checks the columns of a batch in arrays."""
+    ours, theirs = words("buffers", ours), words("peer_buffer_addresses", theirs)
+    lengths = words("lengths", lengths)
+    equal("buffers, peer_buffer_addresses and lengths", ours, theirs, lengths)
+    return ours, theirs, lengths
 
 
 def _is_write(opcode):

@@ -21,12 +21,14 @@ from mooncake._types import (
     BufferHandle,
     Descriptor,
     DiskDescriptor,
+    ExistOptions,
     MemoryDescriptor,
     MooncakeDistributedNoFRegister,
     MooncakeHostMemAllocator,
     ObjectDataType,
     ParallelAxis,
     QueryTaskResponse,
+    RangedReadSnapshot,
     ReadTarget,
     ReplicaDescriptor,
     ReplicaStatus,
@@ -36,6 +38,8 @@ from mooncake._types import (
     TaskType,
     TensorParallelism,
     check_truth,
+    group_number,
+    groups_of,
     kept,
     own_segment,
     refused,
@@ -86,6 +90,8 @@ class _Missing:
 
 
 _MISSING = _Missing()
+#: Duration for which probed objects are kept, in milliseconds: that of Mooncake's leases.
+_PROBED_MS = 10_000
 #: Limit of sizes: 64 bits, as for files and addresses.
 _MOST_BYTES = 2**63 - 1
 #: Keys of the dictionary form, with alternative spellings in use.
@@ -105,6 +111,15 @@ _KEYS = {
     "tenant_id": "tenant_id",
     "enable_client_http_server": "enable_client_http_server",
     "client_http_port": "client_http_port",
+    "enable_ssd_prefetch": "enable_ssd_prefetch",
+}
+#: Keys of Mooncake's whose subject is decided elsewhere here, with the place.
+_ELSEWHERE = {
+    "ssd_prefetch_cooldown_sec": "nodes limit the memory of prefetched objects themselves",
+    "ssd_prefetch_dedup_ttl_sec": "a prefetch joins the one that is in flight",
+    "enable_egm_store_pool": "a pool in device memory is that of a node: kvplane node --device-pool",
+    "egm_numa_nodes": "a pool in device memory is that of a node: kvplane node --device-pool",
+    "enable_embedded_master": "start `kvplane dev` or mooncake_master",
 }
 #: Keys that other components keep in the same dictionary, without a meaning for the store.
 _OTHERS = {"save_chunk_meta", "transfer_timeout", "storage_root_dir", "mooncake_prefer_local_alloc", "use_exists_sync"}
@@ -164,6 +179,8 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         self._registered_pool = None
         self._pool = Pool()
         self._http = None
+        #: False if a configuration has `enable_ssd_prefetch` off: `ExistOptions` then prefetch nothing.
+        self._prefetches = True
 
     def __del__(self):
         http, native = getattr(self, "_http", None), getattr(self, "_native", None)
@@ -239,6 +256,8 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
             name = _KEYS.get(key)
             if name is not None:
                 values[name] = value
+            elif key in _ELSEWHERE:
+                _say(f"setup: {key} has no effect: {_ELSEWHERE[key]}")
             elif key not in _OTHERS:
                 _say(f"setup: {unknown_key(str(key), _KEYS)}")
         for name in ("local_hostname", "metadata_server"):
@@ -261,6 +280,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
             "" if tenant == "default" else tenant,
             offload,
         )
+        self._prefetches = str(values.get("enable_ssd_prefetch", "true")).lower() in ("1", "true", "yes", "on", "enable")
         served = str(values.get("enable_client_http_server", "")).lower() in ("1", "true", "yes", "on", "enable")
         return self._serve(code, served, values.get("client_http_port", 9300))
 
@@ -460,19 +480,53 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
             found[number] = handle if same else None if code == OBJECT_NOT_FOUND else self.get_buffer(keys[number])
         return found
 
-    def is_exist(self, arg0, /):
-        """Returns 1 when there is an object, 0 when not, a negative number when its owner does not answer."""
+    def is_exist(self, key, options=None):
+        """Returns 1 when there is an object, 0 when not, a negative number when its owner does not answer. Does not count
+        as an access: nothing is kept from being evicted by it."""
         native = self._native
         if native is None:
             return _unset()
-        return _key_codes(native.exists([arg0]), 0)[0]
+        return _key_codes(native.exists([key], self._ahead("is_exist", options)), 0)[0]
 
-    def batch_is_exist(self, keys):
+    def batch_is_exist(self, keys, options=None):
         """Returns the same for many keys, with one request to each shard."""
         native, keys = self._native, several(keys, "batch_is_exist")
         if native is None:
             return [_unset()] * len(keys)
-        return _key_codes(native.exists(keys), 0)
+        return _key_codes(native.exists(keys, self._ahead("batch_is_exist", options)), 0)
+
+    def _ahead(self, call, options):
+        """Returns True if a test for objects is to prefetch them."""
+        if options is None:
+            return False
+        if not isinstance(options, ExistOptions):
+            raise TypeError(f"{call}(): options is ExistOptions, not {type(options).__name__}")
+        return options.prefetch_to_memory and self._prefetches
+
+    def probe_key(self, key):
+        """Does what `is_exist` does without options."""
+        return self.is_exist(key)
+
+    def batch_probe_key(self, keys, policy="none", candidate_size=1):
+        """Does what `batch_is_exist` does without options. With the policy `LastHitOnly`, each `candidate_size` keys are
+        a candidate, and the objects of the last one of which all exist are kept in memory for ten seconds."""
+        native, keys = self._native, several(keys, "batch_probe_key")
+        if policy not in ("none", "LastHitOnly"):
+            raise ValueError(f"Unknown batch_probe_key policy: {policy}")
+        if not hasattr(candidate_size, "__index__") or int(candidate_size) < 0:
+            raise TypeError(f"batch_probe_key(): candidate_size is int, 0 or above, not {_short(candidate_size)}")
+        if native is None:
+            return [_unset()] * len(keys)
+        if policy == "LastHitOnly" and keys and (candidate_size == 0 or len(keys) % candidate_size):
+            return [INVALID_PARAMS] * len(keys)
+        codes = _key_codes(native.exists(keys), 0)
+        if policy == "LastHitOnly":
+            starts = range(len(keys) - candidate_size, -1, -candidate_size) if keys else ()
+            last = next((at for at in starts if all(code == 1 for code in codes[at : at + candidate_size])), None)
+            if last is not None:
+                # Best effort, as leases are: memory has limits for what it retains.
+                native.retain(_retention(), keys[last : last + candidate_size], _PROBED_MS)
+        return codes
 
     def get_size(self, arg0, /):
         """Returns the length of an object."""
@@ -649,6 +703,12 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         task.message = message or f"{copied} of {objects} objects are replicated"
         return (task, 0)
 
+    def begin_weight_snapshot(self, snapshot, adapter):
+        """Opens a writer of a snapshot of a model's weights above this store."""
+        from mooncake.reshard.weight import store as weights
+
+        return weights.begin_weight_snapshot(self, snapshot, adapter)
+
     def get_offload_rpc_read_count(self):
         """Returns the number of reads from other clients' disks: always 0."""
         return 0
@@ -723,18 +783,18 @@ def _task_numbers(task_id):
     return int(numbers[0]), int(numbers[1])
 
 
+def _retention():
+    """Returns the number of a retention that no other call uses."""
+    import secrets
+
+    return secrets.randbits(63) + 1
+
+
 def _kept_one(config, replace):
     if config is None:
         return kept(None, replace)
-    groups = getattr(config, "group_ids", None)
-    return kept(config, replace, _group(groups[0]) if groups and len(groups) == 1 else 0)
-
-
-def _group(name):
-    import hashlib
-
-    number = int.from_bytes(hashlib.blake2b(str(name).encode(), digest_size=8).digest(), "little")
-    return number or 1
+    groups = groups_of(config) if isinstance(config, ReplicateConfig) else None
+    return kept(config, replace, group_number(groups[0]) if groups else 0)
 
 
 def _each(put, keys, pointers, sizes, config, replace):
@@ -746,19 +806,31 @@ def _each(put, keys, pointers, sizes, config, replace):
 
 
 def _grouped(put, columns, config, replace):
-    """Puts in one batch or, with group names, in one batch for each group. A group of a single object is ignored."""
-    groups = config.group_ids if config is not None else None
-    if not groups or len(set(groups)) == len(groups) > 1:
+    """Puts in one batch or, with names of groups or affinities, in one batch for each. A group of a single object among
+    several is ignored, and so is an affinity."""
+    count = len(columns[0])
+    groups = _names(groups_of(config))
+    places = _names(config.residency_affinity_ids if config is not None else None)
+    if groups is None and places is None:
         return put(*columns, kept(config, replace))
     members = {}
-    for index, group in enumerate(groups):
-        members.setdefault(group, []).append(index)
-    codes = [0] * len(columns[0])
-    for group, indexes in members.items():
+    for index in range(count):
+        members.setdefault((groups and groups[index], places and places[index]), []).append(index)
+    codes = [0] * count
+    for (group, place), indexes in members.items():
         some = [[values[index] for index in indexes] for values in columns]
-        for index, code in zip(indexes, put(*some, kept(config, replace, _group(group)))):
+        options = kept(config, replace, group_number(group) if group else 0, bool(place) and len(indexes) > 1)
+        for index, code in zip(indexes, put(*some, options)):
             codes[index] = code
     return codes
+
+
+def _names(names):
+    """Returns the names of a batch's groups; None if there are none, or if no two objects of several have one in
+    common."""
+    if not names or len(set(names)) == len(names) > 1:
+        return None
+    return names
 
 
 _signatures.apply(sys.modules[__name__], "mooncake.store")

@@ -16,7 +16,7 @@ use kvplane_proto::message::{ObjectPriority, PriorityOutOfRange};
 use serde_json::{Value, json};
 use tokio::task::spawn_blocking;
 
-use super::{INTERNAL, INVALID_PARAMS, NO_SPACE, UNAVAILABLE, failure, ok};
+use super::{INTERNAL, INVALID_PARAMS, NO_SPACE, OBJECT_NOT_FOUND, UNAVAILABLE, failure, ok};
 use crate::http::Answer;
 use crate::http::objects::{ObjectsAccess, Pin, PinOutcome, PinResult};
 
@@ -169,12 +169,13 @@ fn shown(outcome: &PinOutcome) -> Answer {
     };
     let pinned = results.iter().filter(|(_, pinned)| *pinned == PinResult::Yes).count();
     let result = |(key, pinned): &(String, PinResult)| {
-        let (there, error) = match pinned {
-            PinResult::Yes => (true, Value::Null),
-            PinResult::NotFound => (false, "not in memory".into()),
-            PinResult::Failed(reason) => (false, reason.as_str().into()),
+        // The code is that of Mooncake's master, whose results have nothing else beside the key.
+        let (there, error, code) = match pinned {
+            PinResult::Yes => (true, Value::Null, 0),
+            PinResult::NotFound => (false, "not in memory".into(), OBJECT_NOT_FOUND),
+            PinResult::Failed(reason) => (false, reason.as_str().into(), INTERNAL),
         };
-        json!({ "key": key, "pinned": there, "error": error })
+        json!({ "key": key, "pinned": there, "error": error, "error_code": code })
     };
     let results: Vec<Value> = results.iter().map(result).collect();
     ok(&json!({ "success": pinned == results.len(), "objects": pinned, "results": results }))
@@ -183,6 +184,22 @@ fn shown(outcome: &PinOutcome) -> Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn results_have_the_codes_of_mooncakes_master() {
+        let results = [
+            ("a", PinResult::Yes, 0),
+            ("b", PinResult::NotFound, -704),
+            ("c", PinResult::Failed("no answer".to_owned()), -1),
+        ];
+        let outcomes = results.iter().map(|(key, pinned, _)| ((*key).to_owned(), pinned.clone()));
+        let outcome = PinOutcome::Each(outcomes.collect());
+        let shown: Value = serde_json::from_slice(&shown(&outcome).2).expect("JSON");
+        for (result, (key, _, code)) in shown["results"].as_array().expect("results").iter().zip(&results) {
+            assert_eq!((&result["key"], &result["error_code"]), (&json!(key), &json!(code)));
+        }
+        assert_eq!((&shown["success"], &shown["objects"]), (&json!(false), &json!(1)));
+    }
 
     #[test]
     fn bodies_are_decoded_or_refused_with_the_field() {

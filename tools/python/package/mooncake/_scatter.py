@@ -1,0 +1,130 @@
+"""Transfers of fragments of ranges, and tickets, which say whether bytes may still be moved."""
+
+import enum
+import sys
+import threading
+
+from kvplane import _native
+
+
+class ScatterTransferCompletionStatus(enum.Enum):
+    """What is known of a scatter transfer. As with pybind11's enumerations, `int()` returns the number, and no number
+    equals a member."""
+
+    #: All bytes were moved.
+    COMPLETED = 0
+    #: Not all bytes were moved, and no more will be: the memory is the caller's again.
+    FAILED_DRAINED = 1
+    #: Bytes may still be moved: both ends' memory must stay.
+    COMPLETION_UNKNOWN = 2
+
+    def __int__(self):
+        return self.value
+
+    __index__ = __int__
+
+
+_UNKNOWN = ScatterTransferCompletionStatus.COMPLETION_UNKNOWN
+#: Status by the code of the native module: 1 complete, 0 in flight, negative failed.
+_STATUS = {1: ScatterTransferCompletionStatus.COMPLETED, 0: _UNKNOWN}
+#: Interval at which an endless wait looks again, in milliseconds; a batch ends by its deadline.
+_LOOK_MS = 60_000
+
+
+class ScatterTransferTicket:
+    """Scatter transfer in flight, or its outcome. A transfer can always be drained: it ends by the deadline of the
+    engine (`MC_TRANSFER_TIMEOUT`, 30 s) and is withdrawn before that says so, so `COMPLETION_UNKNOWN` means that it is
+    in flight, and nothing else."""
+
+    def __init__(self, native=None, number=0):
+        self._native, self._number = native, number
+        self._lock = threading.Lock()
+        self._status = _UNKNOWN if native is not None else ScatterTransferCompletionStatus.FAILED_DRAINED
+
+    @property
+    def status(self):
+        """What is known now."""
+        return self._look(0)
+
+    @property
+    def drained(self):
+        """True if no byte will be moved any more."""
+        return self._look(0) is not _UNKNOWN
+
+    def drain(self, arg0, /):
+        """Waits until the transfer has ended, for at most so many milliseconds. Returns what is known then."""
+        if not hasattr(arg0, "__index__") or int(arg0) < 0:
+            raise TypeError(f"drain(): a number of milliseconds is int, 0 or above, not {arg0!r}")
+        return self._look(min(int(arg0), 1 << 40))
+
+    def _end(self):
+        """Waits until the transfer has ended. Returns this."""
+        while self._look(_LOOK_MS) is _UNKNOWN:
+            pass
+        return self
+
+    def _look(self, timeout_ms):
+        if self._status is not _UNKNOWN:
+            return self._status
+        # The outcome is told once: whoever is told keeps it for the others.
+        if not self._lock.acquire(timeout=max(timeout_ms / 1000, 0.001)):
+            return self._status
+        try:
+            if self._status is _UNKNOWN:
+                native, number = self._native, self._number
+                code = native.wait_for(number, timeout_ms) if timeout_ms else native.status(number)
+                self._status = _STATUS.get(code, ScatterTransferCompletionStatus.FAILED_DRAINED)
+                if self._status is not _UNKNOWN:
+                    self._native = None
+            return self._status
+        finally:
+            self._lock.release()
+
+    def __del__(self):
+        # Its memory may go with it.
+        if getattr(self, "_status", None) is _UNKNOWN:
+            self._end()
+
+
+def complete(native, endpoint, write, ends, fragments):
+    """Does what `submit` does, and waits until the transfer has ended."""
+    return submit(native, endpoint, write, ends, fragments)._end()
+
+
+def submit(native, endpoint, write, ends, fragments):
+    """Starts a scatter transfer: fragments of ranges, each with base address and capacity at both ends. Returns its
+    ticket. What cannot be started (lists of different lengths, a fragment that is not within its range, none at all, a
+    peer that is not there) is reported, and its ticket says that nothing is in flight."""
+    try:
+        ours, theirs, lengths = _places(ends, fragments)
+    except ValueError as error:
+        return _failed(endpoint, error)
+    if native is None:
+        return _failed(endpoint, "the engine was not initialized")
+    number = native.submit(endpoint, write, ours, theirs, lengths)
+    return ScatterTransferTicket(native, number) if number > 0 else _failed(endpoint, _native.last_error())
+
+
+def _failed(endpoint, reason):
+    print(f"kvplane: scatter transfer with {endpoint}: {reason}", file=sys.stderr)
+    return ScatterTransferTicket()
+
+
+def _places(ends, fragments):
+    """Returns the addresses at both ends and the lengths of all fragments; ValueError for what makes no sense."""
+    if len({len(column) for column in (*ends, *fragments)}) > 1:
+        raise ValueError("the lists of ranges have different lengths")
+    ours, theirs, sizes = [], [], []
+    for number, row in enumerate(zip(*ends, *fragments)):
+        our_base, our_room, their_base, their_room, our_offsets, their_offsets, lengths = row
+        if not len(our_offsets) == len(their_offsets) == len(lengths):
+            raise ValueError(f"the lists of fragments of range {number} have different lengths")
+        for at, to, length in zip(our_offsets, their_offsets, lengths):
+            if length <= 0 or at < 0 or to < 0 or at + length > our_room or to + length > their_room:
+                raise ValueError(f"a fragment of {length} bytes at {at} and {to} is not within range {number}")
+            ours.append(our_base + at)
+            theirs.append(their_base + to)
+            sizes.append(length)
+    if not sizes:
+        raise ValueError("a scatter transfer has at least one fragment")
+    return ours, theirs, sizes
