@@ -188,8 +188,8 @@ class Moves:
     def _put_registered(self, chunks, config):
         if not has(self._store, "batch_put_from", "register_buffer", "unregister_buffer"):
             raise RuntimeError("this store has no zero-copy put: batch_put_from with register_buffer")
-        places = [Destination(address_of(view), len(view), view) for _, view in chunks]
-        registered = self._register(places)
+        places = [Destination(address_of(view), len(view), view.obj) for _, view in chunks]
+        registered = self._register(_hulls(places))
         try:
             self._put_from([key for key, _ in chunks], places, config)
         finally:
