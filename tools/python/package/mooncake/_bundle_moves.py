@@ -11,6 +11,8 @@ from mooncake._bundle_values import PoolArray, address_of, bytes_of
 NOT_FOUND = -704
 #: Code of a registration of memory that is registered: its owner did so.
 REGISTERED = -600
+#: Most bytes of one call for a batch, whose deadline it has to meet on a slow machine, too.
+CALL_BYTES = 256 << 20
 #: Several puts at a time pay from these sizes on.
 PARALLEL_BYTES = 64 << 20
 PARALLEL_CHUNKS = 8
@@ -161,8 +163,10 @@ class Moves:
         elif policy.copy_mode == "copy":
             self._put_each(chunks, policy, config)
         elif has(self._store, "put_batch") and policy.put_mode != "parallel":
-            keys, views = map(list, zip(*chunks))
-            check(Configs.call(self._store.put_batch, keys, views, config=config), "put_batch", f"{len(keys)} objects")
+            for some in _calls(chunks, lambda chunk: len(chunk[1])):
+                keys, views = map(list, zip(*some))
+                code = Configs.call(self._store.put_batch, keys, views, config=config)
+                check(code, "put_batch", f"{len(keys)} objects")
         elif self._given and has(self._store, "batch_put_from"):
             self.put_staged([(key, [view]) for key, view in chunks], policy, config)
         else:
@@ -350,6 +354,10 @@ class Moves:
 
     def _get_whole(self, reads):
         pieces = [(place, piece) for place, some in reads for piece in some]
+        for some in _calls(pieces, lambda pair: pair[1].size):
+            self._get_batch(some)
+
+    def _get_batch(self, pieces):
         keys = [piece.key for _, piece in pieces]
         addresses = [place.address + piece.offset for place, piece in pieces]
         codes = self._store.batch_get_into(keys, addresses, [piece.size for _, piece in pieces])
@@ -451,6 +459,19 @@ class _Sized:
 
     def __len__(self):
         return self._size
+
+
+def _calls(items, size):
+    """Yields items in lists for one call each, by their bytes."""
+    some, total = [], 0
+    for item in items:
+        if some and total + size(item) > CALL_BYTES:
+            yield some
+            some, total = [], 0
+        some.append(item)
+        total += size(item)
+    if some:
+        yield some
 
 
 def _join(views, address):
