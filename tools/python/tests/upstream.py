@@ -23,7 +23,6 @@ import tempfile
 _LONGEST_S = 600
 _PLACE = "may: which node an object is on follows from its key, not from who put it: it may be on another segment"
 _LEASE = "there are no leases: an object goes while others read it, who read on"
-_CHUNK = "it reads a tensor of which it put down the header's 304 bytes only: the original fails too"
 _NAME = "members are named by address, not as their `setup` was told: the original fails too with P2PHANDSHAKE"
 _MOVE = "single keys are not moved: a node is emptied by draining it"
 _FAKE = "its fake store records a pair, and the test expects a list: the original fails too"
@@ -75,18 +74,18 @@ FILES = {
     "test_safetensor_functions.py": {},
     "test_dataproto_catalog.py": {},
     "test_structured_object_store.py": {
-        "test_structured_object_direct_torch_tensor_materialize_into_uses_real_store": _CHUNK,
-        "test_structured_object_direct_torch_tensor_slice_uses_real_store_ranges": _CHUNK,
-        "test_dataproto_helper_reads_rows_with_real_store_ranges": _CHUNK,
         "test_dataproto_helper_jagged_nested_batch_tensor_roundtrip": "may: this torch has no jagged layout",
     },
     "test_regmr_overhead.py": {},
     "test_tensor_api.py": {},
     "test_upsert_api.py": {},
     "test_async_store.py": {},
+    "mooncake-reshard/tests": {},
 }
 #: Files of the checkout's `scripts`, which are missing in a bare folder of tests.
 _SCRIPTS = ("test_copy_move_api.py", "test_tensor_api.py", "test_upsert_api.py", "test_async_store.py")
+#: Folders of the checkout, which are missing there, too.
+_FOLDERS = ("mooncake-reshard/tests",)
 #: Packages that test files import but kvplane does not need: a file is skipped if one is missing.
 _NEEDS = {
     "test_fast_copy.py": ("numpy",),
@@ -98,6 +97,7 @@ _NEEDS = {
     "test_tensor_api.py": ("torch", "numpy"),
     "test_upsert_api.py": ("torch", "numpy"),
     "test_async_store.py": ("torch", "numpy"),
+    "mooncake-reshard/tests": ("pytest", "hypothesis"),
 }
 #: The transfer engine test, and the script of its peer, which `Cluster.pair` starts with a metadata server.
 _PAIR, _TARGET = "transfer_engine_initiator_test.py", "transfer_engine_target.py"
@@ -249,7 +249,7 @@ def main():
         cluster = Cluster(directory)
         try:
             for name in names:
-                path = next(filter(pathlib.Path.exists, (folder / name for folder in folders)), None)
+                path = next(filter(pathlib.Path.exists, (folder / name for folder in [*folders, root])), None)
                 missing = [package for package in _NEEDS.get(name, ()) if not importlib.util.find_spec(package)]
                 if missing:
                     print(f"{name}: skipped: {', '.join(missing)} not installed")
@@ -259,8 +259,8 @@ def main():
                     if name == _PAIR:
                         cluster.pair(path.parent)
                     bad += one(path, cluster.environment, FILES.get(name, {}))
-                elif name in _SCRIPTS and len(folders) == 1:
-                    print(f"{name}: skipped: no checkout with `scripts` was given")
+                elif name in (*_SCRIPTS, *_FOLDERS) and len(folders) == 1:
+                    print(f"{name}: skipped: no whole checkout was given")
                 else:
                     print(f"{name}: not in {folders[0]}")
                     bad += 1

@@ -141,6 +141,22 @@ def parse_head(buffer):
     return _NAMES[kind], shape, offset, count
 
 
+def with_rows(head, rows):
+    """Returns the header of a whole tensor with another extent along its first dimension."""
+    kind, shape, offset, count = parse_head(head)
+    if not shape:
+        raise ValueError("a tensor without dimensions has no rows")
+    size = count // shape[0] if shape[0] else 0
+    changed = bytearray(head[:HEADER_BYTES])
+    fields = list(_HEAD.unpack_from(changed))
+    fields[-1] = size * rows
+    _HEAD.pack_into(changed, 0, *fields)
+    extents = list(_SHAPES.unpack_from(changed, _HEAD.size))
+    extents[0] = extents[8] = rows
+    _SHAPES.pack_into(changed, _HEAD.size, *extents)
+    return bytes(changed)
+
+
 def view(buffer, torch):
     """Returns a tensor over a writable buffer that holds one with its header."""
     name, shape, offset, count = parse(buffer)

@@ -1,0 +1,1 @@
+"""Plan of the copies that bring tensors from one placement into another."""

@@ -1,0 +1,456 @@
+"""Structured objects, batches of training data and their catalog, over a store of a real cluster."""
+
+import json
+import threading
+import unittest
+
+try:
+    import numpy
+except ImportError:
+    numpy = None
+
+import bed
+
+if numpy is not None:
+    from mooncake import structured_object_store as objects
+    from mooncake.dataproto_catalog import DataProtoCatalog, DataProtoCatalogTransfer
+    from mooncake.store import BufferPool, MooncakeDistributedStore, ReplicateConfig
+
+
+def connected():
+    """Returns a store of the shared cluster."""
+    bed.bed()
+    store = MooncakeDistributedStore()
+    assert store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", "") == 0
+    return store
+
+
+class Counting:
+    """A store that counts its calls by name, and fails those that a test names."""
+
+    def __init__(self, store):
+        self._store = store
+        self.calls = {}
+        self.failing = set()
+
+    def __getattr__(self, name):
+        call = getattr(self._store, name)
+
+        def counted(*arguments, **keywords):
+            self.calls[name] = self.calls.get(name, 0) + 1
+            if name in self.failing:
+                raise RuntimeError(f"{name} fails on purpose")
+            return call(*arguments, **keywords)
+
+        return counted
+
+
+@unittest.skipIf(numpy is None, "numpy is not installed")
+class Case(unittest.TestCase):
+    """A store, and a transfer under a prefix of its own."""
+
+    def setUp(self):
+        self.store = connected()
+        self.addCleanup(self.store.close)
+        self.counting = Counting(self.store)
+        self.prefix = f"test/{self.id()}"
+        self.transfer = objects.MooncakeBundleTransfer(self.counting, self.prefix)
+
+    def left(self):
+        """Returns the number of this test's objects, and removes them."""
+        return self.store.remove_by_regex(f"^{self.prefix}/")
+
+
+class Objects(Case):
+    """Members of structured objects."""
+
+    def members(self):
+        arrays = {f"w{index}": numpy.arange(index * 7, dtype=numpy.float32).reshape(index, 7) for index in range(40)}
+        return {**arrays, "raw": b"bytes", "scalar": numpy.asarray(3, numpy.int16), "bool": numpy.ones(3, numpy.bool_)}
+
+    def test_members_come_back_in_one_request(self):
+        members = self.members()
+        ref = self.transfer.put_structured_object(objects.StructuredObjectPayload({"a": [1]}, members))
+        self.assertEqual(self.counting.calls, {"put": 2, "put_batch": 1})
+        result = self.transfer.materialize(self.transfer.read_spec({"manifest_key": ref.manifest_key}))
+        self.assertEqual(self.counting.calls["batch_get_into"], 2)
+        self.assertEqual(result.metadata["a"], [1])
+        self.assertEqual(list(result.objects), list(members))
+        for name, value in members.items():
+            numpy.testing.assert_array_equal(result.objects[name], value, name)
+            if name != "raw":
+                self.assertEqual(result.objects[name].dtype, value.dtype)
+                self.assertEqual(result.objects[name].shape, value.shape)
+        self.transfer.remove_bundle(ref)
+        self.assertEqual(self.left(), 0)
+
+    def test_chunks_slices_and_destinations(self):
+        array = numpy.arange(5000, dtype=numpy.int64).reshape(100, 50)
+        for size in (1 << 26, 4096, 1000, 7):
+            ref = self.transfer.put_object({"x": array}, chunk_bytes=size)
+            spec = self.transfer.read_spec(ref)
+            numpy.testing.assert_array_equal(self.transfer.materialize(spec).objects["x"], array)
+            for start, end, step in ((0, 100, 1), (3, 9, 1), (5, 90, 7), (9, 9, 1), (-4, 100, 2)):
+                sliced = self.transfer.materialize(spec.slice_member("x", 0, start, end, step)).objects["x"]
+                numpy.testing.assert_array_equal(sliced, array[start:end:step])
+            into = numpy.zeros((6, 50), numpy.int64)
+            result = self.transfer.materialize_into(spec.slice_member("x", 0, 3, 9), {"x": into})
+            self.assertIs(result.objects["x"], into)
+            numpy.testing.assert_array_equal(into, array[3:9])
+            self.transfer.remove_bundle(ref)
+
+    def test_memory_of_the_caller_stays_registered(self):
+        memory = numpy.zeros(1 << 16, numpy.uint8)
+        self.assertEqual(self.store.register_buffer(memory.ctypes.data, memory.nbytes), 0)
+        self.addCleanup(self.store.unregister_buffer, memory.ctypes.data)
+        members = {name: numpy.full(1000, number, numpy.uint8) for number, name in enumerate("abc")}
+        ref = self.transfer.put_object(members)
+        into = {name: memory[at : at + 1000] for name, at in zip(members, (0, 4096, 8192))}
+        self.transfer.materialize_into(self.transfer.read_spec(ref), into)
+        for name, value in members.items():
+            numpy.testing.assert_array_equal(into[name], value)
+        self.assertEqual(self.store.put_from("still registered", memory.ctypes.data, 10), 0)
+        self.assertEqual(self.store.remove("still registered"), 0)
+
+    def test_a_pool_keeps_what_was_read_until_its_release(self):
+        pool = BufferPool(self.store, max_bytes=1 << 20)
+        transfer = objects.MooncakeBundleTransfer(self.store, self.prefix, buffer_pool=pool)
+        ref = transfer.put_object({"x": numpy.arange(1000), "y": b"abc"})
+        result = transfer.get_object(ref)
+        numpy.testing.assert_array_equal(result["x"], numpy.arange(1000))
+        self.assertEqual(bytes(result["y"]), b"abc")
+        with self.assertRaises(RuntimeError):
+            pool.close()
+        transfer.release_result(result)
+        pool.close()
+
+    def test_a_put_that_fails_leaves_nothing(self):
+        for call in ("put_batch", "put"):
+            self.counting.failing = {call}
+            with self.assertRaisesRegex(RuntimeError, "on purpose"):
+                self.transfer.put_object({"x": numpy.arange(10), "y": b"abc"})
+        self.counting.failing = set()
+        self.assertEqual(self.left(), 0)
+
+    def test_missing_and_malformed_objects(self):
+        with self.assertRaisesRegex(KeyError, "no bundle"):
+            self.transfer.get_object({"manifest_key": f"{self.prefix}/default/none/manifest"})
+        ref = self.transfer.put_object({"x": numpy.arange(10)})
+        self.store.remove(ref.manifest["buffers"]["x"]["key"])
+        with self.assertRaisesRegex(RuntimeError, "-704"):
+            self.transfer.get_object(ref)
+        self.store.upsert(ref.manifest["buffers"]["x"]["key"], b"short")
+        with self.assertRaisesRegex(RuntimeError, "5, not 80 bytes"):
+            self.transfer.get_object(ref)
+        with self.assertRaisesRegex(TypeError, "array of objects"):
+            self.transfer.put_object({"x": numpy.asarray([object()])})
+        other = objects.MooncakeBundleTransfer(self.store, "another prefix")
+        with self.assertRaisesRegex(ValueError, "namespace"):
+            other.get_object(ref)
+
+    def test_a_configuration_applies_to_all_objects(self):
+        config = ReplicateConfig()
+        config.group_ids = ["g"]
+        ref = self.transfer.put_object({"x": numpy.arange(10), "y": numpy.arange(3)}, config=config)
+        self.assertEqual(config.group_ids, ["g"])
+        numpy.testing.assert_array_equal(self.transfer.get_object(ref)["y"], numpy.arange(3))
+        config.group_ids = ["g", "h"]
+        with self.assertRaisesRegex(ValueError, "group_ids"):
+            self.transfer.put_object({"x": b"abc"}, config=config)
+
+    def test_copy_modes(self):
+        members = {"x": numpy.arange(100), "y": b"abc" * 100}
+        for mode, calls in (("copy", {"put": 4}), ("zero_copy", {"put": 2, "batch_put_from": 1})):
+            self.counting.calls = {}
+            policy = objects.BundleTransferPolicy(copy_mode=mode)
+            ref = self.transfer.put_object(members, policy=policy)
+            seen = {name: count for name, count in self.counting.calls.items() if "register" not in name}
+            self.assertEqual(seen, calls)
+            self.assertEqual(self.transfer.get_object(ref)["y"], members["y"])
+        policy = objects.BundleTransferPolicy(max_inflight_put=4, put_mode="parallel")
+        ref = self.transfer.put_object(members, policy=policy, chunk_bytes=50)
+        numpy.testing.assert_array_equal(self.transfer.get_object(ref)["x"], members["x"])
+
+
+class Ranges(Case):
+    """Ranges that are prepared once and read from many objects."""
+
+    def prepared(self, chunk_bytes=100):
+        self.memory = numpy.zeros(4096, numpy.uint8)
+        self.store.register_buffer(self.memory.ctypes.data, self.memory.nbytes)
+        self.addCleanup(self.store.unregister_buffer, self.memory.ctypes.data)
+        at = -self.memory.ctypes.data % 64
+        self.into = self.memory[at : at + 2048]
+        destination = objects.raw_destination(self.into.ctypes.data, 2048, self.memory, pre_registered=True)
+        array = numpy.arange(256, dtype=numpy.int32)
+        ref = self.transfer.put_object({"x": array, "y": array + 1}, chunk_bytes=chunk_bytes)
+        return array, self.transfer.read_spec(ref), destination
+
+    def range(self, of, length, to, name="x", **more):
+        return objects.StructuredMemberRange(name, of, length, to, **more)
+
+    def test_ranges_are_read_from_objects_of_the_same_layout(self):
+        array, spec, destination = self.prepared()
+        ranges = [self.range(400, 240, 0), self.range(0, 8, 240), self.range(640, 40, 1024)]
+        plan = self.transfer.prepare_member_ranges(spec, ranges, destination)
+        for more in range(3):
+            ref = self.transfer.put_object({"x": array + more}, chunk_bytes=100)
+            self.into[:] = 0
+            result = self.transfer.materialize_prepared_ranges_into(self.transfer.read_spec(ref), plan, destination)
+            self.assertIs(result.objects["x"], destination)
+            words = self.into.view(numpy.int32)
+            numpy.testing.assert_array_equal(words[:60], numpy.arange(100, 160) + more)
+            numpy.testing.assert_array_equal(words[60:62], numpy.arange(2) + more)
+            numpy.testing.assert_array_equal(words[256:266], numpy.arange(160, 170) + more)
+        for other in (self.transfer.put_object({"x": array}), self.transfer.put_object({"x": array.astype("int64")})):
+            with self.assertRaises(objects.PreparedRangeLayoutChanged):
+                self.transfer.materialize_prepared_ranges_into(self.transfer.read_spec(other), plan, destination)
+
+    def test_several_members_at_once(self):
+        array, spec, destination = self.prepared()
+        second = objects.raw_destination(destination.ptr + 1024, 1024, self.memory, pre_registered=True)
+        ranges = [self.range(0, 16, 0), self.range(16, 16, 0, "y")]
+        self.transfer.materialize_ranges_into(spec, ranges, {"x": destination, "y": second})
+        words = self.into.view(numpy.int32)
+        numpy.testing.assert_array_equal(words[:4], array[:4])
+        numpy.testing.assert_array_equal(words[256:260], array[4:8] + 1)
+
+    def test_ranges_that_make_no_sense(self):
+        _, spec, destination = self.prepared()
+        unregistered = objects.raw_destination(destination.ptr, 2048, self.memory)
+        cases = (
+            ([], destination, ValueError, "no ranges"),
+            ([self.range(0, 8, 0), self.range(8, 8, 4)], destination, ValueError, "overlap"),
+            ([self.range(2, 8, 0)], destination, ValueError, "aligned to 4"),
+            ([self.range(0, 8, 8, alignment=16)], destination, ValueError, "aligned to 16"),
+            ([self.range(0, 8, 0, alignment=3)], destination, ValueError, "power of two"),
+            ([self.range(1020, 8, 0)], destination, ValueError, "past the end"),
+            ([self.range(0, 8, 2044)], destination, ValueError, "past the end"),
+            ([self.range(0, 0, 0)], destination, ValueError, "above"),
+            ([self.range(True, 8, 0)], destination, TypeError, "number"),
+            ([self.range(0, 8, 0, "z")], destination, KeyError, "not selected"),
+            ([self.range(0, 8, 0), self.range(0, 8, 8, "y")], destination, ValueError, "one member"),
+            ([self.range(0, 8, 0)], unregistered, ValueError, "pre_registered"),
+        )  # fmt: skip
+        for ranges, into, error, text in cases:
+            with self.assertRaisesRegex(error, text):
+                self.transfer.prepare_member_ranges(spec, ranges, into)
+
+
+def columns():
+    """Returns columns of six rows, of all kinds that need no torch."""
+    return {
+        "text": ["", "two", None, "vier", "ünf", "x" * 300],
+        "blob": [b"", b"\x00\xff", None, bytearray(b"b"), memoryview(b"m"), b"z" * 100],
+        "number": [1, None, -3, 4, 5, 2**40],
+        "flag": [True, False, None, True, True, False],
+        "ragged": [numpy.arange(n, dtype=numpy.int32) if n else None for n in range(6)],
+        "regular": [numpy.full((2, 3), n, numpy.float16) for n in range(6)],
+        "lists": [[1, 2], [], [3], None, [4, 5, 6], [7]],
+        "json": [{"a": 1}, {"b": [1, {"c": None}]}, None, [1, "x"], {}, {"a": 2.5}],
+        "mixed": [1, 2.5, "x", None, [1], {"a": 1}],
+        "media": [[b"a", b"bc"], [], None, [b"d"], [b""], [b"e", b"f", b"g"]],
+        "tree": [
+            {"x": numpy.arange(3), "y": {"z": b"q"}, "l": [{"t": numpy.ones(2)}, {"t": None}]},
+            {"x": numpy.arange(1), "y": {}},
+            None,
+            {"y": None, "l": []},
+            {"x": None, "y": {"z": None}, "l": [None]},
+            {"x": numpy.arange(0), "label": "six"},
+        ],
+    }
+
+
+class Batches(Case):
+    """Batches with columns of Python's values."""
+
+    def assert_same(self, seen, expected, what=""):
+        if isinstance(expected, numpy.ndarray):
+            self.assertIsInstance(seen, numpy.ndarray, what)
+            self.assertEqual(seen.dtype, expected.dtype, what)
+            numpy.testing.assert_array_equal(seen, expected, what)
+        elif isinstance(expected, dict):
+            self.assertEqual(list(seen), list(expected), what)
+            for key, value in expected.items():
+                self.assert_same(seen[key], value, f"{what}.{key}")
+        elif isinstance(expected, (list, tuple)):
+            self.assertEqual(len(seen), len(expected), what)
+            for number, (one, other) in enumerate(zip(seen, expected)):
+                self.assert_same(one, other, f"{what}[{number}]")
+        elif isinstance(expected, (bytearray, memoryview)):
+            self.assertEqual(seen, bytes(expected), what)
+        else:
+            self.assertEqual((type(seen), seen), (type(expected), expected), what)
+
+    def batch(self):
+        dense = {"ids": numpy.arange(24).reshape(6, 4), "empty": numpy.zeros((6, 0))}
+        return {"batch": dense, "non_tensor_batch": columns(), "meta_info": {"step": 7}}
+
+    def test_all_kinds_of_columns_by_rows(self):
+        batch = self.batch()
+        ref = self.transfer.put_dataproto(batch, chunk_bytes=64)
+        handle = json.loads(json.dumps(objects.export_ref(ref)))
+        for rows in (None, slice(None), slice(1, 5), slice(0, 6, 2), [5, 0, 0, 3], [-1], [], slice(3, 3)):
+            seen = self.transfer.get(handle, rows=rows)
+            numbers = list(range(6)) if rows is None else list(range(6))[rows] if isinstance(rows, slice) else rows
+            for name, value in batch["batch"].items():
+                numpy.testing.assert_array_equal(seen["batch"][name], value[numbers] if numbers else value[:0])
+            for name, column in columns().items():
+                found = list(seen["non_tensor_batch"][name])
+                self.assert_same(found, [column[number] for number in numbers], f"{name} {rows}")
+        self.transfer.cleanup_dataproto(handle)
+        self.assertEqual(self.left(), 0)
+
+    def test_a_flat_mapping(self):
+        data = {
+            "ids": numpy.arange(6),
+            **{name: columns()[name] for name in ("text", "ragged")},
+            "step": 3,
+            "tags": ["a"],
+        }
+        seen = self.transfer.get(self.transfer.put(data, type="dict"), type="dict")
+        self.assertEqual((seen["step"], seen["tags"], seen["text"]), (3, ["a"], data["text"]))
+        self.assertIsInstance(seen["ragged"], list)
+        with self.assertRaisesRegex(ValueError, "ambiguous"):
+            self.transfer.put({"a": numpy.arange(2), "b": numpy.arange(3)}, type="dict")
+
+    def test_stages_append_fields_and_replace_them(self):
+        first = self.transfer.put_dataproto({"a": numpy.arange(4)}, stage="one")
+        second = self.transfer.append_dataproto_fields(first, {"b": numpy.arange(4) + 1}, stage="one")
+        third = self.transfer.append_dataproto_fields(second, {"c": numpy.arange(4) + 2}, stage="two")
+        self.assertEqual(list(self.transfer.get(first)["batch"]), ["a"])
+        self.assertEqual(list(self.transfer.get(third)["batch"]), ["a", "b", "c"])
+        for data, stage, text in (
+            ({"a": numpy.arange(4)}, "three", "already exist"),
+            ({"d": numpy.arange(5)}, "three", "batch size"),
+        ):
+            with self.assertRaisesRegex(ValueError, text):
+                self.transfer.append_dataproto_fields(third, data, stage=stage)
+        with self.assertRaisesRegex(ValueError, "must include"):
+            self.transfer.append_dataproto_fields(third, {"a": numpy.arange(4)}, stage="one", overwrite=True)
+        with self.assertRaisesRegex(ValueError, "other stages"):
+            more = {"a": numpy.arange(4), "c": numpy.arange(4)}
+            self.transfer.append_dataproto_fields(third, more, stage="two", overwrite=True)
+        fourth = self.transfer.append_dataproto_fields(third, {"c": numpy.zeros(4)}, stage="two", overwrite=True)
+        numpy.testing.assert_array_equal(self.transfer.get(fourth, rows=[1])["batch"]["c"], [0])
+        # One that nobody publishes goes alone.
+        fifth = self.transfer.append_dataproto_fields(fourth, {"d": numpy.arange(4)}, stage="one")
+        for _ in range(2):
+            self.transfer.cleanup_dataproto_append(fourth, fifth)
+        self.assertEqual(list(self.transfer.get(fourth)["batch"]), ["a", "b", "c"])
+        self.transfer.cleanup_dataproto(fourth)
+        self.assertEqual(self.left(), 0)
+
+    def test_columns_without_a_codec(self):
+        for column, text in (([object()] * 2, "unsupported"), ([{1, 2}, None], "unsupported")):
+            with self.assertRaisesRegex(ValueError, text):
+                self.transfer.put_dataproto({"batch": {}, "non_tensor_batch": {"x": column}})
+        schema = objects.FieldSchema("no such codec")
+        with self.assertRaisesRegex(ValueError, "no such codec"):
+            self.transfer.put({"x": [1, 2]}, type="dict", field_schemas={"x": schema})
+        self.assertEqual(self.left(), 0)
+
+
+class Catalog(Case):
+    """Batches in a catalog."""
+
+    def setUp(self):
+        super().setUp()
+        self.catalog = DataProtoCatalog()
+        self.failures = []
+        self.tracked = DataProtoCatalogTransfer(self.transfer, self.call)
+
+    def call(self, method, *arguments, **keywords):
+        result = getattr(self.catalog, method)(*arguments, **keywords)
+        if self.failures and self.failures[0] == method:
+            self.failures.pop(0)
+            raise ConnectionError("the answer was lost")
+        return result
+
+    class Rows(dict):
+        """A batch with a length."""
+
+        def __len__(self):
+            return 2
+
+    def put(self, value, keys=("a", "b"), name="value"):
+        batch = self.Rows({name: numpy.asarray(value)})
+        return self.tracked.put(batch, partition="p", keys=keys, tags=[{"v": one} for one in value])
+
+    def read(self, keys):
+        plan = self.tracked.resolve("p", keys)
+        found = []
+        for group in plan["field_groups"]:
+            for fragment, row in group["locations"]:
+                batch = self.transfer.get(plan["handles"][fragment], rows=[row])["batch"]
+                found.append({name: int(batch[name][0]) for name in group["fields"]})
+        self.tracked.release_read(plan["read_token"])
+        return found
+
+    def test_batches_go_when_nobody_refers_to_them(self):
+        self.put([1, 2])
+        self.assertEqual(self.read(["b", "a"]), [{"value": 2}, {"value": 1}])
+        plan = self.tracked.resolve("p", ["a"])
+        self.put([3, 4])
+        (handle,) = plan["handles"].values()
+        self.assertEqual(self.transfer.get(handle)["batch"]["value"].tolist(), [1, 2])
+        self.tracked.release_read(plan["read_token"])
+        with self.assertRaises(KeyError):
+            self.transfer.get(handle)
+        self.assertEqual(self.tracked.list(), {"p": {"a": {"v": 3}, "b": {"v": 4}}})
+        self.tracked.remove("p", ["a", "b"])
+        self.assertEqual((self.tracked.list(), self.left()), ({}, 0))
+
+    def test_appends(self):
+        self.put([1, 2])
+        plan = self.tracked.resolve("p", ["a", "b"])
+        ((name, handle),) = plan["handles"].items()
+        self.tracked.release_read(plan["read_token"])
+        more = self.Rows({"more": numpy.asarray([5, 6])})
+        options = {"partition": "p", "keys": ["a", "b"], "stage": "default"}
+        self.tracked.append(name, handle, more, **options)
+        self.assertEqual(self.read(["b"]), [{"value": 2, "more": 6}])
+        with self.assertRaisesRegex(ValueError, "stale"):
+            self.tracked.append(name, handle, more, **options)
+        self.tracked.drain()
+        self.assertEqual(self.left(), 0)
+        with self.assertLogs("mooncake"), self.assertRaisesRegex(RuntimeError, "drained"):
+            self.put([1, 2])
+
+    def test_lost_answers_publish_once(self):
+        self.failures = ["publish", "ack_publication"]
+        with self.assertLogs("mooncake"):
+            self.put([1, 2])
+        self.assertEqual(self.read(["a"]), [{"value": 1}])
+        self.failures = ["publish", "publish"]
+        with self.assertLogs("mooncake"), self.assertRaises(ConnectionError):
+            self.put([3, 4])
+        self.tracked.close()
+        self.assertEqual(self.read(["a"]), [{"value": 3}])
+        self.tracked.drain()
+        self.assertEqual(self.left(), 0)
+
+
+class Threads(Case):
+    """Calls of many threads on one transfer."""
+
+    def test_threads_put_and_get(self):
+        failures = []
+
+        def work(number):
+            try:
+                for turn in range(5):
+                    array = numpy.full(5000, number * 10 + turn)
+                    ref = self.transfer.put_object({"x": array, "y": array * 2})
+                    numpy.testing.assert_array_equal(self.transfer.get_object(ref)["y"], array * 2)
+                    self.transfer.remove_bundle(ref)
+            except BaseException as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(failures, [])
+        self.assertEqual(self.left(), 0)
