@@ -72,10 +72,16 @@ pub(crate) enum Fault {
     HalfOpen,
     /// A bit of an object in memory flips, of which another node has good bytes.
     FlipBit,
+    /// A node that keeps its memory restarts in order.
+    RestartNode,
+    /// A running node hands over to a successor.
+    UpgradeNode,
+    /// An operator sets, changes or removes a tenant.
+    SetQuota,
 }
 
 /// Number of kinds.
-pub(crate) const FAULTS: usize = 20;
+pub(crate) const FAULTS: usize = 23;
 /// Number of kinds that are drawn for every seed; the others belong to some seeds only.
 pub(crate) const COMMON: usize = 8;
 
@@ -100,6 +106,9 @@ const ALL: [Fault; FAULTS] = [
     Fault::LoseOneWay,
     Fault::HalfOpen,
     Fault::FlipBit,
+    Fault::RestartNode,
+    Fault::UpgradeNode,
+    Fault::SetQuota,
 ];
 
 /// Interval at which a fault that waits for slots at rest checks again.
@@ -184,6 +193,10 @@ impl World {
     /// Returns true if no slot migrates and, according to their owners, all objects have the replicas that were
     /// acknowledged to puts.
     pub(crate) fn is_at_rest(&self) -> bool {
+        let serves = |(at, node): (usize, &Node)| node.up && node.is_member(at) && node.handover.is_none();
+        if self.scenario.kept.is_some() && !self.nodes.iter().enumerate().all(serves) {
+            return false;
+        }
         let lacks = |incarnation: &ShardIncarnation| {
             let mut lack = match self.scenario.replicas > 2 {
                 true => incarnation.lacking(),
@@ -277,6 +290,7 @@ impl World {
                 self.crash_node(node);
                 self.after(down_ns, Event::StartNode(node));
             }
+            Fault::LeaveNode if self.nodes[node].handover.is_some() => {}
             Fault::LeaveNode if self.nodes[node].up && self.nodes[node].departure.is_none() => {
                 // Some nodes drain before they go, and some do not wait until all objects are fetched.
                 self.begin_departure(node, if down_ns.is_multiple_of(3) { 0 } else { down_ns.min(800 * MS) });
@@ -313,6 +327,11 @@ impl World {
             Fault::HaltNode | Fault::SilenceNode | Fault::LoseOneWay | Fault::CrashAll | Fault::Evidence => {
                 self.disturb(fault, node, (down_ns, longest_ns));
             }
+            Fault::RestartNode if self.nodes[node].up && self.nodes[node].departure.is_none() => {
+                self.restart_node(node);
+            }
+            Fault::UpgradeNode => self.upgrade_node(node),
+            Fault::SetQuota => self.set_quota(),
             Fault::HalfOpen => self.half_open(down_ns),
             Fault::FlipBit => self.flip_bit(node, down_ns),
             Fault::SlowNode => {
