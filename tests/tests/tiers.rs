@@ -1,7 +1,7 @@
 //! Seeds of the World whose shards have disks: crashes between any two operations of a disk, power failures, and disks
 //! that fail and lie. `KVPLANE_TIER_SEEDS`, or `KVPLANE_SEEDS`, sets their number (12), `KVPLANE_SEED` the first (0).
 
-use kvplane_tests::world::{Mischief, Rule, Scenario, Statistics, number, run, run_seeds, run_with_lines};
+use kvplane_tests::world::{Mischief, QuotaCounts, Rule, Scenario, Statistics, number, run, run_seeds, run_with_lines};
 
 /// Runs as many seeds of a kind as requested; returns their number and statistics.
 fn run_all(of: fn(u64) -> Scenario) -> (u64, Statistics) {
@@ -93,6 +93,15 @@ fn lost_writes() {
 fn power_failures() {
     let (count, total) = run_all(Scenario::of_power_failures);
     assert!(count < 10 || total.audited > 0 && total.crashes > 4 * count, "nothing was put to the test: {total}");
+}
+
+/// Tenants have quotas of SSD bytes, which change, and tenants are removed and set again.
+#[test]
+fn quotas() {
+    let (count, total) = run_all(Scenario::of_quotas);
+    let QuotaCounts { evicted_bytes, refused } = total.quota;
+    assert!(count < 10 || evicted_bytes > 0 && refused > 0, "nothing was put to the test: {:?}, {total}", total.quota);
+    caught_among(Scenario::of_quotas_with, Mischief::ForgetRemovals, &[Rule::Quota], &[]);
 }
 
 /// Seeds of absences that failed once: removals that are carried out late, and slots that migrate on before they are

@@ -90,6 +90,7 @@ impl Cluster {
             Input::SetTenant { tenant } => self.set_tenant(tenant),
             Input::SetTenantSsd { name, ssd } => self.set_tenant_ssd(name, ssd),
             Input::RemoveTenant { name } => self.remove_tenant(name),
+            Input::TenantFreed { name } => Ok(self.forget_removed(&name)),
             Input::ListSegments { after, limit } => {
                 let (segments, more) = self.catalog.page(after.as_deref(), limit);
                 Ok(Reply::Segments { segments, more })
@@ -148,6 +149,11 @@ impl Cluster {
     /// Returns the tenants that were set, by name, each with its settings on SSDs.
     pub fn tenants(&self) -> impl Iterator<Item = (&Tenant, TenantSsd)> {
         self.tenants.iter().map(|tenant| (tenant, self.tenants.ssd_of(&tenant.name)))
+    }
+
+    /// Returns the tenants that were removed, and may still have records on SSDs, by name.
+    pub fn removed_tenants(&self) -> impl Iterator<Item = &str> {
+        self.tenants.removed()
     }
 
     /// Returns a tenant that was set.
@@ -391,7 +397,11 @@ impl Cluster {
     }
 
     fn set_tenant(&mut self, tenant: Tenant) -> Result<Reply, Rejection> {
+        let was_removed = self.tenants.get(&tenant.name).is_none();
         if self.tenants.set(&tenant)? {
+            if was_removed && self.tenants.forget_settings(&tenant.name) {
+                self.membership.effects().remove(RecordKey::TenantSsd(tenant.name.clone()));
+            }
             self.membership.effects().put(Record::Tenant(tenant));
         }
         Ok(Reply::TenantSet)
@@ -410,10 +420,20 @@ impl Cluster {
     }
 
     fn remove_tenant(&mut self, name: String) -> Result<Reply, Rejection> {
-        if self.tenants.remove(&name)? {
-            self.membership.effects().remove(RecordKey::TenantSsd(name.clone()));
+        let ssd = self.tenants.remove(&name)?;
+        let effects = self.membership.effects();
+        effects.remove(RecordKey::Tenant(name.clone()));
+        match ssd {
+            Some(ssd) => effects.put(Record::TenantSsd(name, ssd)),
+            None => effects.remove(RecordKey::TenantSsd(name)),
         }
-        self.membership.effects().remove(RecordKey::Tenant(name));
         Ok(Reply::TenantRemoved)
+    }
+
+    fn forget_removed(&mut self, name: &str) -> Reply {
+        if self.tenants.forget_removed(name) {
+            self.membership.effects().remove(RecordKey::TenantSsd(name.to_owned()));
+        }
+        Reply::TenantRemoved
     }
 }

@@ -20,6 +20,7 @@ mod catalog;
 mod cluster;
 mod config;
 mod departure;
+pub mod handover;
 mod membership;
 mod message;
 pub mod p2p;

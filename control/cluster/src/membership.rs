@@ -343,7 +343,8 @@ impl Membership {
     /// and has not: a drain ends with the incarnation.
     pub(crate) fn restart(&mut self, node: NodeId, incarnation: Incarnation) -> Result<Reply, Rejection> {
         let row = self.members.expect_incarnation(node, incarnation)?;
-        let has_devices = self.devices.get(node).is_some_and(|devices| devices.incarnation == incarnation);
+        // The next incarnation may have attached them before this message arrived.
+        let has_devices = self.devices.get(node).is_some_and(|devices| devices.incarnation >= incarnation);
         let owns = row.shared && row.state.in_map();
         if !(has_devices && owns) {
             return self.leave(node, incarnation);

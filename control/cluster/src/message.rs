@@ -111,8 +111,11 @@ pub enum Input {
     SetTenant { tenant: Tenant },
     /// An operator changes the quota and weight of a tenant on SSDs.
     SetTenantSsd { name: String, ssd: TenantSsd },
-    /// An operator removes a tenant. Its objects stay until they are removed or evicted.
+    /// An operator removes a tenant. Its objects in memory stay until they are removed or evicted; its records on SSDs
+    /// are evicted.
     RemoveTenant { name: String },
+    /// A tenant that was removed has no records on SSDs any more.
+    TenantFreed { name: String },
     /// A client lists the segments, in the order of their names.
     ListSegments {
         /// Last name of the previous page; only names after it are returned.

@@ -25,6 +25,7 @@ use std::collections::BTreeMap;
 use bincode::{Decode, Encode};
 use kvplane_proto::digest::tenant_number;
 
+use crate::cluster::Cluster;
 use crate::tenants::{Tenant, TenantSsd};
 
 /// Shard of one incarnation of a node.
@@ -130,6 +131,55 @@ impl Quotas {
             leases.push(TenantQuota { bytes, ..quota });
         }
         leases
+    }
+
+    /// Like [`Self::sync`], with the quotas of SSD bytes of a cluster's tenants. A tenant that was removed has one of 0,
+    /// so that its records are evicted.
+    pub fn sync_ssd(
+        &mut self,
+        who: ShardIncarnation,
+        ssd_bytes: u64,
+        uses: Vec<TenantFigures>,
+        cluster: &Cluster,
+    ) -> Vec<TenantQuota> {
+        let all_known = self.knows_all(cluster, Some(who));
+        let quotas = cluster.tenants().map(|(tenant, ssd)| TenantQuota::of_ssd(tenant, ssd));
+        let quotas = quotas.filter(|quota| quota.bytes.is_some() || quota.weight != 1);
+        let removed = cluster.removed_tenants().map(|name| tenant_number(name.as_bytes()));
+        let removed = removed.map(|number| TenantQuota { number, bytes: Some(0), weight: 1 });
+        let quotas: Vec<TenantQuota> = quotas.chain(removed).collect();
+        self.sync(who, ssd_bytes, uses, quotas.into_iter(), all_known)
+    }
+
+    /// Returns the tenants that were removed, and of which no SSD has any record, as far as all shards of all live
+    /// members have reported.
+    #[must_use]
+    pub fn freed_tenants(&self, cluster: &Cluster) -> Vec<String> {
+        let mut removed = cluster.removed_tenants().peekable();
+        if removed.peek().is_none() || !self.knows_all(cluster, None) {
+            return Vec::new();
+        }
+        let number = |name: &str| tenant_number(name.as_bytes());
+        // A shard that does not have the lease yet may still write records.
+        let is_free = |shard: &Shard, number: u32| {
+            let one = shard.uses.get(&number);
+            shard.pool_bytes == 0 || one.is_some_and(|one| one.used_bytes == 0 && one.lease_bytes == Some(0))
+        };
+        let is_freed = |name: &&str| self.shards.values().all(|shard| is_free(shard, number(name)));
+        removed.filter(is_freed).map(str::to_owned).collect()
+    }
+
+    /// Returns true if every shard of every live member, except `but`, has reported.
+    #[must_use]
+    pub fn knows_all(&self, cluster: &Cluster, but: Option<ShardIncarnation>) -> bool {
+        let live = cluster.members().filter(|view| view.state.is_live());
+        live.into_iter().all(|view| {
+            let (node, incarnation) = (view.member.node.0, view.member.incarnation.0);
+            (0..view.member.shards.len()).all(|shard| {
+                let of = ShardIncarnation { node, incarnation, shard: shard as u16 };
+                Some(of) == but || self.knows(of)
+            })
+        })
     }
 
     fn lease(&mut self, who: ShardIncarnation, number: u32, quota: u64, pools: u64, all_known: bool) -> u64 {

@@ -37,11 +37,15 @@ pub struct TenantSsd {
     pub weight: Option<u32>,
 }
 
+/// Settings of a tenant that was removed: none of its records stay.
+const REMOVED: TenantSsd = TenantSsd { ssd_bytes: Some(0), weight: None };
+
 /// Tenants that were set, by name.
 #[derive(Debug, Default)]
 pub(crate) struct Tenants {
     by_name: BTreeMap<String, Tenant>,
-    /// Settings on SSDs of the tenants that have some.
+    /// Settings on SSDs of the tenants that have some; of a tenant that was removed, [`REMOVED`] until its records are
+    /// gone.
     ssd: BTreeMap<String, TenantSsd>,
 }
 
@@ -78,8 +82,10 @@ impl Tenants {
             return Err(Rejection::TooManyTenants { limit: MAX_TENANTS });
         }
         let number = tenant_number(tenant.name.as_bytes());
-        let same = all.keys().find(|other| **other != tenant.name && tenant_number(other.as_bytes()) == number);
-        if let Some(other) = same {
+        // Records of a removed tenant are evicted by its number.
+        let same = all.keys().chain(self.ssd.keys());
+        let mut same = same.filter(|other| **other != tenant.name && tenant_number(other.as_bytes()) == number);
+        if let Some(other) = same.next() {
             return Err(Rejection::TenantNumber { name: tenant.name.clone(), other: other.clone() });
         }
         let is_news = all.get(&tenant.name) != Some(tenant);
@@ -121,12 +127,33 @@ impl Tenants {
         Ok(is_news)
     }
 
-    /// Removes a tenant, with its settings on SSDs; returns true if it had some.
-    pub(crate) fn remove(&mut self, name: &str) -> Result<bool, Rejection> {
-        match self.by_name.remove(name) {
-            Some(_) => Ok(self.ssd.remove(name).is_some()),
-            None => Err(Rejection::UnknownTenant { name: name.to_owned() }),
+    /// Removes a tenant, with its settings on SSDs. Returns the settings by which its records are evicted; none if too
+    /// many removed tenants have records: those of this one stay until they are the oldest.
+    pub(crate) fn remove(&mut self, name: &str) -> Result<Option<TenantSsd>, Rejection> {
+        if self.by_name.remove(name).is_none() {
+            return Err(Rejection::UnknownTenant { name: name.to_owned() });
         }
+        self.ssd.remove(name);
+        let may = self.removed().count() < MAX_TENANTS;
+        if may {
+            self.ssd.insert(name.to_owned(), REMOVED);
+        }
+        Ok(may.then_some(REMOVED))
+    }
+
+    /// Returns the tenants that were removed, and may still have records on SSDs.
+    pub(crate) fn removed(&self) -> impl Iterator<Item = &str> {
+        self.ssd.keys().filter(|name| !self.by_name.contains_key(*name)).map(String::as_str)
+    }
+
+    /// Forgets a tenant that was removed, because its records are gone; returns true if it was known.
+    pub(crate) fn forget_removed(&mut self, name: &str) -> bool {
+        !self.by_name.contains_key(name) && self.forget_settings(name)
+    }
+
+    /// Forgets the settings of a tenant on SSDs: one that is set anew has none. Returns true if there were some.
+    pub(crate) fn forget_settings(&mut self, name: &str) -> bool {
+        self.ssd.remove(name).is_some()
     }
 }
 
@@ -153,9 +180,8 @@ mod tests {
             (Ok(false), ssd(Some(5), Some(3)))
         );
         assert_eq!(tenants.set_ssd("t", TenantSsd::default()), Ok(true));
-        assert_eq!(tenants.remove("t"), Ok(false), "it had none any more");
-        tenants.insert(Tenant { name: "t".to_owned(), dram_bytes: None, weight: 1 });
-        assert_eq!(tenants.set_ssd("t", ssd(Some(0), None)), Ok(true));
-        assert_eq!((tenants.remove("t"), tenants.ssd_of("t")), (Ok(true), TenantSsd::default()));
+        assert_eq!((tenants.remove("t"), tenants.removed().collect::<Vec<_>>()), (Ok(Some(REMOVED)), vec!["t"]));
+        assert!(tenants.forget_removed("t") && !tenants.forget_removed("t"));
+        assert_eq!((tenants.removed().count(), tenants.ssd_of("t")), (0, TenantSsd::default()));
     }
 }

@@ -119,6 +119,11 @@ impl HostedCluster {
         self.nodes.tenants.sync_ssds(call, shards, &self.cluster)
     }
 
+    /// Returns the tenants that were removed, and have no records on SSDs any more.
+    pub(crate) fn freed_tenants(&self) -> Vec<String> {
+        self.nodes.tenants.freed(&self.cluster)
+    }
+
     /// Takes a shard's usage of its tenants, and returns its leases of their quotas.
     pub(crate) fn sync_tenants(&mut self, call: SyncTenants) -> Result<TenantLeases, Refusal> {
         let shards = self.check_incarnation(call.node, call.incarnation)?;

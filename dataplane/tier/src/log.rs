@@ -71,6 +71,7 @@ pub(crate) struct Log {
     pub(crate) tenant_of: TenantOf,
     /// Accounts whose limits are still to be checked, as they have changed.
     limits_to_check: usize,
+    limit_pace: limits::EvictionPace,
 }
 
 impl Log {
@@ -85,6 +86,7 @@ impl Log {
             counts: CallCounts::default(),
             tenant_of,
             limits_to_check: 0,
+            limit_pace: limits::EvictionPace::default(),
             device,
         }
     }

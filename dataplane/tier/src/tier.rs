@@ -152,7 +152,8 @@ impl Tier {
     pub fn poll_timeout(&self) -> Option<u64> {
         // The walk through the index goes on at once.
         let walk = self.log.contents.accounts.walk().filter(|_| self.log.contents.is_running()).map(|_| 0);
-        [self.log.due_ns(), self.scrubber.due_ns(&self.log), walk].into_iter().flatten().min()
+        let limits = self.log.limits_due_ns();
+        [self.log.due_ns(), self.scrubber.due_ns(&self.log), walk, limits].into_iter().flatten().min()
     }
 
     /// Stops all writes if there is a reason to, and fails the calls that wait for them.

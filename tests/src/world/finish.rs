@@ -41,6 +41,7 @@ impl World {
         // An object whose write failed is pinned until the retries are over.
         let until_ns = self.now_ns + RETRIES_NS;
         self.run_until(until_ns, Self::are_tiers_written);
+        self.check_quotas();
         self.check_rest();
         self.collect();
     }
@@ -85,9 +86,10 @@ impl World {
             // An object's record on a disk may turn out to be damaged on access, or have been reclaimed. A pool that is
             // smaller than its objects may evict one between its put and its get.
             let hurt = self.scenario.tier.as_ref().is_some_and(|tier| tier.faults.any() || tier.may_reclaim())
-                || self.scenario.device.is_some();
+                || self.scenario.device.is_some()
+                || self.scenario.quotas;
             let (put, get): (&[Status], &[Status]) = if hurt {
-                (&[Status::Ok, Status::Exists, Status::NoSpace], &[Status::Ok, Status::NotFound])
+                (&[Status::Ok, Status::Exists, Status::NoSpace, Status::QuotaExceeded], &[Status::Ok, Status::NotFound])
             } else {
                 (&[Status::Ok, Status::Exists], &[Status::Ok])
             };
@@ -144,7 +146,8 @@ impl World {
             }
             let quarantined = incarnation.device.as_ref().map_or(0, |device| device.quarantined);
             let (stats, lent) = (incarnation.service.store().stats(), incarnation.ledger.len() - quarantined);
-            if stats.pins != 0 || stats.reservations != quarantined as u64 || lent != 0 {
+            let is_held = stats.pins != 0 || stats.reservations != quarantined as u64;
+            if is_held && !self.withholds(index) || lent != 0 {
                 let what = format!("incarnation {index}: {lent} ranges lent, {stats:?}");
                 self.violate(broken(Rule::Leak, what));
             }

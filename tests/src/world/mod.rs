@@ -15,6 +15,7 @@ mod faults;
 mod finish;
 mod network;
 mod pattern;
+mod pool;
 mod queue;
 mod runner;
 mod scenario;
@@ -31,7 +32,9 @@ use check::{CheckResult, removal::Removals, segments::Segments, shadow::Shadow};
 pub use check::{Rule, Violation};
 use client::ClientHost;
 use cluster::control::Control;
+use cluster::memory::Memories;
 use cluster::node::{Node, ShardIncarnation};
+use cluster::quotas::SsdQuotas;
 use faults::Trouble;
 use kvplane_proto::map::SlotOwners;
 use kvplane_proto::rng::Rng;
@@ -40,7 +43,7 @@ use queue::{Event, Queue};
 pub use runner::{Failure, Outcome, number, run, run_seeds, run_with_lines};
 use scenario::MS;
 pub use scenario::{Mischief, Scenario};
-pub use statistics::Statistics;
+pub use statistics::{MemoryCounts, QuotaCounts, Statistics};
 use trace::Trace;
 
 /// Random streams of one seed.
@@ -70,6 +73,11 @@ pub(crate) struct World {
     disks: BTreeMap<usize, faults::disk::Disk>,
     /// Bytes of records that were damaged.
     damaged_bytes: Vec<faults::records::DamagedByte>,
+    /// Kept memory.
+    memories: Memories,
+    /// Number of handovers.
+    handovers: u32,
+    ssd_quotas: SsdQuotas,
     clients: Vec<ClientHost>,
     control: Control,
     connections: BTreeMap<u32, Connection>,
@@ -114,12 +122,15 @@ impl World {
             incarnations: Vec::new(),
             disks: BTreeMap::new(),
             damaged_bytes: Vec::new(),
+            memories: Memories::new(),
+            handovers: 0,
+            ssd_quotas: SsdQuotas::default(),
             clients: Vec::new(),
             control: Control::new(&scenario),
             connections: BTreeMap::new(),
             next_connection: 0,
             trouble: Trouble::default(),
-            shadow: Shadow::new(scenario.keys, scenario.tenant),
+            shadow: Shadow::new(scenario.keys, |key| scenario.tenant_of(key)),
             removals: Removals::new(scenario.keys),
             doubled: BTreeMap::new(),
             moved_ns: 0,
@@ -213,6 +224,7 @@ impl World {
             Event::BeginLeave(node, incarnation, drains) => self.begin_leave(node, incarnation, drains),
             Event::Leave(node, incarnation) => self.leave(node, incarnation),
             Event::Depart(node, incarnation) => self.depart(node, incarnation),
+            Event::Handover(node, number, turn) => self.handover(node, number, turn),
         }
     }
 
@@ -248,6 +260,7 @@ impl World {
             Event::Agent(node, _) | Event::BeginLeave(node, ..) | Event::Leave(node, _) | Event::Depart(node, _) => {
                 return Some(*node);
             }
+            Event::Handover(node, _, turn) if turn.is_of_running() => return Some(*node),
             Event::FromControl(party, _) => *party,
             Event::ClientTimer(client, _) | Event::Refused(client, ..) | Event::CopyChunk(client, _) => {
                 self.party_of(*client)

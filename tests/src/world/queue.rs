@@ -8,7 +8,10 @@ use kvplane_client::LaneId;
 use kvplane_cluster::{Input, Rejection, Reply};
 use kvplane_proto::ids::BatchId;
 use kvplane_proto::map::ClusterMap;
+use kvplane_proto::tenants::TenantSsdLease;
 
+use crate::world::cluster::handover::Turn;
+use crate::world::cluster::quotas::SsdReport;
 use crate::world::cluster::tickets::TicketNews;
 use crate::world::faults::Party;
 use crate::world::network::Way;
@@ -79,6 +82,8 @@ pub(crate) enum Event {
     Leave(usize, u64),
     /// A node that has left ends: node, incarnation.
     Depart(usize, u64),
+    /// A process of a handover has its turn: node, handover.
+    Handover(usize, u32, Turn),
 }
 
 /// Message to or from the control plane.
@@ -94,6 +99,10 @@ pub(crate) enum Message {
     Map(Rc<ClusterMap>),
     /// Ticket, and for a node the keys.
     Tickets(Rc<TicketNews>),
+    /// Use of a shard's SSD by tenants.
+    Ssd(Box<SsdReport>),
+    /// Leases of SSD bytes: incarnation of a shard, its call.
+    SsdLeases(usize, u64, Vec<TenantSsdLease>),
 }
 
 struct Entry {
@@ -160,7 +169,8 @@ impl Event {
             Self::ToControl(message) | Self::FromControl(_, message) => match &**message {
                 Message::Node(_, _, input) => matches!(input, Input::Heartbeat { .. }),
                 Message::Answer(_, answer) => matches!(answer, Ok(Reply::Alive { .. })),
-                Message::Fetch(_) | Message::Map(_) | Message::Tickets(_) => true,
+                Message::Fetch(_) | Message::Map(_) | Message::Tickets(_) | Message::Ssd(_) => true,
+                Message::SsdLeases(..) => true,
             },
             _ => false,
         }
@@ -202,6 +212,7 @@ impl Event {
             Self::DevicePiece(incarnation, copy) => (29, *incarnation as u64, u64::from(*copy)),
             Self::DeviceCopied(incarnation, copy) => (30, *incarnation as u64, u64::from(*copy)),
             Self::DeviceGarbage(incarnation, offset, _) => (31, *incarnation as u64, *offset),
+            Self::Handover(node, number, turn) => (32, *node as u64, u64::from(*number) << 12 ^ turn.word()),
         }
     }
 }
@@ -214,6 +225,8 @@ impl Message {
             Self::Answer(incarnation, answer) => 3 ^ incarnation << 8 ^ u64::from(answer.is_ok()) << 20,
             Self::Map(map) => 4 ^ map.epoch.0 << 8,
             Self::Tickets(_) => 5,
+            Self::Ssd(report) => 6 ^ (report.incarnation as u64) << 8,
+            Self::SsdLeases(incarnation, call, _) => 7 ^ (*incarnation as u64) << 8 ^ call << 24,
         }
     }
 }

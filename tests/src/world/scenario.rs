@@ -6,6 +6,7 @@
 use kvplane_proto::rng::Rng;
 use kvplane_store::service::PutAck;
 
+use crate::world::cluster::memory::KeptScenario;
 use crate::world::faults::Fault;
 use crate::world::faults::device_scenario::DeviceScenario;
 use crate::world::faults::tier::TierScenario;
@@ -90,6 +91,12 @@ pub enum Mischief {
     NeverHedge,
     /// The host of a shard with a damaged record answers for other owners of the slot that they do not have the object.
     ForgetRepairs,
+    /// The shard's host does not record that memory is in use.
+    KeepImages,
+    /// A successor's host serves when it has the claim, and does not wait for the last word.
+    ServeEarly,
+    /// The control plane's host passes no leases of tenants that were removed.
+    ForgetRemovals,
 }
 
 /// All parameters of a run.
@@ -125,6 +132,8 @@ pub struct Scenario {
     pub(crate) tier: Option<TierScenario>,
     /// Device pools of the shards.
     pub(crate) device: Option<DeviceScenario>,
+    /// Memory that outlives processes.
+    pub(crate) kept: Option<KeptScenario>,
     /// Owners of each slot.
     pub(crate) replicas: u8,
     /// Delay before gets are hedged to replica owners.
@@ -141,6 +150,8 @@ pub struct Scenario {
     pub(crate) tickets: bool,
     /// Tenant of all objects; empty for the default tenant.
     pub(crate) tenant: &'static [u8],
+    /// Tenants have quotas of SSD bytes.
+    pub(crate) quotas: bool,
     /// Time when nodes beyond the first two join, one soon after the other; 0 is at once.
     pub(crate) joins_from_ns: u64,
     /// Longest time that a change of owners waits for the one before.
@@ -220,6 +231,7 @@ impl Scenario {
             chances: Chances::draw(rng),
             tier: None,
             device: None,
+            kept: None,
             replicas: 1,
             hedge_ns: 0,
             keeps: false,
@@ -228,6 +240,7 @@ impl Scenario {
             wishes: false,
             tickets: false,
             tenant: b"",
+            quotas: false,
             joins_from_ns: 0,
             settle_most_ns: 1000 * MS,
             announces: false,

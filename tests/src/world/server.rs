@@ -29,20 +29,6 @@ pub(crate) struct ServedRequest<'a> {
     pub(crate) body: &'a [u8],
 }
 
-/// Pool, from which lists read names.
-pub(super) struct Pool<'a>(pub(super) &'a [u8]);
-
-impl service::PoolBytes for Pool<'_> {
-    fn read(&self, offset: u64, into: &mut [u8]) {
-        let at = offset as usize;
-        into.copy_from_slice(&self.0[at..at + into.len()]);
-    }
-
-    fn bytes(&self) -> u64 {
-        self.0.len() as u64
-    }
-}
-
 impl World {
     /// Handles a connection that reaches the shard.
     pub(crate) fn accept(&mut self, index: u32) {
@@ -75,7 +61,7 @@ impl World {
     /// results as the others; but a shard that has to read an object's tenant first delays such a client's requests.
     pub(crate) fn is_bound(&self, client: usize) -> bool {
         let drawn = (self.scenario.seed + client as u64).is_multiple_of(3);
-        drawn && self.scenario.answers_late() && client < self.scenario.clients
+        drawn && self.scenario.answers_late() && !self.scenario.quotas && client < self.scenario.clients
     }
 
     /// Delivers a piece to the shard.
@@ -162,7 +148,7 @@ impl World {
                 bytes.len() as u64,
             );
             self.require(lent);
-            self.incarnations[incarnation].pool[at as usize..at as usize + bytes.len()].copy_from_slice(bytes);
+            self.incarnations[incarnation].pool.copy_in(at, bytes);
         }
         if let Destination::Segment { offset } = destination {
             self.land(incarnation, offset + from, bytes);
@@ -197,6 +183,9 @@ impl World {
                 return;
             }
         }
+        if self.scenario.quotas {
+            self.check_quota(incarnation);
+        }
         self.arm_service(incarnation);
     }
 
@@ -217,13 +206,13 @@ impl World {
     pub(super) fn write_tail(&mut self, incarnation: usize, offset: u64, bytes: &[u8]) {
         let free = self.incarnations[incarnation].ledger.is_free(offset, bytes.len() as u64);
         self.require(free);
-        self.incarnations[incarnation].pool[offset as usize..offset as usize + bytes.len()].copy_from_slice(bytes);
+        self.incarnations[incarnation].pool.copy_in(offset, bytes);
     }
 
     fn drive_pool(&mut self, incarnation: usize) -> bool {
         let now_ns = self.now_ns;
         let ShardIncarnation { service, pool, .. } = &mut self.incarnations[incarnation];
-        service.drive_pool(&Pool(pool), now_ns)
+        service.drive_pool(pool, now_ns)
     }
 
     fn drain_outputs(&mut self, incarnation: usize, asked: Option<ServedRequest<'_>>) -> bool {
@@ -268,7 +257,7 @@ impl World {
             && header.payload_checksum == 0
         {
             header.payload_checksum =
-                payload_checksum(self.incarnations[incarnation].bytes(extent.offset, extent.bytes));
+                payload_checksum(&self.incarnations[incarnation].bytes(extent.offset, extent.bytes));
         }
         self.observe_answer(index, &header, body, payload.map(|(extent, _)| extent), asked);
         if self.scenario.has(Mischief::WrongVersion) && header.kind == Kind::Reply(Operation::Get) {
@@ -289,8 +278,7 @@ impl World {
             Source::Pool { offset: extent.offset, bytes: extent.bytes, hold: (!early).then_some(hold) }
         });
         let copy = self.is_repeated(index, &header).then(|| {
-            let bytes =
-                payload.map(|(extent, _)| self.incarnations[incarnation].bytes(extent.offset, extent.bytes).to_vec());
+            let bytes = payload.map(|(extent, _)| self.incarnations[incarnation].bytes(extent.offset, extent.bytes));
             OutgoingFrame::new(&header, body, bytes.map(Source::Copy))
         });
         self.send(index, Way::ToClient, OutgoingFrame::new(&header, body, source));

@@ -39,6 +39,52 @@ impl DeviceCounts {
     }
 }
 
+/// Counts of what became of kept memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct MemoryCounts {
+    /// Images of memory that were written.
+    pub images: u64,
+    /// Processes that were killed while they wrote one.
+    pub cut_off: u64,
+    /// Starts of shards whose former process had left no image that counts.
+    pub discarded: u64,
+    /// Images that were damaged, or replaced by others, while no process had them.
+    pub spoilt: u64,
+    /// Objects that were there when their process ended in order, and had to be served by the next one.
+    pub taken_back: u64,
+    /// Successors that took over.
+    pub upgrades: u64,
+    /// Processes that served again because their successor had ended.
+    pub resumed: u64,
+    /// Successors that were refused.
+    pub refused: u64,
+    /// Handovers in which a process was killed.
+    pub killed: u64,
+}
+
+impl MemoryCounts {
+    fn add(&mut self, other: &Self) {
+        self.images += other.images;
+        self.cut_off += other.cut_off;
+        self.discarded += other.discarded;
+        self.spoilt += other.spoilt;
+        self.taken_back += other.taken_back;
+        self.upgrades += other.upgrades;
+        self.resumed += other.resumed;
+        self.refused += other.refused;
+        self.killed += other.killed;
+    }
+}
+
+/// Counts of what quotas of SSD bytes did, at the last incarnations of shards.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct QuotaCounts {
+    /// Bytes of records that were evicted for a quota.
+    pub evicted_bytes: u64,
+    /// Records that were not written because of a quota.
+    pub refused: u64,
+}
+
 /// Counts of what happened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Statistics {
@@ -94,6 +140,10 @@ pub struct Statistics {
     pub repaired: u64,
     /// Device pools.
     pub device: DeviceCounts,
+    /// Kept memory.
+    pub memory: MemoryCounts,
+    /// Quotas of SSD bytes.
+    pub quota: QuotaCounts,
     /// Requests by their outcome.
     statuses: [u64; STATUSES],
 }
@@ -138,6 +188,9 @@ impl Statistics {
         self.degraded += other.degraded;
         self.audited += other.audited;
         self.device.add(&other.device);
+        self.memory.add(&other.memory);
+        self.quota.evicted_bytes += other.quota.evicted_bytes;
+        self.quota.refused += other.quota.refused;
         for (mine, theirs) in self.statuses.iter_mut().zip(other.statuses) {
             *mine += theirs;
         }
@@ -178,6 +231,13 @@ impl fmt::Display for Statistics {
             let DeviceCounts { promotions, demotions, recalls, gets, lost, damaged, cut_off } = self.device;
             write!(f, "{promotions} promotions, {demotions} demotions, {recalls} recalls, {gets} gets of devices, ")?;
             writeln!(f, "{lost} lost devices, {damaged} damaged objects, {cut_off} moves of killed nodes")?;
+        }
+        if self.memory.images > 0 {
+            let MemoryCounts { images, cut_off, discarded, spoilt, taken_back, upgrades, resumed, refused, killed } =
+                self.memory;
+            write!(f, "{images} images, {cut_off} cut off, {spoilt} damaged, {discarded} starts without one, ")?;
+            write!(f, "{taken_back} objects taken back, {upgrades} upgrades, {resumed} that resumed, ")?;
+            writeln!(f, "{refused} refused, {killed} with kills")?;
         }
         f.write_str("requests by outcome:")?;
         for &status in Status::ALL {

@@ -137,7 +137,7 @@ impl World {
             What::Get { capacity } => Request::Get(digest, Local { buffer: 0, offset, bytes: capacity }),
             What::Put { bytes, replace, .. } => {
                 let key = Shadow::name(asked.key);
-                let tenant = self.scenario.tenant;
+                let tenant = self.scenario.tenant_of(asked.key);
                 let name = ObjectName { tenant, key: key.as_bytes() };
                 let (tenant, priority) = (tenant_number(tenant), Shadow::priority(asked.key));
                 let options = PutOptions { replace, tenant, priority, ..self.copies_wanted(asked) };

@@ -12,6 +12,8 @@
 //!    | serving                                    -->  ends
 //! ```
 //!
+//! Which step follows which, and which process may serve, is decided by [`kvplane_cluster::handover`].
+//!
 //! Until `go`, the running process serves again if the successor ends, from the images that it wrote; a successor that
 //! does not receive `go` ends. So at most one of them serves. From `go` on, a crash of the successor is that of a node
 //! whose memory is kept: until it has marked the memory as in use, the next start on the host serves the images.

@@ -40,6 +40,21 @@ fn a_restart_in_order_of_a_node_with_devices_moves_no_slot() {
     driver.join(support::member(3, 7, 7900)).expect("the restart is accepted at once");
 }
 
+/// The last message of an incarnation arrives after the next one has attached the devices.
+#[test]
+fn a_restart_that_is_announced_late_moves_no_slot() {
+    let mut driver = Driver::new(config());
+    for node in 1..=3 {
+        attach(&mut driver, node, 5);
+        driver.admit(node, 5);
+    }
+    let since = driver.cluster.layout_since();
+    attach(&mut driver, 1, 6);
+    restart(&mut driver, 1, 5);
+    driver.admit(1, 6);
+    assert_eq!((driver.in_map(), driver.cluster.layout_since()), (vec![(1, 6), (2, 5), (3, 5)], since));
+}
+
 #[test]
 fn restarting_member_is_dead_at_the_deadline() {
     let mut driver = Driver::new(config());

@@ -313,7 +313,15 @@ impl Service for Control {
     }
 
     fn sync_tenant_ssds(&self, _: Caller, call: SyncTenantSsds) -> Result<TenantSsdLeases, Refusal> {
-        self.cluster.lock()?.sync_tenant_ssds(call)
+        let mut hosted = self.cluster.lock()?;
+        let leases = hosted.sync_tenant_ssds(call)?;
+        let freed = hosted.freed_tenants();
+        drop(hosted);
+        for name in freed {
+            tracing::info!(tenant = name, "no SSD has records of this tenant any more, which was removed");
+            self.cluster.handle(Input::TenantFreed { name })?;
+        }
+        Ok(leases)
     }
 
     fn sync_tenants(&self, _: Caller, call: SyncTenants) -> Result<TenantLeases, Refusal> {

@@ -65,7 +65,7 @@ impl TenantQuotas {
         let SyncTenants { node, incarnation, shard, pool_bytes, uses } = call;
         let who = ShardIncarnation { node, incarnation, shard };
         check(who, uses.len(), shards)?;
-        let all_known = all_known(cluster, &self.leases, who);
+        let all_known = self.leases.knows_all(cluster, Some(who));
         let quotas = cluster.tenants().map(|(tenant, _)| TenantQuota::of_memory(tenant));
         let leases = self.leases.sync(who, pool_bytes, uses, quotas, all_known).into_iter();
         let lease = |TenantQuota { number, bytes, weight }| TenantLease { number, dram_bytes: bytes, weight };
@@ -106,12 +106,14 @@ impl TenantQuotas {
         let SyncTenantSsds { node, incarnation, shard, ssd_bytes, uses } = call;
         let who = ShardIncarnation { node, incarnation, shard };
         check(who, uses.len(), shards)?;
-        let all_known = all_known(cluster, &self.ssd_leases, who);
-        let quotas = cluster.tenants().map(|(tenant, ssd)| TenantQuota::of_ssd(tenant, ssd));
-        let quotas = quotas.filter(|quota| quota.bytes.is_some() || quota.weight != 1);
-        let leases = self.ssd_leases.sync(who, ssd_bytes, uses, quotas, all_known).into_iter();
+        let leases = self.ssd_leases.sync_ssd(who, ssd_bytes, uses, cluster).into_iter();
         let lease = |TenantQuota { number, bytes, weight }| TenantSsdLease { number, ssd_bytes: bytes, weight };
         Ok(TenantSsdLeases { tenants: leases.map(lease).collect() })
+    }
+
+    /// Returns the tenants that were removed, and have no records on SSDs any more.
+    pub(crate) fn freed(&self, cluster: &Cluster) -> Vec<String> {
+        self.ssd_leases.freed_tenants(cluster)
     }
 
     /// Keeps only the incarnations that `keep` accepts.
@@ -129,16 +131,4 @@ fn check(who: ShardIncarnation, uses: usize, shards: usize) -> Result<(), Refusa
         return Err(Refusal::new(RefusalCode::BadRequest, reason));
     }
     Ok(())
-}
-
-/// Returns true if every shard of every member, except this one, has reported its tenants' usage.
-fn all_known(cluster: &Cluster, quotas: &Quotas, but: ShardIncarnation) -> bool {
-    let live = cluster.members().filter(|view| view.state.is_live());
-    live.into_iter().all(|view| {
-        let (node, incarnation) = (view.member.node.0, view.member.incarnation.0);
-        (0..view.member.shards.len()).all(|shard| {
-            let of = ShardIncarnation { node, incarnation, shard: shard as u16 };
-            of == but || quotas.knows(of)
-        })
-    })
 }

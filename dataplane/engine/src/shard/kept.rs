@@ -11,11 +11,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvplane_proto::checksum::PayloadChecksum;
-use kvplane_proto::ids::{Epoch, NodeId};
+use kvplane_proto::ids::NodeId;
 use kvplane_store::PoolSums;
-use kvplane_store::image::{HEADER_BYTES, ImageHeader, ImagePhase, MemoryIdentity, PHASE_AT};
-use kvplane_store::service::{Discard, FormerImage, Identity, PoolBytes};
-use kvplane_sys::{HugePages, MemoryDirectory, MemoryFile, MemoryFileError, Region, RegionError, RegionOptions};
+use kvplane_store::image::MemoryIdentity;
+use kvplane_store::service::{Identity, ImageFile, ImageOutcome, MemoryImage, OpenImageError, PoolBytes};
+use kvplane_sys::{HugePages, MemoryDirectory, MemoryFileError, Region, RegionError, RegionOptions};
 
 use crate::host::{KeptFiles, KeptMemoryConfig, MappedMemory, ShardHost, end_accesses};
 
@@ -82,24 +82,62 @@ impl PoolBytes for KeptPool {
     }
 }
 
+/// File of an image in memory, written through a mapping: hugetlbfs has no other writes.
+#[derive(Debug)]
+struct MappedImage {
+    file: KeptFiles,
+    /// Mapping of the file at its present length, since the first write.
+    region: Option<Arc<Region>>,
+}
+
+impl MappedImage {
+    fn map(&mut self) -> Result<&Arc<Region>, RegionError> {
+        let region = match self.region.take() {
+            Some(region) => region,
+            None => {
+                let bytes = self.file.image().bytes().map_err(RegionError::File)? as usize;
+                let options = RegionOptions { huge: HugePages::Never, ..RegionOptions::new("kvplane-image", bytes) };
+                Region::map_memory_file(self.file.image(), &options)?
+            }
+        };
+        Ok(self.region.insert(region))
+    }
+}
+
+impl ImageFile for MappedImage {
+    type Error = RegionError;
+
+    fn bytes(&self) -> Result<u64, RegionError> {
+        self.file.image().bytes().map_err(RegionError::File)
+    }
+
+    fn set_bytes(&mut self, bytes: u64) -> Result<(), RegionError> {
+        self.region = None;
+        self.file.image().set_bytes(bytes).map_err(RegionError::File)
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), RegionError> {
+        self.file.image().read_at(offset, into).map_err(RegionError::File)
+    }
+
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<(), RegionError> {
+        self.map()?.copy_in(offset as usize, bytes);
+        Ok(())
+    }
+}
+
 /// Files of a shard's kept memory.
 #[derive(Debug)]
 pub(super) struct KeptMemory {
     files: KeptFiles,
     /// Pool that is mapped already.
     mapped: Option<Arc<MappedMemory>>,
-    identity: MemoryIdentity,
-    /// Header of the former process's image, until its objects are served or dropped.
-    pending: Option<ImageHeader>,
-    /// True if the former process's image does not count.
-    is_discarded: bool,
+    image: MemoryImage,
+    image_file: MappedImage,
     region: Option<Arc<KeptPool>>,
     /// Keeps other processes out.
     _directory: Arc<MemoryDirectory>,
 }
-
-/// Image of the former process: none if there was no process, or the reason why it does not count.
-pub(super) type ImageOutcome = Result<Option<FormerImage>, Discard>;
 
 impl KeptMemory {
     /// Opens the memory of a shard with a pool of this size and unit, and reads the image of the former process.
@@ -117,7 +155,7 @@ impl KeptMemory {
             Some(mapped) => mapped.files().clone(),
             None => KeptFiles::open(&directory, of.shard.0)?,
         };
-        let mut identity = MemoryIdentity {
+        let identity = MemoryIdentity {
             uuid: config.fresh_uuid,
             cluster: of.cluster.clone(),
             node: of.node,
@@ -126,44 +164,20 @@ impl KeptMemory {
             pool_bytes,
             unit_bytes,
         };
-        let header = read_header(files.image())?;
-        if let Ok(Some(ImageHeader { identity: MemoryIdentity { uuid, cluster, node, .. }, .. })) = &header {
-            if (cluster, *node) != (&of.cluster, of.node) {
-                let path = files.image().path().to_owned();
-                return Err(KeptMemoryError::Foreign { path, cluster: cluster.clone(), node: *node });
+        let path = files.image().path().to_owned();
+        let mut image_file = MappedImage { file: files.clone(), region: None };
+        let (image, found) = MemoryImage::open(&mut image_file, identity).map_err(|error| match error {
+            OpenImageError::Foreign(theirs) => {
+                KeptMemoryError::Foreign { path: path.clone(), cluster: theirs.cluster, node: theirs.node }
             }
-            identity.uuid = *uuid;
-        }
-        let mut kept =
-            Self { files, mapped, identity, pending: None, is_discarded: false, region: None, _directory: directory };
-        let found = match &header {
-            Ok(Some(header)) => kept.read_image(header)?.map(Some),
-            Ok(None) => Ok(None),
-            Err(discard) => Err(*discard),
-        };
-        kept.is_discarded = found.is_err();
-        match (&found, header) {
-            (Ok(Some(_)), Ok(header)) => kept.pending = header,
-            // The next process is to know whose memory it is, and that this process was killed, if it is.
-            _ => kept.mark_in_use()?,
-        }
-        Ok((kept, found))
-    }
-
-    /// Reads the image behind a header.
-    fn read_image(&self, header: &ImageHeader) -> Result<Result<FormerImage, Discard>, KeptMemoryError> {
-        if let Err(error) = header.check_complete() {
-            return Ok(Err(Discard::Image(error)));
-        }
-        if header.identity != self.identity {
-            return Ok(Err(Discard::Layout));
-        }
-        let file_bytes = self.files.image().bytes()?;
-        let length = header.contents_bytes().filter(|bytes| bytes.saturating_add(HEADER_BYTES as u64) <= file_bytes);
-        let mut bytes = vec![0; length.unwrap_or(0) as usize];
-        self.files.image().read_at(HEADER_BYTES as u64, &mut bytes)?;
-        let contents = header.decode_contents(&bytes).map_err(Discard::Image);
-        Ok(contents.map(|contents| FormerImage { origin: header.origin, contents }))
+            OpenImageError::File(RegionError::File(error)) => KeptMemoryError::File(error),
+            OpenImageError::File(other) => KeptMemoryError::File(MemoryFileError::Io {
+                action: "map",
+                path: path.clone(),
+                source: io::Error::other(other.to_string()),
+            }),
+        })?;
+        Ok((Self { files, mapped, image, image_file, region: None, _directory: directory }, found))
     }
 
     /// Maps the pool, whose contents stay as they are.
@@ -186,7 +200,7 @@ impl KeptMemory {
 
     /// Returns the identity of the memory.
     pub(super) const fn uuid(&self) -> u128 {
-        self.identity.uuid
+        self.image.uuid()
     }
 
     /// Acts on the service's decision about the former process's objects: from then on the memory is in use. To be
@@ -195,10 +209,7 @@ impl KeptMemory {
     /// # Errors
     /// When that cannot be recorded: the shard must not serve then, because the image would count at the next start.
     pub(super) fn observe(&mut self, host: &mut ShardHost, name: &str) -> io::Result<()> {
-        let service = host.service();
-        if self.pending.is_some() && !service.inspect().awaits_map() {
-            self.mark_in_use().map_err(io::Error::other)?;
-        }
+        self.image.observe(&mut self.image_file, host.service()).map_err(io::Error::other)?;
         let Some(report) = host.service().control().poll_kept() else { return Ok(()) };
         match report.discard {
             Some(discard) => tracing::warn!("{name}: memory is empty, nothing of it was kept: {discard}"),
@@ -228,101 +239,14 @@ impl KeptMemory {
             tracing::warn!("{name}: a process on this host, or the SSD, did not let go of memory within a second");
         }
         let pool = self.region.as_ref()?;
-        // A start that failed: the next one is to say why memory is empty.
-        if self.is_discarded && host.service().inspect().served_epoch() == Epoch(0) {
-            return None;
-        }
-        let opening = host.service().inspect().ssd_opening();
-        let written = match host.service().control().image_memory(&**pool, lends) {
-            Some(image) => self.write(&image).map(|()| image.contents.objects.len() as u64),
-            None => self.keep_pending(opening),
-        };
-        match written {
-            Ok(objects) => {
+        match self.image.close(&mut self.image_file, host.service(), &**pool, lends) {
+            Ok(objects) => objects.inspect(|objects| {
                 tracing::info!("{name}: the image of {objects} objects in memory is written");
-                Some(objects)
-            }
+            }),
             Err(error) => {
                 tracing::error!("{name}: memory is lost, its image could not be written: {error}");
                 None
             }
         }
     }
-
-    /// Records that the former process's image still counts after this opening of the SSD.
-    fn keep_pending(&self, opening: u64) -> Result<u64, RegionError> {
-        let Some(mut header) = self.pending.clone() else { return Ok(0) };
-        if opening != 0 && header.origin.opening != opening {
-            header.origin.opening = opening;
-            let region = self.map_image()?;
-            self.replace_header(&region, header.clone());
-        }
-        Ok(header.objects())
-    }
-
-    fn write(&self, image: &FormerImage) -> Result<(), RegionError> {
-        let FormerImage { origin, contents } = image;
-        let bytes = HEADER_BYTES as u64 + contents.encoded_bytes();
-        self.files.image().set_bytes(bytes).map_err(RegionError::File)?;
-        let region = self.map_image()?;
-        region.copy_in(PHASE_AT, &(ImagePhase::Writing as u32).to_le_bytes());
-        let mut at = HEADER_BYTES;
-        let checksum = contents.encode(|piece| {
-            region.copy_in(at, piece);
-            at += piece.len();
-        });
-        self.replace_header(&region, ImageHeader::of(self.identity.clone(), *origin, contents, checksum));
-        Ok(())
-    }
-
-    /// Replaces the header by that of a complete image; its phase is written last.
-    fn replace_header(&self, region: &Region, mut header: ImageHeader) {
-        let set = |phase: ImagePhase| region.copy_in(PHASE_AT, &(phase as u32).to_le_bytes());
-        set(ImagePhase::Writing);
-        header.phase = ImagePhase::Writing;
-        region.copy_in(0, &header.encode());
-        set(ImagePhase::Complete);
-    }
-
-    /// Records that the memory is in use, and gives the memory of the former image back.
-    fn mark_in_use(&mut self) -> Result<(), MemoryFileError> {
-        if self.files.image().bytes()? < HEADER_BYTES as u64 {
-            self.files.image().set_bytes(HEADER_BYTES as u64)?;
-        }
-        let region = self.map_image().map_err(|error| match error {
-            RegionError::File(error) => error,
-            other => MemoryFileError::Io {
-                action: "map",
-                path: self.files.image().path().to_owned(),
-                source: io::Error::other(other.to_string()),
-            },
-        })?;
-        region.copy_in(PHASE_AT, &(ImagePhase::InUse as u32).to_le_bytes());
-        region.copy_in(0, &ImageHeader::in_use(self.identity.clone()).encode());
-        drop(region);
-        self.pending = None;
-        self.files.image().set_bytes(HEADER_BYTES as u64)
-    }
-
-    /// Maps the file of the image, at its present length.
-    fn map_image(&self) -> Result<Arc<Region>, RegionError> {
-        let bytes = self.files.image().bytes().map_err(RegionError::File)? as usize;
-        let options = RegionOptions { huge: HugePages::Never, ..RegionOptions::new("kvplane-image", bytes) };
-        Region::map_memory_file(self.files.image(), &options)
-    }
-}
-
-/// Reads the header of an image: none in a new file.
-fn read_header(image: &MemoryFile) -> Result<Result<Option<ImageHeader>, Discard>, MemoryFileError> {
-    let bytes = image.bytes()?;
-    let mut header = vec![0; HEADER_BYTES];
-    if bytes < HEADER_BYTES as u64 {
-        return Ok(Ok(None));
-    }
-    image.read_at(0, &mut header)?;
-    // A process that was killed while it began a new file.
-    if header.iter().all(|byte| *byte == 0) {
-        return Ok(Ok(None));
-    }
-    Ok(ImageHeader::decode(&header).map(Some).map_err(Discard::Image))
 }

@@ -6,7 +6,6 @@ use kvplane_store::service::{Memory, MemoryExtent, copy_of};
 use super::shadow::Shadow;
 use super::{Rule, broken};
 use crate::world::World;
-use crate::world::server::Pool;
 
 impl World {
     /// Checks that an object, once it has a tail, has the name and the priority of its key.
@@ -17,7 +16,7 @@ impl World {
             return;
         }
         let (tail_at, priority) = (Some(view.tail_at), view.priority);
-        let (_, _, name) = copy_of(digest, view.extent.bytes, view.is_head, tail_at, priority, 2, &Pool(&at.pool));
+        let (_, _, name) = copy_of(digest, view.extent.bytes, view.is_head, tail_at, priority, 2, &at.pool);
         if name != Shadow::name(key).as_bytes() {
             let what = format!("incarnation {incarnation}: key {key} has lost its name, and has {name:?}: {view:?}");
             self.violate(broken(Rule::Bytes, what));

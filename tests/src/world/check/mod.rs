@@ -40,6 +40,10 @@ pub enum Rule {
     Version,
     /// A range of a pool is read or written, never both, and by one writer.
     Ledger,
+    /// Kept memory has one process at a time, which serves what a complete image of its own says, and that once.
+    Kept,
+    /// No tenant has more on SSDs than its quota, one that was removed has nothing, and settings never contradict.
+    Quota,
     /// A caller's buffer is touched only while it is lent.
     Memory,
     /// A batch completes once, with as many results as requests, each of a kind that fits.

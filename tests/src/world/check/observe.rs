@@ -170,7 +170,8 @@ impl World {
 
     /// Observes, with a tier, the reply to a put: the version that it replaces is gone.
     fn observe_acked(&mut self, index: u32, version: u64, promises: bool) {
-        if promises {
+        let key = self.shadow.commit_of(version).map(|commit| commit.key);
+        if promises && !key.is_some_and(|key| self.scenario.may_exceed(key)) {
             self.shadow.promise(version);
         }
         self.check_copies_of(index, version);
@@ -219,7 +220,7 @@ impl World {
                 }
                 for (at, room) in rooms.iter().enumerate() {
                     if rooms[at + 1..].iter().any(|later| later.replace && later.digest == room.digest) {
-                        let bytes = self.incarnations[incarnation].bytes(room.offset, room.bytes).to_vec();
+                        let bytes = self.incarnations[incarnation].bytes(room.offset, room.bytes);
                         let Some(connection) = self.connections.get_mut(&index) else { return };
                         connection.held.hidden.insert((header.request.to_bits(), at), (*room, bytes));
                     }
@@ -405,7 +406,6 @@ impl World {
         incarnation.ledger.end(index, Use::Write, room.offset);
         let grown = incarnation.see_version(Version(version));
         let bytes = incarnation.bytes(room.offset, room.bytes);
-        let bytes = bytes.to_vec();
         let extent = (self.lineage(index_of_incarnation), self.incarnations[index_of_incarnation].epoch);
         let committed = self.shadow.commit(version, room.digest, room.replace, extent, &bytes);
         self.statistics.commits += 1;
@@ -456,7 +456,7 @@ impl World {
         let (Destination::Pool { offset }, Some(digest)) = (destination, digest) else { return };
         let Some(connection) = self.connections.get(&index) else { return };
         let (incarnation, peer) = (connection.incarnation, connection.peer);
-        let bytes = self.incarnations[incarnation].bytes(offset, header.payload_bytes).to_vec();
+        let bytes = self.incarnations[incarnation].bytes(offset, header.payload_bytes);
         let mut again = Vec::new();
         PutItem::plain(digest, header.payload_bytes).encode(&mut again);
         let body = digest.to_bytes();
@@ -471,8 +471,7 @@ impl World {
         {
             let to = Destination::Pool { offset: extent.offset };
             self.observe_request(index, &put, &body, to);
-            self.incarnations[incarnation].pool[extent.offset as usize..(extent.offset + extent.bytes) as usize]
-                .copy_from_slice(&bytes);
+            self.incarnations[incarnation].pool.copy_in(extent.offset, &bytes);
         }
         self.look_before_put(index);
         self.incarnations[incarnation].service.payload_done(peer, put.checksum(), self.now_ns);

@@ -175,7 +175,7 @@ impl World {
                 if replace {
                     self.removals.remove_done(client, key, open.started_ns, now_ns);
                 }
-                if self.scenario.keeps && result.replicas > 1 {
+                if self.scenario.keeps && (result.replicas > 1 || self.scenario.kept.is_some()) {
                     self.doubled.insert(key, now_ns);
                 }
                 self.shadow.acked(write, result.version.0, now_ns)
@@ -191,8 +191,9 @@ impl World {
                 if self.doubled.get(&key).is_some_and(|doubled_ns| *doubled_ns < open.started_ns)
                     && !self.may_be_moving(key, open.started_ns) =>
             {
-                Err(broken(Rule::Lost, format!("key {key} had two owners, and client {client} does not find it")))
+                Err(broken(Rule::Lost, format!("key {key} was to stay, and client {client} does not find it")))
             }
+            (What::Put { .. }, Status::QuotaExceeded) if self.scenario.may_exceed(key) => Ok(()),
             (What::Get { .. }, Status::Corrupt) if self.scenario.heals => {
                 Err(broken(Rule::Lost, format!("key {key} is damaged, and client {client} does not get it")))
             }

@@ -63,8 +63,9 @@ pub(crate) struct Shadow {
 }
 
 impl Shadow {
-    pub(crate) fn new(keys: usize, tenant: &[u8]) -> Self {
-        let digests: Vec<Digest> = (0..keys).map(|key| Digest::of(tenant, Self::name(key).as_bytes())).collect();
+    pub(crate) fn new(keys: usize, tenant_of: impl Fn(usize) -> &'static [u8]) -> Self {
+        let digest = |key| Digest::of(tenant_of(key), Self::name(key).as_bytes());
+        let digests: Vec<Digest> = (0..keys).map(digest).collect();
         let by_digest = digests.iter().enumerate().map(|(key, &digest)| (digest, key)).collect();
         Self { by_key: vec![Vec::new(); keys], digests, by_digest, writes: Vec::new(), commits: BTreeMap::new() }
     }

@@ -37,6 +37,7 @@ impl World {
         }
         self.note_moves(index);
         self.speak(index);
+        self.report_ssds(index);
         let jitter_ns = self.streams.schedule.below(10 * MS);
         self.after(AGENT_NS + jitter_ns, Event::Agent(index, incarnation));
     }
@@ -204,14 +205,26 @@ impl World {
         let missed = before.0 > 0 && epoch.0 > before.0 + 1 && since > before && owners.from > before;
         self.statistics.missed += u64::from(missed);
         for incarnation in self.nodes[index].shards.clone() {
-            self.shard_sees_owners(incarnation, &owners, since, missed);
+            if !self.shard_sees_owners(incarnation, &owners, since, missed, map) {
+                self.detail(incarnation as u64, || format!("incarnation {incarnation} is KILLED before it serves"));
+                self.crash_node(index);
+                return self.after(10 * MS, Event::StartNode(index));
+            }
         }
         self.note_moves(index);
         // A real node checks every few milliseconds.
         self.report_settled(index);
     }
 
-    fn shard_sees_owners(&mut self, index: usize, owners: &SlotOwners, since: Epoch, missed: bool) {
+    /// Tells a shard its slots. Returns false if its process was killed before it serves them.
+    fn shard_sees_owners(
+        &mut self,
+        index: usize,
+        owners: &SlotOwners,
+        since: Epoch,
+        missed: bool,
+        map: &ClusterMap,
+    ) -> bool {
         let lineage = self.lineage(index);
         let running = &self.incarnations[index];
         let (before, epoch, node) = (running.epoch, owners.epoch, running.node);
@@ -257,6 +270,10 @@ impl World {
                 running.changed.remove(&key);
             }
         }
+        if running.service.inspect().awaits_map() {
+            // By a map without slots for this incarnation nothing is decided about kept memory.
+            gone.clear();
+        }
         let observed = Epochs::observe("a shard", Epoch(running.epoch), epoch);
         running.epoch = epoch.0;
         self.require(observed);
@@ -267,8 +284,12 @@ impl World {
         } else {
             self.shadow.dropped_but(lineage, self.trace.events, |digest| gone.contains(&digest), &there);
         }
+        if !self.memory_follows(index, map) {
+            return false;
+        }
         self.set_sources(index, owners);
         self.drain_service(index, None);
+        true
     }
 
     /// Returns the epoch since which owners have been as the map says; `None` if the control plane has to be asked

@@ -97,6 +97,7 @@ impl World {
             Ok(cluster) => {
                 self.control.incarnation += 1;
                 self.start_tickets();
+                self.forget_quotas();
                 self.control.cluster = Some(cluster);
                 self.control.armed_ns = u64::MAX;
                 self.carry_out();
@@ -133,6 +134,10 @@ impl World {
                     self.statistics.adoptions += 1;
                 }
                 Output::MemberLost { node, incarnation } => {
+                    if self.scenario.kept.is_some() {
+                        // Others have its slots meanwhile, and memory is not reconciled.
+                        self.doubled.clear();
+                    }
                     self.detail(node.0, || format!("LOST node {} in incarnation {}", node.0, incarnation.0));
                 }
                 Output::MapChanged(map) => self.publish(map),
@@ -214,7 +219,8 @@ impl World {
                     self.tell_tickets(*party);
                 }
             }
-            Message::Answer(..) | Message::Map(_) | Message::Tickets(_) => {}
+            Message::Ssd(report) => self.control_hears_ssd(report),
+            Message::Answer(..) | Message::Map(_) | Message::Tickets(_) | Message::SsdLeases(..) => {}
         }
     }
 
@@ -222,6 +228,7 @@ impl World {
     pub(crate) fn party_hears(&mut self, party: Party, message: &Message) {
         match (party, message) {
             (_, Message::Tickets(told)) => self.hear_tickets(party, told),
+            (_, Message::SsdLeases(incarnation, call, leases)) => self.shard_hears_leases(*incarnation, *call, leases),
             (Party::Node(node), Message::Map(map)) => self.node_sees_map(node, map),
             (Party::Node(node), Message::Answer(incarnation, answer)) => self.agent_hears(node, *incarnation, answer),
             (Party::Client(client), Message::Map(map)) if self.clients[client].alive => {

@@ -81,7 +81,7 @@ impl World {
         };
         let lent = self.incarnations[incarnation].ledger.lend(FETCHES, Use::Read, extent.offset, extent.bytes);
         self.require(lent);
-        let mut bytes = self.incarnations[incarnation].bytes(extent.offset, extent.bytes).to_vec();
+        let mut bytes = self.incarnations[incarnation].bytes(extent.offset, extent.bytes);
         if self.scenario.has(Mischief::SpoilCopies) {
             bytes[0] ^= 1;
         }
@@ -104,7 +104,7 @@ impl World {
         let grown = self.incarnations[incarnation].see_version(view.version);
         self.require(grown);
         self.statistics.copies += 1;
-        let bytes = self.incarnations[incarnation].bytes(view.extent.offset, view.extent.bytes).to_vec();
+        let bytes = self.incarnations[incarnation].bytes(view.extent.offset, view.extent.bytes);
         let Some(key) = self.shadow.key(digest) else { return };
         let pushed = self.clients[client].fetcher.as_ref().and_then(|fetcher| fetcher.pushed.get(&digest));
         let fits = |version: &&u64| self.shadow.check_read(key, **version, &bytes).is_ok();

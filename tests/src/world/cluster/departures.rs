@@ -17,8 +17,8 @@ use crate::world::scenario::{Chances, MS, Mischief, Scenario};
 const LOOK_NS: u64 = 20 * MS;
 /// Longest wait without progress, and in all: a tenth of the real nodes' values, like all intervals of the control
 /// plane here.
-const PATIENCE_NS: u64 = 500 * MS;
-const MOST_NS: u64 = 2_000 * MS;
+pub(crate) const PATIENCE_NS: u64 = 500 * MS;
+pub(crate) const MOST_NS: u64 = 2_000 * MS;
 /// Time between the end of an incarnation and the end of its process.
 const EXIT_NS: u64 = 50 * MS;
 
@@ -96,7 +96,8 @@ impl World {
     }
 
     pub(crate) fn begin_leave(&mut self, node: usize, incarnation: u64, drains: bool) {
-        if self.is_node(node, incarnation) && self.nodes[node].departure.is_none() {
+        let at = &self.nodes[node];
+        if self.is_node(node, incarnation) && at.departure.is_none() && at.handover.is_none() {
             self.begin_departure(node, if drains { LOOK_NS } else { 0 });
         }
     }
@@ -146,7 +147,7 @@ impl World {
         }
     }
 
-    fn moves_left(&self, node: usize) -> MovesLeft {
+    pub(crate) fn moves_left(&self, node: usize) -> MovesLeft {
         let mut left = MovesLeft::default();
         for incarnation in &self.nodes[node].shards {
             let service = &self.incarnations[*incarnation].service;
@@ -185,7 +186,9 @@ impl World {
 
     /// Ends a node that has left, and starts it again later.
     pub(crate) fn depart(&mut self, index: usize, incarnation: u64) {
-        if self.is_node(index, incarnation) {
+        if self.is_node(index, incarnation) && self.scenario.kept.is_some() {
+            self.depart_with_memory(index);
+        } else if self.is_node(index, incarnation) {
             self.crash_node(index);
             let waited_for = self.scenario.chances.weights[Fault::LeaveAll as usize] > 0;
             let longest_ns = if self.streams.faults.chance(0.5) {

@@ -20,7 +20,6 @@ use crate::world::check::{Rule, broken};
 use crate::world::client::ClientHost;
 use crate::world::faults::Party;
 use crate::world::scenario::{MS, Mischief, Scenario};
-use crate::world::server::Pool;
 
 /// Name of fetches in the ledger of a pool, where connections have their numbers.
 pub(super) const FETCHES: u32 = u32::MAX - 1;
@@ -201,7 +200,7 @@ impl World {
                     *tail_at,
                     *priority,
                     *replicas,
-                    &Pool(&self.incarnations[incarnation].pool),
+                    &self.incarnations[incarnation].pool,
                 );
                 let number = book.push(item, &ObjectName { tenant: &tenant, key: &key });
                 if !self.scenario.has(Mischief::SpoilCopies) {
@@ -292,8 +291,7 @@ impl World {
         offset: Option<u64>,
     ) -> FetchDone {
         let from = self.clients[index].memory.peek(offset.unwrap_or(0), bytes.min(extent.bytes)).to_vec();
-        let at = extent.offset as usize;
-        self.incarnations[incarnation].pool[at..at + from.len()].copy_from_slice(&from);
+        self.incarnations[incarnation].pool.copy_in(extent.offset, &from);
         FetchDone::Object(bytes, payload_checksum(&from))
     }
 
@@ -311,7 +309,7 @@ impl World {
         self.detail(version.0, || format!("incarnation {incarnation} imports version {origin} as {version}"));
         let grown = self.incarnations[incarnation].see_version(version);
         self.require(grown);
-        let bytes = self.incarnations[incarnation].bytes(extent.offset, view.extent.bytes).to_vec();
+        let bytes = self.incarnations[incarnation].bytes(extent.offset, view.extent.bytes);
         let lineage = self.lineage(incarnation);
         let taken = self.shadow.imported(version.0, origin, digest, lineage, &bytes);
         self.require(taken);

@@ -9,7 +9,7 @@ use kvplane_proto::ids::{Epoch, Incarnation, NodeId, SegmentId, ShardId, Version
 use kvplane_proto::map::{ClusterMap, Member, ShardAddress};
 use kvplane_proto::rng::Rng;
 use kvplane_store::eviction::Eviction;
-use kvplane_store::service::{Identity, PeerKey, ScrubPace, Service};
+use kvplane_store::service::{Identity, MemoryImage, PeerKey, ScrubPace, Service};
 use kvplane_store::{Store, StoreConfig};
 
 use crate::world::World;
@@ -17,10 +17,13 @@ use crate::world::check::handles::Handles;
 use crate::world::check::ledger::Ledger;
 use crate::world::check::{CheckResult, Rule, broken};
 use crate::world::cluster::departures::Departure;
+use crate::world::cluster::handover::Handover;
+use crate::world::cluster::memory::UNIT_BYTES;
 use crate::world::faults::device_pool::IncarnationDevice;
 use crate::world::faults::memory::FlippedBit;
 use crate::world::faults::tier::IncarnationTier;
 use crate::world::network::{End, Way};
+use crate::world::pool::PoolMemory;
 use crate::world::queue::Event;
 use crate::world::scenario::{MS, Scenario};
 use crate::world::segments::{register, segment_bytes};
@@ -36,6 +39,8 @@ pub(crate) struct Node {
     pub(crate) halted_ns: u64,
     /// Progress of its departure, if the node leaves.
     pub(crate) departure: Option<Departure>,
+    /// Its upgrade, while there is one.
+    pub(crate) handover: Option<Handover>,
     pub(crate) joined: bool,
     pub(crate) epoch: Epoch,
     /// Map of that epoch.
@@ -65,7 +70,9 @@ pub(crate) struct ShardIncarnation {
     pub(crate) alive: bool,
     pub(crate) address: SocketAddr,
     pub(crate) service: Service,
-    pub(crate) pool: Vec<u8>,
+    pub(crate) pool: PoolMemory,
+    /// Image of its memory, where that is kept.
+    pub(crate) image: Option<MemoryImage>,
     /// Bits of its objects that have flipped.
     pub(crate) flips: Vec<FlippedBit>,
     pub(crate) segment: Vec<u8>,
@@ -88,8 +95,8 @@ pub(crate) struct ShardIncarnation {
 }
 
 impl ShardIncarnation {
-    pub(crate) fn bytes(&self, offset: u64, bytes: u64) -> &[u8] {
-        &self.pool[offset as usize..(offset + bytes) as usize]
+    pub(crate) fn bytes(&self, offset: u64, bytes: u64) -> Vec<u8> {
+        self.pool.bytes(offset, bytes)
     }
 
     pub(crate) fn add_peer(&mut self, connection: u32) -> PeerKey {
@@ -153,6 +160,7 @@ impl Node {
             slowness: 1,
             halted_ns: 0,
             departure: None,
+            handover: None,
             joined: false,
             epoch: Epoch(0),
             map: None,
@@ -201,7 +209,16 @@ impl World {
         if self.nodes[index].up {
             return;
         }
-        let moved = self.streams.faults.chance(0.3);
+        if self.nodes[index].handover.as_ref().is_some_and(Handover::is_claimed) {
+            // Another process has the memory: the supervisor starts the unit again and again.
+            return self.after(10 * MS, Event::StartNode(index));
+        }
+        let moved = self.scenario.kept.is_none() && self.streams.faults.chance(0.3);
+        self.begin_node(index, moved);
+    }
+
+    /// Begins a node's next incarnation, at other ports if it has moved.
+    pub(crate) fn begin_node(&mut self, index: usize, moved: bool) {
         let without = self.leaves_disks(index);
         let node = &mut self.nodes[index];
         (node.without, node.kept_since) = (without, None);
@@ -231,7 +248,7 @@ impl World {
         let policy = if sound { self.scenario.seed as usize % Eviction::ALL.len() } else { 0 };
         let eviction = Eviction::ALL[policy];
         let mut config = StoreConfig {
-            unit_bytes: 256,
+            unit_bytes: UNIT_BYTES,
             max_object_bytes: self.scenario.object_bytes,
             max_pins: self.scenario.max_pins,
             max_reservations: self.scenario.max_reservations,
@@ -255,6 +272,13 @@ impl World {
         let segment_bytes = segment_bytes(&self.scenario);
         let segment_id = register(&mut service, segment_bytes);
         let tier = self.open_tier(index, shard, &mut service);
+        let (pool, image) = match self.scenario.kept {
+            Some(_) => {
+                let (pool, image) = self.open_memory(index, shard, &mut service);
+                (pool, Some(image))
+            }
+            None => (PoolMemory::new(self.scenario.pool_bytes), None),
+        };
         service.control().set_fetch_limits(Self::fetch_limits(&self.scenario));
         let pace = ScrubPace { bytes_per_s: self.scenario.scrub_bytes_per_s, pause_ns: 200 * MS };
         service.control().set_memory_scrub(pace, self.now_ns);
@@ -271,7 +295,8 @@ impl World {
             segment_id,
             fetcher,
             changed: BTreeSet::new(),
-            pool: vec![0; self.scenario.pool_bytes as usize],
+            pool,
+            image,
             flips: Vec::new(),
             ledger: Ledger::default(),
             handles: Handles::default(),
@@ -292,6 +317,7 @@ impl World {
     /// Kills a node as `kill -9` does: its memory is gone; connections end, shared mappings live on in the processes
     /// that have them.
     pub(crate) fn crash_node(&mut self, index: usize) {
+        self.end_serving_process(index);
         let power = self.power_fails(index);
         let node = &mut self.nodes[index];
         node.up = false;
@@ -300,6 +326,7 @@ impl World {
         self.forget_moving(&shards);
         for &incarnation in &shards {
             self.cut_off_disk(incarnation, power);
+            self.forsake_memory(incarnation);
             self.incarnations[incarnation].alive = false;
             let fetcher = self.incarnations[incarnation].fetcher;
             self.crash_client(fetcher);

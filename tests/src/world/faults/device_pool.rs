@@ -217,10 +217,10 @@ impl World {
         };
         let checked = match &mut copy.purpose {
             Purpose::Move(_, one) if one.is_promotion => {
-                let moved = &at.pool[(one.from + from) as usize..][..bytes as usize];
+                let moved = at.pool.bytes(one.from + from, bytes);
                 let checked = check(&at.ledger, Use::Read, one.from);
                 let checked = checked.and(check(&device.memory.ledger, Use::Write, one.to));
-                device.memory.write(one.to + from, moved);
+                device.memory.write(one.to + from, &moved);
                 checked
             }
             Purpose::Move(_, one) => {
@@ -228,7 +228,7 @@ impl World {
                 let checked = checked.and(check(&at.ledger, Use::Write, one.to));
                 copy.is_damaged |= device.memory.is_damaged(one.from + from, bytes);
                 let moved = device.memory.read(one.from + from, bytes);
-                at.pool[(one.to + from) as usize..][..bytes as usize].copy_from_slice(moved);
+                at.pool.copy_in(one.to + from, moved);
                 checked
             }
             Purpose::Reply(reply) => {
@@ -308,7 +308,7 @@ impl World {
     fn outcome_of(&mut self, incarnation: usize, one: &PoolMove, is_done: bool, is_damaged: bool) -> MoveOutcome {
         let bytes = self.incarnations[incarnation].bytes(one.to, if one.is_promotion { 0 } else { one.bytes });
         let is_checked = is_done && !one.is_promotion && one.checksum != 0 && !self.scenario.has(Mischief::TrustDevice);
-        if is_checked && payload_checksum(bytes) != one.checksum {
+        if is_checked && payload_checksum(&bytes) != one.checksum {
             if !is_damaged {
                 let what = format!("incarnation {incarnation}: the bytes of {one:?} are others, and no device did it");
                 self.violate(broken(Rule::Bytes, what));
@@ -319,7 +319,7 @@ impl World {
         if let Some(tail) = one.tail.filter(|_| !self.scenario.has(Mischief::LoseTails)) {
             let at = &mut self.incarnations[incarnation];
             let free = at.ledger.is_free(tail.to, tail.bytes);
-            at.pool.copy_within(tail.from as usize..(tail.from + tail.bytes) as usize, tail.to as usize);
+            at.pool.copy_in(tail.to, &at.pool.bytes(tail.from, tail.bytes));
             self.require(free);
         }
         MoveOutcome::Copied
@@ -411,7 +411,7 @@ impl World {
 
     /// Lets a lost device write to a range of the pool that it was to copy to.
     pub(crate) fn device_garbage(&mut self, incarnation: usize, offset: u64, bytes: u64) {
-        self.incarnations[incarnation].pool[offset as usize..][..bytes as usize].fill(GARBAGE);
+        self.incarnations[incarnation].pool.copy_in(offset, &vec![GARBAGE; bytes as usize]);
     }
 
     /// Drops the promises for the objects of a lost device.

@@ -22,7 +22,7 @@ pub(crate) struct FlippedBit {
 impl ShardIncarnation {
     /// Returns the bytes of an extent of the pool, in which this version of an object is, as they were written.
     pub(crate) fn undamaged(&self, version: u64, extent: MemoryExtent) -> Vec<u8> {
-        let mut bytes = self.bytes(extent.offset, extent.bytes).to_vec();
+        let mut bytes = self.bytes(extent.offset, extent.bytes);
         for flip in self.flips.iter().filter(|flip| flip.version == version) {
             let at = flip.offset.checked_sub(extent.offset).filter(|at| *at < extent.bytes);
             at.into_iter().for_each(|at| bytes[at as usize] = flip.written);
@@ -34,7 +34,8 @@ impl ShardIncarnation {
     fn flipped(&self) -> impl Iterator<Item = &FlippedBit> {
         let is_there = |flip: &&FlippedBit| {
             let view = self.service.store().peek(flip.digest);
-            view.is_some_and(|view| view.version.0 == flip.version) && self.pool[flip.offset as usize] != flip.written
+            view.is_some_and(|view| view.version.0 == flip.version)
+                && self.pool.read()[flip.offset as usize] != flip.written
         };
         self.flips.iter().filter(is_there)
     }
@@ -63,9 +64,9 @@ impl World {
         let Some(view) = at.view(digest) else { return };
         let offset = view.extent.offset + rng.below(view.extent.bytes);
         let bit = rng.below(8);
-        let byte = &mut at.pool[offset as usize];
-        at.flips.push(FlippedBit { digest, version: view.version.0, offset, written: *byte });
-        *byte ^= 1 << bit;
+        let written = at.pool.bytes(offset, 1)[0];
+        at.flips.push(FlippedBit { digest, version: view.version.0, offset, written });
+        at.pool.copy_in(offset, &[written ^ 1 << bit]);
         self.statistics.flips += 1;
         self.detail(offset, || format!("incarnation {incarnation}: bit {bit} of byte {offset} of {digest} flips"));
     }

@@ -75,10 +75,16 @@ pub(crate) enum Fault {
     FlipBit,
     /// A byte of a record on a disk is damaged, of which another node has a good one.
     DamageRecord,
+    /// A node that keeps its memory restarts in order.
+    RestartNode,
+    /// A running node hands over to a successor.
+    UpgradeNode,
+    /// An operator sets, changes or removes a tenant.
+    SetQuota,
 }
 
 /// Number of kinds.
-pub(crate) const FAULTS: usize = 21;
+pub(crate) const FAULTS: usize = 24;
 /// Number of kinds that are drawn for every seed; the others belong to some seeds only.
 pub(crate) const COMMON: usize = 8;
 
@@ -104,6 +110,9 @@ const ALL: [Fault; FAULTS] = [
     Fault::HalfOpen,
     Fault::FlipBit,
     Fault::DamageRecord,
+    Fault::RestartNode,
+    Fault::UpgradeNode,
+    Fault::SetQuota,
 ];
 
 /// Interval at which a fault that waits for slots at rest checks again.
@@ -188,6 +197,10 @@ impl World {
     /// Returns true if no slot migrates and, according to their owners, all objects have the replicas that were
     /// acknowledged to puts.
     pub(crate) fn is_at_rest(&self) -> bool {
+        let serves = |(at, node): (usize, &Node)| node.up && node.is_member(at) && node.handover.is_none();
+        if self.scenario.kept.is_some() && !self.nodes.iter().enumerate().all(serves) {
+            return false;
+        }
         let lacks = |incarnation: &ShardIncarnation| {
             let mut lack = match self.scenario.replicas > 2 {
                 true => incarnation.lacking(),
@@ -281,6 +294,7 @@ impl World {
                 self.crash_node(node);
                 self.after(down_ns, Event::StartNode(node));
             }
+            Fault::LeaveNode if self.nodes[node].handover.is_some() => {}
             Fault::LeaveNode if self.nodes[node].up && self.nodes[node].departure.is_none() => {
                 // Some nodes drain before they go, and some do not wait until all objects are fetched.
                 self.begin_departure(node, if down_ns.is_multiple_of(3) { 0 } else { down_ns.min(800 * MS) });
@@ -317,6 +331,11 @@ impl World {
             Fault::HaltNode | Fault::SilenceNode | Fault::LoseOneWay | Fault::CrashAll | Fault::Evidence => {
                 self.disturb(fault, node, (down_ns, longest_ns));
             }
+            Fault::RestartNode if self.nodes[node].up && self.nodes[node].departure.is_none() => {
+                self.restart_node(node);
+            }
+            Fault::UpgradeNode => self.upgrade_node(node),
+            Fault::SetQuota => self.set_quota(),
             Fault::HalfOpen => self.half_open(down_ns),
             Fault::FlipBit => self.flip_bit(node, down_ns),
             Fault::DamageRecord => self.damage_record(node, down_ns),

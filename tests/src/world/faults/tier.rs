@@ -172,7 +172,8 @@ impl World {
     /// incarnation itself.
     pub(crate) fn lineage(&self, incarnation: usize) -> usize {
         let at = &self.incarnations[incarnation];
-        if at.tier.is_some() { at.node * 256 + usize::from(at.shard) } else { (1 << 20) + incarnation }
+        let lasts = at.tier.is_some() || self.scenario.kept.is_some();
+        if lasts { at.node * 256 + usize::from(at.shard) } else { (1 << 20) + incarnation }
     }
 
     /// Decides if a node starts without its disks. Their objects are then void: the node may remove and replace them.
@@ -192,6 +193,9 @@ impl World {
     pub(crate) fn disks_of(&self, node: usize) -> Option<u128> {
         // Where no node starts without its disks, the report matters only for nodes that die together. A lost state has
         // forgotten the reports of absent nodes.
+        if self.scenario.kept.is_some() {
+            return Some(node as u128 + 1);
+        }
         let forgets = self.scenario.chances.weights[crate::world::faults::Fault::LoseControl as usize] > 0;
         let tells = self.scenario.returns && !forgets;
         self.scenario.tier.as_ref().filter(|tier| tier.without > 0.0 || tells)?;
@@ -387,8 +391,10 @@ impl World {
         }
         let Some(tier) = &mut at.tier else { return };
         let ops = core::mem::take(&mut tier.ops);
-        let memory = IncarnationMemory { pool: &mut at.pool, staging: &mut tier.staging, flipped: None };
+        let mut pool = at.pool.write();
+        let memory = IncarnationMemory { pool: &mut pool, staging: &mut tier.staging, flipped: None };
         ops.values().for_each(|(op, _)| disk.cut_off(op, &memory));
+        drop(pool);
         if power {
             disk.power_failure();
         }
@@ -493,7 +499,8 @@ impl crate::world::cluster::node::ShardIncarnation {
     fn with_tier<T>(&mut self, trusting: bool, act: impl FnOnce(&mut Service, &mut IncarnationMemory<'_>) -> T) -> T {
         let tier = self.tier.as_mut().expect("asked only with a tier");
         let flipped = trusting.then_some(&mut tier.flipped);
-        let mut memory = IncarnationMemory { pool: &mut self.pool, staging: &mut tier.staging, flipped };
+        let mut pool = self.pool.write();
+        let mut memory = IncarnationMemory { pool: &mut pool, staging: &mut tier.staging, flipped };
         act(&mut self.service, &mut memory)
     }
 }

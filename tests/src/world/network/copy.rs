@@ -33,6 +33,13 @@ pub(crate) struct Copy {
     pub(crate) until_ns: u64,
 }
 
+impl Copy {
+    /// Returns true if the copy goes over a connection.
+    pub(crate) const fn uses(&self, connection: u32) -> bool {
+        self.connection == connection
+    }
+}
+
 impl World {
     pub(crate) fn start_copy(&mut self, index: usize, output: &Output) {
         let (lane, slice, offset, local, expected) = match *output {
@@ -101,10 +108,10 @@ impl World {
             let lent = self.incarnations[copy.incarnation].ledger.check(copy.connection, usage, at, bytes);
             self.require(lent);
         }
-        let pool = &mut self.incarnations[copy.incarnation].pool[at as usize..(at + bytes) as usize];
+        let pool = &self.incarnations[copy.incarnation].pool;
         let moved = match usage {
-            Use::Read => self.clients[index].memory.write(local, pool),
-            Use::Write => self.clients[index].memory.read(local, bytes).map(|from| pool.copy_from_slice(from)),
+            Use::Read => self.clients[index].memory.write(local, &pool.bytes(at, bytes)),
+            Use::Write => self.clients[index].memory.read(local, bytes).map(|from| pool.copy_in(at, from)),
         };
         self.require(moved);
     }

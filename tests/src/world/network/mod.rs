@@ -182,7 +182,7 @@ impl World {
                 incarnation
                     .ledger
                     .check(index, Use::Read, offset + from, bytes)
-                    .map(|()| incarnation.pool[(offset + from) as usize..(offset + from + bytes) as usize].to_vec())
+                    .map(|()| incarnation.pool.bytes(offset + from, bytes))
             }
         };
         match read {

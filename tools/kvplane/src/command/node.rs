@@ -529,7 +529,7 @@ impl Node {
             let mut upgrades = Upgrades::default();
             let asked = upgrades.wait(&mut requests, &mut stop, || Ok(serving.node.check()?))?;
             drop(socket);
-            let Some(link) = asked else {
+            let Some(mut link) = asked else {
                 upgrades.refuse("the node was stopped");
                 self.shape.give_away(&serving.node);
                 return Ok(());

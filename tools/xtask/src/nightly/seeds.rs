@@ -51,8 +51,8 @@ impl Kind {
 }
 
 /// All kinds of simulation.
-const KINDS: [Kind; 32] = [
-    Kind::new("world", "seeds", "KVPLANE_SEEDS", 250),
+const KINDS: [Kind; 35] = [
+    Kind::new("world", "seeds", "KVPLANE_SEEDS", 150),
     Kind::new("world", "clocks", "KVPLANE_SEEDS", 20),
     Kind::new("world", "missed_epochs", "KVPLANE_SEEDS", 20),
     Kind::new("tiers", "seeds", "KVPLANE_TIER_SEEDS", 115),
@@ -81,6 +81,9 @@ const KINDS: [Kind; 32] = [
     Kind::new("replicas", "damaged_records", "KVPLANE_LOSS_SEEDS", 20),
     Kind::new("replicas", "recorded_replicas", "KVPLANE_SEEDS", 20),
     Kind::new("replicas", "a_control_plane_that_loses_its_state_loses_no_object", "KVPLANE_LOSS_SEEDS", 20),
+    Kind::new("memory", "restarts", "KVPLANE_MEMORY_SEEDS", 20),
+    Kind::new("memory", "upgrades", "KVPLANE_MEMORY_SEEDS", 20),
+    Kind::new("tiers", "quotas", "KVPLANE_TIER_SEEDS", 20),
     Kind::new("devices", "seeds", "KVPLANE_DEVICE_POOL_SEEDS", 40),
     Kind::new("devices", "losses", "KVPLANE_DEVICE_POOL_SEEDS", 20),
     Kind::new("device_objects", "seeds", "KVPLANE_DEVICE_SEEDS", 10),
@@ -300,7 +303,7 @@ mod tests {
     #[test]
     fn every_test_that_takes_a_number_of_seeds_is_a_kind() {
         let tests = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/tests");
-        for test in ["world", "tiers", "replicas", "devices", "device_objects", "device_gets"] {
+        for test in ["world", "tiers", "replicas", "memory", "devices", "device_objects", "device_gets"] {
             let source = std::fs::read_to_string(format!("{tests}/{test}.rs")).expect("a test of the simulation");
             for function in source.split("#[test]").skip(1) {
                 let name = function.split_once("fn ").and_then(|(_, rest)| rest.split_once('('));

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use kvplane_cluster::handover::{RunningEnd, RunningInput, RunningStep};
 use kvplane_engine::KeptFiles;
 use kvplane_sys::unix;
 use serde_json::{Value, json};
@@ -67,6 +68,7 @@ impl Operator {
 pub struct SuccessorLink {
     stream: UnixStream,
     software: String,
+    end: RunningEnd,
     /// Cleared when the successor is gone.
     claimed: SuccessorClaim,
 }
@@ -83,7 +85,8 @@ impl Drop for SuccessorClaim {
 
 impl SuccessorLink {
     /// Refuses to hand over.
-    pub fn refuse(self, why: &str) {
+    pub fn refuse(mut self, why: &str) {
+        self.end.handle(RunningInput::CannotStop);
         let _ = send(&self.stream, &json!({ "refused": why }), &[], REPLY);
         drop(self.claimed);
     }
@@ -93,7 +96,33 @@ impl SuccessorLink {
     ///
     /// # Errors
     /// When the successor is gone, or does not answer: then it does not serve.
-    pub fn give(&self, handover: &Handover) -> Result<(), HandoverError> {
+    pub fn give(&mut self, handover: &Handover) -> Result<(), HandoverError> {
+        let mut input = RunningInput::Stopped;
+        loop {
+            let done = match (self.end.handle(input), input) {
+                (RunningStep::Pass, _) => self.pass(handover).map(|()| RunningInput::Passed),
+                (RunningStep::Wait, RunningInput::Passed) => {
+                    let taken = receive(&self.stream, 0, REPLY).and_then(|(message, _)| expect(&message, "taken"));
+                    taken.map(|()| RunningInput::Taken)
+                }
+                (RunningStep::Go, _) => {
+                    send(&self.stream, &json!({ "kind": "go" }), &[], REPLY).map(|()| RunningInput::Went)
+                }
+                (RunningStep::Wait, RunningInput::Went) => return Ok(()),
+                (..) => Err(HandoverError::Closed),
+            };
+            input = match done {
+                Ok(next) => next,
+                Err(error) => {
+                    self.end.handle(RunningInput::Lost);
+                    return Err(error);
+                }
+            };
+        }
+    }
+
+    /// Sends the claim, and the listeners of each shard.
+    fn pass(&self, handover: &Handover) -> Result<(), HandoverError> {
         let stream = &self.stream;
         let shards = handover.listeners.len();
         let claim = json!({ "kind": "claim", "shards": shards, "stopped_ns": handover.stopped_ns });
@@ -103,8 +132,7 @@ impl SuccessorLink {
                 [Some(listeners.tcp.as_fd()), listeners.shm.as_ref().map(AsFd::as_fd)].into_iter().flatten().collect();
             send(stream, &json!({ "kind": "listeners", "shard": shard }), &fds, REPLY)?;
         }
-        expect(&receive(stream, 0, REPLY)?.0, "taken")?;
-        send(stream, &json!({ "kind": "go" }), &[], REPLY)
+        Ok(())
     }
 
     /// Waits until the successor serves.
@@ -225,8 +253,11 @@ fn serve(stream: UnixStream, offer: &Offer, sender: &Sender<HandoverRequest>) ->
                 Some(refusal) => Err(refusal),
                 None => claim(&offer.claimed).ok_or(HandoverRefusal::Busy),
             };
+            let mut end = RunningEnd::default();
+            let step = end.handle(RunningInput::Hello { fits: claimed.is_ok() });
             let claimed = match claimed {
-                Ok(claimed) => claimed,
+                Ok(claimed) if step == RunningStep::Offer => claimed,
+                Ok(_) => return Err(HandoverError::Closed),
                 Err(refusal) => {
                     let why = refusal.to_string();
                     refuse(&stream, &why)?;
@@ -240,7 +271,11 @@ fn serve(stream: UnixStream, offer: &Offer, sender: &Sender<HandoverRequest>) ->
             }
             expect(&receive(&stream, 0, PREPARATION)?.0, "hand over")?;
             let software = text(&message, "software")?.to_owned();
-            let link = SuccessorLink { stream, software, claimed };
+            // The node itself stops its shards.
+            if end.handle(RunningInput::Ready) != RunningStep::Stop {
+                return Err(HandoverError::Closed);
+            }
+            let link = SuccessorLink { stream, software, end, claimed };
             sender.blocking_send(HandoverRequest::Take(link)).map_err(|_| HandoverError::Closed)
         }
         _ => refuse(&stream, "this version knows no such request"),

@@ -4,6 +4,7 @@ use std::net::TcpListener;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 
+use kvplane_cluster::handover::{SuccessorEnd, SuccessorInput, SuccessorStep};
 use kvplane_engine::{KeptFiles, MappedMemory, ShardListeners};
 use kvplane_sys::MemoryDirectory;
 use serde_json::json;
@@ -17,6 +18,7 @@ use crate::node::{Node, NodeConfig, NodeConfigError, NodePlan};
 /// Link of a successor to the running process of its node.
 pub struct Succession {
     stream: UnixStream,
+    end: SuccessorEnd,
     mapped: Vec<Arc<MappedMemory>>,
     plan: Option<Box<NodePlan>>,
 }
@@ -38,7 +40,9 @@ impl Succession {
         check_user(&stream)?;
         let plan = NodePlan::of(config)?;
         send(&stream, &plan.shape(config).hello(software()), &[], REPLY)?;
+        let mut end = SuccessorEnd::default();
         expect(&receive(&stream, 0, REPLY)?.0, "offer")?;
+        next(&mut end, SuccessorInput::Offered, SuccessorStep::Map)?;
         let mut mapped = Vec::with_capacity(plan.layout.shards.len());
         for shard in 0..plan.layout.shards.len() {
             let (message, fds) = receive(&stream, 2, REPLY)?;
@@ -52,7 +56,8 @@ impl Succession {
             let files = KeptFiles::adopt(directory, shard as u16, pool, image).map_err(HandoverError::File)?;
             mapped.push(Arc::new(plan.map_memory(config, shard, files)?));
         }
-        Ok(Self { stream, mapped, plan: Some(Box::new(plan)) })
+        next(&mut end, SuccessorInput::Mapped, SuccessorStep::Ask)?;
+        Ok(Self { stream, end, mapped, plan: Some(Box::new(plan)) })
     }
 
     /// Has the running process stop, and takes its memory and listeners over. From its return on, this process is to
@@ -61,6 +66,14 @@ impl Succession {
     /// # Errors
     /// When the running process refuses, or is gone: then this process must not serve.
     pub fn take(&mut self, config: &NodeConfig) -> Result<Handover, Error> {
+        let taken = self.take_over(config);
+        if taken.is_err() {
+            self.end.handle(SuccessorInput::Lost);
+        }
+        taken
+    }
+
+    fn take_over(&mut self, config: &NodeConfig) -> Result<Handover, Error> {
         let Some(directory) = &config.keep_memory else {
             return Err(HandoverError::Unfit(HandoverRefusal::NotKept).into());
         };
@@ -82,17 +95,22 @@ impl Succession {
             let (tcp, shm) = (TcpListener::from(tcp), Some(UnixListener::from(shm)));
             listeners.push(Arc::new(ShardListeners { tcp, shm }));
         }
+        next(&mut self.end, SuccessorInput::Passed, SuccessorStep::Confirm)?;
         send(stream, &json!({ "kind": "taken" }), &[], REPLY)?;
         // Without it, it is unknown whether the running process serves again.
         expect(&receive(stream, 0, REPLY)?.0, "go")?;
+        next(&mut self.end, SuccessorInput::Go, SuccessorStep::Serve)?;
         Ok(Handover { claim, listeners, mapped: self.mapped.clone(), stopped_ns })
     }
 
     /// Starts the node with what was taken over.
     ///
     /// # Errors
-    /// See [`Node::start`]. It may be called again.
+    /// See [`Node::start`]: it may be called again. When nothing was taken over.
     pub fn start(&mut self, config: &NodeConfig, handover: &Handover) -> Result<Node, Error> {
+        if !self.end.may_serve() {
+            return Err(HandoverError::Closed.into());
+        }
         let plan = self.plan.take().map_or_else(|| NodePlan::of(config), |plan| Ok(*plan))?;
         plan.start(config, Some(handover))
     }
@@ -108,4 +126,9 @@ impl Succession {
         let _ = send(&self.stream, &report.message(), &[], REPLY);
         Ok(report)
     }
+}
+
+/// Takes note of what has happened, after which this process has this step to do.
+fn next(end: &mut SuccessorEnd, input: SuccessorInput, step: SuccessorStep) -> Result<(), HandoverError> {
+    if end.handle(input) == step { Ok(()) } else { Err(HandoverError::Closed) }
 }
