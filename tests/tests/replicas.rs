@@ -81,8 +81,8 @@ fn flipped_bits() {
     assert!(count < 10 || total.repaired > 0, "nothing was repaired: {total}");
 }
 
-/// Replica owners record their replicas on disks: none is left of what is removed or replaced, and no restart brings one
-/// back.
+/// Replica owners record their replicas on disks: none is left of what is removed or replaced, and no restart brings
+/// one back.
 #[test]
 fn recorded_replicas() {
     let (total, count) = run_all("KVPLANE_SEEDS", 20, Scenario::of_recorded_replicas);

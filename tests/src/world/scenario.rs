@@ -356,8 +356,8 @@ impl Scenario {
         scenario.undisturbed()
     }
 
-    /// As [`Self::of_replicas`], with a disk under each shard, on which replica owners record their replicas, and memory
-    /// for a part of the objects.
+    /// As [`Self::of_replicas`], with a disk under each shard, on which replica owners record their replicas, and
+    /// memory for a part of the objects.
     #[must_use]
     pub fn of_recorded_replicas(seed: u64) -> Self {
         let rng = &mut Rng::new(seed, "recorded replicas");
@@ -370,9 +370,9 @@ impl Scenario {
         scenario
     }
 
-    /// Bytes of records on disks are damaged, while objects are put that stay where they are and of which memory holds a
-    /// part only, and of each of which another node has a good record. In half of the seeds disks are scrubbed; in the
-    /// others, readers find the damage.
+    /// Bytes of records on disks are damaged, while objects are put that stay where they are and of which memory holds
+    /// a part only, and of each of which another node has a good record. In half of the seeds disks are scrubbed; in
+    /// the others, readers find the damage.
     #[must_use]
     pub fn of_damaged_records(seed: u64) -> Self {
         let rng = &mut Rng::new(seed, "damaged records");

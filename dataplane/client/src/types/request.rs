@@ -48,8 +48,8 @@ pub enum Request {
     /// Gets the object's bytes from this other owner of its slot, to repair a damaged copy. For a client of an owner,
     /// as [`Self::PutCopy`].
     GetCopy(Digest, Local, PeerId),
-    /// Lists this object, with its name, at this other owner of its slot, as for [`Self::GetCopy`]. Must be alone in its
-    /// batch, as [`Self::List`].
+    /// Lists this object, with its name, at this other owner of its slot, as for [`Self::GetCopy`]. Must be alone in
+    /// its batch, as [`Self::List`].
     ListCopy(Digest, PeerId),
     /// Removes the replica from this replica owner.
     DropCopy(Digest, PeerId),

@@ -186,7 +186,7 @@ fn report_damage(name: &str, repairs: &RepairCounters) {
     }
     if records.damaged > 0 {
         tracing::warn!(
-            "{name}: {} records on the SSD were damaged since the start: {} were repaired from other nodes, {} were lost",
+            "{name}: {} records on the SSD were damaged since the start: {} were repaired from other nodes, {} lost",
             records.damaged,
             records.repaired,
             records.lost

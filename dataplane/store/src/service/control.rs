@@ -93,8 +93,8 @@ impl<'a> Control<'a> {
         self.objects.damage.set_scrub(pace, now_ns);
     }
 
-    /// Returns the counters of damage, once the repairs of the first damaged object or record are over, and whenever the
-    /// number of damaged ones has doubled.
+    /// Returns the counters of damage, once the repairs of the first damaged object or record are over, and whenever
+    /// the number of damaged ones has doubled.
     pub fn poll_repairs(self) -> Option<RepairCounters> {
         self.objects.damage.poll_report(&self.objects.local)
     }

@@ -18,10 +18,12 @@ use kvplane_tier::{GetError, RecordView};
 
 use super::local::LocalStore;
 use super::objects::Objects;
+use super::replica_records::whole_record;
 use super::shard::Shard;
 use super::shard::answers::items_of;
 use super::shard::context::RequestContext;
 use super::shard::effects::ListedName;
+use super::shard::rights::keeps_any;
 use super::shard::tail::tenant_of;
 use super::shard::tail::{TAIL_HEAD_BYTES, TailHead, tail_within};
 use super::shared_objects::forget_shared;
@@ -202,12 +204,12 @@ impl List {
     fn find_one(&mut self, local: &LocalStore, pool: &dyn PoolBytes) {
         (self.at, self.is_full) = (END, true);
         let Some(digest) = self.one else { return };
-        let record = if self.repairs { local.on_ssd_whole(digest) } else { local.on_ssd(digest) };
+        let record = if self.repairs { whole_record(local, digest) } else { local.on_ssd(digest) };
         let view = local.shard.peek(digest);
         let of_another =
             self.tenant.is_some_and(|own| local.tenant_of(digest).known().is_some_and(|tenant| tenant != own));
         let copy = view.is_some_and(|view| view.replica == Replica::Second);
-        let is_listed = if self.repairs { local.shard.keeps_any(digest) } else { !copy && local.shard.keeps(digest) };
+        let is_listed = if self.repairs { keeps_any(&local.shard, digest) } else { !copy && local.shard.keeps(digest) };
         if of_another || !is_listed {
             return;
         }

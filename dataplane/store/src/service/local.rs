@@ -3,7 +3,7 @@
 //! A [`LocalStore`] joins both tiers: existence and tenants of objects, and the checks of puts and gets. It knows
 //! nothing of other shards: migration and replication belong to the components above.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use kvplane_proto::digest::tenant_number;
 use kvplane_proto::frame::Header;
@@ -24,8 +24,8 @@ use super::tiering::reconciliation::changes::Changes;
 use super::tiering::reconciliation::compare;
 use super::tiering::reconciliation::verdict::SlotJudge;
 use super::tiering::{
-    Demotion, MoveProgress, ObjectTenant, RemovalCause, SlotSources, Ssd, TierPolicy, Tiering, WaitingReaders,
-    break_off_events, may_put_without_ssd, wanted_until_ns,
+    Demotion, MoveProgress, ObjectTenant, RemovalCause, SlotSources, Ssd, TierPolicy, Tiering, may_put_without_ssd,
+    wanted_until_ns,
 };
 use super::types::{CommittedObject, Identity, MapStanding, reserve_status};
 use crate::ReserveError;
@@ -70,65 +70,13 @@ impl LocalStore {
         self.shard.store.objects_mut().detached_mut().keep();
     }
 
-    fn ssd(&self) -> Option<&Ssd> {
+    pub(super) fn ssd(&self) -> Option<&Ssd> {
         Some(&self.tiering.as_ref()?.ssd)
     }
 
     /// Returns the record of an object on the SSD, if it may be read.
     pub(super) fn on_ssd(&self, digest: Digest) -> Option<RecordView> {
         self.ssd()?.locate(digest)
-    }
-
-    /// Returns the record of an object on the SSD that may be read for a request: for one that accepts replicas, or
-    /// repairs another copy, also that of a replica. A request for a repair does not wait for the repair of this copy.
-    pub(super) fn on_ssd_for(&self, context: &RequestContext, digest: Digest) -> Option<RecordView> {
-        let ssd = self.ssd()?;
-        if context.repairs() {
-            return self.on_ssd_whole(digest);
-        }
-        if self.shard.reads_replica(context, digest) { ssd.locate_replica(digest) } else { ssd.locate(digest) }
-    }
-
-    /// Returns the record of an object or replica on the SSD, unless it is damaged.
-    pub(super) fn on_ssd_whole(&self, digest: Digest) -> Option<RecordView> {
-        let ssd = self.ssd()?;
-        ssd.locate_any(digest).filter(|_| !ssd.damaged.has(digest))
-    }
-
-    /// Returns a damaged record whose repair is not over, unless it is void.
-    pub(super) fn damaged_record(&self, digest: Digest) -> Option<RecordView> {
-        let ssd = self.ssd()?;
-        if ssd.damaged.has(digest) { ssd.locate_any(digest) } else { None }
-    }
-
-    /// Returns the number of damaged records that were found, and of those whose repair is not over.
-    pub(super) fn damaged_records(&self) -> (u64, u64) {
-        self.ssd().map_or((0, 0), |ssd| (ssd.damaged.found(), ssd.damaged.len() as u64))
-    }
-
-    /// Begins or ends a pause in the repair of a damaged record; returns the gets that are to be retried.
-    pub(super) fn rest_record(&mut self, digest: Digest, rests: bool) -> WaitingReaders {
-        self.tiering.as_mut().map_or_else(Vec::new, |tiering| tiering.ssd.damaged.rest(digest, rests))
-    }
-
-    /// Ends the repair of a damaged record; returns the gets that wait for it. The object is in memory if it `is_good`,
-    /// and is written to the SSD again; otherwise it is gone.
-    pub(super) fn end_damaged_record(&mut self, digest: Digest, is_good: bool) -> WaitingReaders {
-        let Self { shard, tiering: Some(tiering), .. } = self else { return Vec::new() };
-        let readers = tiering.ssd.damaged.end(digest);
-        if is_good {
-            tiering.demotion.write_repaired(&mut tiering.ssd, shard, digest);
-        } else if !shard.store.exists(digest) {
-            shard.store.objects_mut().orphan_detached(digest);
-        }
-        tiering.ssd.tell_of(shard, digest);
-        readers
-    }
-
-    /// Returns `None` if the request does not accept a replica of an object, else whether there is one.
-    pub(super) fn may_read_replica(&self, context: &RequestContext, digest: Digest) -> Option<bool> {
-        let here = self.shard.may_read_replica(context, digest)?;
-        Some(here || self.on_ssd_for(context, digest).is_some())
     }
 
     /// Returns true if the SSD accepts an object of this length.
@@ -253,13 +201,6 @@ impl LocalStore {
         }
     }
 
-    /// Drops an object from memory that was read from the SSD only to be replicated, and is.
-    pub(super) fn end_pass(&mut self, digest: Digest) {
-        if let Some(tiering) = &mut self.tiering {
-            tiering.promotion.end_pass(&tiering.ssd, &mut self.shard, digest);
-        }
-    }
-
     /// Counts a get of an object in memory, which may now qualify to be written to the SSD, or to be uploaded.
     pub(super) fn note_get(&mut self, digest: Digest) {
         if let Some(sharing) = &mut self.sharing {
@@ -348,42 +289,6 @@ impl LocalStore {
             tiering.ssd.queue_removal(made.digest, cause);
         }
         tiering.demotion.keep(&mut tiering.ssd, &mut self.shard, made, told.filter(|_| waits.write));
-    }
-
-    /// Acts on a replica that was received: it is written to the SSD as the policy says.
-    pub(super) fn keep_replica(&mut self, digest: Digest) {
-        if let Some(tiering) = &mut self.tiering {
-            tiering.demotion.keep_replica(&mut tiering.ssd, digest);
-        }
-    }
-
-    /// Checks that a replica of this length and account can be accepted now: backpressure while the SSD cannot keep up.
-    pub(super) fn may_keep_replica(&mut self, bytes: u64, account: u16) -> Result<(), Status> {
-        let Some(tiering) = &mut self.tiering else { return Ok(()) };
-        let weight = tiering.ssd.weight_of(self.shard.store.tenants().number(account));
-        tiering.demotion.may_keep_replica(&tiering.ssd, bytes, account, weight, self.shard.now_ns)
-    }
-
-    /// Records the replicas of slots of which this shard is a replica owner.
-    pub(super) fn begin_replicas(&mut self, slots: impl IntoIterator<Item = Slot>) {
-        if let Some(tiering) = &mut self.tiering {
-            slots.into_iter().for_each(|slot| tiering.ssd.begin_replicas(slot));
-        }
-    }
-
-    /// Ends the role of replica owner of slots. The replica records of those that this shard has inherited, or exports
-    /// to their new owner, become records of objects; the others are void.
-    pub(super) fn end_replicas(&mut self, slots: impl IntoIterator<Item = Slot>, exported: &BTreeSet<Slot>) {
-        let Self { shard, tiering: Some(tiering), .. } = self else { return };
-        let mut has_inherited = false;
-        for slot in slots {
-            let inherited = exported.contains(&slot) || shard.replicas.has_inherited(slot);
-            tiering.ssd.end_replicas(slot, inherited);
-            has_inherited |= inherited;
-        }
-        if has_inherited {
-            break_off_events(shard);
-        }
     }
 
     /// Returns the status of a repeated commit of a version that was committed before.

@@ -32,6 +32,7 @@ mod migration;
 mod objects;
 mod put_sessions;
 mod puts;
+mod replica_records;
 mod replication;
 mod segments;
 mod shard;
@@ -373,7 +374,11 @@ impl Service {
                 Effect::SlotsServed => replication.look_for_unreplicated(shard),
                 Effect::RecordsChanged => replication.walk_ssd_again(shard),
                 Effect::LacksReplica => replication.walk_again(shard),
-                Effect::Replicated(digest) => local.end_pass(digest),
+                Effect::Replicated(digest) => {
+                    if let Some(tiering) = &mut local.tiering {
+                        tiering.promotion.end_pass(&tiering.ssd, shard, digest);
+                    }
+                }
                 Effect::Written { digest, is_settled } => migration.written(digest, is_settled, shard.now_ns),
                 Effect::Imported { digest, version } => {
                     let waits = replication.waits_of(shard, digest);

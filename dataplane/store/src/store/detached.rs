@@ -27,10 +27,12 @@ pub struct DetachedReplicas {
     copies: BTreeMap<Digest, DetachedCopies>,
     /// Objects of which it is not known yet whether the SSD has them.
     unconfirmed: Vec<Digest>,
+    /// Objects that memory has evicted and that were to have more replicas, since the last look.
+    lacking: Vec<(Digest, Copies)>,
 }
 
 impl DetachedReplicas {
-    /// Keeps the replicas of evicted objects from now on, as there is an SSD.
+    /// Keeps the replicas of evicted objects from now on: the shard has an SSD.
     pub(crate) const fn keep(&mut self) {
         self.are_kept = true;
     }
@@ -57,6 +59,18 @@ impl DetachedReplicas {
     pub(crate) fn take_unconfirmed(&mut self) -> Vec<(Digest, Version)> {
         let digests = core::mem::take(&mut self.unconfirmed);
         digests.into_iter().filter_map(|digest| Some((digest, self.copies.get(&digest)?.version))).collect()
+    }
+
+    /// Takes the objects that memory has evicted since the last call and that were to have more replicas.
+    pub(crate) fn take_lacking(&mut self) -> Vec<(Digest, Copies)> {
+        core::mem::take(&mut self.lacking)
+    }
+
+    /// Notes that memory evicts an object that is to have more replicas than it has.
+    pub(super) fn note_lacking(&mut self, digest: Digest, copies: Copies) {
+        if self.are_kept {
+            self.lacking.push((digest, copies));
+        }
     }
 
     /// Makes it unknown of all objects whether the SSD has them.

@@ -1,8 +1,8 @@
 //! Table of a shard's objects: their entries, and the index that finds the visible ones by digest.
 //!
 //! With each change of what is visible, the table appends the event for subscribers, and it remembers the *orphans*:
-//! objects that are gone while replica owners may have replicas of them; and the [`DetachedReplicas`] of those that were
-//! evicted and may be on the SSD.
+//! objects that are gone while replica owners may have replicas of them; and the [`DetachedReplicas`] of those that
+//! were evicted and may be on the SSD.
 
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
@@ -307,8 +307,11 @@ impl ObjectTable {
         let (digest, version) = (entry.digest(), entry.version());
         let taken = self.index.remove(digest, id);
         assert!(taken, "{id:?} is live but not in the index");
+        let copies = self.entries.copies(id);
+        if evicted && entry.is(Mark::Wanted) && copies.at.count() < copies.wanted.into() {
+            self.detached.note_lacking(digest, copies);
+        }
         if entry.is(Mark::Copied) {
-            let copies = self.entries.copies(id);
             if !(evicted && self.detached.add(digest, DetachedCopies { version, copies })) {
                 self.orphans.push((digest, copies.at));
             }

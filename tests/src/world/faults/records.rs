@@ -134,7 +134,7 @@ impl World {
                 let repairs = inspected.repairs();
                 let offset = byte.offset;
                 left = Some(format!(
-                    "byte {offset} of incarnation {}, of {view:?}, is damaged, although disks were scrubbed: {repairs:?}",
+                    "byte {offset} of incarnation {}, of {view:?}, is damaged after the scrub: {repairs:?}",
                     byte.incarnation
                 ));
             }

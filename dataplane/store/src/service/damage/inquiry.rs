@@ -1,5 +1,5 @@
-//! Inquiry for the good bytes of a damaged object: the nodes that may have them are asked one after the other, until one
-//! has sent them or none is left. After a round in which one could not be reached, it rests and begins anew.
+//! Inquiry for the good bytes of a damaged object: the nodes that may have them are asked one after the other, until
+//! one has sent them or none is left. After a round in which one could not be reached, it rests and begins anew.
 
 use kvplane_proto::Status;
 use kvplane_proto::map::ShardKey;

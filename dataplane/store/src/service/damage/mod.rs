@@ -21,7 +21,7 @@ use kvplane_proto::ids::Version;
 use kvplane_proto::{Digest, Status};
 
 use self::readers::{Readers, serve, turn_away};
-use self::records::RecordRepairs;
+use self::records::{RecordRepairs, damaged_records};
 use self::repairs::Repairs;
 pub use self::scrub::ScrubPace;
 use self::scrub::{Check, Finding, Scrub};
@@ -88,7 +88,7 @@ impl Damage {
     /// Returns the counters, with those of the records on the SSD.
     pub(super) fn counters(&self, local: &LocalStore) -> RepairCounters {
         let (repaired, lost) = self.records.counts();
-        let (damaged, outstanding) = local.damaged_records();
+        let (damaged, outstanding) = damaged_records(local);
         let records = RecordRepairCounters { damaged, repaired, lost, outstanding };
         RepairCounters { records, ..self.memory_counters() }
     }
@@ -105,7 +105,7 @@ impl Damage {
     /// Returns the counters at the end of the first repair, and whenever the number of damaged objects and records has
     /// doubled.
     pub(super) fn poll_report(&mut self, local: &LocalStore) -> Option<RepairCounters> {
-        let (records, outstanding) = local.damaged_records();
+        let (records, outstanding) = damaged_records(local);
         let damaged = self.damaged + records;
         if damaged < (2 * self.reported).max(1) || self.repairs.len() > 0 || outstanding > 0 {
             return None;

@@ -18,6 +18,7 @@ use crate::service::fetches::{Fetch, FetchDone, Want};
 use crate::service::local::LocalStore;
 use crate::service::shard::Shard;
 use crate::service::shard::tail::TailHead;
+use crate::service::tiering::WaitingReaders;
 use crate::service::types::{Memory, MemoryExtent};
 use crate::{Copies, Replica, Reserve};
 
@@ -92,7 +93,7 @@ impl RecordRepairs {
     fn step(&mut self, local: &mut LocalStore, digest: Digest) -> Option<Fetch> {
         let in_flight = self.calls.len();
         let repair = self.open.get_mut(&digest)?;
-        let view = local.damaged_record(digest).filter(|_| !local.shard.store.exists(digest));
+        let view = damaged_record(local, digest).filter(|_| !local.shard.store.exists(digest));
         if let Some((source, reservation)) = repair.bytes {
             if !repair.is_ready {
                 return None;
@@ -115,12 +116,12 @@ impl RecordRepairs {
             NextSource::Wait => None,
             NextSource::Ask(source) => {
                 if rested {
-                    local.rest_record(digest, false);
+                    rest_record(local, digest, false);
                 }
                 Some(self.ask(&mut local.shard, digest, source, Want::DescribeCopy(digest)))
             }
             NextSource::Rest => {
-                let readers = local.rest_record(digest, true);
+                let readers = rest_record(local, digest, true);
                 turn_away(local, digest, readers, Status::Busy);
                 None
             }
@@ -142,7 +143,7 @@ impl RecordRepairs {
     pub(super) fn fetched(&mut self, local: &mut LocalStore, token: u64, done: &FetchDone) -> bool {
         let Some((digest, source)) = self.calls.remove(&token) else { return false };
         let Some(repair) = self.open.get_mut(&digest) else { return true };
-        let view = local.damaged_record(digest);
+        let view = damaged_record(local, digest);
         let received = repair.bytes.take();
         let mut reservation = received.map(|(_, reservation)| reservation);
         match (done, reservation, view) {
@@ -175,7 +176,7 @@ impl RecordRepairs {
             Outcome::Void => {}
             Outcome::Lost => self.lost += 1,
         }
-        let readers = local.end_damaged_record(digest, outcome == Outcome::Repaired);
+        let readers = end_record(local, digest, outcome == Outcome::Repaired);
         serve(local, digest, readers);
     }
 
@@ -183,6 +184,36 @@ impl RecordRepairs {
     pub(super) fn poll_timeout(&self) -> Option<u64> {
         self.open.values().filter_map(|repair| repair.inquiry.poll_timeout()).min()
     }
+}
+
+/// Returns a damaged record whose repair is not over, unless it is void.
+fn damaged_record(local: &LocalStore, digest: Digest) -> Option<RecordView> {
+    let ssd = local.ssd()?;
+    if ssd.damaged.has(digest) { ssd.locate_any(digest) } else { None }
+}
+
+/// Returns the number of damaged records that were found, and of those whose repair is not over.
+pub(super) fn damaged_records(local: &LocalStore) -> (u64, u64) {
+    local.ssd().map_or((0, 0), |ssd| (ssd.damaged.found(), ssd.damaged.len() as u64))
+}
+
+/// Begins or ends a pause in the repair of a damaged record; returns the gets that are to be retried.
+fn rest_record(local: &mut LocalStore, digest: Digest, rests: bool) -> WaitingReaders {
+    local.tiering.as_mut().map_or_else(Vec::new, |tiering| tiering.ssd.damaged.rest(digest, rests))
+}
+
+/// Ends the repair of a damaged record; returns the gets that wait for it. The object is in memory if it `is_good`, and
+/// is written to the SSD again; otherwise it is gone.
+fn end_record(local: &mut LocalStore, digest: Digest, is_good: bool) -> WaitingReaders {
+    let LocalStore { shard, tiering: Some(tiering), .. } = local else { return Vec::new() };
+    let readers = tiering.ssd.damaged.end(digest);
+    if is_good {
+        tiering.demotion.write_repaired(&mut tiering.ssd, shard, digest);
+    } else if !shard.store.exists(digest) {
+        shard.store.objects_mut().orphan_detached(digest);
+    }
+    tiering.ssd.tell_of(shard, digest);
+    readers
 }
 
 /// Returns the other nodes that may have an object whose record is damaged: the replica owners that may have a replica,

@@ -19,6 +19,7 @@ use super::damage::Damage;
 use super::device_moves::{is_on_device, is_to_be_promoted, recall};
 use super::local::{LocalStore, SsdWaits};
 use super::migration::{Migration, Waiter};
+use super::replica_records::{keep_replica, may_read_replica, readable_record};
 use super::replication::{CopyWaits, Replication};
 use super::shard::Shard;
 use super::shard::answers::items_of;
@@ -152,7 +153,7 @@ impl Objects {
         }
         if self.local.tiering.is_some() {
             for (at, (bit, item)) in bits.iter_mut().zip(items.clone()).enumerate().filter(|(_, (bit, _))| !**bit) {
-                let view = self.local.on_ssd_for(context, item.digest);
+                let view = readable_record(&self.local, context, item.digest);
                 if let Some(view) = view.filter(|_| !self.local.is_anothers(context, item.digest)) {
                     if let Some(until_ns) = until_ns {
                         self.local.prefetch(&view, until_ns, false);
@@ -252,7 +253,7 @@ impl Objects {
         if self.local.is_anothers(context, digest) || self.local.shard.is_peers_replica(context, digest) {
             return Err((Status::NotFound, 0));
         }
-        if let Some(here) = self.local.may_read_replica(context, digest) {
+        if let Some(here) = may_read_replica(&self.local, context, digest) {
             if !here {
                 return Err((Status::NotFound, 0));
             }
@@ -294,7 +295,7 @@ impl Objects {
         error: GetError,
     ) -> Result<(), (Status, u64)> {
         let reader = Reader::Stream(read);
-        let view = self.local.on_ssd_for(context, digest).filter(|_| error == GetError::NotFound);
+        let view = readable_record(&self.local, context, digest).filter(|_| error == GetError::NotFound);
         let Some(view) = view else {
             let shared = in_shared_tier(&self.local, digest).filter(|_| error == GetError::NotFound);
             if let Some(view) = shared {
@@ -337,7 +338,7 @@ impl Objects {
                                 || self.migration.may_have(&self.local.shard, context, item.digest))
                     };
                     !self.local.is_hidden(context, item.digest)
-                        && (self.local.on_ssd_for(context, item.digest).is_some() || is_owners())
+                        && (readable_record(&self.local, context, item.digest).is_some() || is_owners())
                 }
                 _ => false,
             };
@@ -358,7 +359,7 @@ impl Objects {
             let item = item_at(at);
             let reader = Reader::Shared { item, all };
             let is_late = self.damage.delays(&self.local.shard, context, digest);
-            let begun = match self.local.on_ssd_for(context, digest) {
+            let begun = match readable_record(&self.local, context, digest) {
                 _ if is_late => self.damage.wait(&self.local.shard, context, digest, reader),
                 None if is_on_device(&self.local, digest) => recall(&mut self.local, digest, Some(reader)),
                 Some(view) if view.names_parts && !all => Err(Status::Striped),
@@ -383,7 +384,7 @@ impl Objects {
         if self.local.shard.is_peers_replica(context, digest) {
             return Err(Status::NotFound);
         }
-        match self.local.may_read_replica(context, digest) {
+        match may_read_replica(&self.local, context, digest) {
             Some(false) => Err(Status::NotFound),
             Some(true) => {
                 self.replication.count_served();
@@ -439,7 +440,7 @@ impl Objects {
     /// written to the SSD as the policy says. `told` is settled once for each condition that is waited for.
     pub(super) fn follow_put(&mut self, made: &CommittedObject, waits: PutWaits, told: Option<DeferredItem>) {
         if made.is_copy {
-            self.local.keep_replica(made.digest);
+            keep_replica(&mut self.local, made.digest);
             return;
         }
         self.replication.replicate(&mut self.local.shard, made.digest, made.version, waits.copies, told);

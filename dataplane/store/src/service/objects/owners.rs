@@ -8,6 +8,7 @@ use kvplane_proto::ids::{Epoch, Incarnation, SLOTS, Slot};
 use kvplane_proto::map::SlotOwners;
 
 use super::Objects;
+use crate::service::replica_records::{begin_replicas, end_replicas};
 use crate::service::shard::Relation;
 use crate::service::types::{CloseReason, MapStanding};
 
@@ -51,8 +52,7 @@ impl Objects {
         }
         let ended = self.replication.follow(shard, epoch, missed, owners);
         self.end_relations(&ended, heard, missed, owners);
-        let slots: Vec<Slot> = self.local.shard.replicas.relation_slots().collect();
-        self.local.begin_replicas(slots);
+        begin_replicas(&mut self.local);
         let has_lost = self.end_slots(missed, owned, owners.filter(|_| !missed));
         if has_lost {
             self.local.refuse_void_puts();
@@ -115,7 +115,7 @@ impl Objects {
                 exported.insert(*slot);
             }
         }
-        self.local.end_replicas(ended.keys().copied(), &exported);
+        end_replicas(&mut self.local, ended.keys().copied(), &exported);
         let inherited = self.replication.reassign(&mut self.local.shard, ended, &cleared, &exported);
         if let Some(tiering) = &mut self.local.tiering {
             // Only the former owner had written them to an SSD.

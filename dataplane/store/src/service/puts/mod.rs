@@ -17,6 +17,7 @@ use kvplane_proto::{FrameFlags, ItemFlags, Limits, Status};
 use self::acks::Acks;
 use super::objects::Objects;
 use super::put_sessions::PutSessions;
+use super::replica_records::may_keep_replica;
 use super::shard::answers::items_of;
 use super::shard::context::RequestContext;
 use super::shard::deferrals::{PutReply, Replies};
@@ -73,7 +74,7 @@ impl Puts {
         let (reservation, extent) = if context.flags.has(FrameFlags::REPLICATE) {
             named_right(put.item, put.name)?;
             let wanted = objects.local.shard.replica_reserve(context, put.item, put.name)?;
-            objects.local.may_keep_replica(put.item.bytes, wanted.keep.account)?;
+            may_keep_replica(&mut objects.local, put.item.bytes, wanted.keep.account)?;
             objects.reserve(put.item, put.name, None, wanted)?
         } else {
             self.reserve_own(objects, context, put)?

@@ -29,10 +29,9 @@
 //!   void.
 //!
 //! Replicas may be evicted from memory like any object: then there is one replica less than the owner's record says,
-//! unless the replica owner has an SSD, where it records them. An object that the owner evicts while its SSD has it keeps
-//! its replicas ([`crate::DetachedReplicas`]). The SSD records which objects are to be replicated, and the tail how many
-//! times: the replicas are made again after a start, as far as memory has room. Objects that have no replica left come
-//! first.
+//! unless the replica owner has an SSD, where it records them. An object that the owner evicts while its SSD has it
+//! keeps its replicas ([`crate::DetachedReplicas`]). The SSD records which objects are to be replicated, and the tail
+//! how many times: the replicas are made again after a start. Objects that have no replica left come first.
 
 mod heat;
 mod outstanding;
@@ -397,6 +396,11 @@ impl Replication {
     /// Returns the next request to a replica owner, within the rate of background work.
     pub(super) fn poll(&mut self, local: &mut LocalStore, bytes_per_s: u64) -> Option<Fetch> {
         confirm_detached(local);
+        let lacking = local.shard.store.objects_mut().detached_mut().take_lacking();
+        let (owned, replicas) = (&local.shard.ownership, &local.shard.replicas);
+        if lacking.into_iter().any(|(digest, copies)| owned.owns(digest) && replicas.lacks(digest, copies)) {
+            self.ssd_walk.repeat(&local.shard);
+        }
         if local.shard.replicas.is_alone() {
             return None;
         }

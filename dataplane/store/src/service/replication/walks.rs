@@ -1,8 +1,8 @@
 //! Walks for objects that lack a replica, in memory and on the SSD.
 //!
 //! Objects that only the SSD has lack replicas after a start, when slots came back, or when the replica owner has
-//! changed. Each is read into memory, where it stays like any object, and is replicated from there, as far as memory has
-//! free room. Where there is none, a few at a time pass through memory: they leave it once they are replicated.
+//! changed. Each is read into memory, where it stays like any object, and is replicated from there, as far as memory
+//! has free room. Where there is none, a few at a time pass through memory: they leave it once they are replicated.
 
 use kvplane_proto::Digest;
 use kvplane_proto::ids::Version;
@@ -126,6 +126,16 @@ impl SsdWalk {
     pub(super) fn begin(&mut self, shard: &Shard) {
         let can = shard.tenants.has_ssd && !shard.replicas.is_alone();
         *self = Self { at: can.then_some(0), due_ns: shard.now_ns, ..Self::default() };
+    }
+
+    /// Repeats the walk: memory has evicted an object that lacks a replica.
+    pub(super) fn repeat(&mut self, shard: &Shard) {
+        if self.at.is_some() {
+            self.found = true;
+        } else {
+            self.begin(shard);
+            self.due_ns = self.due_ns.saturating_add(AGAIN_NS);
+        }
     }
 
     /// Begins to read objects that lack a replica, within a rate.

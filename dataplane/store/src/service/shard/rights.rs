@@ -58,11 +58,6 @@ impl Shard {
         self.ownership.owns(digest) || self.exports.has(digest)
     }
 
-    /// Returns true if an object is to be kept: as the owner of its slot, for the next owner, or as a replica.
-    pub(in crate::service) fn keeps_any(&self, digest: Digest) -> bool {
-        self.keeps(digest) || self.replicas.relation(digest.slot()).is_some()
-    }
-
     /// Returns true if the reader accepts replicas, and the object belongs to a slot of which this shard is only the
     /// replica owner.
     pub(in crate::service) fn reads_replica(&self, context: &RequestContext, digest: Digest) -> bool {
@@ -145,4 +140,9 @@ impl Shard {
         wanted.copies = Copies::of_put(item.replicas, 0);
         Ok(wanted)
     }
+}
+
+/// Returns true if an object is to be kept: as the owner of its slot, for the next owner, or as a replica.
+pub(in crate::service) fn keeps_any(shard: &Shard, digest: Digest) -> bool {
+    shard.keeps(digest) || shard.replicas.relation(digest.slot()).is_some()
 }

@@ -26,6 +26,7 @@ use super::fair::FairQueue;
 use super::ssd::{Ssd, WaitingReaders};
 use crate::service::shard::Shard;
 use crate::service::shard::effects::Effect;
+use crate::service::shard::rights::keeps_any;
 use crate::service::shard::stream_read::Reader;
 use crate::service::shard::timing::{About, Timing};
 use crate::service::types::reserve_status;
@@ -238,7 +239,7 @@ impl Promotion {
             let begun = match view {
                 // Its peer is gone.
                 _ if shard.peer_of_reader(reader).is_none() => Err(NotBegun::Refused(Status::Cancelled)),
-                _ if !shard.keeps_any(digest) => Err(NotBegun::Refused(Status::WrongOwner)),
+                _ if !keeps_any(shard, digest) => Err(NotBegun::Refused(Status::WrongOwner)),
                 Some(_) if ssd.damaged.has(digest) => match ssd.damaged.wait(digest, (reader, timing)) {
                     Some(Err(status)) => Err(NotBegun::Refused(status)),
                     _ => Ok(()),
@@ -357,7 +358,7 @@ impl Promotion {
     /// Handles the end of a read: with the object's version and checksum, or without the object.
     pub(super) fn read_done(&mut self, ssd: &mut Ssd, shard: &mut Shard, token: Token, found: Option<(Version, u64)>) {
         let Some(ReadCall { digest, version, reservation, readers }) = self.end_call(token) else { return };
-        let kept = shard.keeps_any(digest);
+        let kept = keeps_any(shard, digest);
         let store = &mut shard.store;
         // It may have been removed, or its slot lost, while it was read.
         let current = ssd.locate_any(digest).is_some_and(|view| view.version == version);

@@ -49,7 +49,7 @@ pub(in crate::service) struct Ssd {
     /// Slots that may have had interim owners.
     pub(super) doubts: Doubts,
     /// Slots with records of replicas.
-    pub(super) replicas: ReplicaRecords,
+    pub(in crate::service) replicas: ReplicaRecords,
     /// Records that could not be read whole.
     pub(in crate::service) damaged: DamagedRecords,
     pub(super) counters: TierCounters,
@@ -315,11 +315,6 @@ impl Ssd {
         self.sweep.lose(slot);
     }
 
-    /// Begins to keep records of the replicas that this shard has as a replica owner of a slot.
-    pub(in crate::service) fn begin_replicas(&mut self, slot: Slot) {
-        self.replicas.begin(slot);
-    }
-
     /// Ends the role of replica owner of a slot. Its replica records become those of objects of this shard, which owns
     /// the slot now or exports it, if it has them `inherited`; otherwise they are void.
     pub(in crate::service) fn end_replicas(&mut self, slot: Slot, inherited: bool) {
@@ -337,11 +332,11 @@ impl Ssd {
     pub(in crate::service) fn drop_replicas_in(&mut self, slot: Slot) {
         if self.replicas.is_open(slot) {
             self.end_replicas(slot, false);
-            self.begin_replicas(slot);
+            self.replicas.begin(slot);
         }
     }
 
-    /// Opens the slots whose replicas may be recorded now, where the ownership notes on the device name none of `noted`.
+    /// Opens the slots whose replicas may be recorded now: none of those that are `noted` on the device as this one's.
     /// Returns the replicas that waited for that.
     pub(super) fn open_replicas(&mut self, shard: &Shard, noted: impl Fn(Slot) -> bool) -> Vec<Digest> {
         if !self.replicas.is_due(shard.now_ns) || !self.is_recovered() || self.is_degraded() {

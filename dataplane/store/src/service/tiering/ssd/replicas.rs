@@ -45,7 +45,7 @@ impl ReplicaRecords {
     }
 
     /// Has a slot opened as soon as that is possible.
-    pub(super) fn begin(&mut self, slot: Slot) {
+    pub(in crate::service) fn begin(&mut self, slot: Slot) {
         if !self.open.has(slot) {
             self.waiting.entry(slot).or_default();
             self.retry_ns = 0;

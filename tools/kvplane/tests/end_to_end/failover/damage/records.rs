@@ -56,9 +56,8 @@ fn flipped_bits_on_ssds_are_repaired_from_replicas() {
     let recorded = wait_until(|| Some(found()).filter(|found| twice_there(found))).expect("both owners record all");
     // Memory is filled with other objects.
     let filler = vec![7; FILLER_BYTES];
-    let plain = PutOptions { replace: true, ..PutOptions::default() };
     for key in 0..FILLERS {
-        clients[0].put(format!("filler-{key}").as_bytes(), &filler, &plain).unwrap();
+        clients[0].put(format!("filler-{key}").as_bytes(), &filler).unwrap();
     }
     for key in 0..OBJECTS {
         let copies = ssds.iter().zip(&recorded).filter_map(|(path, records)| Some((path, *records.get(&key)?)));
