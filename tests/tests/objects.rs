@@ -11,6 +11,10 @@ use kvplane::{
 use kvplane_proto::message::Part;
 
 mod bed;
+#[path = "objects/c_library.rs"]
+mod c_library;
+#[path = "../../tools/capi/tests/compiled/mod.rs"]
+mod compiled;
 
 use bed::{Bed, value};
 

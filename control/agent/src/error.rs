@@ -1,6 +1,7 @@
 //! Errors of this crate.
 
 mod argument;
+mod mooncake;
 
 use core::fmt;
 use std::net::SocketAddr;

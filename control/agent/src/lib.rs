@@ -34,6 +34,7 @@ mod link;
 mod node;
 mod p2p;
 mod scheduler;
+pub mod setup;
 mod tickets;
 mod which;
 

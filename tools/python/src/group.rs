@@ -16,7 +16,7 @@ use kvplane::{Error, IoBuf};
 use pyo3::exceptions::{PyConnectionError, PyRuntimeError};
 use pyo3::prelude::*;
 
-use crate::control::{ControlArguments, seconds};
+use crate::control::{ControlArguments, Discovery, seconds};
 use crate::memory::adopt;
 use crate::outcome::{INTERNAL, INVALID, NOT_FOUND, store_code};
 use crate::waiting::waiting;

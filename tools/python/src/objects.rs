@@ -13,7 +13,7 @@ use kvplane::{
 use pyo3::exceptions::{PyConnectionError, PyValueError};
 use pyo3::prelude::*;
 
-use crate::control::ControlArguments;
+use crate::control::{ControlArguments, Discovery};
 use crate::cpython::{number_of, numbers};
 use crate::memory::{RangeAccess, adopt, mapped};
 use crate::outcome::{INTERNAL, INVALID, NO_ROOM, NOT_FOUND, failed, store_code};

@@ -2,7 +2,7 @@
 
 use std::cell::RefCell;
 
-use kvplane::{ControlLinkError, Error, Status, TransferError};
+use kvplane::{Error, Status, TransferError};
 
 /// `INTERNAL_ERROR`: also the result of a call on a closed object, or in a forked process.
 pub(crate) const INTERNAL: i64 = -1;
@@ -36,62 +36,12 @@ pub(crate) fn failed(code: i64, why: impl Into<String>) -> i64 {
     code
 }
 
-/// Returns the code of a store error. Codes that suggest a transfer may still access the caller's memory are not used:
-/// when a call returns, none does.
+/// Records the message of a store error, and returns its code.
 pub(crate) fn store_code(error: &Error) -> i64 {
-    let code = match error {
-        Error::Status { status, .. } => status_code(*status),
-        Error::Request(_)
-        | Error::Argument(_)
-        | Error::NodeConfig(_)
-        | Error::P2p(_)
-        | Error::Identity(_)
-        | Error::NoCertificate { .. }
-        | Error::NoTickets { .. }
-        | Error::TicketIssue(_)
-        | Error::DataTls(_)
-        | Error::Directory(_)
-        | Error::ControlLink(ControlLinkError::Addresses { .. })
-        | Error::Transfer(
-            TransferError::AddressOverlapped { .. }
-            | TransferError::AddressNotRegistered(_)
-            | TransferError::Argument(_)
-            | TransferError::Malformed(_),
-        ) => INVALID,
-        Error::Transfer(TransferError::TooManyRequests(_)) | Error::Memory(_) => NO_ROOM,
-        Error::Discovery(_)
-        | Error::Connect(_)
-        | Error::Call(_)
-        | Error::ControlLink(_)
-        | Error::NoMap
-        | Error::NotInMap { .. }
-        | Error::MapOffered
-        | Error::NoInstance { .. } => -900,
-        _ => INTERNAL,
-    };
+    let code = error.store_code();
     match error.status() {
         Some(Status::NoOwner) => failed(code, NO_NODE),
         _ => failed(code, error.to_string()),
-    }
-}
-
-const fn status_code(status: Status) -> i64 {
-    match status {
-        Status::Ok | Status::Exists => 0,
-        Status::NotFound => NOT_FOUND,
-        Status::NoSpace | Status::TooLarge | Status::PinLimit | Status::Busy | Status::NoOwner => NO_ROOM,
-        Status::Empty | Status::BadRequest | Status::OutOfRange | Status::BufferTooSmall => INVALID,
-        Status::DeadlineExceeded | Status::Cancelled => -901,
-        Status::Unreachable | Status::WrongOwner => -900,
-        Status::Corrupt => -801,
-        Status::Unauthorized => -601,
-        Status::Incompatible => -300,
-        Status::Stale => -707,
-        Status::Unsupported => -1012,
-        Status::QuotaExceeded => -1700,
-        Status::NoTenant => -1701,
-        Status::Pending => -703,
-        _ => INTERNAL,
     }
 }
 

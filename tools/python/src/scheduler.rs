@@ -18,7 +18,7 @@ use kvplane::{Decision, Error};
 use pyo3::exceptions::PyConnectionError;
 use pyo3::prelude::*;
 
-use crate::control::{ControlArguments, seconds};
+use crate::control::{ControlArguments, Discovery, seconds};
 use crate::cpython::{Keys, numbers};
 use crate::outcome::{INTERNAL, INVALID, NO_ROOM, NOT_FOUND, failed, store_code};
 use crate::scheduler::scheduling::{

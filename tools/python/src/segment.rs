@@ -1,12 +1,10 @@
 //! Memory that this process provides to the cluster: storage nodes of one shard each.
 
 use std::fmt;
-use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use kvplane::rpc::{ClusterName, RuntimeDirectory};
+use kvplane::setup::served_on;
 use kvplane::{Control, DataTls, Node, NodeConfig, Pacing};
 
 use crate::control::{SetupThreadError, within};
@@ -29,11 +27,7 @@ enum JoinError {
     /// The node did not join in time.
     Late,
     /// No address of this host leads to the control plane.
-    NoRoute {
-        /// Address of the control plane.
-        far: SocketAddr,
-        source: io::Error,
-    },
+    Address(kvplane::setup::SetupError),
     /// The node did not start.
     Node(kvplane::Error),
     /// The join did not run to its end.
@@ -44,10 +38,7 @@ impl fmt::Display for JoinError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Late => write!(f, "the node did not join within {} s", JOIN.as_secs()),
-            Self::NoRoute { far, source } => write!(
-                f,
-                "no address of this host leads to the control plane at {far}: {source}; name one as the local hostname"
-            ),
+            Self::Address(error) => error.fmt(f),
             Self::Node(error) => error.fmt(f),
             Self::Thread(error) => error.fmt(f),
         }
@@ -57,7 +48,7 @@ impl fmt::Display for JoinError {
 impl std::error::Error for JoinError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::NoRoute { source, .. } => Some(source),
+            Self::Address(error) => std::error::Error::source(error),
             _ => None,
         }
     }
@@ -84,7 +75,7 @@ impl Segment {
         let (control, host) = (control.clone(), host.to_owned());
         let started = within(JOIN, JoinError::Late, move || {
             let config = NodeConfig {
-                listen: served_on(&control, &host)?,
+                listen: served_on(&control, &host).map_err(JoinError::Address)?,
                 control,
                 data_tls,
                 shards: Some(1),
@@ -174,55 +165,4 @@ pub(crate) fn leave_all() {
     let all = core::mem::take(&mut *ALL.lock().unwrap_or_else(PoisonError::into_inner));
     let ours = all.into_iter().filter(|(process, _)| *process == std::process::id());
     ours.filter_map(|(_, one)| one.upgrade()).for_each(|one| one.leave());
-}
-
-/// Returns the address that a node of this process listens on.
-fn served_on(control: &Control, host: &str) -> Result<IpAddr, JoinError> {
-    let Some(far) = control_addresses(control).into_iter().find(|address| !address.ip().is_loopback()) else {
-        return Ok(Ipv4Addr::LOCALHOST.into());
-    };
-    if let Some(named) = addresses_of(host).into_iter().find(|ip| is_ours(*ip) && ip.is_ipv4() == far.is_ipv4()) {
-        return Ok(named);
-    }
-    // Nothing is sent: connecting a UDP socket only looks up the route.
-    let any: SocketAddr = if far.is_ipv4() { ([0; 4], 0).into() } else { ([0_u16; 8], 0).into() };
-    let towards = UdpSocket::bind(any).and_then(|socket| socket.connect(far).and_then(|()| socket.local_addr()));
-    towards.map(|address| address.ip()).map_err(|source| JoinError::NoRoute { far, source })
-}
-
-fn control_addresses(control: &Control) -> Vec<SocketAddr> {
-    match control {
-        Control::Remote(remote) => remote.addresses.clone(),
-        Control::Explicit(config) => vec![config.address],
-        Control::Local { cluster, runtime_directory } => {
-            let directory = match runtime_directory {
-                Some(path) => Some(RuntimeDirectory::at(path)),
-                None => RuntimeDirectory::of_user().ok(),
-            };
-            let found = directory.zip(ClusterName::new(cluster).ok());
-            found
-                .and_then(|(directory, name)| directory.discover(&name).ok())
-                .map(|local| local.control)
-                .into_iter()
-                .collect()
-        }
-    }
-}
-
-/// Returns the addresses of a host as Mooncake's users give it, `host` or `host:port`.
-fn addresses_of(host: &str) -> Vec<IpAddr> {
-    let bare = match host.rsplit_once(':') {
-        Some((bare, port)) if port.parse::<u16>().is_ok() && (!bare.contains(':') || bare.ends_with(']')) => bare,
-        _ => host,
-    };
-    let bare = bare.trim_start_matches('[').trim_end_matches(']');
-    if bare.is_empty() || bare == "localhost" {
-        return Vec::new();
-    }
-    (bare, 0).to_socket_addrs().map(|found| found.map(|address| address.ip()).collect()).unwrap_or_default()
-}
-
-/// Returns true if other hosts reach this host at an address.
-fn is_ours(ip: IpAddr) -> bool {
-    !ip.is_loopback() && !ip.is_unspecified() && UdpSocket::bind((ip, 0)).is_ok()
 }

@@ -19,7 +19,7 @@ use pyo3::exceptions::PyConnectionError;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 
-use crate::control::{ControlArguments, seconds, seconds_or_none, tls_of};
+use crate::control::{ControlArguments, Discovery, seconds, seconds_or_none, tls_of};
 use crate::cpython::{Keys, View, number_of, numbers, places, views};
 use crate::memory::adopt;
 use crate::memory::device_memory::{StreamQueues, stream_at};
