@@ -67,7 +67,7 @@ pub use crate::message::segments::{
     SegmentOwner, SegmentReply, UnregisterSegment,
 };
 pub use crate::message::shards::{
-    CopyFigures, DevicePoolFigures, EventFigures, EvictionFigures, GetFigures, GetRoom, ListShards,
+    CopyFigures, DevicePoolFigures, EventFigures, EvictionFigures, FarPoolFigures, GetFigures, GetRoom, ListShards,
     OPERATIONS_PER_REPORT, OperationFigures, PoolFigures, PutFigures, ReportShard, Room, SLOW_PER_REPORT, ShardFigures,
     ShardList, ShardNode, SlowFigures, SlowLog, SsdFigures, ThreadFigures, TroubleFigures,
 };

@@ -177,6 +177,7 @@ fn shard_figures() -> ShardFigures {
         events: EventFigures { kept: true, next: 7, lost: 8 },
         copies: CopyFigures { elsewhere: 9, inherited: 10, ..CopyFigures::default() },
         device_pool: Some(DevicePoolFigures { bytes: 11, lost: 12, ..DevicePoolFigures::default() }),
+        far_pool: Some(FarPoolFigures { bytes: 13, evictions: 14, ..FarPoolFigures::default() }),
         ..ShardFigures::default()
     }
 }

@@ -4,11 +4,12 @@ use std::time::{Duration, Instant};
 
 use kvplane_engine::{ShardHandle, ShardSnapshot, SlowOperation, cpu};
 use kvplane_rpc::message::{
-    CopyFigures, DevicePoolFigures, EventFigures, EvictionFigures, GetFigures, HOT_PER_REPORT, HotFigures, HotShard,
-    NAME_PER_REPORT_BYTES, OPERATIONS_PER_REPORT, ObjectFigures, OperationFigures, PoolFigures, PutFigures, ReportHot,
-    ReportShard, SLOW_PER_REPORT, ShardFigures, SlowFigures, SlowLog, SsdFigures, ThreadFigures, TroubleFigures,
+    CopyFigures, DevicePoolFigures, EventFigures, EvictionFigures, FarPoolFigures, GetFigures, HOT_PER_REPORT,
+    HotFigures, HotShard, NAME_PER_REPORT_BYTES, OPERATIONS_PER_REPORT, ObjectFigures, OperationFigures, PoolFigures,
+    PutFigures, ReportHot, ReportShard, SLOW_PER_REPORT, ShardFigures, SlowFigures, SlowLog, SsdFigures, ThreadFigures,
+    TroubleFigures,
 };
-use kvplane_store::DevicePoolStats;
+use kvplane_store::{DevicePoolStats, FarPoolStats};
 
 use crate::error::Error;
 use crate::link::ControlLink;
@@ -98,6 +99,7 @@ pub(crate) fn figures(shard: u16, address: &str, snapshot: &ShardSnapshot, now_n
         events: EventFigures { kept: store.events.are_kept, next: store.events.next, lost: store.events.lost },
         copies: copies(snapshot),
         device_pool: device_pool(snapshot),
+        far_pool: far_pool(snapshot),
     }
 }
 
@@ -151,6 +153,19 @@ fn device_pool(snapshot: &ShardSnapshot) -> Option<DevicePoolFigures> {
         demotions,
         recalls: service.recalls,
         lost,
+    })
+}
+
+fn far_pool(snapshot: &ShardSnapshot) -> Option<FarPoolFigures> {
+    let FarPoolStats { pool_bytes, used_bytes, objects, hits, demotions, promotions, evictions, .. } = snapshot.far;
+    (pool_bytes > 0).then_some(FarPoolFigures {
+        bytes: pool_bytes,
+        used_bytes,
+        objects,
+        hits,
+        demotions,
+        promotions,
+        evictions,
     })
 }
 
