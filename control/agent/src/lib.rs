@@ -62,6 +62,7 @@ pub use kvplane_transfer::{
 pub use link::{ControlLink, ControlLinkError};
 pub use node::handover;
 pub use node::{DevicePool, ParseDevicePoolError};
+pub use node::{FarMemory, FarPool, ParseFarPoolError};
 pub use node::{Node, NodeConfig, NodeConfigError};
 pub use node::{ParseSsdError, SharedTierConfig, SsdConfig};
 pub use p2p::{
@@ -80,7 +81,7 @@ pub use kvplane_cluster::reshard;
 pub use kvplane_conductor::engine::hashes::{MAX_TOKENS as MAX_HASHED_TOKENS, vllm as vllm_block_hashes};
 pub use kvplane_conductor::engine::tokens::TokenPrompt;
 pub use kvplane_engine::{
-    Buffer, DeviceBuffer, Eviction, HugePages, IoChoice, Pacing, PageKind, PoolReadCounters, PutAck, Region,
+    Buffer, DeviceBuffer, Eviction, FarPart, HugePages, IoChoice, Pacing, PageKind, PoolReadCounters, PutAck, Region,
     RegionError, RegionOptions, ShardSnapshot, Slice, TierPolicy, UploadPolicy, WritePolicy, ZeroCopy,
     ZeroCopyCounters, ZeroCopyOptions, cpu, discover_machine, scheduler_affinity,
 };

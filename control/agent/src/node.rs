@@ -8,6 +8,7 @@
 mod device_pools;
 mod drain;
 mod error;
+mod far_pools;
 mod followed_map;
 pub mod handover;
 mod incarnation;
@@ -53,6 +54,8 @@ use crate::tickets::NodeTickets;
 use crate::which::Control;
 pub use device_pools::{DevicePool, ParseDevicePoolError};
 pub use error::NodeConfigError;
+use far_pools::FarPoolPart;
+pub use far_pools::{FarMemory, FarPool, ParseFarPoolError};
 use followed_map::FollowedMap;
 use handover::{Handover, HandoverError, NodeShape};
 use incarnation::BegunIncarnation;
@@ -86,7 +89,7 @@ pub struct NodeConfig {
     pub shards: Option<usize>,
     /// Memory for objects, over all shards, in bytes.
     pub pool_bytes: u64,
-    /// Share of the slots relative to other nodes; `None` follows the memory, one unit for each 64 MiB.
+    /// Share of the slots relative to other nodes; `None` follows the memory, near and far, one unit for each 64 MiB.
     pub weight: Option<u32>,
     /// Failure domain: replicas of one object are kept in different ones. `None` takes the host.
     pub failure_domain: Option<String>,
@@ -99,11 +102,9 @@ pub struct NodeConfig {
     pub max_objects: Option<u64>,
     /// Eviction policy.
     pub eviction: Eviction,
-    /// High watermark of a shard's memory, in percent: above it, puts evict slightly more than they need. 100 evicts
-    /// only on demand.
-    pub high_watermark_percent: u8,
-    /// Low watermark, in percent, down to which that eviction continues; at most `high_watermark_percent`.
-    pub low_watermark_percent: u8,
+    /// High and low watermark of a shard's memory, in percent: above the high one, puts evict slightly more than they
+    /// need, down to the low one, which is at most as high. 100 and 100 evict only on demand.
+    pub watermarks_percent: (u8, u8),
     /// Limit of memory for hard-pinned objects, in percent; beyond it, puts with a hard pin are refused. At most 90.
     pub hard_pin_percent: u8,
     /// Longest soft pin; longer requests are shortened. 0 disables soft pins.
@@ -115,6 +116,9 @@ pub struct NodeConfig {
     /// Memory of accelerators beside the pool, into which objects that are read often move; at most one for each shard.
     /// Not with SSDs.
     pub device_pools: Vec<DevicePool>,
+    /// Memory beyond DRAM that the pool has a part in, into which objects move that eviction would drop from DRAM. Not
+    /// with device pools, nor with memory that is kept.
+    pub far_pool: Option<FarPool>,
     /// Directory on tmpfs or hugetlbfs in which the pools outlive the process: the next start on this host serves their
     /// objects again. With one, `node` must be set. `None`: memory ends with the process.
     pub keep_memory: Option<PathBuf>,
@@ -165,13 +169,13 @@ impl NodeConfig {
             pacing: None,
             max_objects: None,
             eviction: Eviction::default(),
-            high_watermark_percent: 100,
-            low_watermark_percent: 100,
+            watermarks_percent: (100, 100),
             hard_pin_percent: 25,
             soft_pin_max: Duration::from_millis(Limits::SOFT_PIN_MS as u64),
             huge: HugePages::Try,
             rdma: RdmaConfig::default(),
             device_pools: Vec::new(),
+            far_pool: None,
             keep_memory: None,
             ssds: Vec::new(),
             ssd_object_bytes: TIER_OBJECT_BYTES,
@@ -183,6 +187,11 @@ impl NodeConfig {
             fetch_bytes_per_s: FETCH_BYTES_PER_S,
             hot_bytes_per_s: FetchLimits::default().hot_bytes_per_s,
         }
+    }
+
+    /// Returns the host memory for objects, near and far, over all shards.
+    fn host_bytes(&self) -> u64 {
+        self.pool_bytes + self.far_pool.map_or(0, |far| far.bytes)
     }
 }
 
@@ -213,8 +222,9 @@ pub(crate) struct NodePlan {
     tickets: NodeTickets,
     tls: Option<Arc<Keychain>>,
     layout: ShardPlan,
-    /// Size of the pool of each shard.
+    /// Size of the pool of each shard in DRAM.
     pool_bytes: u64,
+    far_pools: Vec<Option<FarPoolPart>>,
     directory: RuntimeDirectory,
     rdma: Option<RdmaDevices>,
     device_pools: Vec<Option<DevicePoolConfig>>,
@@ -245,13 +255,17 @@ impl NodePlan {
         let machine = discover_machine()?;
         let layout = plan(&machine, &PlanRequest { shards: config.shards, affinity: scheduler_affinity(&machine) });
         let shards = layout.shards.len();
-        let pool_bytes = config.pool_bytes / shards as u64 / 4096 * 4096;
+        let unit_bytes = far_pools::near_unit_bytes(config);
+        let pool_bytes = config.pool_bytes / shards as u64 / unit_bytes * unit_bytes;
         check_layout(config, &layout, pool_bytes)?;
         let directory = directory_of(config)?;
         let rdma = config.rdma.devices()?;
         let device_pools = device_pools::of_shards(config, shards)?;
-        let store = |pool: &Option<DevicePoolConfig>| store_limits::of_shard(config, pool_bytes, *pool, shards);
-        let stores = device_pools.iter().map(store).collect::<Result<_, _>>()?;
+        let far_pools = far_pools::of_shards(config, &machine, &layout)?;
+        let store = |(device, far): (&Option<DevicePoolConfig>, &Option<FarPoolPart>)| {
+            store_limits::of_shard(config, pool_bytes, *far, *device, shards)
+        };
+        let stores = device_pools.iter().zip(&far_pools).map(store).collect::<Result<_, _>>()?;
         let open = |shared: &SharedTierConfig| shared.open(&cluster, shards, begun.last);
         let shared = config.shared.as_ref().map(open).transpose()?;
         let host = cpu::boot_id()?;
@@ -264,6 +278,7 @@ impl NodePlan {
             tls,
             layout,
             pool_bytes,
+            far_pools,
             directory,
             rdma,
             device_pools,
@@ -304,12 +319,15 @@ impl NodePlan {
     }
 
     fn pool(&self, config: &NodeConfig, shard: usize) -> RegionOptions {
+        let far = self.far_pools[shard];
+        let bytes = self.pool_bytes + far.map_or(0, |far| far.bytes);
         RegionOptions {
             shared: true,
             huge: config.huge,
             numa_node: self.layout.shards[shard].numa_node,
+            far: far.map(|far| far.behind(self.pool_bytes)),
             prefault: true,
-            ..RegionOptions::new(format!("kvplane-pool-{shard}"), self.pool_bytes as usize)
+            ..RegionOptions::new(format!("kvplane-pool-{shard}"), bytes as usize)
         }
     }
 
@@ -350,7 +368,7 @@ impl NodePlan {
             is_succeeded: Arc::clone(&is_succeeded),
             trouble: Arc::clone(&trouble),
             followed: FollowedMap::default(),
-            capacity_bytes: config.pool_bytes,
+            capacity_bytes: config.host_bytes(),
             tiers: TierReports::new(devices),
             figures: ShardReports::default(),
             kept_since: Epoch(0),
@@ -406,6 +424,10 @@ impl NodePlan {
         notes.extend(kept.note());
         let parts = self.device_pools.iter().enumerate().filter_map(|(shard, part)| Some((shard, (*part)?)));
         notes.extend(parts.map(|(shard, part)| format!("shard {shard}: {} MiB on {}", part.bytes >> 20, part.device)));
+        let parts = self.far_pools.iter().enumerate().filter_map(|(shard, part)| Some((shard, (*part)?)));
+        notes.extend(parts.map(|(shard, part)| {
+            format!("shard {shard}: {} MiB of far memory on NUMA node {}", part.bytes >> 20, part.node)
+        }));
         let rdma = config.rdma.usable();
         notes.push(rdma.map_or_else(|why| format!("no RDMA: {why}"), |names| format!("RDMA by {names}")));
         Ok((shards, notes, ssds.devices(count)))
@@ -603,7 +625,7 @@ fn member_of(
     host: String,
     shards: &[ShardHandle],
 ) -> Member {
-    let by_memory = (config.pool_bytes >> 26).clamp(1, 1 << 20) as u32;
+    let by_memory = (config.host_bytes() >> 26).clamp(1, 1 << 20) as u32;
     Member {
         node,
         incarnation,

@@ -67,9 +67,9 @@ pub use crate::message::segments::{
     SegmentOwner, SegmentReply, UnregisterSegment,
 };
 pub use crate::message::shards::{
-    CopyFigures, DamageFigures, DevicePoolFigures, EventFigures, EvictionFigures, GetFigures, GetRoom, ListShards,
-    OPERATIONS_PER_REPORT, OperationFigures, PoolFigures, PutFigures, ReportShard, Room, SLOW_PER_REPORT, ShardFigures,
-    ShardList, ShardNode, SlowFigures, SlowLog, SsdFigures, ThreadFigures, TroubleFigures,
+    CopyFigures, DamageFigures, DevicePoolFigures, EventFigures, EvictionFigures, FarPoolFigures, GetFigures, GetRoom,
+    ListShards, OPERATIONS_PER_REPORT, OperationFigures, PoolFigures, PutFigures, ReportShard, Room, SLOW_PER_REPORT,
+    ShardFigures, ShardList, ShardNode, SlowFigures, SlowLog, SsdFigures, ThreadFigures, TroubleFigures,
 };
 pub use crate::message::silence::ReportSilence;
 pub use crate::message::tier::{

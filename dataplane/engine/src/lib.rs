@@ -52,7 +52,8 @@ pub use kvplane_store::service::{
 };
 pub use kvplane_sys::verbs::Gid;
 pub use kvplane_sys::{
-    CrossError, DirectFile, Doorbell, FileOptions, HugePages, IoBuf, PageKind, Region, RegionError, RegionOptions, cpu,
+    CrossError, DirectFile, Doorbell, FarPart, FileOptions, HugePages, IoBuf, PageKind, Region, RegionError,
+    RegionOptions, cpu,
 };
 pub use kvplane_tier::{
     Identity as TierIdentity, OBJECT_BYTES as TIER_OBJECT_BYTES, Priority as TierPriority, Reason as TierReason,

@@ -52,33 +52,58 @@ pub struct Extent {
     pub bytes: u64,
 }
 
+/// Kind of memory that a block is of.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MemoryKind {
+    /// The near part of the pool, in DRAM.
+    Near,
+    /// The far pool: the part of the pool in far memory.
+    Far,
+    /// The device pool.
+    Device,
+}
+
+/// Number of kinds of memory.
+pub(crate) const MEMORY_KINDS: usize = 3;
+
 /// Handle of a block: valid from the call that returned it until the block is freed or merged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Block(u32);
 
-/// Bit of the handles of blocks of a device pool; node numbers are below it.
+/// Bits of the handles of blocks of a device pool, and of a far pool; node numbers are below both.
 const OF_DEVICE: u32 = 1 << 30;
+const OF_FAR: u32 = 1 << 31;
 
 const _: () = assert!(size_of::<Node>() == Allocator::BYTES_PER_BLOCK && 2 * MAX_HELD_BLOCKS < HELD);
 const _: () = assert!(2 * MAX_HELD_BLOCKS < OF_DEVICE && 2 * MAX_HELD_BLOCKS < NOTES);
 
 impl Block {
-    /// Returns the handle of a block of a device pool, which is distinct from those of the pool in host memory.
+    /// Returns the handle of a block of this kind of memory, whose allocator knows it by this one. Handles of different
+    /// kinds are distinct.
     #[must_use]
-    pub(crate) const fn of_device(self) -> Self {
-        Self(self.0 | OF_DEVICE)
+    pub(crate) const fn of(self, kind: MemoryKind) -> Self {
+        match kind {
+            MemoryKind::Near => self,
+            MemoryKind::Far => Self(self.0 | OF_FAR),
+            MemoryKind::Device => Self(self.0 | OF_DEVICE),
+        }
     }
 
-    /// Returns true if the block is of a device pool.
+    /// Returns the kind of memory that the block is of.
     #[must_use]
-    pub(crate) const fn is_of_device(self) -> bool {
-        self.0 & OF_DEVICE != 0
+    #[inline]
+    pub(crate) const fn kind(self) -> MemoryKind {
+        match self.0 & (OF_DEVICE | OF_FAR) {
+            0 => MemoryKind::Near,
+            OF_FAR => MemoryKind::Far,
+            _ => MemoryKind::Device,
+        }
     }
 
     /// Returns the handle by which the allocator of its pool knows the block.
     #[must_use]
     pub(crate) const fn in_its_pool(self) -> Self {
-        Self(self.0 & !OF_DEVICE)
+        Self(self.0 & !(OF_DEVICE | OF_FAR))
     }
 
     /// Returns the block as a note: see [`Allocator::set_note`].

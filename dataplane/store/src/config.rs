@@ -20,6 +20,9 @@ pub struct StoreConfig {
     /// Size of the device pool, in memory of an accelerator: a multiple of [`GRANULE_BYTES`]; 0 for none. With one, the
     /// unit is a granule, and the eviction policy is one that tells hot objects from others.
     pub device_pool_bytes: u64,
+    /// Size of the far pool, in far memory behind the pool: a multiple of `unit_bytes`; 0 for none. With one,
+    /// `pool_bytes` is a multiple of `unit_bytes` too, and there is no device pool.
+    pub far_pool_bytes: u64,
     /// Limit on objects, counting those being written and those removed while pinned.
     pub max_objects: u32,
     /// Largest object that is accepted.
@@ -57,6 +60,7 @@ impl StoreConfig {
             pool_bytes,
             unit_bytes: GRANULE_BYTES,
             device_pool_bytes: 0,
+            far_pool_bytes: 0,
             max_objects: (pool_bytes / 4096).clamp(1024, 1 << 26) as u32,
             max_object_bytes: (pool_bytes / 4).max(pool_bytes.min(1 << 20)),
             eviction: Eviction::default(),
@@ -77,6 +81,7 @@ impl StoreConfig {
             pool_bytes: 0,
             unit_bytes: GRANULE_BYTES,
             device_pool_bytes: 0,
+            far_pool_bytes: 0,
             max_objects: 0,
             max_object_bytes: 0,
             eviction: Eviction::SegmentedLru,
@@ -95,6 +100,12 @@ impl StoreConfig {
     #[must_use]
     pub const fn has_pool(&self) -> bool {
         self.pool_bytes > 0
+    }
+
+    /// Returns the host memory of the store, near and far.
+    #[must_use]
+    pub const fn host_bytes(&self) -> u64 {
+        self.pool_bytes + self.far_pool_bytes
     }
 
     /// Creates the eviction policy that `eviction` names, for this pool.
@@ -134,6 +145,15 @@ impl StoreConfig {
             within("unit_bytes", self.unit_bytes, GRANULE_BYTES, GRANULE_BYTES)?;
             let protected = if self.eviction == Eviction::Lru { 0 } else { self.protected_percent };
             within("protected_percent", protected.into(), 1, 100)?;
+        }
+        if self.far_pool_bytes > 0 {
+            within("far_pool_bytes", self.far_pool_bytes, self.unit_bytes, MAX_POOL_BYTES)?;
+            for (field, value) in [("pool_bytes", self.pool_bytes), ("far_pool_bytes", self.far_pool_bytes)] {
+                if !value.is_multiple_of(self.unit_bytes) {
+                    return Err(ConfigError::NotMultiple { field, value, unit: self.unit_bytes });
+                }
+            }
+            within("device_pool_bytes", self.device_pool_bytes, 0, 0)?;
         }
         within("max_objects", self.max_objects.into(), 1, MAX_HELD_BLOCKS.into())?;
         within("max_object_bytes", self.max_object_bytes, 1, self.pool_bytes)?;
@@ -184,6 +204,12 @@ mod tests {
         assert_eq!(device.validate(), Ok(()));
         assert!(message(StoreConfig { device_pool_bytes: 257, ..device.clone() }).starts_with("device_pool_bytes"));
         assert!(message(StoreConfig { unit_bytes: 4096, ..device.clone() }).starts_with("unit_bytes"));
-        assert!(message(StoreConfig { eviction: Eviction::Lru, ..device }).starts_with("protected_percent"));
+        assert!(message(StoreConfig { eviction: Eviction::Lru, ..device.clone() }).starts_with("protected_percent"));
+        let far = StoreConfig { far_pool_bytes: 1 << 20, unit_bytes: 4096, ..StoreConfig::for_pool(1 << 20) };
+        assert_eq!(far.validate(), Ok(()));
+        assert!(message(StoreConfig { far_pool_bytes: 256, ..far.clone() }).starts_with("far_pool_bytes"));
+        assert!(message(StoreConfig { far_pool_bytes: 4096 + 256, ..far.clone() }).starts_with("far_pool_bytes"));
+        assert!(message(StoreConfig { pool_bytes: (1 << 20) + 256, ..far }).starts_with("pool_bytes"));
+        assert!(message(StoreConfig { far_pool_bytes: 1 << 20, ..device }).starts_with("device_pool_bytes"));
     }
 }

@@ -17,7 +17,7 @@ use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::Version;
 use kvplane_proto::message::ObjectPriority;
 
-use crate::allocator::{Block, GRANULE_BYTES, granules_of};
+use crate::allocator::{Block, GRANULE_BYTES, MemoryKind, granules_of};
 pub use arena::{Entries, LiveUse};
 pub use marks::{Copies, Mark, Replica};
 
@@ -361,7 +361,14 @@ impl Entry {
     /// Returns true if its bytes are in the device pool.
     #[must_use]
     pub const fn is_on_device(&self) -> bool {
-        self.block.is_of_device()
+        matches!(self.memory(), MemoryKind::Device)
+    }
+
+    /// Returns the kind of memory that its bytes are in.
+    #[must_use]
+    #[inline]
+    pub const fn memory(&self) -> MemoryKind {
+        self.block.kind()
     }
 
     /// Returns true if it may move to the device pool: nothing but the eviction policy keeps it in memory, and it does

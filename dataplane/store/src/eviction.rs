@@ -20,7 +20,7 @@ pub use s3_fifo::S3Fifo;
 pub(crate) use segment::Segment;
 pub use segmented_lru::SegmentedLru;
 
-use crate::entry::{Entries, EntryId};
+use crate::entry::{Entries, Entry, EntryId};
 
 /// Rule that decides which object is evicted next. The store calls the policy; a policy never calls back. The store
 /// pins an entry only just after it reported an access of it.
@@ -55,6 +55,13 @@ pub trait EvictionPolicy {
     /// Two calls without another call in between MUST return the same entry. The cost MUST be O(1) amortised over the
     /// other calls, however many entries are pinned.
     fn victim(&mut self, entries: &mut Entries) -> Option<EntryId>;
+
+    /// Returns true if an entry that was inserted was accessed since, as far as the policy knows; a policy that does
+    /// not distinguish such entries returns true for all.
+    fn was_accessed(&self, entry: &Entry) -> bool {
+        let _ = entry;
+        true
+    }
 
     /// Asserts the policy's own invariants; returns the number of entries that it considers, pinned ones included. For
     /// tests and simulation.

@@ -35,7 +35,7 @@ pub use entry::{ACCOUNTS, Copies, Keep, Replica, Reserve, TAIL_BYTES_MOST};
 pub use errors::{CommitError, GetError, ReserveError, StalePin, StaleReservation};
 pub use order::{TenantUse, Tenants};
 pub use store::{
-    DetachedReplicas, DevicePoolStats, Extent, KeptCounters, KeptObjects, NoMove, ObjectPins, ObjectTable, ObjectView,
-    PinError, Pool, PoolMove, PoolMoves, PoolSums, SIZE_CLASSES, Store, StoreStats, TailMove, TakeBackError,
-    former_objects,
+    DetachedReplicas, DevicePoolStats, Extent, FarPoolStats, KeptCounters, KeptObjects, NoMove, ObjectPins,
+    ObjectTable, ObjectView, PinError, Pool, PoolCopies, PoolMove, PoolMoves, PoolSums, SIZE_CLASSES, Store,
+    StoreStats, TailMove, TakeBackError, far_pool_stats, former_objects, open_far_pool,
 };

@@ -24,6 +24,7 @@ mod pins_and_groups;
 mod retained;
 mod tenants;
 
+use crate::allocator::{Block, MEMORY_KINDS, MemoryKind};
 use crate::entry::{Entries, EntryId, Keep, Mark};
 use crate::eviction::EvictionPolicy;
 pub(crate) use pins::keep_of;
@@ -47,10 +48,8 @@ pub(crate) enum Reach {
 /// Scarce resource.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Scarce {
-    /// Space in the pool.
-    Room,
-    /// Space in the device pool.
-    DeviceRoom,
+    /// Space in a kind of memory.
+    Room(MemoryKind),
     /// Entries, with their total number.
     Entries(u32),
 }
@@ -64,9 +63,9 @@ pub(crate) struct Order<P> {
 }
 
 impl<P: EvictionPolicy> Order<P> {
-    /// Creates the order of a pool, and of the device pool beside it, with one tenant, the default one.
-    pub(crate) fn new(pool_granules: u64, device_granules: u64, hard_pin_percent: u8, policy: P) -> Self {
-        let tenants = Tenants::new(pool_granules, device_granules, hard_pin_percent, policy);
+    /// Creates the order of memory of these sizes, by kind, with one tenant, the default one.
+    pub(crate) fn new(memory_granules: [u64; MEMORY_KINDS], hard_pin_percent: u8, policy: P) -> Self {
+        let tenants = Tenants::new(memory_granules, hard_pin_percent, policy);
         Self { tenants, pins_and_groups: PinsAndGroups::default(), retained: RetentionTable::default() }
     }
 
@@ -130,7 +129,7 @@ impl<P: EvictionPolicy> Order<P> {
 
     fn push_soft(&mut self, entries: &mut Entries, id: EntryId) {
         entries[id].stamp = self.pins_and_groups.next_stamp();
-        self.tenants.soft(entries[id].account()).push(entries, id);
+        self.tenants.soft_of(&entries[id]).push(entries, id);
     }
 
     /// Records an access of an object.
@@ -145,12 +144,11 @@ impl<P: EvictionPolicy> Order<P> {
     #[inline]
     fn access_alone(&mut self, entries: &mut Entries, id: EntryId) {
         let entry = &entries[id];
-        let at = entry.account();
         if entry.is(Mark::Hard) {
             return;
         }
         if entry.is(Mark::Soft) {
-            self.tenants.soft(at).unlink(entries, id);
+            self.tenants.soft_of(entry).unlink(entries, id);
             self.push_soft(entries, id);
         } else {
             self.tenants.policy_of(entry).access(entries, id);
@@ -161,21 +159,10 @@ impl<P: EvictionPolicy> Order<P> {
     pub(crate) fn remove(&mut self, entries: &mut Entries, id: EntryId, to_make_room: bool) {
         self.pins_and_groups.end(entries, id);
         self.retained.forget(id);
-        let entry = &entries[id];
-        let at = entry.account();
         if to_make_room {
-            self.tenants.count_eviction(entry);
+            self.tenants.count_eviction(&entries[id]);
         }
-        if entry.is(Mark::Hard) {
-            return;
-        }
-        if entry.is(Mark::Soft) {
-            self.tenants.soft(at).unlink(entries, id);
-        } else if to_make_room {
-            self.tenants.policy_of(entry).evict(entries, id);
-        } else {
-            self.tenants.policy_of(entry).remove(entries, id);
-        }
+        leave(self, entries, id, to_make_room);
     }
 
     /// Changes the account, group, pins and priority of a live object that was plain so far.
@@ -196,13 +183,12 @@ impl<P: EvictionPolicy> Order<P> {
     /// Handles the release of a live object's last pin. Returns true if it is to be evicted now, because its group was.
     pub(crate) fn unpinned(&mut self, entries: &mut Entries, id: EntryId) -> bool {
         let entry = &entries[id];
-        let at = entry.account();
         if entry.is(Mark::Hard) {
             return false;
         }
         let (is_soft, is_grouped) = (entry.is(Mark::Soft), entry.is(Mark::Grouped));
         if is_soft {
-            self.tenants.soft(at).unpark(entries, id);
+            self.tenants.soft_of(entry).unpark(entries, id);
         } else {
             self.tenants.policy_of(entry).unpinned(entries, id);
         }
@@ -217,34 +203,35 @@ impl<P: EvictionPolicy> Order<P> {
         while left > 0 {
             let Some(id) = self.pins_and_groups.next_expired() else { return false };
             left -= 1;
-            let at = entries[id].account();
-            self.tenants.soft(at).unlink(entries, id);
+            self.tenants.soft_of(&entries[id]).unlink(entries, id);
             entries.set(id, Mark::Soft, false);
-            self.tenants.policy(at).insert(entries, id);
+            self.tenants.policy_of(&entries[id]).insert(entries, id);
         }
         true
     }
 
-    /// Returns the next object to be evicted for any tenant that needs the scarce resource.
+    /// Returns the next object to be evicted for any tenant that needs the scarce resource: one of that memory, or for
+    /// entries of the pool's near part.
     pub(crate) fn victim(&mut self, entries: &mut Entries, reach: Reach, scarce: Scarce) -> Option<EntryId> {
+        let kind = if let Scarce::Room(kind) = scarce { kind } else { MemoryKind::Near };
         self.tenants.know_shares();
         self.tenants.begin_round();
         while let Some(at) = self.tenants.furthest(true, scarce) {
-            let found = self.plain_victim(entries, at).or_else(|| self.soft_victim(entries, at));
+            let found = self.plain_victim(entries, at, kind).or_else(|| self.soft_victim(entries, at, kind));
             if found.is_some() {
                 return found;
             }
         }
         self.tenants.begin_round();
         while let Some(at) = self.tenants.furthest(false, scarce) {
-            let found = self.plain_victim(entries, at);
+            let found = self.plain_victim(entries, at, kind);
             if found.is_some() {
                 return found;
             }
         }
         self.tenants.begin_round();
         while let Some(at) = (reach == Reach::Soft).then(|| self.tenants.furthest(false, scarce)).flatten() {
-            let found = self.soft_victim(entries, at);
+            let found = self.soft_victim(entries, at, kind);
             if found.is_some() {
                 return found;
             }
@@ -252,19 +239,24 @@ impl<P: EvictionPolicy> Order<P> {
         None
     }
 
-    /// Returns the next object of a tenant to be evicted for another of the same tenant.
+    /// Returns the next object of a tenant to be evicted for another of the same tenant: the coldest memory's first.
     pub(crate) fn victim_of(&mut self, entries: &mut Entries, account: u16) -> Option<EntryId> {
         let at = usize::from(account);
-        let in_pool = self.plain_victim(entries, at).or_else(|| self.soft_victim(entries, at));
-        in_pool.or_else(|| self.tenants.device_policy(at)?.victim(entries))
+        for kind in [MemoryKind::Far, MemoryKind::Near, MemoryKind::Device] {
+            let found = self.plain_victim(entries, at, kind).or_else(|| self.soft_victim(entries, at, kind));
+            if found.is_some() {
+                return found;
+            }
+        }
+        None
     }
 
     /// Returns the next object to leave the device pool, of the tenant that exceeds its share there the most.
     pub(crate) fn device_victim(&mut self, entries: &mut Entries) -> Option<EntryId> {
         self.tenants.know_shares();
         self.tenants.begin_round();
-        while let Some(at) = self.tenants.furthest(false, Scarce::DeviceRoom) {
-            let found = self.tenants.device_policy(at).and_then(|policy| policy.victim(entries));
+        while let Some(at) = self.tenants.furthest(false, Scarce::Room(MemoryKind::Device)) {
+            let found = self.plain_victim(entries, at, MemoryKind::Device);
             if found.is_some() {
                 return found;
             }
@@ -285,18 +277,18 @@ impl<P: EvictionPolicy> Order<P> {
         entry.is_evictable() && (!entry.is(Mark::Soft) || reach == Reach::Soft || above())
     }
 
-    fn plain_victim(&mut self, entries: &mut Entries, at: usize) -> Option<EntryId> {
+    fn plain_victim(&mut self, entries: &mut Entries, at: usize, kind: MemoryKind) -> Option<EntryId> {
         loop {
-            let id = self.tenants.policy(at).victim(entries)?;
+            let id = self.tenants.order(at, kind)?.policy.victim(entries)?;
             if !self.is_spared(entries, id) {
                 return Some(id);
             }
         }
     }
 
-    fn soft_victim(&mut self, entries: &mut Entries, at: usize) -> Option<EntryId> {
+    fn soft_victim(&mut self, entries: &mut Entries, at: usize, kind: MemoryKind) -> Option<EntryId> {
         loop {
-            let id = self.tenants.soft(at).oldest_unpinned(entries)?;
+            let id = self.tenants.order(at, kind)?.soft.oldest_unpinned(entries)?;
             if !self.is_spared(entries, id) {
                 return Some(id);
             }
@@ -318,5 +310,49 @@ impl<P: EvictionPolicy> Order<P> {
         self.retained.check(|id| assert!(entries[id].is_live() && entries[id].is(Mark::Hard), "{id:?} is retained"));
         let hard_live = entries.iter().filter(|(_, entry)| entry.is(Mark::Hard) && entry.is_live()).count();
         self.tenants.check(entries) + hard_live
+    }
+}
+
+/// Removes an object from the order of its memory.
+fn leave<P: EvictionPolicy>(order: &mut Order<P>, entries: &mut Entries, id: EntryId, to_make_room: bool) {
+    let entry = &entries[id];
+    if entry.is(Mark::Hard) {
+        return;
+    }
+    if entry.is(Mark::Soft) {
+        order.tenants.soft_of(entry).unlink(entries, id);
+    } else if to_make_room {
+        order.tenants.policy_of(entry).evict(entries, id);
+    } else {
+        order.tenants.policy_of(entry).remove(entries, id);
+    }
+}
+
+/// Gives a live object, pinned or not, a block of another kind of memory, with room for a tail of this length behind
+/// its bytes. It is the newest object there, and an accessed one if it `is_hot`. It keeps its pins and its group.
+pub(crate) fn relocate<P: EvictionPolicy>(
+    order: &mut Order<P>,
+    entries: &mut Entries,
+    id: EntryId,
+    block: Block,
+    tail_bytes: u32,
+    is_hot: bool,
+) {
+    // The policy of the memory that makes room remembers it.
+    leave(order, entries, id, !is_hot);
+    order.tenants.discharge(&entries[id]);
+    entries.relocate(id, block, tail_bytes);
+    order.tenants.charge(&entries[id]);
+    let entry = &entries[id];
+    if entry.is(Mark::Hard) {
+        return;
+    }
+    if entry.is(Mark::Soft) {
+        return order.push_soft(entries, id);
+    }
+    let policy = order.tenants.policy_of(entry);
+    policy.insert(entries, id);
+    if is_hot {
+        policy.access(entries, id);
     }
 }

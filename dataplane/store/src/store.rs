@@ -18,6 +18,7 @@
 //! touch the bytes themselves.
 
 mod detached;
+mod far_pool;
 mod kept;
 mod moves;
 mod objects;
@@ -29,12 +30,15 @@ mod unchecked;
 mod watermarks;
 
 pub use detached::DetachedReplicas;
+pub use far_pool::{FarPoolStats, PoolCopies};
 pub use kept::{KeptObjects, TakeBackError, former_objects};
 pub use moves::{NoMove, PoolMove, PoolMoves, TailMove};
 pub use objects::ObjectTable;
 pub use pool::Pool;
 pub use space::{ObjectPins, PinError};
 pub use stats::{DevicePoolStats, EventStats, HandleStats, PinStats, ReplicaStats, SIZE_CLASSES, StoreStats};
+
+use std::sync::Arc;
 
 use kvplane_proto::ConfigError;
 use kvplane_proto::digest::Digest;
@@ -43,7 +47,7 @@ use kvplane_proto::map::ReplicaSet;
 use kvplane_proto::message::ObjectPriority;
 
 pub use crate::allocator::Extent;
-use crate::allocator::GRANULE_BYTES;
+use crate::allocator::{GRANULE_BYTES, MemoryKind};
 use crate::config::StoreConfig;
 use crate::entry::{Copies, Entry, EntryId, Keep, LiveUse, Mark, Replica, State};
 use crate::errors::{GetError, StalePin};
@@ -73,6 +77,8 @@ pub struct ObjectView {
     pub tail_at: u64,
     /// True if its extent is in the device pool; the tail is in the pool either way.
     pub is_on_device: bool,
+    /// True if its extent is in the far pool, where it is read like in the rest of the pool.
+    pub is_far: bool,
     /// True if it is a stripe head.
     pub is_head: bool,
     /// Role of the object in replication.
@@ -144,6 +150,21 @@ impl Store {
         let policy = config.policy();
         Self::build(config, Version(1), policy)
     }
+}
+
+/// Uses the far pool of a store's configuration from now on: `copies` moves objects inside the pool.
+///
+/// # Panics
+/// If the configuration has no far pool.
+pub fn open_far_pool<P>(store: &mut Store<P>, copies: Arc<dyn PoolCopies>) {
+    space::open_far(&mut store.space, copies);
+}
+
+/// Returns the gauges and counters of a store's far pool. Its objects count among the visible ones of the store; its
+/// space does not count in the store's gauges.
+#[must_use]
+pub fn far_pool_stats<P>(store: &Store<P>) -> FarPoolStats {
+    space::far_stats(&store.space)
 }
 
 impl<'a, P> From<&'a mut Store<P>> for ObjectPins<'a, P> {
@@ -244,7 +265,8 @@ impl<P: EvictionPolicy> Store<P> {
         found.map(|(point, id)| (point, self.objects().entries()[id].digest(), self.space.view(id)))
     }
 
-    /// Pins an object, so that its bytes stay until [`Store::unpin`]. Counts as an access.
+    /// Pins an object, so that its bytes stay until [`Store::unpin`]. Counts as an access. One in the far pool may move
+    /// back to DRAM.
     ///
     /// # Errors
     /// [`GetError::NotFound`]; [`GetError::TooManyPins`], in which case nothing is counted as an access.
@@ -258,8 +280,15 @@ impl<P: EvictionPolicy> Store<P> {
             return Err(GetError::TooManyPins { limit: self.config.max_pins });
         }
         self.counters.hits += 1;
+        let is_far = self.objects().entries()[id].memory() == MemoryKind::Far;
+        let is_hot = is_far && space::is_hot_in_far(&self.space, id);
         self.space.access(id);
-        Ok((self.pins.insert(id), self.space.pin(id)))
+        let (pin, view) = (self.pins.insert(id), self.space.pin(id));
+        if !is_far {
+            return Ok((pin, view));
+        }
+        space::promote(&mut self.space, id, is_hot);
+        Ok((pin, self.space.view(id)))
     }
 
     /// Pins an object without counting an access: for background work. `None` if there is no object or no free pin.
@@ -383,6 +412,7 @@ impl<P: EvictionPolicy> Store<P> {
         let Evictions { objects: evictions, bytes: evicted_bytes } = self.space.evictions();
         let events = self.objects().events();
         let (soft, retained) = self.space.pin_counts();
+        let (device_granules, free_device_granules) = pool.granules_beside(MemoryKind::Device);
         StoreStats {
             objects: objects.len().into(),
             payload_bytes,
@@ -402,8 +432,8 @@ impl<P: EvictionPolicy> Store<P> {
             quarantined_bytes: bytes_in(State::Quarantined),
             tail_page_bytes: pool.page_bytes(),
             device: DevicePoolStats {
-                pool_bytes: pool.device_granules() * GRANULE_BYTES,
-                used_bytes: (pool.device_granules() - pool.free_device_granules()) * GRANULE_BYTES,
+                pool_bytes: device_granules * GRANULE_BYTES,
+                used_bytes: (device_granules - free_device_granules) * GRANULE_BYTES,
                 objects: objects.entries().live().on_device,
                 promotions: counters.promotions,
                 demotions: counters.demotions,

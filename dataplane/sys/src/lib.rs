@@ -44,7 +44,7 @@ pub use memory_file::{MemoryDirectory, MemoryFile, MemoryFileError};
 pub use nvme::{NamespaceError, NvmeNamespace};
 pub use poller::{Interest, Poller, Readiness};
 pub use process_memory::{CrossError, CrossProcessRange};
-pub use region::{HugePages, IoBuf, PageKind, Region, RegionError, RegionOptions};
+pub use region::{FarPart, HugePages, IoBuf, PageKind, Region, RegionError, RegionOptions};
 pub use ring::{CommandRing, Completion, RegisteredFile, Ring, RingFull};
 pub use shm_ring::{CorruptRing, Full, ShmConsumer, ShmProducer};
 pub use spsc::{Consumer, Producer};

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use kvplane_sys::MemoryFileError;
 use kvplane_sys::device::DeviceId;
 
-use super::POOL_LEAST_BYTES;
+use super::{FarMemory, POOL_LEAST_BYTES};
 
 /// Setting of a node that is invalid, or that does not fit the others.
 #[derive(Debug)]
@@ -74,6 +74,33 @@ pub enum NodeConfigError {
         bytes: u64,
         /// Least size.
         least_bytes: u64,
+    },
+    /// There are device pools and far memory.
+    FarPoolBesideDevicePools,
+    /// Far memory is to outlive the process.
+    FarPoolInKeptMemory,
+    /// There is no such far memory.
+    NoFarMemory {
+        /// Memory that is named.
+        memory: FarMemory,
+        /// NUMA nodes of the machine.
+        known: Vec<u32>,
+    },
+    /// The far pool is too small for the shards.
+    FarPool {
+        /// Size of the far pool.
+        bytes: u64,
+        /// Least size.
+        least_bytes: u64,
+    },
+    /// The far pool is larger than the memory that is named.
+    FarPoolBeyondNode {
+        /// NUMA node.
+        node: u32,
+        /// Bytes that its shards would take there.
+        bytes: u64,
+        /// Bytes that it has.
+        memory_bytes: u64,
     },
     /// The mean length of objects on an SSD is out of range.
     SsdObjectBytes {
@@ -158,6 +185,24 @@ impl fmt::Display for NodeConfigError {
             Self::DeviceTwice { device } => write!(f, "{device} is named twice: give one device pool for each"),
             Self::DevicePool { device, bytes, least_bytes } => {
                 write!(f, "a device pool of {bytes} bytes on {device}: {least_bytes} are needed")
+            }
+            Self::FarPoolBesideDevicePools => f.write_str("a device pool and far memory exclude each other"),
+            Self::FarPoolInKeptMemory => {
+                f.write_str("far memory and memory that is kept exclude each other: far memory ends with the process")
+            }
+            Self::NoFarMemory { memory: FarMemory::Cxl, .. } => f.write_str(
+                "no NUMA node is without CPUs: name one that has some (numa:NODE:SIZE), or make one of a dax device \
+                 (daxctl reconfigure-device --mode=system-ram DEVICE)",
+            ),
+            Self::NoFarMemory { memory: FarMemory::NumaNode(node), known } => {
+                let known: Vec<String> = known.iter().map(u32::to_string).collect();
+                write!(f, "there is no NUMA node {node}, only {}", known.join(", "))
+            }
+            Self::FarPool { bytes, least_bytes } => {
+                write!(f, "{bytes} bytes of far memory: {least_bytes} are needed")
+            }
+            Self::FarPoolBeyondNode { node, bytes, memory_bytes } => {
+                write!(f, "{bytes} bytes of far memory: NUMA node {node} has {memory_bytes} bytes")
             }
             Self::SsdObjectBytes { object_bytes, least_bytes, most_bytes } => write!(
                 f,

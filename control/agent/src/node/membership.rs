@@ -144,7 +144,7 @@ impl Membership {
             let snapshot = shard.snapshot()?;
             if let Some(store) = &snapshot.store {
                 load.objects += store.objects;
-                load.used_bytes += store.used_bytes;
+                load.used_bytes += store.used_bytes + snapshot.far.used_bytes;
             }
             snapshots.push(snapshot);
         }

@@ -105,6 +105,27 @@ const GAUGES: [Number; 16] = [
     ("kvplane_shard_connections", "Open connections.", |one| one.connections),
 ];
 
+/// Counters of shards with a far pool.
+const FAR_COUNTERS: [Number; 7] = [
+    ("kvplane_far_pool_hits_total", "Gets that found their object in far memory.", |one| one.far.hits),
+    ("kvplane_far_pool_demotions_total", "Objects moved from DRAM to far memory.", |one| one.far.demotions),
+    ("kvplane_far_pool_demoted_bytes_total", "Bytes of objects moved from DRAM to far memory.", |one| {
+        one.far.demoted_bytes
+    }),
+    ("kvplane_far_pool_promotions_total", "Objects moved from far memory to DRAM.", |one| one.far.promotions),
+    ("kvplane_far_pool_promoted_bytes_total", "Bytes of objects moved from far memory to DRAM.", |one| {
+        one.far.promoted_bytes
+    }),
+    ("kvplane_far_pool_evictions_total", "Objects evicted from far memory.", |one| one.far.evictions),
+    ("kvplane_far_pool_evicted_bytes_total", "Bytes of objects evicted from far memory.", |one| one.far.evicted_bytes),
+];
+
+const FAR_GAUGES: [Number; 3] = [
+    ("kvplane_far_pool_bytes", "Bytes of the far pool.", |one| one.far.pool_bytes),
+    ("kvplane_far_pool_used_bytes", "Bytes of the far pool that are not free.", |one| one.far.used_bytes),
+    ("kvplane_far_pool_objects", "Visible objects in the far pool.", |one| one.far.objects),
+];
+
 /// Counters of shards with a device pool.
 const DEVICE_COUNTERS: [Number; 5] = [
     ("kvplane_device_pool_gets_total", "Gets answered from the device pool.", |one| one.service.device_gets),
@@ -379,15 +400,19 @@ fn render(shards: &[ShardSnapshot]) -> String {
         if is_shared { (&SHARED_COUNTERS, &SHARED_GAUGES) } else { (&[], &[]) };
     let (of_device, device_gauges): (&[Number], &[Number]) =
         if has_device_pool { (&DEVICE_COUNTERS, &DEVICE_GAUGES) } else { (&[], &[]) };
+    let has_far_pool = shards.iter().any(|shard| shard.far.pool_bytes > 0);
+    let (of_far, far_gauges): (&[Number], &[Number]) =
+        if has_far_pool { (&FAR_COUNTERS, &FAR_GAUGES) } else { (&[], &[]) };
     let keeps = shards.iter().any(|shard| shard.kept.is_some());
     let (of_kept, kept_gauges): (&[Number], &[Number]) =
         if keeps { (&KEPT_COUNTERS, &KEPT_GAUGES) } else { (&[], &[]) };
-    let all = COUNTERS.iter().chain(counters).chain(of_shared).chain(of_device).chain(of_kept);
+    let all = COUNTERS.iter().chain(counters).chain(of_shared).chain(of_far).chain(of_device).chain(of_kept);
     for (name, help, value) in all {
         text.counter(name, help);
         numbers(&mut text, *value);
     }
-    let all = GAUGES.iter().chain(gauges).chain(shared_gauges).chain(device_gauges).chain(kept_gauges);
+    let all = GAUGES.iter().chain(gauges).chain(shared_gauges).chain(far_gauges).chain(device_gauges);
+    let all = all.chain(kept_gauges);
     for (name, help, value) in all {
         text.gauge(name, help);
         numbers(&mut text, *value);
@@ -495,6 +520,12 @@ mod tests {
         let samples = parse(&render(&[ShardSnapshot { store: Some(store), ..ShardSnapshot::default() }])).unwrap();
         let all = COUNTERS.len() + GAUGES.len() + DEVICE_COUNTERS.len() + DEVICE_GAUGES.len();
         assert_eq!((samples.len(), samples["kvplane_device_pool_bytes{shard=\"0\"}"] as u64), (all, 7));
+        let far = kvplane_store::FarPoolStats { pool_bytes: 9, evictions: 8, ..Default::default() };
+        let store = Some(kvplane_store::StoreStats::default());
+        let samples = parse(&render(&[ShardSnapshot { store, far, ..ShardSnapshot::default() }])).unwrap();
+        let of = |name: &str| samples[&format!("{name}{{shard=\"0\"}}")] as u64;
+        assert_eq!(samples.len(), COUNTERS.len() + GAUGES.len() + FAR_COUNTERS.len() + FAR_GAUGES.len());
+        assert_eq!((of("kvplane_far_pool_bytes"), of("kvplane_far_pool_evictions_total")), (9, 8));
         let report = KeptReport { checked: 4, damaged: 3, ..KeptReport::default() };
         let store = kvplane_store::StoreStats::default();
         let one = ShardSnapshot { store: Some(store), kept: Some(report), ..ShardSnapshot::default() };

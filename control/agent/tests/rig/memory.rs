@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use kvplane::{HugePages, Opcode, PageKind, Region, RegionOptions, SegmentHandle, TransferEngineConfig, cpu};
+use kvplane::{FarPart, HugePages, Opcode, PageKind, Region, RegionOptions, SegmentHandle, TransferEngineConfig, cpu};
 
 use crate::bed::{Side, config, has, region};
 use crate::sysfs::{cores_of, cores_of_threads, read};
@@ -62,6 +62,27 @@ fn pages_are_allocated_on_the_requested_node() {
             assert_eq!(nodes_of(&region), [Some(node)], "{options:?} with {:?} pages", region.page_kind());
             assert_eq!(counted_by_kernel(&region), [format!("N{node}")], "{options:?}");
             println!("node {node}, shared {shared}, {huge:?}: {:?} pages", region.page_kind());
+        }
+    }
+}
+
+#[test]
+fn a_far_part_is_on_its_node_and_the_rest_is_not() {
+    let nodes = nodes();
+    let Some((&far, near)) = nodes.split_last() else { return };
+    for shared in [false, true] {
+        let (offset, bytes) = (FarPart::UNIT_BYTES, FarPart::UNIT_BYTES + bytes_on(far, 6 << 20));
+        let options = RegionOptions {
+            shared,
+            prefault: true,
+            numa_node: near.first().copied(),
+            far: Some(FarPart { offset, node: far }),
+            ..RegionOptions::new("far", bytes)
+        };
+        let region = Region::allocate(&options).unwrap_or_else(|error| panic!("{options:?}: {error}"));
+        for at in (0..bytes as u64).step_by(PAGE as usize) {
+            let node = if at < offset as u64 { near[0] } else { far };
+            assert_eq!(cpu::node_of(region.address() + at), Some(node), "byte {at} of {options:?}");
         }
     }
 }

@@ -93,6 +93,8 @@ pub struct ShardFigures {
     pub memory_damage: DamageFigures,
     /// Damage of records on the SSD.
     pub ssd_damage: DamageFigures,
+    /// Far pool of the shard, if any.
+    pub far_pool: Option<FarPoolFigures>,
 }
 
 /// Damage that a shard has found, and its repair.
@@ -150,6 +152,25 @@ pub struct DevicePoolFigures {
     pub recalls: u64,
     /// Objects lost with the device.
     pub lost: u64,
+}
+
+/// Far pool of a shard.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct FarPoolFigures {
+    /// Bytes of the far pool.
+    pub bytes: u64,
+    /// Bytes that are not free.
+    pub used_bytes: u64,
+    /// Visible objects in it.
+    pub objects: u64,
+    /// Gets that found their object in it.
+    pub hits: u64,
+    /// Objects that moved from DRAM to it.
+    pub demotions: u64,
+    /// Objects that moved from it to DRAM.
+    pub promotions: u64,
+    /// Objects that were evicted from it.
+    pub evictions: u64,
 }
 
 /// Gets of a shard.

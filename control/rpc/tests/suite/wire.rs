@@ -179,6 +179,7 @@ fn shard_figures() -> ShardFigures {
         device_pool: Some(DevicePoolFigures { bytes: 11, lost: 12, ..DevicePoolFigures::default() }),
         memory_damage: DamageFigures { found: 13, passes: 14, ..DamageFigures::default() },
         ssd_damage: DamageFigures { found: 15, passes: 16, ..DamageFigures::default() },
+        far_pool: Some(FarPoolFigures { bytes: 13, evictions: 14, ..FarPoolFigures::default() }),
         ..ShardFigures::default()
     }
 }

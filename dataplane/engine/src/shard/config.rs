@@ -35,7 +35,8 @@ pub struct ShardConfig {
     pub core: Option<usize>,
     pub pacing: Pacing,
     pub listen: Listen,
-    /// Memory of its store and how to allocate it; `None` for a shard that serves segments only.
+    /// Memory of its store and how to allocate it; `None` for a shard that serves segments only. Its far part is the
+    /// store's far pool.
     pub pool: Option<RegionOptions>,
     /// Limits of its store; `pool_bytes` follows the memory.
     pub store: Option<StoreConfig>,

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use kvplane_proto::Digest;
 use kvplane_shared::SharedStats;
-use kvplane_store::StoreStats;
 use kvplane_store::service::{
     CopyCounters, KeptReport, MoveCounters, RepairCounters, ServiceCounters, ServiceTimes, TierSnapshot, Tiering,
 };
+use kvplane_store::{FarPoolStats, StoreStats, far_pool_stats};
 use kvplane_sys::cpu;
 use kvplane_sys::device::DeviceId;
 use kvplane_transport::mooncake::ServerCounters;
@@ -21,6 +21,8 @@ use crate::staging::StagingCounters;
 #[derive(Clone, Debug, Default)]
 pub struct ShardSnapshot {
     pub store: Option<StoreStats>,
+    /// Far pool of its store.
+    pub far: FarPoolStats,
     pub tier: Option<TierSnapshot>,
     pub shared: Option<SharedStats>,
     /// Device of its tier.
@@ -63,6 +65,7 @@ pub(super) fn of(host: &mut ShardHost) -> ShardSnapshot {
     let service = host.service();
     let snapshot = ShardSnapshot {
         store: service.store().config().has_pool().then(|| service.store().stats()),
+        far: far_pool_stats(service.store()),
         tier: service.inspect().tier().map(Tiering::snapshot),
         shared: service.control().shared().stats(),
         device,

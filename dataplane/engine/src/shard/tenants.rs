@@ -33,7 +33,7 @@ impl<'a> ShardTenants<'a> {
     /// If the shard does not answer.
     pub fn in_memory(self) -> Result<(u64, Vec<TenantUse>), ShardError> {
         self.0.ask_service(|service| {
-            let pool_bytes = service.store().config().pool_bytes;
+            let pool_bytes = service.store().config().host_bytes();
             (pool_bytes, service.inspect().tenants())
         })
     }

@@ -144,7 +144,7 @@ fn set_up(
     };
     let store = pool
         .as_ref()
-        .map(|pool| tables::store(config.store, above_ssd, pool.bytes() as u64, config.first_version))
+        .map(|pool| tables::store(config.store, above_ssd, pool, config.first_version))
         .transpose()?
         .unwrap_or_else(Store::empty);
     let page_kind = pool.as_ref().map(|pool| pool.page_kind());

@@ -9,7 +9,7 @@ use super::{
     ACCOUNT_AT, ACCOUNTS, BYTES_MOST, Entry, EntryId, Event, EvictionList, NONE, PINS_MOST, Reserve, STATES, State,
     TAIL_BYTES_MOST, UNCHECKED, UNIT_BITS, step,
 };
-use crate::allocator::{Block, granules_of};
+use crate::allocator::{Block, MEMORY_KINDS, MemoryKind, granules_of};
 
 /// Gauges of the live entries.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,6 +22,8 @@ pub struct LiveUse {
     pub copied: u64,
     /// Entries in the device pool.
     pub on_device: u64,
+    /// Entries in the far pool.
+    pub far: u64,
 }
 
 impl LiveUse {
@@ -30,6 +32,7 @@ impl LiveUse {
         self.replicas += entry.is(Mark::Copy) as u64;
         self.copied += at.count() as u64;
         self.on_device += entry.is_on_device() as u64;
+        self.far += matches!(entry.memory(), MemoryKind::Far) as u64;
     }
 
     const fn subtract(&mut self, entry: &Entry, at: ReplicaSet) {
@@ -37,6 +40,7 @@ impl LiveUse {
         self.replicas -= entry.is(Mark::Copy) as u64;
         self.copied -= at.count() as u64;
         self.on_device -= entry.is_on_device() as u64;
+        self.far -= matches!(entry.memory(), MemoryKind::Far) as u64;
     }
 }
 
@@ -51,8 +55,8 @@ pub struct Entries {
     limit: u32,
     used: u32,
     unit_log2: u8,
-    /// Granules of the entries in each state, in the pool and in the device pool.
-    granules: [[u64; STATES]; 2],
+    /// Granules of the entries in each state, by kind of memory.
+    granules: [[u64; STATES]; MEMORY_KINDS],
     live: LiveUse,
 }
 
@@ -67,7 +71,7 @@ impl Entries {
             limit,
             used: 0,
             unit_log2: 0,
-            granules: [[0; STATES]; 2],
+            granules: [[0; STATES]; MEMORY_KINDS],
             live: LiveUse::default(),
         }
     }
@@ -92,10 +96,10 @@ impl Entries {
         self.limit
     }
 
-    /// Returns the granules of the pool that the entries in a state take; those in the device pool are not counted.
+    /// Returns the granules of DRAM that the entries in a state take; those in far and device pools are not counted.
     #[must_use]
     pub const fn granules_in(&self, state: State) -> u64 {
-        self.granules[0][state as usize]
+        self.granules[MemoryKind::Near as usize][state as usize]
     }
 
     /// Returns the gauges of the live entries.
@@ -146,7 +150,7 @@ impl Entries {
         entry.mark(Mark::Wanted, replica.is_owed_a_copy());
         entry.mark(Mark::Awaited, replica == Replica::Awaited);
         entry.mark(Mark::Copy, replica == Replica::Second);
-        self.granules[usize::from(entry.is_on_device())][State::Reserved as usize] += entry.granules();
+        self.granules[entry.memory() as usize][State::Reserved as usize] += entry.granules();
         if self.vacant == NONE {
             self.slots.push(entry);
             self.copies.push(copies);
@@ -244,6 +248,20 @@ impl Entries {
         entry.mark(Mark::Copied, !at.is_empty());
     }
 
+    /// Gives a live entry another block, with room for a tail of this length behind its bytes. It is in no order.
+    pub fn relocate(&mut self, id: EntryId, block: Block, tail_bytes: u32) {
+        assert!(tail_bytes <= TAIL_BYTES_MOST, "a tail of {tail_bytes} B");
+        let (entry, at) = (&mut self.slots[id.0 as usize], self.copies[id.0 as usize].at);
+        assert!(entry.is_live() && entry.place() == EvictionList::Nowhere, "relocating {entry:?}");
+        self.live.subtract(entry, at);
+        self.granules[entry.memory() as usize][State::Live as usize] -= entry.granules();
+        entry.block = block;
+        let extra = granules_of(entry.bytes() + u64::from(tail_bytes)) - granules_of(entry.bytes());
+        entry.space = self.unit_log2 | (extra as u8) << UNIT_BITS;
+        self.granules[entry.memory() as usize][State::Live as usize] += entry.granules();
+        self.live.add(entry, at);
+    }
+
     /// Sets whether the bytes of an entry have to be compared with its checksum before they are lent.
     pub fn set_unchecked(&mut self, id: EntryId, is_so: bool) {
         let entry = &mut self[id];
@@ -254,7 +272,7 @@ impl Entries {
     fn take_step(&mut self, id: EntryId, event: Event) {
         let (entry, at) = (&mut self.slots[id.0 as usize], self.copies[id.0 as usize].at);
         let granules = entry.granules();
-        let by_state = &mut self.granules[usize::from(entry.is_on_device())];
+        let by_state = &mut self.granules[entry.memory() as usize];
         by_state[entry.state() as usize] -= granules;
         if entry.is_live() {
             self.live.subtract(entry, at);
@@ -302,18 +320,18 @@ impl Entries {
     /// # Panics
     /// If an assertion fails.
     pub fn check(&self) {
-        let (mut used, mut granules, mut live) = (0, [[0; STATES]; 2], LiveUse::default());
+        let (mut used, mut granules, mut live) = (0, [[0; STATES]; MEMORY_KINDS], LiveUse::default());
         for (id, entry) in self.iter() {
             used += 1;
             let at = self.copies(id).at;
             assert_eq!(entry.is(Mark::Copied), !at.is_empty(), "the mark and the replica owners of {entry:?}");
-            granules[usize::from(entry.is_on_device())][entry.state() as usize] += entry.granules();
+            granules[entry.memory() as usize][entry.state() as usize] += entry.granules();
             if entry.is_live() {
                 live.add(entry, at);
             }
         }
         assert_eq!(self.used, used, "entries in use");
-        assert_eq!(self.granules, granules, "granules by pool and state");
+        assert_eq!(self.granules, granules, "granules by kind of memory and state");
         assert_eq!(self.live, live, "bytes of live objects, replicas, and objects that have one");
     }
 }

@@ -76,11 +76,11 @@ fn gauges_follow_states_and_marks() {
     entries.commit(ids[0], Version(1), 0);
     entries.expire(ids[1]);
     assert_eq!(of(&entries), [0, 1, 2]);
-    assert_eq!(*entries.live(), LiveUse { payload_bytes: 300, replicas: 1, copied: 0, on_device: 0 });
+    assert_eq!(*entries.live(), LiveUse { payload_bytes: 300, replicas: 1, copied: 0, on_device: 0, far: 0 });
     entries.set(ids[0], Mark::Copy, false);
     entries.set_replica_owners(ids[0], ReplicaSet::FIRST);
     entries.set_replica_owners(ids[0], ReplicaSet::first(3));
-    assert_eq!(*entries.live(), LiveUse { payload_bytes: 300, replicas: 0, copied: 3, on_device: 0 });
+    assert_eq!(*entries.live(), LiveUse { payload_bytes: 300, replicas: 0, copied: 3, on_device: 0, far: 0 });
     entries.check();
     entries.pin(ids[0]);
     entries.doom(ids[0]);

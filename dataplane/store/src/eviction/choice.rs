@@ -4,7 +4,7 @@ use core::fmt;
 use core::str::FromStr;
 
 use super::{EvictionPolicy, S3Fifo, SegmentedLru};
-use crate::entry::{Entries, EntryId};
+use crate::entry::{Entries, Entry, EntryId};
 
 /// Name of an eviction policy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -126,6 +126,10 @@ impl EvictionPolicy for ChosenPolicy {
 
     fn victim(&mut self, entries: &mut Entries) -> Option<EntryId> {
         each!(self, policy => policy.victim(entries))
+    }
+
+    fn was_accessed(&self, entry: &Entry) -> bool {
+        each!(self, policy => policy.was_accessed(entry))
     }
 
     fn check(&self, entries: &Entries) -> usize {

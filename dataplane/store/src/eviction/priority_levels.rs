@@ -22,7 +22,7 @@
 use kvplane_proto::message::ObjectPriority;
 
 use super::EvictionPolicy;
-use crate::entry::{Entries, EntryId};
+use crate::entry::{Entries, Entry, EntryId};
 
 /// Part of what a tenant holds that a priority keeps, and part of what is evicted that a higher one bears, as a
 /// divisor. All priorities but the highest together keep a half.
@@ -175,6 +175,11 @@ impl<P: EvictionPolicy> EvictionPolicy for PriorityLevels<P> {
         let mut above_floor = levels.iter_mut().filter(|level| level.is_above_floor(*granules));
         let lowest = above_floor.find_map(|level| level.policy.victim(entries));
         lowest.or_else(|| levels.iter_mut().find_map(|level| level.policy.victim(entries)))
+    }
+
+    fn was_accessed(&self, entry: &Entry) -> bool {
+        let level = self.levels.iter().find(|level| level.priority == entry.priority());
+        level.is_some_and(|level| level.policy.was_accessed(entry))
     }
 
     fn check(&self, entries: &Entries) -> usize {

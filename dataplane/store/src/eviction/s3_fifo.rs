@@ -16,7 +16,7 @@ use kvplane_proto::rng::mix64;
 
 use super::EvictionPolicy;
 use super::segment::Segment;
-use crate::entry::{Entries, EntryId, EvictionList};
+use crate::entry::{Entries, Entry, EntryId, EvictionList};
 
 /// Share of the small queue in what the policy holds, as a divisor.
 const SMALL_DIVISOR: u64 = 10;
@@ -152,6 +152,10 @@ impl EvictionPolicy for S3Fifo {
                 Step::Nobody => return None,
             }
         }
+    }
+
+    fn was_accessed(&self, entry: &Entry) -> bool {
+        entry.is_protected() || entry.stamp & FREQUENCY_MOST > 0
     }
 
     fn check(&self, entries: &Entries) -> usize {

@@ -17,7 +17,7 @@
 
 use super::EvictionPolicy;
 use super::segment::Segment;
-use crate::entry::{Entries, EntryId, EvictionList};
+use crate::entry::{Entries, Entry, EntryId, EvictionList};
 
 /// Most objects that a request for a victim sends back to probation: more than are evicted, so that a reduced share is
 /// reached after a while, and few enough that no put pays for all of them.
@@ -112,6 +112,10 @@ impl EvictionPolicy for SegmentedLru {
         }
         let probation = self.probation.oldest_unpinned(entries);
         probation.or_else(|| self.protected.oldest_unpinned(entries))
+    }
+
+    fn was_accessed(&self, entry: &Entry) -> bool {
+        self.protected_percent == 0 || entry.is_protected()
     }
 
     fn check(&self, entries: &Entries) -> usize {

@@ -118,7 +118,7 @@ impl<P: EvictionPolicy> Order<P> {
     fn leave_list(&mut self, entries: &mut Entries, id: EntryId) -> u64 {
         let entry = &entries[id];
         if entry.is(Mark::Soft) {
-            self.tenants.soft(entry.account()).unlink(entries, id);
+            self.tenants.soft_of(entry).unlink(entries, id);
             return self.pins_and_groups.unpin_softly(entries, id);
         }
         self.tenants.policy_of(entry).remove(entries, id);

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use kvplane_proto::tenants::TenantLease;
 
 use super::Scarce;
-use crate::allocator::GRANULE_BYTES;
+use crate::allocator::{GRANULE_BYTES, MEMORY_KINDS, MemoryKind};
 use crate::entry::{ACCOUNTS, Entries, Entry, EntryId, EvictionList, Mark};
 use crate::eviction::{EvictionPolicy, PriorityLevels, Segment};
 
@@ -17,7 +17,7 @@ const UNCONFIGURED_MOST: usize = 256;
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct TenantUse {
     pub number: u32,
-    /// Bytes that its objects take, in whole granules, in the pool and in the device pool.
+    /// Bytes that its objects take, in whole granules, in the pool, near and far, and in the device pool.
     pub used_bytes: u64,
     /// Bytes that it may take, if limited.
     pub lease_bytes: Option<u64>,
@@ -35,10 +35,8 @@ struct Account<P> {
     is_listed: bool,
     lease_granules: Option<u64>,
     weight: u32,
-    /// Granules of both pools.
-    used_granules: u64,
-    /// Those of the device pool among them.
-    device_granules: u64,
+    /// Granules that its objects take, by kind of memory.
+    granules: [u64; MEMORY_KINDS],
     stuck_granules: u64,
     hard_granules: u64,
     /// Entries that are not vacant.
@@ -48,21 +46,39 @@ struct Account<P> {
     asked: u64,
     evicted_bytes: u64,
     refused: u64,
-    policy: PriorityLevels<P>,
-    /// Policy of its objects in the device pool, if there is one.
-    device_policy: Option<PriorityLevels<P>>,
-    soft: Segment,
+    /// Orders of its objects, by kind of memory: of those that there are.
+    orders: [Option<MemoryOrder<P>>; MEMORY_KINDS],
+}
+
+/// Order of a tenant's objects in one kind of memory.
+#[derive(Debug)]
+pub(super) struct MemoryOrder<P> {
+    /// Objects without a soft or hard pin.
+    pub(super) policy: PriorityLevels<P>,
+    /// Softly pinned objects.
+    pub(super) soft: Segment,
+}
+
+impl<P: EvictionPolicy> MemoryOrder<P> {
+    fn new(policy: P) -> Self {
+        Self {
+            policy: PriorityLevels::new(policy),
+            soft: Segment::new(EvictionList::SoftPinned, EvictionList::SoftPinnedParked),
+        }
+    }
 }
 
 impl<P: EvictionPolicy> Account<P> {
-    fn new(number: u32, policy: P, has_device_pool: bool) -> Self {
+    /// Creates an account with orders of the kinds of memory that have granules.
+    fn new(number: u32, policy: P, memory_granules: &[u64; MEMORY_KINDS]) -> Self {
+        let of = |kind: MemoryKind| (memory_granules[kind as usize] > 0).then(|| MemoryOrder::new(policy.anew()));
+        let (far, device) = (of(MemoryKind::Far), of(MemoryKind::Device));
         Self {
             number,
             is_listed: true,
             lease_granules: None,
             weight: 1,
-            used_granules: 0,
-            device_granules: 0,
+            granules: [0; MEMORY_KINDS],
             stuck_granules: 0,
             hard_granules: 0,
             entries: 0,
@@ -70,12 +86,25 @@ impl<P: EvictionPolicy> Account<P> {
             asked: 0,
             evicted_bytes: 0,
             refused: 0,
-            device_policy: has_device_pool.then(|| PriorityLevels::new(policy.anew())),
-            policy: PriorityLevels::new(policy),
-            soft: Segment::new(EvictionList::SoftPinned, EvictionList::SoftPinnedParked),
+            orders: [Some(MemoryOrder::new(policy)), far, device],
         }
     }
 }
+
+impl<P> Account<P> {
+    /// Returns the granules that its objects take in all kinds of memory.
+    const fn used_granules(&self) -> u64 {
+        let [near, far, device] = self.granules;
+        near + far + device
+    }
+
+    /// Returns the order of its objects in the pool's near part.
+    const fn near(&self) -> &MemoryOrder<P> {
+        self.orders[MemoryKind::Near as usize].as_ref().expect("the pool has a near part")
+    }
+}
+
+const _: () = assert!(MemoryKind::Near as usize == 0 && MemoryKind::Far as usize == 1);
 
 /// Tenants of a shard: the account of each, with its lease, its use of the pool and the eviction order of its objects.
 #[derive(Debug)]
@@ -84,8 +113,8 @@ pub struct Tenants<P> {
     numbers: BTreeMap<u32, u16>,
     /// Accounts with entries, in order.
     active: BTreeSet<u16>,
-    pool_granules: u64,
-    device_granules: u64,
+    /// Size of each kind of memory.
+    memory_granules: [u64; MEMORY_KINDS],
     /// Part of the pool, and of a lease, that may be hard pinned.
     hard_pin_percent: u8,
     /// Granules of the pool that no eviction would free.
@@ -97,13 +126,12 @@ pub struct Tenants<P> {
 
 impl<P: EvictionPolicy> Tenants<P> {
     /// Creates the account of the default tenant.
-    pub(super) fn new(pool_granules: u64, device_granules: u64, hard_pin_percent: u8, policy: P) -> Self {
+    pub(super) fn new(memory_granules: [u64; MEMORY_KINDS], hard_pin_percent: u8, policy: P) -> Self {
         Self {
-            accounts: vec![Account::new(0, policy, device_granules > 0)],
+            accounts: vec![Account::new(0, policy, &memory_granules)],
             numbers: BTreeMap::from([(0, 0)]),
             active: BTreeSet::new(),
-            pool_granules,
-            device_granules,
+            memory_granules,
             hard_pin_percent,
             stuck_granules: 0,
             hard_granules: 0,
@@ -133,7 +161,7 @@ impl<P: EvictionPolicy> Tenants<P> {
         if let Some(at) = self.numbers.get(&number) {
             return Some(usize::from(*at));
         }
-        let free = self.accounts.iter().position(|account| !account.is_listed && account.used_granules == 0);
+        let free = self.accounts.iter().position(|account| !account.is_listed && account.used_granules() == 0);
         let at = match free {
             Some(at) => {
                 self.numbers.remove(&self.accounts[at].number);
@@ -142,7 +170,8 @@ impl<P: EvictionPolicy> Tenants<P> {
             None if self.accounts.len() < ACCOUNTS => self.accounts.len(),
             None => return None,
         };
-        let account = Account::new(number, self.accounts[0].policy.anew_policy(), self.device_granules > 0);
+        let policy = self.accounts[0].near().policy.anew_policy();
+        let account = Account::new(number, policy, &self.memory_granules);
         if at == self.accounts.len() {
             self.accounts.push(account);
         } else {
@@ -178,7 +207,7 @@ impl<P: EvictionPolicy> Tenants<P> {
             return *at;
         }
         let full = self.accounts.len() >= UNCONFIGURED_MOST;
-        let free = self.accounts.iter().any(|account| !account.is_listed && account.used_granules == 0);
+        let free = self.accounts.iter().any(|account| !account.is_listed && account.used_granules() == 0);
         let Some(at) = (!full || free).then(|| self.place_for(number)).flatten() else { return 0 };
         self.accounts[at].is_listed = false;
         at as u16
@@ -188,13 +217,13 @@ impl<P: EvictionPolicy> Tenants<P> {
     pub(crate) fn over_lease(&self, account: u16, granules: u64) -> Option<(u64, u64)> {
         let account = &self.accounts[usize::from(account)];
         let lease = account.lease_granules?;
-        (account.used_granules + granules > lease).then_some((lease, account.stuck_granules))
+        (account.used_granules() + granules > lease).then_some((lease, account.stuck_granules))
     }
 
     /// Returns true if the pool's limit of hard pins allows this many more granules, of any tenant.
     #[must_use]
     pub const fn pins_allow(&self, granules: u64) -> bool {
-        self.hard_granules + granules <= self.pin_share(self.pool_granules)
+        self.hard_granules + granules <= self.pin_share(self.near_granules())
     }
 
     /// Returns nothing if this many more granules may be hard pinned; otherwise the granules that are pinned, the
@@ -208,7 +237,7 @@ impl<P: EvictionPolicy> Tenants<P> {
         {
             return Some((*hard_granules, self.pin_share(lease), true));
         }
-        let limit = self.pin_share(self.pool_granules);
+        let limit = self.pin_share(self.near_granules());
         (!self.pins_allow(granules)).then_some((self.hard_granules, limit, false))
     }
 
@@ -220,6 +249,11 @@ impl<P: EvictionPolicy> Tenants<P> {
             self.count_refusal(account);
         }
         Some((pinned * GRANULE_BYTES, limit * GRANULE_BYTES, of_tenant))
+    }
+
+    /// Returns the size of the pool's near part.
+    const fn near_granules(&self) -> u64 {
+        self.memory_granules[MemoryKind::Near as usize]
     }
 
     /// Returns the granules, of this many, that may be hard pinned.
@@ -247,31 +281,37 @@ impl<P: EvictionPolicy> Tenants<P> {
         self.accounts[entry.account()].number
     }
 
-    /// Returns the eviction policy of an account, for its objects in the pool without a soft or hard pin.
+    /// Returns the order of an account's objects in one kind of memory, if there is such memory.
     #[inline]
-    pub(super) fn policy(&mut self, account: usize) -> &mut PriorityLevels<P> {
-        &mut self.accounts[account].policy
+    pub(super) fn order(&mut self, account: usize, kind: MemoryKind) -> Option<&mut MemoryOrder<P>> {
+        self.accounts[account].orders[kind as usize].as_mut()
     }
 
-    /// Returns the eviction policy of an account for its objects in the device pool, if there is one.
-    pub(super) fn device_policy(&mut self, account: usize) -> Option<&mut PriorityLevels<P>> {
-        self.accounts[account].device_policy.as_mut()
+    /// Returns the order that an entry without a hard pin is in, or is to be in.
+    #[inline]
+    fn order_of(&mut self, entry: &Entry) -> &mut MemoryOrder<P> {
+        let order = self.accounts[entry.account()].orders[entry.memory() as usize].as_mut();
+        order.expect("an entry is in memory that there is")
     }
 
     /// Returns the eviction policy of an entry without a soft or hard pin.
     #[inline]
     pub(super) fn policy_of(&mut self, entry: &Entry) -> &mut PriorityLevels<P> {
-        let Account { policy, device_policy, .. } = &mut self.accounts[entry.account()];
-        match device_policy {
-            Some(device_policy) if entry.is_on_device() => device_policy,
-            _ => policy,
-        }
+        &mut self.order_of(entry).policy
     }
 
-    /// Returns the softly pinned objects of an account.
+    /// Returns the softly pinned objects that a softly pinned entry belongs to.
     #[inline]
-    pub(super) fn soft(&mut self, account: usize) -> &mut Segment {
-        &mut self.accounts[account].soft
+    pub(super) fn soft_of(&mut self, entry: &Entry) -> &mut Segment {
+        &mut self.order_of(entry).soft
+    }
+
+    /// Returns true if an entry was accessed since it came to its memory, as far as its policy knows; false for one
+    /// that is not in the policy's order.
+    pub(crate) fn was_accessed(&self, entry: &Entry) -> bool {
+        let order = self.accounts[entry.account()].orders[entry.memory() as usize].as_ref();
+        let is_ordered = !entry.is(Mark::Hard) && !entry.is(Mark::Soft);
+        is_ordered && order.is_some_and(|order| order.policy.was_accessed(entry))
     }
 
     /// Charges an entry to its account.
@@ -279,18 +319,16 @@ impl<P: EvictionPolicy> Tenants<P> {
         let (granules, at) = (entry.granules(), entry.account());
         let (stuck, hard) = parts_of(entry);
         let account = &mut self.accounts[at];
-        if account.used_granules == 0 {
+        if account.used_granules() == 0 {
             self.active.insert(at as u16);
             self.shares_known = false;
         }
-        account.used_granules += granules;
+        account.granules[entry.memory() as usize] += granules;
         account.stuck_granules += stuck;
         account.hard_granules += hard;
         account.entries += 1;
         self.hard_granules += hard;
-        if entry.is_on_device() {
-            account.device_granules += granules;
-        } else {
+        if entry.memory() == MemoryKind::Near {
             self.stuck_granules += stuck;
         }
     }
@@ -300,17 +338,15 @@ impl<P: EvictionPolicy> Tenants<P> {
         let (granules, at) = (entry.granules(), entry.account());
         let (stuck, hard) = parts_of(entry);
         let account = &mut self.accounts[at];
-        account.used_granules -= granules;
+        account.granules[entry.memory() as usize] -= granules;
         account.stuck_granules -= stuck;
         account.hard_granules -= hard;
         account.entries -= 1;
         self.hard_granules -= hard;
-        if entry.is_on_device() {
-            account.device_granules -= granules;
-        } else {
+        if entry.memory() == MemoryKind::Near {
             self.stuck_granules -= stuck;
         }
-        if account.used_granules == 0 {
+        if account.used_granules() == 0 {
             self.active.remove(&(at as u16));
             self.shares_known = false;
         }
@@ -322,7 +358,7 @@ impl<P: EvictionPolicy> Tenants<P> {
         let done = step(entries);
         let (entry, after) = (&entries[id], entries[id].is_stuck());
         let account = &mut self.accounts[entry.account()];
-        let of_pool = if entry.is_on_device() { 0 } else { entry.granules() };
+        let of_pool = if entry.memory() == MemoryKind::Near { entry.granules() } else { 0 };
         if after && !before {
             account.stuck_granules += entry.granules();
             self.stuck_granules += of_pool;
@@ -341,7 +377,7 @@ impl<P: EvictionPolicy> Tenants<P> {
     /// Returns true if the tenant of an entry exceeds its share.
     pub(super) fn is_above_share(&self, entry: &Entry) -> bool {
         let account = &self.accounts[entry.account()];
-        account.used_granules - account.device_granules > account.share_granules
+        account.granules[MemoryKind::Near as usize] > account.share_granules
     }
 
     /// Returns true if there are, or were, tenants besides the default one.
@@ -353,10 +389,10 @@ impl<P: EvictionPolicy> Tenants<P> {
     /// Returns the usage of each tenant.
     #[must_use]
     pub fn uses(&self) -> Vec<TenantUse> {
-        let shown = self.accounts.iter().filter(|account| account.is_listed || account.used_granules > 0);
+        let shown = self.accounts.iter().filter(|account| account.is_listed || account.used_granules() > 0);
         let of = |account: &Account<P>| TenantUse {
             number: account.number,
-            used_bytes: account.used_granules * GRANULE_BYTES,
+            used_bytes: account.used_granules() * GRANULE_BYTES,
             lease_bytes: account.lease_granules.map(|granules| granules * GRANULE_BYTES),
             evicted_bytes: account.evicted_bytes,
             refused: account.refused,
@@ -372,12 +408,13 @@ impl<P: EvictionPolicy> Tenants<P> {
         self.shares_known = true;
         let scaled = |part: u64, of: u64, whole: u64| (u128::from(whole) * u128::from(part) / u128::from(of)) as u64;
         let all: u64 = self.accounts.iter().filter_map(|account| account.lease_granules).sum();
-        let (mut left, mut weights) = (self.pool_granules, 0);
+        let (pool_granules, mut weights) = (self.near_granules(), 0);
+        let mut left = pool_granules;
         for at in &self.active {
             let account = &mut self.accounts[usize::from(*at)];
             match account.lease_granules {
                 Some(lease) => {
-                    let share = if all > self.pool_granules { scaled(lease, all, self.pool_granules) } else { lease };
+                    let share = if all > pool_granules { scaled(lease, all, pool_granules) } else { lease };
                     account.share_granules = share;
                     left -= share;
                 }
@@ -400,22 +437,23 @@ impl<P: EvictionPolicy> Tenants<P> {
     /// Returns the active account that exceeds its share of the scarce resource the most, of those not asked in this
     /// round, and marks it as asked. `above`: only an account that exceeds its share.
     pub(super) fn furthest(&mut self, above: bool, scarce: Scarce) -> Option<usize> {
-        let mut found: Option<(i128, usize)> = None;
+        let (mut found, pool_granules): (Option<(i128, usize)>, _) = (None, self.near_granules());
         for at in self.active.iter().map(|at| usize::from(*at)) {
             let account = &self.accounts[at];
             let excess = match scarce {
-                Scarce::Room => {
-                    i128::from(account.used_granules - account.device_granules) - i128::from(account.share_granules)
+                Scarce::Room(kind @ MemoryKind::Near) => {
+                    i128::from(account.granules[kind as usize]) - i128::from(account.share_granules)
                 }
-                // The same fraction of the device pool as of the pool.
-                Scarce::DeviceRoom => {
-                    let (all, share) = (i128::from(self.device_granules), i128::from(account.share_granules));
-                    i128::from(account.device_granules) - all * share / i128::from(self.pool_granules)
+                // The same fraction of the memory as of the pool's near part.
+                Scarce::Room(kind) => {
+                    let (all, share) = (self.memory_granules[kind as usize], account.share_granules);
+                    let share = i128::from(all) * i128::from(share) / i128::from(pool_granules);
+                    i128::from(account.granules[kind as usize]) - share
                 }
                 // The same fraction of all entries as of all memory, so that many tiny objects are no burden on other
                 // tenants.
                 Scarce::Entries(all) => {
-                    let share = i128::from(all) * i128::from(account.share_granules) / i128::from(self.pool_granules);
+                    let share = i128::from(all) * i128::from(account.share_granules) / i128::from(pool_granules);
                     i128::from(account.entries) - share
                 }
             };
@@ -431,29 +469,28 @@ impl<P: EvictionPolicy> Tenants<P> {
 
     /// Asserts lists and accounts; returns the number of entries in the eviction orders.
     pub(super) fn check(&self, entries: &Entries) -> usize {
-        let (mut used, mut stuck) = (vec![0; self.accounts.len()], vec![0; self.accounts.len()]);
+        let (mut used, mut stuck) = (vec![[0; MEMORY_KINDS]; self.accounts.len()], vec![0; self.accounts.len()]);
         let (mut hard, mut held) = (vec![0; self.accounts.len()], vec![0; self.accounts.len()]);
-        let (mut on_device, mut stuck_in_pool) = (vec![0; self.accounts.len()], 0);
+        let mut stuck_in_pool = 0;
         for (_, entry) in entries.iter() {
             let (stuck_part, hard_part) = parts_of(entry);
-            if entry.is_on_device() {
-                on_device[entry.account()] += entry.granules();
-            } else {
+            if entry.memory() == MemoryKind::Near {
                 stuck_in_pool += stuck_part;
             }
-            used[entry.account()] += entry.granules();
+            used[entry.account()][entry.memory() as usize] += entry.granules();
             stuck[entry.account()] += stuck_part;
             hard[entry.account()] += hard_part;
             held[entry.account()] += 1;
         }
         let mut in_order = 0;
         for (at, account) in self.accounts.iter().enumerate() {
-            assert_eq!((account.used_granules, account.stuck_granules), (used[at], stuck[at]), "account {at}");
+            assert_eq!((account.granules, account.stuck_granules), (used[at], stuck[at]), "account {at}");
             assert_eq!((account.hard_granules, account.entries), (hard[at], held[at]), "account {at}");
-            assert_eq!(account.device_granules, on_device[at], "account {at}");
-            assert_eq!(self.active.contains(&(at as u16)), used[at] > 0, "account {at} is active");
-            let on_device = account.device_policy.as_ref().map_or(0, |policy| policy.check(entries));
-            in_order += account.policy.check(entries) + account.soft.check(entries, true) + on_device;
+            let is_used = account.used_granules() > 0;
+            assert_eq!(self.active.contains(&(at as u16)), is_used, "account {at} is active");
+            for order in account.orders.iter().flatten() {
+                in_order += order.policy.check(entries) + order.soft.check(entries, true);
+            }
         }
         assert_eq!(self.stuck_granules, stuck_in_pool, "granules of the pool that no eviction frees");
         assert_eq!(self.hard_granules, hard.iter().sum::<u64>(), "hard pinned granules");

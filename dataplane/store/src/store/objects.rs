@@ -311,10 +311,8 @@ impl ObjectTable {
         if evicted && entry.is(Mark::Wanted) && copies.at.count() < copies.wanted.into() {
             self.detached.note_lacking(digest, copies);
         }
-        if entry.is(Mark::Copied) {
-            if !(evicted && self.detached.add(digest, DetachedCopies { version, copies })) {
-                self.orphans.push((digest, copies.at));
-            }
+        if entry.is(Mark::Copied) && !(evicted && self.detached.add(digest, DetachedCopies { version, copies })) {
+            self.orphans.push((digest, copies.at));
         }
         self.events.push(ObjectChange::Removed, ObjectMedium::Memory, digest, 0);
     }

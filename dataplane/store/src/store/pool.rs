@@ -5,8 +5,11 @@
 //!
 //! A shard may have a *device pool* beside its pool in host memory. Its blocks hold the bytes of objects only; the tail
 //! of such an object has a block of the pool in host memory, which the note on the object's block names.
+//!
+//! The pool may have a part in far memory, the *far pool*, behind its near part: offsets go on there. An object of the
+//! far pool has its tail behind its bytes; the note on its block is the length of the room for it.
 
-use crate::allocator::{Allocator, Block, GRANULE_BYTES, granules_of};
+use crate::allocator::{Allocator, Block, GRANULE_BYTES, MemoryKind, granules_of};
 use crate::config::StoreConfig;
 use crate::entry::{Entries, Entry, EntryId, NONE, Reserve};
 use crate::store::Extent;
@@ -39,6 +42,10 @@ pub struct Pool {
     /// Tails that are not stored behind their objects.
     tails: TailPages,
     unit_bytes: u64,
+    /// Allocator of the far pool, if there is one.
+    far: Option<Allocator>,
+    /// Offset at which the far pool begins.
+    far_at: u64,
     /// Allocator of the device pool, if there is one.
     device: Option<Allocator>,
     /// True once the device is lost.
@@ -52,7 +59,9 @@ impl Pool {
         let allocator = Allocator::new(config.pool_bytes, config.max_objects + tails.max_pages());
         let device =
             (config.device_pool_bytes > 0).then(|| Allocator::new(config.device_pool_bytes, config.max_objects));
-        Self { allocator, tails, unit_bytes: config.unit_bytes, device, device_is_lost: false }
+        let far = (config.far_pool_bytes > 0).then(|| Allocator::new(config.far_pool_bytes, config.max_objects));
+        let (unit_bytes, far_at) = (config.unit_bytes, config.pool_bytes);
+        Self { allocator, tails, unit_bytes, far, far_at, device, device_is_lost: false }
     }
 
     /// Returns the granules that `bytes` take, in whole units.
@@ -63,19 +72,35 @@ impl Pool {
 
     /// Returns the extent of an object, in its pool.
     #[must_use]
+    #[inline]
     pub fn extent(&self, entry: &Entry) -> Extent {
-        let offset = self.allocator_of(entry.block()).offset_bytes(entry.block().in_its_pool());
+        let block = entry.block();
+        let base = if matches!(block.kind(), MemoryKind::Far) { self.far_at } else { 0 };
+        let offset = base + self.allocator_of(block).offset_bytes(block.in_its_pool());
         Extent { offset, bytes: entry.bytes() }
     }
 
-    /// Returns the allocator of the pool that a block is in.
+    /// Returns the allocator of the memory that a block is of.
     fn allocator_of(&self, block: Block) -> &Allocator {
-        if block.is_of_device() { self.device.as_ref().expect("a block of a device pool") } else { &self.allocator }
+        match block.kind() {
+            MemoryKind::Near => &self.allocator,
+            MemoryKind::Far => self.far.as_ref().expect("a block of a far pool"),
+            MemoryKind::Device => self.device.as_ref().expect("a block of a device pool"),
+        }
+    }
+
+    /// Like [`Self::allocator_of`], to be changed.
+    fn allocator_of_mut(&mut self, block: Block) -> &mut Allocator {
+        match block.kind() {
+            MemoryKind::Near => &mut self.allocator,
+            MemoryKind::Far => self.far.as_mut().expect("a block of a far pool"),
+            MemoryKind::Device => self.device.as_mut().expect("a block of a device pool"),
+        }
     }
 
     /// Returns the block with the tail of an object in the device pool.
     fn device_tail(&self, block: Block) -> Option<Block> {
-        if !block.is_of_device() {
+        if !matches!(block.kind(), MemoryKind::Device) {
             return None;
         }
         self.allocator_of(block).note(block.in_its_pool()).map(Block::of_note)
@@ -92,7 +117,7 @@ impl Pool {
                 let (block, at) = self.tails.place(slot);
                 self.allocator.offset_bytes(block) + at
             }
-            None => self.allocator.offset_bytes(entry.block()) + entry.bytes(),
+            None => self.extent(entry).offset + entry.bytes(),
         }
     }
 
@@ -102,6 +127,9 @@ impl Pool {
         if entry.is_on_device() {
             let tail = self.device_tail(entry.block());
             return tail.and_then(|tail| self.allocator.note(tail)).unwrap_or(0).into();
+        }
+        if entry.memory() == MemoryKind::Far {
+            return self.allocator_of(entry.block()).note(entry.block().in_its_pool()).unwrap_or(0).into();
         }
         self.slot(entry).map_or(entry.granules() * GRANULE_BYTES - entry.bytes(), TailPages::room_bytes)
     }
@@ -126,19 +154,31 @@ impl Pool {
         self.device_is_lost = true;
     }
 
-    /// Returns the size of the device pool in granules; 0 without one, or once its device is lost.
-    pub(super) fn device_granules(&self) -> u64 {
-        self.device.as_ref().filter(|_| !self.device_is_lost).map_or(0, Allocator::pool_granules)
+    /// Returns the granules of a pool beside the near one, and how many of them are free, fragmented or not: none
+    /// without such a pool, or once its device is lost.
+    pub(super) fn granules_beside(&self, kind: MemoryKind) -> (u64, u64) {
+        let pool = match kind {
+            MemoryKind::Near => None,
+            MemoryKind::Far => self.far.as_ref(),
+            MemoryKind::Device => self.device.as_ref().filter(|_| !self.device_is_lost),
+        };
+        pool.map_or((0, 0), |pool| (pool.pool_granules(), pool.free_granules()))
     }
 
-    /// Returns the number of free granules of the device pool, fragmented or not.
-    pub(super) fn free_device_granules(&self) -> u64 {
-        self.device.as_ref().filter(|_| !self.device_is_lost).map_or(0, Allocator::free_granules)
-    }
-
-    /// Allocates a block of the device pool for `bytes`; `None` if no free block was found that is large enough.
-    pub(super) fn allocate_on_device(&mut self, bytes: u64) -> Option<Block> {
-        self.device.as_mut().filter(|_| !self.device_is_lost)?.allocate(bytes).map(Block::of_device)
+    /// Allocates a block of a pool beside the near one for `bytes`; in the far pool, room for a tail of this length is
+    /// behind them, in whole units. `None` if no free block was found that is large enough.
+    pub(super) fn allocate_beside(&mut self, kind: MemoryKind, bytes: u64, tail_bytes: u32) -> Option<Block> {
+        let block = match kind {
+            MemoryKind::Near => None,
+            MemoryKind::Far => {
+                let far = self.far.as_mut()?;
+                let block = far.allocate((bytes + u64::from(tail_bytes)).next_multiple_of(self.unit_bytes))?;
+                far.set_note(block, tail_bytes);
+                Some(block)
+            }
+            MemoryKind::Device => self.device.as_mut().filter(|_| !self.device_is_lost)?.allocate(bytes),
+        };
+        block.map(|block| block.of(kind))
     }
 
     /// Gives a block of the pool to the tail of an object in the device pool; the block is freed with the object's.
@@ -168,18 +208,15 @@ impl Pool {
 
     /// Gives a block to an entry.
     pub(super) fn set_owner(&mut self, block: Block, id: EntryId) {
-        match &mut self.device {
-            Some(device) if block.is_of_device() => device.set_owner(block.in_its_pool(), id.0),
-            _ => self.allocator.set_owner(block, id.0),
-        }
+        self.allocator_of_mut(block).set_owner(block.in_its_pool(), id.0);
     }
 
-    /// Frees a block, and the place of its owner's tail if it has one elsewhere. Returns the free block of the pool in
-    /// host memory that was freed with it, or that it is now part of; `None` if none of that pool was.
+    /// Frees a block, and the place of its owner's tail if it has one elsewhere. Returns the free block of the near
+    /// pool that was freed with it, or that it is now part of; `None` if none of that pool was.
     pub(super) fn free(&mut self, block: Block) -> Option<Block> {
-        if block.is_of_device() {
+        if !matches!(block.kind(), MemoryKind::Near) {
             let tail = self.device_tail(block);
-            self.device.as_mut().expect("a block of a device pool").free(block.in_its_pool());
+            self.allocator_of_mut(block).free(block.in_its_pool());
             return tail.map(|tail| self.allocator.free(tail));
         }
         // The slot first, so that the block that is returned is the one that all of it is part of.
@@ -301,6 +338,9 @@ impl Pool {
     }
 
     fn slot(&self, entry: &Entry) -> Option<TailSlot> {
+        if entry.memory() != MemoryKind::Near {
+            return None;
+        }
         self.allocator.note(entry.block()).map(TailSlot)
     }
 
@@ -311,7 +351,7 @@ impl Pool {
     /// If an assertion fails.
     pub(super) fn check(&self, entries: &Entries) {
         self.allocator.check();
-        let (mut owned, mut on_device) = (0, 0);
+        let (mut owned, mut on_device, mut far) = (0, 0, 0);
         for (id, entry) in entries.iter() {
             let (allocator, block) = (self.allocator_of(entry.block()), entry.block().in_its_pool());
             assert_eq!(allocator.owner(block), Some(id.0), "the block of {entry:?} belongs to it");
@@ -321,7 +361,12 @@ impl Pool {
                 assert_eq!(self.allocator.owner(tail), Some(id.0), "the tail of {entry:?} belongs to it");
             }
             on_device += u32::from(entry.is_on_device());
-            owned += u32::from(!entry.is_on_device()) + u32::from(tail.is_some());
+            far += u32::from(entry.memory() == MemoryKind::Far);
+            owned += u32::from(entry.memory() == MemoryKind::Near) + u32::from(tail.is_some());
+        }
+        if let Some(pool) = &self.far {
+            pool.check();
+            assert_eq!(far, pool.held_blocks(), "each held block of the far pool belongs to an entry");
         }
         if let Some(device) = &self.device {
             device.check();

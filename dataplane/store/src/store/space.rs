@@ -11,6 +11,13 @@
 //!
 //! If watermarks are set, each put beyond the high one also evicts a few more objects, until the low one is reached:
 //! bursts then find free memory, at the cost of a pool that holds less.
+//!
+//! **Far pool.** What is evicted to make room in DRAM moves to the far pool, if there is one, within the same step, and
+//! stays visible. If the far pool is full, its own eviction makes room, by a second instance of the policy; only what
+//! that drops is gone. A get of an object that was accessed in far memory before moves it back. A move copies the bytes
+//! at once ([`super::PoolCopies`]), because a put cannot wait for the room that it makes. Objects that are being read
+//! stay where they are: a demotion takes what eviction could, and a promotion happens before the extent of the object
+//! is lent, if nobody else reads it.
 
 mod kept;
 mod pins;
@@ -20,16 +27,19 @@ pub use pins::{ObjectPins, PinError};
 
 use kvplane_proto::ids::Version;
 
+use std::sync::Arc;
+
 use super::ObjectView;
+use super::far_pool::{FarPool, FarPoolStats, PoolCopies};
 use super::objects::ObjectTable;
 use super::pool::{Owner, Pool};
 use super::watermarks::Watermarks;
-use crate::allocator::{Block, GRANULE_BYTES};
+use crate::allocator::{Block, GRANULE_BYTES, MemoryKind};
 use crate::config::StoreConfig;
-use crate::entry::{Entries, Entry, EntryId, Keep, Mark, Replica, Reserve, State};
+use crate::entry::{Entries, Entry, EntryId, Keep, Mark, Replica, Reserve, State, TAIL_BYTES_MOST};
 use crate::errors::ReserveError;
 use crate::eviction::EvictionPolicy;
-use crate::order::{Order, Reach, Scarce, Tenants};
+use crate::order::{Order, Reach, Scarce, Tenants, relocate};
 
 /// Amount evicted in the policy's order before neighbours are, in multiples of the request.
 const SCATTERED: u64 = 2;
@@ -62,6 +72,8 @@ pub(super) struct Space<P> {
     /// Eviction orders of all tenants.
     order: Order<P>,
     watermarks: Watermarks,
+    /// Far pool, once it is in use.
+    far: Option<FarPool>,
     evictions: Evictions,
 }
 
@@ -69,11 +81,14 @@ impl<P: EvictionPolicy> Space<P> {
     /// Creates an empty space.
     pub(super) fn new(config: &StoreConfig, policy: P) -> Self {
         let pool = Pool::new(config);
+        let beside = [MemoryKind::Far, MemoryKind::Device].map(|kind| pool.granules_beside(kind).0);
+        let memory_granules = [pool.granules(), beside[0], beside[1]];
         Self {
             objects: ObjectTable::new(config),
-            order: Order::new(pool.granules(), pool.device_granules(), config.hard_pin_percent, policy),
+            order: Order::new(memory_granules, config.hard_pin_percent, policy),
             pool,
             watermarks: Watermarks::new(config),
+            far: None,
             evictions: Evictions::default(),
         }
     }
@@ -147,6 +162,7 @@ impl<P: EvictionPolicy> Space<P> {
             has_tail: entry.is(Mark::Tail),
             tail_at: self.pool.tail_at(entry),
             is_on_device: entry.is_on_device(),
+            is_far: entry.memory() == MemoryKind::Far,
             is_head: entry.is(Mark::Head),
             replica: entry.replica(),
             copies: self.objects.entries().copies(id),
@@ -159,6 +175,9 @@ impl<P: EvictionPolicy> Space<P> {
     pub(super) fn tick(&mut self, now_ns: u64) {
         self.order.tick(now_ns);
         self.order.expire_retentions(self.objects.entries_mut());
+        if let Some(far) = &mut self.far {
+            far.replenish(now_ns);
+        }
     }
 
     /// Records an access of an object.
@@ -200,7 +219,7 @@ impl<P: EvictionPolicy> Space<P> {
         if !wanted.moves {
             self.within_lease(together, &keep)?;
         }
-        let Room { block, tail_bytes, class } = self.room_with_tail(wanted)?;
+        let Room { block, tail_bytes, class } = self.room_with_tail(wanted, true)?;
         let entries = self.objects.entries_mut();
         let id = entries.reserve(&Reserve { keep, tail_bytes, ..*wanted }, block);
         self.pool.set_owner(block, id);
@@ -291,7 +310,7 @@ impl<P: EvictionPolicy> Space<P> {
                 let (lease_bytes, held_bytes) = (lease * GRANULE_BYTES, stuck * GRANULE_BYTES);
                 return Err(ReserveError::Quota { bytes, lease_bytes, held_bytes });
             };
-            self.evict(victim);
+            drop_with_mates(self, victim);
         }
         Ok(())
     }
@@ -308,35 +327,36 @@ impl<P: EvictionPolicy> Space<P> {
         true
     }
 
-    /// Allocates memory for an object and its tail; if the tail takes a slot, one is free afterwards.
-    fn room_with_tail(&mut self, wanted: &Reserve) -> Result<Room, ReserveError> {
+    /// Allocates memory for an object and its tail; if the tail takes a slot, one is free afterwards. `is_new`: it
+    /// needs a vacant entry.
+    fn room_with_tail(&mut self, wanted: &Reserve, is_new: bool) -> Result<Room, ReserveError> {
         let Reserve { bytes, tail_bytes, .. } = *wanted;
         if let Some(class) = self.pool.class_of_tail(wanted) {
-            let block = self.room(bytes)?;
-            if self.slot_ready(class) {
+            let block = self.room(bytes, is_new)?;
+            if self.slot_ready(class, is_new) {
                 return Ok(Room { block, tail_bytes: 0, class: Some(class) });
             }
             self.pool.free(block);
         }
-        Ok(Room { block: self.room(bytes + u64::from(tail_bytes))?, tail_bytes, class: None })
+        Ok(Room { block: self.room(bytes + u64::from(tail_bytes), is_new)?, tail_bytes, class: None })
     }
 
     /// Makes sure that a slot of a class is free; false if there is no memory for another page.
-    fn slot_ready(&mut self, class: usize) -> bool {
+    fn slot_ready(&mut self, class: usize, is_new: bool) -> bool {
         if self.pool.has_slot(class) {
             return true;
         }
         let Some(page_bytes) = self.pool.new_page_bytes(class) else { return false };
-        let Ok(block) = self.room(page_bytes) else { return false };
+        let Ok(block) = self.room(page_bytes, is_new) else { return false };
         self.pool.add_page(class, block);
         true
     }
 
-    /// Returns a block for `bytes`, and makes sure of a vacant entry for it.
+    /// Returns a block for `bytes`; and makes sure of a vacant entry, if it is for a new object.
     ///
     /// # Errors
     /// `NoSpace` or `TooManyObjects`: no eviction could provide both.
-    fn room(&mut self, bytes: u64) -> Result<Block, ReserveError> {
+    fn room(&mut self, bytes: u64, is_new: bool) -> Result<Block, ReserveError> {
         let granules = self.pool.granules_of(bytes);
         // Retentions that have ended hold no memory back, however many objects wait for their turn.
         while self.order.expire(self.objects.entries_mut())
@@ -345,12 +365,13 @@ impl<P: EvictionPolicy> Space<P> {
         if self.pool.free_granules() + self.evictable_granules() < granules {
             return Err(self.no_space(granules));
         }
-        if self.objects.entries().is_full() {
+        if is_new && self.objects.entries().is_full() {
             let limit = self.objects.entries().limit();
             let entries = self.objects.entries_mut();
-            let victim = self.order.victim(entries, Reach::Soft, Scarce::Entries(limit));
+            let victim = self.order.victim(entries, Reach::Soft, Scarce::Room(MemoryKind::Far));
+            let victim = victim.or_else(|| self.order.victim(entries, Reach::Soft, Scarce::Entries(limit)));
             let victim = victim.or_else(|| self.order.device_victim(entries));
-            self.evict(victim.ok_or(ReserveError::TooManyObjects { limit })?);
+            drop_with_mates(self, victim.ok_or(ReserveError::TooManyObjects { limit })?);
         }
         if let Some(block) = self.pool.allocate(bytes) {
             return Ok(block);
@@ -380,7 +401,8 @@ impl<P: EvictionPolicy> Space<P> {
             if !self.watermarks.is_draining(pool - self.pool.free_granules(), pool) {
                 return;
             }
-            let victim = self.order.victim(self.objects.entries_mut(), Reach::Plain, Scarce::Room);
+            let scarce = Scarce::Room(MemoryKind::Near);
+            let victim = self.order.victim(self.objects.entries_mut(), Reach::Plain, scarce);
             let Some(victim) = victim else { return };
             self.evict(victim);
         }
@@ -390,7 +412,8 @@ impl<P: EvictionPolicy> Space<P> {
     fn evict_in_order(&mut self, granules: u64, reach: Reach) -> Option<Block> {
         let mut evicted = 0;
         while evicted < SCATTERED * granules {
-            let victim = self.order.victim(self.objects.entries_mut(), reach, Scarce::Room)?;
+            let scarce = Scarce::Room(MemoryKind::Near);
+            let victim = self.order.victim(self.objects.entries_mut(), reach, scarce)?;
             evicted += self.objects.entries()[victim].granules();
             let free = self.evict(victim);
             if let Some(free) = free.filter(|free| self.pool.granules_in(*free) >= granules) {
@@ -402,7 +425,8 @@ impl<P: EvictionPolicy> Space<P> {
 
     /// Evicts neighbours until a free block of `granules` appears; evicts nothing if no run would suffice.
     fn clear_a_run(&mut self, granules: u64, reach: Reach) -> Option<Block> {
-        let victim = self.order.victim(self.objects.entries_mut(), reach, Scarce::Room);
+        let scarce = Scarce::Room(MemoryKind::Near);
+        let victim = self.order.victim(self.objects.entries_mut(), reach, scarce);
         let entries = self.objects.entries();
         let near = victim.map(|victim| entries[victim].block());
         let mut block = self.pool.run(near, granules, |id| self.order.may_go(entries, id, reach))?;
@@ -427,26 +451,23 @@ impl<P: EvictionPolicy> Space<P> {
         }
     }
 
-    /// Evicts an unused object, and its group with it; returns the free block of the pool that its bytes are now part
-    /// of, if any were there.
+    /// Evicts an unused object from its memory, and the members of its group that are there with it; returns the free
+    /// block of the pool that its bytes are now part of, if any were there.
     fn evict(&mut self, id: EntryId) -> Option<Block> {
-        if self.objects.entries()[id].is(Mark::Grouped) {
-            for mate in self.order.mates(self.objects.entries(), id) {
+        let memory = self.objects.entries()[id].memory();
+        for mate in mates(self, id) {
+            // Room for those that were demoted before may have taken it.
+            let entry = &self.objects.entries()[mate];
+            if entry.is_evictable() && entry.memory() == memory {
                 self.evict_one(mate);
             }
         }
         self.evict_one(id)
     }
 
-    /// Evicts an unused object.
+    /// Evicts an unused object from its memory: to the far pool from DRAM, if there is one with room for it.
     fn evict_one(&mut self, id: EntryId) -> Option<Block> {
-        let entry = &self.objects.entries()[id];
-        assert!(entry.is_evictable(), "evicting {entry:?}");
-        self.evictions.objects += 1;
-        self.evictions.bytes += entry.bytes();
-        self.objects.hide(id, true);
-        self.order.remove(self.objects.entries_mut(), id, true);
-        self.release(id)
+        demote(self, id).or_else(|| drop_one(self, id))
     }
 
     /// Returns the next object to leave the device pool.
@@ -467,17 +488,17 @@ impl<P: EvictionPolicy> Space<P> {
         let (is_promotion, tail_bytes) = (!entry.is_on_device(), self.pool.tail_room(entry));
         let wanted = again(entry, if is_promotion { 0 } else { tail_bytes as u32 });
         if !is_promotion {
-            let block = self.room(wanted.bytes + tail_bytes).ok()?;
+            let block = self.room(wanted.bytes + tail_bytes, true).ok()?;
             return Some(self.take(&wanted, block));
         }
         if self.objects.entries().is_full() {
             return None;
         }
-        let block = self.pool.allocate_on_device(wanted.bytes)?;
+        let block = self.pool.allocate_beside(MemoryKind::Device, wanted.bytes, 0)?;
         if !wanted.has_tail {
             return Some(self.take(&wanted, block));
         }
-        let Ok(tail) = self.room(tail_bytes) else {
+        let Ok(tail) = self.room(tail_bytes, true) else {
             self.pool.free(block);
             return None;
         };
@@ -525,6 +546,136 @@ impl<P: EvictionPolicy> Space<P> {
         let in_order = self.order.check(self.objects.entries());
         assert_eq!(in_order, self.objects.len() as usize, "the eviction order has the live entries only");
     }
+}
+
+/// Evicts an unused object from memory altogether.
+fn drop_one<P: EvictionPolicy>(space: &mut Space<P>, id: EntryId) -> Option<Block> {
+    let entry = &space.objects.entries()[id];
+    assert!(entry.is_evictable(), "evicting {entry:?}");
+    let bytes = entry.bytes();
+    space.evictions.objects += 1;
+    space.evictions.bytes += bytes;
+    if entry.memory() == MemoryKind::Far
+        && let Some(far) = &mut space.far
+    {
+        far.count_eviction(bytes);
+    }
+    space.objects.hide(id, true);
+    space.order.remove(space.objects.entries_mut(), id, true);
+    space.release(id)
+}
+
+/// Evicts an unused object from memory altogether, and its group with it.
+fn drop_with_mates<P: EvictionPolicy>(space: &mut Space<P>, id: EntryId) {
+    for mate in mates(space, id) {
+        drop_one(space, mate);
+    }
+    drop_one(space, id);
+}
+
+/// Returns the members of an object's group that are to be evicted with it.
+fn mates<P: EvictionPolicy>(space: &mut Space<P>, id: EntryId) -> Vec<EntryId> {
+    let is_grouped = space.objects.entries()[id].is(Mark::Grouped);
+    if is_grouped { space.order.mates(space.objects.entries(), id) } else { Vec::new() }
+}
+
+/// Uses the far pool from now on: these copies move objects.
+///
+/// # Panics
+/// If the configuration has no far pool.
+pub(super) fn open_far<P>(space: &mut Space<P>, copies: Arc<dyn PoolCopies>) {
+    assert!(space.pool.granules_beside(MemoryKind::Far).0 > 0, "a far pool is configured");
+    space.far = Some(FarPool::new(copies));
+}
+
+/// Returns the gauges and counters of the far pool.
+pub(super) fn far_stats<P>(space: &Space<P>) -> FarPoolStats {
+    let (granules, free) = space.pool.granules_beside(MemoryKind::Far);
+    FarPoolStats {
+        pool_bytes: granules * GRANULE_BYTES,
+        used_bytes: (granules - free) * GRANULE_BYTES,
+        objects: space.objects.entries().live().far,
+        ..space.far.as_ref().map_or_else(FarPoolStats::default, |far| far.counts)
+    }
+}
+
+/// Returns true if an object is in the far pool, and was accessed since it came there.
+pub(super) fn is_hot_in_far<P: EvictionPolicy>(space: &Space<P>, id: EntryId) -> bool {
+    let entry = &space.objects.entries()[id];
+    entry.memory() == MemoryKind::Far && space.order.tenants().was_accessed(entry)
+}
+
+/// Counts a get of an object of the far pool, which is pinned, and moves it back to DRAM if it `is_hot` and nobody else
+/// reads it. Others are evicted from DRAM to make room for it.
+pub(super) fn promote<P: EvictionPolicy>(space: &mut Space<P>, id: EntryId, is_hot: bool) {
+    let entry = &space.objects.entries()[id];
+    let (bytes, is_shared) = (entry.bytes(), entry.pins() > 1);
+    let tail_bytes = space.pool.tail_room(entry) as u32;
+    let wanted = Reserve { tail_bytes, ..Reserve::plain(entry.digest(), bytes) };
+    let far = space.far.as_mut().expect("a far pool in use");
+    far.counts.hits += 1;
+    if !is_hot || is_shared || !far.may_promote() {
+        return;
+    }
+    let Ok(room) = space.room_with_tail(&wanted, false) else { return };
+    space.far.as_mut().expect("a far pool in use").count_promotion(bytes);
+    move_to(space, id, &room, true);
+}
+
+/// Moves an object that is evicted from DRAM to the far pool, which evicts others for it; returns the free block of
+/// DRAM that its bytes were freed into. `None`, and the object stays where it is, if it is in other memory, or the far
+/// pool has no room for it.
+fn demote<P: EvictionPolicy>(space: &mut Space<P>, id: EntryId) -> Option<Block> {
+    let entry = &space.objects.entries()[id];
+    if space.far.is_none() || entry.memory() != MemoryKind::Near {
+        return None;
+    }
+    let bytes = entry.bytes();
+    let tail_bytes = space.pool.tail_room(entry).min(TAIL_BYTES_MOST.into()) as u32;
+    let block = far_room(space, bytes, tail_bytes)?;
+    space.far.as_mut().expect("a far pool in use").count_demotion(bytes);
+    move_to(space, id, &Room { block, tail_bytes, class: None }, false)
+}
+
+/// Returns a block of the far pool for `bytes` and a tail, evicting objects from it in the policy's order.
+fn far_room<P: EvictionPolicy>(space: &mut Space<P>, bytes: u64, tail_bytes: u32) -> Option<Block> {
+    let granules = space.pool.granules_of(bytes + u64::from(tail_bytes));
+    if granules > space.pool.granules_beside(MemoryKind::Far).0 {
+        return None;
+    }
+    let mut evicted = 0;
+    loop {
+        let block = space.pool.allocate_beside(MemoryKind::Far, bytes, tail_bytes);
+        if block.is_some() || evicted >= SCATTERED * granules {
+            return block;
+        }
+        let scarce = Scarce::Room(MemoryKind::Far);
+        let victim = space.order.victim(space.objects.entries_mut(), Reach::Soft, scarce)?;
+        evicted += space.objects.entries()[victim].granules();
+        space.evict(victim);
+    }
+}
+
+/// Moves a live object to a block of other memory, with its tail; returns the free block of DRAM that it has left.
+fn move_to<P: EvictionPolicy>(space: &mut Space<P>, id: EntryId, to: &Room, is_hot: bool) -> Option<Block> {
+    let entry = &space.objects.entries()[id];
+    let (from, tail_from, room_bytes) =
+        (space.pool.extent(entry), space.pool.tail_at(entry), space.pool.tail_room(entry));
+    let (left, has_tail) = (entry.block(), entry.is(Mark::Tail));
+    relocate(&mut space.order, space.objects.entries_mut(), id, to.block, to.tail_bytes, is_hot);
+    space.pool.set_owner(to.block, id);
+    let entry = &space.objects.entries()[id];
+    if let Some(class) = to.class {
+        space.pool.give_slot(class, entry, id);
+    }
+    let copies = &space.far.as_ref().expect("a far pool in use").copies;
+    copies.copy(from.offset, space.pool.extent(entry).offset, from.bytes);
+    if has_tail {
+        // The shorter of the two rooms: both are long enough for the tail.
+        let bytes = room_bytes.min(space.pool.tail_room(entry));
+        copies.copy(tail_from, space.pool.tail_at(entry), bytes);
+    }
+    space.pool.free(left)
 }
 
 /// Returns the reservation for another place of an object that nothing but the eviction policy keeps.

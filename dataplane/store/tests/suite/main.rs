@@ -2,6 +2,7 @@
 
 mod device_pool;
 mod eviction;
+mod far_pool;
 mod followers;
 mod kept;
 mod retentions;

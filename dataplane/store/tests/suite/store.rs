@@ -41,6 +41,7 @@ fn config(eviction: Eviction) -> StoreConfig {
         pool_bytes: 20 * KIB,
         unit_bytes: 256,
         device_pool_bytes: 0,
+        far_pool_bytes: 0,
         max_objects: 12,
         max_object_bytes: 18 * KIB,
         protected_percent: 40,

@@ -29,6 +29,16 @@ pub enum RegionError {
         /// Available memory of the machine, including reserved huge pages.
         available_bytes: u64,
     },
+    /// Faulting in the far part would exhaust the memory of its NUMA node.
+    NodeNotAvailable {
+        name: String,
+        node: u32,
+        bytes: usize,
+        /// Available memory of the node, including reserved huge pages.
+        available_bytes: u64,
+    },
+    /// The far part does not begin inside the region, or not at a multiple of a huge page; or it is one of a file.
+    FarPart { name: String, bytes: usize, offset: usize },
     /// The pages could not be faulted in.
     Prefault { name: String, bytes: usize, source: io::Error },
     /// A file in memory could not be used.
@@ -69,6 +79,17 @@ impl fmt::Display for RegionError {
                 f,
                 "region {name:?} of {bytes} bytes does not fit in the {available_bytes} bytes of memory that are \
                  available: give it less"
+            ),
+            Self::NodeNotAvailable { name, node, bytes, available_bytes } => write!(
+                f,
+                "the far part of region {name:?}, {bytes} bytes, does not fit in the {available_bytes} bytes of memory \
+                 that are available on NUMA node {node}: give it less"
+            ),
+            Self::FarPart { name, bytes, offset } => write!(
+                f,
+                "region {name:?} of {bytes} bytes cannot have a far part from byte {offset} on: begin it inside fresh \
+                 memory, at a multiple of {} bytes",
+                super::map::HUGE_BYTES
             ),
             Self::Prefault { name, bytes, source } => {
                 write!(f, "cannot fault in the {bytes} bytes of region {name:?}: {source}; give it less memory")

@@ -225,8 +225,9 @@ fn map_at(
     }
 }
 
-/// Binds a fresh mapping to a NUMA node if there is more than one. Returns true if it was bound.
-pub(super) fn bind_to_node(mapping: &Mapping, node: u32) -> io::Result<bool> {
+/// Binds a fresh mapping, from an offset on, to a NUMA node if there is more than one. Returns true if it was bound.
+pub(super) fn bind_to_node(mapping: &Mapping, offset: usize, node: u32) -> io::Result<bool> {
+    assert!(offset < mapping.mapped_bytes, "binding from {offset} on, of {} bytes", mapping.mapped_bytes);
     let online = fs::read_to_string("/sys/devices/system/node/online").unwrap_or_default();
     if !online.contains([',', '-']) {
         return Ok(false);
@@ -238,12 +239,12 @@ pub(super) fn bind_to_node(mapping: &Mapping, node: u32) -> io::Result<bool> {
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
     mask[node / 64] |= 1 << (node % 64);
-    // SAFETY: the range is our own mapping; the mask has the passed number of bits.
+    // SAFETY: the range is a part of our own mapping; the mask has the passed number of bits.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mbind,
-            mapping.address.as_ptr(),
-            mapping.mapped_bytes,
+            mapping.address.as_ptr().add(offset),
+            mapping.mapped_bytes - offset,
             MPOL_BIND,
             mask.as_ptr(),
             bits,
@@ -270,6 +271,30 @@ pub(super) fn check_available(name: &str, bytes: usize) -> Result<(), RegionErro
         // If the machine does not report it, the size is accepted.
         _ => Ok(()),
     }
+}
+
+/// Rejects a size that exceeds the available memory of a NUMA node: where only that node may serve a fault, the OOM
+/// killer would strike.
+pub(super) fn check_node_available(name: &str, bytes: usize, node: u32) -> Result<(), RegionError> {
+    let meminfo = fs::read_to_string(format!("/sys/devices/system/node/node{node}/meminfo")).unwrap_or_default();
+    match node_available_bytes(&meminfo) {
+        Some(available_bytes) if bytes as u64 > available_bytes => {
+            Err(RegionError::NodeNotAvailable { name: name.to_owned(), node, bytes, available_bytes })
+        }
+        // If the machine does not report it, the size is accepted.
+        _ => Ok(()),
+    }
+}
+
+/// Returns the bytes of a NUMA node that are free, in reserved huge pages, or caches of files.
+pub(super) fn node_available_bytes(meminfo: &str) -> Option<u64> {
+    let field = |name: &str| {
+        let value = meminfo.lines().find_map(|line| line.split_once(name)?.1.strip_prefix(':'))?;
+        value.split_ascii_whitespace().next()?.parse::<u64>().ok()
+    };
+    let cached_kib = ["Active(file)", "Inactive(file)"].into_iter().filter_map(field).sum::<u64>();
+    let reserved_bytes = field("HugePages_Free").unwrap_or(0).saturating_mul(HUGE_BYTES as u64);
+    Some(field("MemFree")?.saturating_add(cached_kib).saturating_mul(1024).saturating_add(reserved_bytes))
 }
 
 /// Returns the bytes that can be faulted in without taking memory from other processes, including reserved huge pages.

@@ -71,6 +71,8 @@ pub struct RegionOptions {
     /// NUMA node to bind the memory to. No effect on a machine with one node. Huge pages from the reserved pool are
     /// then faulted in at once, and plain pages are used if the node has too few.
     pub numa_node: Option<u32>,
+    /// Part at the end that is bound to another NUMA node.
+    pub far: Option<FarPart>,
     /// True to touch every page now, so that the first use does not fault.
     pub prefault: bool,
 }
@@ -78,8 +80,30 @@ pub struct RegionOptions {
 impl RegionOptions {
     /// Creates options for a private region of `bytes` bytes that tries huge pages and faults in on use.
     pub fn new(name: impl Into<String>, bytes: usize) -> Self {
-        Self { name: name.into(), bytes, shared: false, huge: HugePages::Try, numa_node: None, prefault: false }
+        Self {
+            name: name.into(),
+            bytes,
+            shared: false,
+            huge: HugePages::Try,
+            numa_node: None,
+            far: None,
+            prefault: false,
+        }
     }
+}
+
+/// Part of a region, from an offset to its end, whose memory is on a NUMA node of its own: far memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FarPart {
+    /// Offset at which it begins: a multiple of [`FarPart::UNIT_BYTES`], above 0 and below the length of the region.
+    pub offset: usize,
+    /// NUMA node to bind the memory to. No effect on a machine with one node.
+    pub node: u32,
+}
+
+impl FarPart {
+    /// Unit of the offset: no huge page spans both parts.
+    pub const UNIT_BYTES: usize = map::HUGE_BYTES;
 }
 
 /// A mapping whose bytes other parties may write at any time. Any thread may use it.
@@ -106,8 +130,16 @@ impl Region {
         if options.bytes == 0 {
             return Err(RegionError::Empty { name: options.name.clone() });
         }
+        if let Some(far) = &options.far
+            && (far.offset == 0 || far.offset >= options.bytes || !far.offset.is_multiple_of(FarPart::UNIT_BYTES))
+        {
+            return Err(RegionError::FarPart { name: options.name.clone(), bytes: options.bytes, offset: far.offset });
+        }
         if options.prefault {
             map::check_available(&options.name, options.bytes)?;
+        }
+        if let Some(far) = options.far.filter(|_| options.prefault) {
+            map::check_node_available(&options.name, options.bytes - far.offset, far.node)?;
         }
         // Shared memory that is faulted in here can be collapsed into huge pages afterwards.
         let collapsible = options.shared && options.prefault && options.huge != HugePages::Never;
@@ -158,10 +190,13 @@ impl Region {
     /// what it contains stays as it is. Other processes of the user can map it too, writable.
     ///
     /// # Errors
-    /// When the file system has too little room, or the kernel refuses.
+    /// When the file system has too little room, the options have a far part, or the kernel refuses.
     pub fn map_memory_file(file: &MemoryFile, options: &RegionOptions) -> Result<Arc<Self>, RegionError> {
         if options.bytes == 0 {
             return Err(RegionError::Empty { name: options.name.clone() });
+        }
+        if let Some(far) = &options.far {
+            return Err(RegionError::FarPart { name: options.name.clone(), bytes: options.bytes, offset: far.offset });
         }
         let bytes = options.bytes as u64;
         let is_fresh = file.bytes().map_err(RegionError::File)? != bytes.next_multiple_of(file.page_bytes() as u64);
@@ -295,9 +330,19 @@ impl Region {
     }
 }
 
-/// Binds a fresh mapping to the NUMA node of the options. Returns true if binding has an effect on this machine.
+/// Binds a fresh mapping to the NUMA nodes of the options. Returns true if binding has an effect on this machine.
 fn bind(mapping: &Mapping, options: &RegionOptions) -> Result<bool, RegionError> {
-    let Some(node) = options.numa_node else { return Ok(false) };
-    let failed = |source| RegionError::Bind { name: options.name.clone(), node, source };
-    map::bind_to_node(mapping, node).map_err(failed)
+    let mut is_bound = false;
+    let mut bind = |offset, node| -> Result<(), RegionError> {
+        let failed = |source| RegionError::Bind { name: options.name.clone(), node, source };
+        is_bound |= map::bind_to_node(mapping, offset, node).map_err(failed)?;
+        Ok(())
+    };
+    if let Some(node) = options.numa_node {
+        bind(0, node)?;
+    }
+    if let Some(far) = options.far {
+        bind(far.offset, far.node)?;
+    }
+    Ok(is_bound)
 }

@@ -27,6 +27,31 @@ fn panics(f: impl FnOnce()) -> bool {
 }
 
 #[test]
+fn a_far_part_begins_inside_a_region_and_fits_its_node() {
+    let of = |offset| RegionOptions {
+        far: Some(FarPart { offset, node: 0 }),
+        shared: true,
+        prefault: true,
+        ..options("far", FarPart::UNIT_BYTES + 8192)
+    };
+    let region = Region::allocate(&of(FarPart::UNIT_BYTES)).expect("memory");
+    region.copy_in(FarPart::UNIT_BYTES - 1, b"both parts");
+    Region::copy_between(&region, FarPart::UNIT_BYTES + 4096, &region, FarPart::UNIT_BYTES - 1, 10);
+    let mut bytes = [0; 10];
+    region.copy_out(FarPart::UNIT_BYTES + 4096, &mut bytes);
+    assert_eq!(bytes, *b"both parts");
+    for offset in [0, 4096, 2 * FarPart::UNIT_BYTES] {
+        let refused = Region::allocate(&of(offset)).expect_err("refused");
+        assert!(matches!(refused, RegionError::FarPart { .. }), "{refused}");
+    }
+    let meminfo = "Node 1 MemFree:  100 kB\nNode 1 Active(file):  7 kB\nNode 1 Inactive(file):  5 kB\n";
+    assert_eq!(map::node_available_bytes(meminfo), Some(112 << 10));
+    let meminfo = format!("{meminfo}Node 1 HugePages_Free:      3\n");
+    assert_eq!(map::node_available_bytes(&meminfo), Some((112 << 10) + (6 << 20)));
+    assert_eq!(map::node_available_bytes(""), None);
+}
+
+#[test]
 fn regions_larger_than_available_memory_are_rejected() {
     let meminfo = "MemTotal: 900 kB\nMemAvailable:  100 kB\nHugePages_Free:  3\nHugepagesize:  2048 kB\n";
     assert_eq!(map::available_bytes(meminfo), Some((100 + 3 * 2048) << 10));

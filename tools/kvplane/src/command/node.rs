@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 use kvplane::handover::{Handover, HandoverSocket, Succession};
 use kvplane::{
-    DataTls, DevicePool, Eviction, HugePages, IoChoice, MetricsServer, NodeConfig, NodeId, PutAck, RdmaConfig, RdmaUse,
-    SsdConfig, TierPolicy, WritePolicy,
+    DataTls, DevicePool, Eviction, FarPool, HugePages, IoChoice, MetricsServer, NodeConfig, NodeId, PutAck, RdmaConfig,
+    RdmaUse, SsdConfig, TierPolicy, WritePolicy,
 };
 use tokio::sync::mpsc;
 
@@ -154,7 +154,7 @@ struct MemberArguments {
     #[arg(long, value_name = "off|offer|require", default_value_t = DataTls::Off)]
     data_tls: DataTls,
     /// Weight of this node when slots are assigned, relative to other nodes. Default: one unit for each 64 MiB of the
-    /// pool.
+    /// pool and of far memory.
     #[arg(long)]
     weight: Option<u32>,
     /// Failure domain of this node; the replicas of an object are kept in different failure domains. Default: the host.
@@ -174,6 +174,11 @@ struct ObjectArguments {
     /// lru.
     #[arg(long = "device-pool", value_name = "DEVICE=SIZE")]
     device_pools: Vec<DevicePool>,
+    /// Far memory, slower than DRAM, that objects move into which eviction would drop from the pool: cxl:SIZE takes
+    /// the NUMA nodes without CPUs, numa:NODE:SIZE one that is named. SIZE comes on top of --pool, over all shards.
+    /// Not with --device-pool, nor with --keep-memory.
+    #[arg(long = "pool-tier", value_name = "MEMORY:SIZE")]
+    pool_tier: Option<FarPool>,
     /// Eviction policy: slru (segmented LRU: objects that were accessed twice outlive those that were accessed once),
     /// s3fifo, or lru.
     #[arg(long, default_value = "slru")]
@@ -421,13 +426,13 @@ impl Shape {
             pacing: self.pacing.map(Into::into),
             max_objects: self.objects.max_objects,
             eviction: self.objects.eviction,
-            high_watermark_percent: self.objects.watermarks.0,
-            low_watermark_percent: self.objects.watermarks.1,
+            watermarks_percent: self.objects.watermarks,
             hard_pin_percent: self.objects.hard_pins,
             soft_pin_max: Duration::from_millis(self.objects.soft_pin_max_ms),
             huge: HugePages::Try,
             rdma: self.rdma.config()?,
             device_pools: self.objects.device_pools.clone(),
+            far_pool: self.objects.pool_tier,
             keep_memory: self.keep_memory.clone(),
             ssds: self.ssd.paths.clone(),
             ssd_object_bytes: self.ssd.object_bytes,

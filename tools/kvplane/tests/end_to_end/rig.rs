@@ -7,7 +7,7 @@ use kvplane::Client;
 
 use crate::ssd::disks::wipe;
 use crate::ssd::objects::{Bed, counted, is_there, name, recovered, value};
-use crate::support::{Process, Way, Workplace};
+use crate::support::{Process, Way, Workplace, http_get};
 
 /// Returns true if the machine has several NUMA nodes.
 fn several_nodes() -> bool {
@@ -117,6 +117,40 @@ fn topology_draws_the_machine() {
     }
     let drawn: serde_json::Value = serde_json::from_str(&run(&["topology", "--json"])).unwrap();
     assert_eq!(drawn["machine"]["cores"].as_array().map(Vec::len), Some(4), "{drawn}");
+}
+
+/// Objects that DRAM has no room for are in CXL memory, and are served from there. The emulator interprets each access
+/// to it, so there are few.
+#[test]
+fn cxl_memory_holds_what_dram_has_no_room_for() {
+    if count("RIG_CXL") == 0 {
+        println!("skipped: this machine has no CXL memory; `cargo x test --rig` runs it in one that does");
+        return;
+    }
+    let place = Workplace::new("cxl");
+    let dev = place.dev("2M", &["--shards", "1", "--pacing", "park", "--pool-tier", "cxl:1M", "--metrics-port", "0"]);
+    // Behind the nodes with cores.
+    let said = dev.wait_for("of far memory on NUMA node");
+    assert!(said.ends_with(&format!("node {}", count("RIG_NUMA").max(1))), "{said}");
+    let maps = fs::read_to_string(format!("/proc/{}/numa_maps", dev.id())).unwrap();
+    let of_pool: Vec<&str> = maps.lines().filter(|line| line.contains("kvplane-pool-0")).collect();
+    let node = format!(" N{}=", count("RIG_NUMA").max(1));
+    assert!(of_pool.len() == 2 && of_pool.iter().any(|line| line.contains(&node)), "{of_pool:?}");
+    let value = |number: usize| (0..16_000).map(|at: usize| (at.wrapping_mul(31) ^ number) as u8).collect::<Vec<u8>>();
+    for way in Way::BOTH {
+        let mut client: Client = place.client(way);
+        for number in 0..160 {
+            client.put(format!("{}-{number}", way.name()).as_bytes(), &value(number)).unwrap();
+        }
+        for number in 0..160 {
+            let found = client.get(format!("{}-{number}", way.name()).as_bytes()).unwrap();
+            assert!(found == Some(value(number)), "{} {number}", way.name());
+        }
+        assert!(client.keys().remove_all(false).unwrap() >= 160);
+    }
+    let (_, text) = http_get(dev.address("counters of the shards on http://"), "/metrics");
+    let hits = text.lines().find(|line| line.starts_with("kvplane_far_pool_hits_total")).expect("it is counted");
+    assert!(!hits.ends_with(" 0"), "{hits}");
 }
 
 /// Returns the number of a kind of devices of the machine, by the rig's variable.

@@ -64,6 +64,7 @@ pub const ALL: [Machine; 8] = [
             // The tests of drives run in `disks`.
             job("kvplane-tools", Some("end_to_end"), Some("rig::shards_run")),
             job("kvplane-tools", Some("end_to_end"), Some("rig::topology_draws")),
+            job("kvplane-tools", Some("end_to_end"), Some("rig::cxl_memory")),
             job("kvplane-sys", Some("suite"), Some("verbs::")),
         ],
         limit_s: 600,

@@ -4,12 +4,12 @@ use std::time::{Duration, Instant};
 
 use kvplane_engine::{ShardHandle, ShardSnapshot, SlowOperation, cpu};
 use kvplane_rpc::message::{
-    CopyFigures, DamageFigures, DevicePoolFigures, EventFigures, EvictionFigures, GetFigures, HOT_PER_REPORT,
-    HotFigures, HotShard, NAME_PER_REPORT_BYTES, OPERATIONS_PER_REPORT, ObjectFigures, OperationFigures, PoolFigures,
-    PutFigures, ReportHot, ReportShard, SLOW_PER_REPORT, ShardFigures, SlowFigures, SlowLog, SsdFigures, ThreadFigures,
-    TroubleFigures,
+    CopyFigures, DamageFigures, DevicePoolFigures, EventFigures, EvictionFigures, FarPoolFigures, GetFigures,
+    HOT_PER_REPORT, HotFigures, HotShard, NAME_PER_REPORT_BYTES, OPERATIONS_PER_REPORT, ObjectFigures,
+    OperationFigures, PoolFigures, PutFigures, ReportHot, ReportShard, SLOW_PER_REPORT, ShardFigures, SlowFigures,
+    SlowLog, SsdFigures, ThreadFigures, TroubleFigures,
 };
-use kvplane_store::DevicePoolStats;
+use kvplane_store::{DevicePoolStats, FarPoolStats};
 
 use crate::error::Error;
 use crate::link::ControlLink;
@@ -101,6 +101,7 @@ pub(crate) fn figures(shard: u16, address: &str, snapshot: &ShardSnapshot, now_n
         device_pool: device_pool(snapshot),
         memory_damage: memory_damage(snapshot),
         ssd_damage: ssd_damage(snapshot),
+        far_pool: far_pool(snapshot),
     }
 }
 
@@ -179,6 +180,19 @@ fn ssd_damage(snapshot: &ShardSnapshot) -> DamageFigures {
         checked_bytes: tier.map_or(0, |tier| tier.scrub.checked_bytes),
         passes: tier.map_or(0, |tier| tier.scrub.passes),
     }
+}
+
+fn far_pool(snapshot: &ShardSnapshot) -> Option<FarPoolFigures> {
+    let FarPoolStats { pool_bytes, used_bytes, objects, hits, demotions, promotions, evictions, .. } = snapshot.far;
+    (pool_bytes > 0).then_some(FarPoolFigures {
+        bytes: pool_bytes,
+        used_bytes,
+        objects,
+        hits,
+        demotions,
+        promotions,
+        evictions,
+    })
 }
 
 fn ssd(snapshot: &ShardSnapshot) -> Option<SsdFigures> {

@@ -82,6 +82,15 @@ pub fn shard_json(shard: &ShardFigures) -> Value {
             "lost": pool.lost,
         })),
         "damage": { "memory": damage_json(&shard.memory_damage), "ssd": damage_json(&shard.ssd_damage) },
+        "far_pool": shard.far_pool.map(|pool| json!({
+            "bytes": pool.bytes,
+            "used_bytes": pool.used_bytes,
+            "objects": pool.objects,
+            "hits": pool.hits,
+            "demotions": pool.demotions,
+            "promotions": pool.promotions,
+            "evictions": pool.evictions,
+        })),
         "operations": shard.operations.iter().map(operation_json).collect::<Vec<_>>(),
         "slow": {
             "after_ns": shard.slow.after_ns,

@@ -81,7 +81,8 @@ pub(super) struct TenantRules {
 impl Shard {
     /// Creates a shard that serves no slots yet.
     pub(super) fn new(identity: Identity, store: Store) -> Self {
-        let &StoreConfig { pool_bytes, max_pins, max_reservations, .. } = store.config();
+        let (config, pool_bytes) = (store.config(), store.config().host_bytes());
+        let &StoreConfig { max_pins, max_reservations, .. } = config;
         Self {
             ownership: Ownership::new(identity),
             exports: Exports::default(),

@@ -211,6 +211,7 @@ impl<P: EvictionPolicy> Shadow<P> {
                     has_tail: tail_bytes > 0,
                     tail_at,
                     is_on_device: false,
+                    is_far: false,
                     is_head: false,
                     replica: Replica::None,
                     copies: Copies::ONE,

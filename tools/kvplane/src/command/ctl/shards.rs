@@ -122,6 +122,18 @@ fn show_shard(shard: &ShardFigures) {
             pool.lost
         );
     }
+    if let Some(pool) = &shard.far_pool {
+        println!(
+            "    far memory: {} objects; {} of {} used; {} hits; {} demoted, {} promoted, {} evicted",
+            pool.objects,
+            size::show(pool.used_bytes),
+            size::show(pool.bytes),
+            pool.hits,
+            pool.demotions,
+            pool.promotions,
+            pool.evictions
+        );
+    }
     if let Some(ssd) = &shard.ssd {
         println!(
             "    SSD: {} objects of {}; {} hits, {} written, {} waiting",

@@ -1,5 +1,6 @@
 //! Tests of objects and of their distribution, by commands and the public crate.
 
+mod far_memory;
 mod keeping;
 mod keys;
 mod p2p;

@@ -65,6 +65,13 @@ fn special_memory(place: &Workplace) -> BTreeMap<String, (String, String)> {
     found
 }
 
+/// Scrapes a node with far memory.
+fn far_memory(place: &Workplace) -> BTreeMap<String, (String, String)> {
+    let far = ["--pool", "4M", "--shards", "1", "--pool-tier", "numa:0:1M", "--metrics-port", "0"];
+    let node = Process::start(place.command(&[&["node", "--node-id", "78"][..], &far].concat()));
+    families(&http_get(node.address("counters of the shards on http://"), "/metrics").1)
+}
+
 /// Scrapes a process that served transfers.
 fn transfer_engine(place: &Workplace) -> BTreeMap<String, (String, String)> {
     let target = Process::start(place.bare(&["tebench", "--total_buffer_size=4M", "--metrics_port=0"]));
@@ -100,6 +107,8 @@ fn the_reference_of_metrics_is_current() {
     table(&mut page, &node, "kvplane_tier_");
     page.push_str("\n### Of its shared tier\n");
     table(&mut page, &node, "kvplane_shared_");
+    page.push_str("\n### Of its far memory\n");
+    table(&mut page, &far_memory(&place), "kvplane_far_pool_");
     page.push_str("\n### Of its device pools\n");
     let special = special_memory(&place);
     table(&mut page, &special, "kvplane_device_pool_");

@@ -242,7 +242,7 @@ impl Demotion {
             let token = ssd.new_token();
             let read = |at, into: &mut [u8]| memory.read(Span::pool(at, into.len() as u32), into);
             let tail = match held.has_tail {
-                true => tail_within(held.tail_at, store.config().pool_bytes, read),
+                true => tail_within(held.tail_at, store.config().host_bytes(), read),
                 false => Vec::new(),
             };
             // A process that has mapped the pool may have corrupted it: under another name the object would be charged
