@@ -159,7 +159,8 @@ impl List {
         for (ssd, record) in records {
             if !store.exists(record.digest) {
                 let flags = on_ssd_alone(&record);
-                let listed = ListEntry::new(record.digest, record.version, record.payload_bytes.into(), flags);
+                let mut listed = ListEntry::new(record.digest, record.version, record.payload_bytes.into(), flags);
+                listed.tells_replicas = record.copied;
                 found.push((ssd.point_of(record.digest), listed, u64::MAX, record.key_bytes > 0));
             }
         }
@@ -225,7 +226,7 @@ impl List {
             (None, Some(record)) => {
                 let bytes = record.payload_bytes.into();
                 let mut listed = ListEntry::new(digest, record.version, bytes, on_ssd_alone(&record));
-                listed.tells_replicas = self.repairs;
+                listed.tells_replicas = self.repairs || record.copied;
                 (listed, record.key_bytes > 0)
             }
             (None, None) => return,
@@ -431,5 +432,7 @@ fn in_memory(view: &ObjectView) -> u32 {
 
 /// Returns the flags of an object that is on the SSD alone.
 const fn on_ssd_alone(record: &RecordView) -> u32 {
-    KeyItem::ON_SSD | if record.names_parts { KeyItem::HEAD } else { 0 }
+    // How many replicas it is to have is in its tail. A new owner replicates it again.
+    let replicas = if record.copied { KeyItem::replica_flags(2) } else { 0 };
+    KeyItem::ON_SSD | replicas | if record.names_parts { KeyItem::HEAD } else { 0 }
 }

@@ -311,7 +311,9 @@ impl ObjectTable {
         if evicted && entry.is(Mark::Wanted) && copies.at.count() < copies.wanted.into() {
             self.detached.note_lacking(digest, copies);
         }
-        if entry.is(Mark::Copied) && !(evicted && self.detached.add(digest, DetachedCopies { version, copies })) {
+        let is_copied = entry.is(Mark::Copied);
+        let is_kept = is_copied && evicted && self.detached.add(digest, DetachedCopies { version, copies });
+        if is_copied && !is_kept {
             self.orphans.push((digest, copies.at));
         }
         self.events.push(ObjectChange::Removed, ObjectMedium::Memory, digest, 0);
