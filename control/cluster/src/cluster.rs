@@ -89,8 +89,8 @@ impl Cluster {
             Input::UnregisterSegment { owner, name } => self.unregister_segment(owner, name),
             Input::SetTenant { tenant } => self.set_tenant(tenant),
             Input::SetTenantSsd { name, ssd } => self.set_tenant_ssd(name, ssd),
-            Input::RemoveTenant { name } => self.remove_tenant(name),
-            Input::TenantFreed { name } => Ok(self.forget_removed(&name)),
+            Input::RemoveTenant { name } => remove_tenant(&mut self.tenants, &mut self.membership, name),
+            Input::TenantFreed { name } => Ok(forget_removed(&mut self.tenants, &mut self.membership, name)),
             Input::ListSegments { after, limit } => {
                 let (segments, more) = self.catalog.page(after.as_deref(), limit);
                 Ok(Reply::Segments { segments, more })
@@ -418,22 +418,24 @@ impl Cluster {
         }
         Ok(Reply::TenantSet)
     }
+}
 
-    fn remove_tenant(&mut self, name: String) -> Result<Reply, Rejection> {
-        let ssd = self.tenants.remove(&name)?;
-        let effects = self.membership.effects();
-        effects.remove(RecordKey::Tenant(name.clone()));
-        match ssd {
-            Some(ssd) => effects.put(Record::TenantSsd(name, ssd)),
-            None => effects.remove(RecordKey::TenantSsd(name)),
-        }
-        Ok(Reply::TenantRemoved)
+/// Removes a tenant; its records on SSDs are evicted.
+fn remove_tenant(tenants: &mut Tenants, membership: &mut Membership, name: String) -> Result<Reply, Rejection> {
+    let ssd = tenants.remove(&name)?;
+    let effects = membership.effects();
+    effects.remove(RecordKey::Tenant(name.clone()));
+    match ssd {
+        Some(ssd) => effects.put(Record::TenantSsd(name, ssd)),
+        None => effects.remove(RecordKey::TenantSsd(name)),
     }
+    Ok(Reply::TenantRemoved)
+}
 
-    fn forget_removed(&mut self, name: &str) -> Reply {
-        if self.tenants.forget_removed(name) {
-            self.membership.effects().remove(RecordKey::TenantSsd(name.to_owned()));
-        }
-        Reply::TenantRemoved
+/// Forgets a tenant that was removed, as it has no records any more.
+fn forget_removed(tenants: &mut Tenants, membership: &mut Membership, name: String) -> Reply {
+    if tenants.forget_removed(&name) {
+        membership.effects().remove(RecordKey::TenantSsd(name));
     }
+    Reply::TenantRemoved
 }

@@ -4,12 +4,12 @@
 //! Each end says what its process has to do next, from what has happened to it; a process has one handover at a time.
 //! The messages, their descriptors, deadlines and the node itself belong to the host.
 //!
-//! Invariant: at most one of two processes may serve ([`RunningEnd::may_serve`], [`SuccessorEnd::may_serve`]), whichever
-//! of them is killed or falls silent, and at whichever moment. The running process gives its right up before it sends
-//! [`RunningStep::Go`], and takes it back only if that could not be sent; the successor has it from the arrival of that
-//! message on, and no message before gives it.
+//! Invariant: at most one of two processes may serve ([`RunningEnd::may_serve`], [`SuccessorEnd::may_serve`]),
+//! whichever of them is killed or falls silent, and at whichever moment. The running process gives its right up before
+//! it sends [`RunningStep::Go`], and takes it back only if that could not be sent; the successor has it from the
+//! arrival of that message on, and no message before gives it.
 
-/// What has happened to a running process in a handover.
+/// Event of a handover at the running process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RunningInput {
     /// A successor has introduced itself.
@@ -38,7 +38,7 @@ pub enum RunningInput {
     Resumed,
 }
 
-/// What a running process has to do next.
+/// Next action of a running process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum RunningStep {
     /// Wait for what comes.
@@ -130,7 +130,7 @@ impl RunningEnd {
     }
 }
 
-/// What has happened to a successor in a handover.
+/// Event of a handover at the successor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SuccessorInput {
     /// The running process offers its memory.
@@ -146,7 +146,7 @@ pub enum SuccessorInput {
     Lost,
 }
 
-/// What a successor has to do next.
+/// Next action of a successor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SuccessorStep {
     /// Map the memory.
@@ -298,7 +298,7 @@ mod tests {
             let Some(end) = &mut self.successor else { return };
             let mut send = |letter| {
                 if self.running.is_some() {
-                    self.to_running.push_back(letter)
+                    self.to_running.push_back(letter);
                 }
             };
             match end.handle(input) {

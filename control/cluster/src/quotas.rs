@@ -133,8 +133,8 @@ impl Quotas {
         leases
     }
 
-    /// Like [`Self::sync`], with the quotas of SSD bytes of a cluster's tenants. A tenant that was removed has one of 0,
-    /// so that its records are evicted.
+    /// Like [`Self::sync`], with the quotas of SSD bytes of a cluster's tenants. A tenant that was removed has one of
+    /// 0, so that its records are evicted.
     pub fn sync_ssd(
         &mut self,
         who: ShardIncarnation,

@@ -17,6 +17,7 @@ mod footers;
 mod groups;
 mod headers;
 mod limits;
+mod pace;
 mod reads;
 mod room;
 mod seals;
@@ -28,6 +29,7 @@ pub(crate) use events::Events;
 pub(crate) use flushes::Barrier;
 pub(crate) use footers::{FooterWindow, NextPage};
 pub(crate) use groups::{EndedGroup, Waiter};
+pub(crate) use pace::EvictionPace;
 pub(crate) use reads::{EndedRead, Purpose, ReadJob, Reads};
 pub(crate) use room::{Need, NoRoom, segment_room};
 pub(crate) use sums::ChunkSums;
@@ -71,7 +73,7 @@ pub(crate) struct Log {
     pub(crate) tenant_of: TenantOf,
     /// Accounts whose limits are still to be checked, as they have changed.
     limits_to_check: usize,
-    limit_pace: limits::EvictionPace,
+    pub(crate) limit_pace: EvictionPace,
 }
 
 impl Log {
@@ -86,7 +88,7 @@ impl Log {
             counts: CallCounts::default(),
             tenant_of,
             limits_to_check: 0,
-            limit_pace: limits::EvictionPace::default(),
+            limit_pace: EvictionPace::default(),
             device,
         }
     }

@@ -152,7 +152,7 @@ impl Tier {
     pub fn poll_timeout(&self) -> Option<u64> {
         // The walk through the index goes on at once.
         let walk = self.log.contents.accounts.walk().filter(|_| self.log.contents.is_running()).map(|_| 0);
-        let limits = self.log.limits_due_ns();
+        let limits = self.log.limit_pace.due_ns();
         [self.log.due_ns(), self.scrubber.due_ns(&self.log), walk, limits].into_iter().flatten().min()
     }
 

@@ -36,6 +36,8 @@ pub(crate) struct ClientHost {
     pub(crate) batches_left: u64,
     /// The client will be killed in the middle of its next copy.
     pub(crate) doomed: bool,
+    /// Time until which it was halted in the middle of a copy.
+    pub(crate) halted_ns: u64,
     /// State of a shard's client, which imports objects for it.
     pub(crate) fetcher: Option<Fetcher>,
     /// Time of the earliest scheduled timer.
@@ -68,6 +70,7 @@ impl ClientHost {
             copying: None,
             batches_left: scenario.batches,
             doomed: false,
+            halted_ns: 0,
             fetcher: None,
             armed_ns: u64::MAX,
         }
@@ -86,6 +89,7 @@ impl ClientHost {
             copying: None,
             batches_left: 0,
             doomed: false,
+            halted_ns: 0,
             fetcher: Some(fetcher),
             armed_ns: u64::MAX,
         }

@@ -20,37 +20,6 @@ const EVICTED_AT_ONCE: usize = 64;
 /// Part of the device that reclaim can keep for tenants with limits, in percent: the rest is what it works with.
 const KEPT_PERCENT: u64 = 70;
 
-/// Time that an eviction takes of a limit's pace: 16,384 records a second.
-const EVICTION_NS: u64 = 1_000_000_000 / 16_384;
-/// Time that may be taken ahead: a shard without other work looks once a second.
-const BURST_NS: u64 = 1_000_000_000;
-
-/// Pace of the evictions for limits that were lowered (the generic cell rate algorithm, ITU-T I.371).
-#[derive(Debug, Default)]
-pub(super) struct EvictionPace {
-    /// Time until which evictions have been taken.
-    taken_ns: u64,
-    /// True if an eviction waits.
-    is_behind: bool,
-}
-
-impl EvictionPace {
-    /// Takes an eviction, if it may be now.
-    const fn take(&mut self, now_ns: u64) -> bool {
-        self.is_behind = self.taken_ns > now_ns.saturating_add(BURST_NS);
-        if !self.is_behind {
-            let from_ns = if self.taken_ns > now_ns { self.taken_ns } else { now_ns };
-            self.taken_ns = from_ns.saturating_add(EVICTION_NS);
-        }
-        !self.is_behind
-    }
-
-    /// Returns the time when the eviction that waits may be.
-    fn due_ns(&self) -> Option<u64> {
-        self.is_behind.then(|| self.taken_ns.saturating_sub(BURST_NS))
-    }
-}
-
 impl Log {
     /// Sets the limits of tenants; those that are not listed have none.
     pub(crate) fn set_limits(&mut self, limits: &[TenantLimit]) {
@@ -64,13 +33,9 @@ impl Log {
         segment_room(&self.device) * self.device.config().segments as u64
     }
 
-    /// Returns the time when evictions for a lowered limit go on that wait for their pace.
-    pub(crate) fn limits_due_ns(&self) -> Option<u64> {
-        self.limit_pace.due_ns().filter(|_| self.limits_to_check > 0)
-    }
-
     /// Evicts records of tenants whose limits were lowered, a few at a time, and builds the queues that this needs.
     pub(crate) fn limit_tenants(&mut self, now_ns: u64, memory: &mut dyn Memory) {
+        self.limit_pace.rest();
         // A second time if the first has found that a queue is to be built anew.
         for _ in 0..2 {
             self.contents.walk_accounts(&self.device);
@@ -159,23 +124,4 @@ fn growth(account: u16, record: Option<(Digest, u64)>, contents: &Contents, devi
         let replaced = replaced.filter(|entry| entry.account() == account);
         bytes.saturating_sub(replaced.map_or(0, |entry| device.record_bytes(entry.shape())))
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn evictions_keep_their_pace() {
-        let (mut pace, second) = (EvictionPace::default(), 1_000_000_000);
-        let taken = |pace: &mut EvictionPace, now_ns: u64| (0..100_000).take_while(|_| pace.take(now_ns)).count();
-        let burst = taken(&mut pace, 5 * second);
-        assert!((16_384..16_400).contains(&burst), "{burst}");
-        let due_ns = pace.due_ns().expect("one waits");
-        assert!(due_ns > 5 * second && due_ns <= 5 * second + EVICTION_NS, "{due_ns}");
-        assert_eq!(taken(&mut pace, due_ns), 1);
-        let later: usize = (1..=1000).map(|tick| taken(&mut pace, due_ns + tick * second / 100)).sum();
-        assert!((163_000..165_000).contains(&later), "ten seconds of it: {later}");
-        assert!(taken(&mut pace, 100 * second) < 16_400, "nothing was saved up");
-    }
 }

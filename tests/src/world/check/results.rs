@@ -73,7 +73,7 @@ impl World {
             return;
         }
         host.client.release(batch);
-        let late_ns = self.now_ns.saturating_sub(open.deadline_ns);
+        let late_ns = self.now_ns.saturating_sub(open.deadline_ns.max(self.clients[client].halted_ns));
         if late_ns > GRACE_NS {
             self.violate(broken(Rule::Deadline, format!("{batch:?} completed {} ms too late", late_ns / MS)));
         }

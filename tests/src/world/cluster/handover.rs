@@ -15,7 +15,7 @@ use crate::world::check::{Rule, broken};
 use crate::world::cluster::departures::{Departure, MOST_NS, PATIENCE_NS};
 use crate::world::faults::Party;
 use crate::world::queue::{Event, Message};
-use crate::world::scenario::{MS, Mischief};
+use crate::world::scenario::{MS, Mischief, US};
 
 /// Deadline of a message that its sender has ready: a tenth of the real processes' one.
 const REPLY_NS: u64 = 500 * MS;
@@ -320,6 +320,9 @@ impl World {
         };
         match over {
             None => self.after(LOOK_NS, Event::Handover(node, number, Turn::Stop)),
+            Some(0) if self.awaits_copy(node) => {
+                self.after(100 * US, Event::Handover(node, number, Turn::Stop));
+            }
             Some(0) => {
                 self.nodes[node].departure = None;
                 if self.end_shards(node) {

@@ -18,6 +18,7 @@ use crate::world::World;
 use crate::world::check::{Rule, broken};
 use crate::world::cluster::node::ShardIncarnation;
 use crate::world::faults::{FAULTS, Fault};
+use crate::world::network::copy::Copy;
 use crate::world::network::pipe::{OutgoingFrame, Source};
 use crate::world::network::{End, Way};
 use crate::world::pool::PoolMemory;
@@ -40,7 +41,7 @@ pub(crate) struct KeptScenario {
 
 /// A process was killed in the middle of a write.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Killed;
+pub(crate) struct KilledProcess;
 
 /// File of an image.
 #[derive(Debug, Default)]
@@ -51,27 +52,27 @@ pub(crate) struct ImageBytes {
 }
 
 impl ImageFile for ImageBytes {
-    type Error = Killed;
+    type Error = KilledProcess;
 
-    fn bytes(&self) -> Result<u64, Killed> {
+    fn bytes(&self) -> Result<u64, KilledProcess> {
         Ok(self.bytes.len() as u64)
     }
 
-    fn set_bytes(&mut self, bytes: u64) -> Result<(), Killed> {
+    fn set_bytes(&mut self, bytes: u64) -> Result<(), KilledProcess> {
         if self.writes_left != Some(0) {
             self.bytes.resize(bytes.next_multiple_of(HEADER_BYTES as u64) as usize, 0);
         }
         Ok(())
     }
 
-    fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), Killed> {
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), KilledProcess> {
         into.copy_from_slice(&self.bytes[offset as usize..][..into.len()]);
         Ok(())
     }
 
-    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Killed> {
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<(), KilledProcess> {
         let done = match &mut self.writes_left {
-            Some(0) => return Err(Killed),
+            Some(0) => return Err(KilledProcess),
             Some(left) => {
                 *left -= 1;
                 match (*left, bytes.len()) {
@@ -84,7 +85,7 @@ impl ImageFile for ImageBytes {
             None => bytes.len(),
         };
         self.bytes[offset as usize..][..done].copy_from_slice(&bytes[..done]);
-        if self.writes_left == Some(0) { Err(Killed) } else { Ok(()) }
+        if self.writes_left == Some(0) { Err(KilledProcess) } else { Ok(()) }
     }
 }
 
@@ -165,7 +166,7 @@ impl Scenario {
         scenario
     }
 
-    /// Like [`Self::of_kept_memory`], with upgrades of running nodes only, whose processes are killed, or refuse, at any
+    /// Like [`Self::of_kept_memory`], with upgrades of running nodes, whose processes are killed, or refuse, at any
     /// step.
     #[must_use]
     pub fn of_upgrades(seed: u64) -> Self {
@@ -387,10 +388,7 @@ impl World {
         let mut holders = Vec::new();
         for index in hit {
             self.removals_cut_off(index);
-            let is_copied = self
-                .clients
-                .iter()
-                .any(|client| client.alive && client.copying.as_ref().is_some_and(|copy| copy.uses(index)));
+            let is_copied = self.is_copied(|copy| copy.uses(index));
             let Some(connection) = self.connections.get_mut(&index) else { continue };
             let peer = connection.peer;
             connection.server_end = End::Gone;
@@ -404,6 +402,7 @@ impl World {
             }
             if is_copied {
                 holders.push(peer);
+                self.halt_copies(index);
             } else {
                 service.peer_gone(peer, self.now_ns);
             }
@@ -411,6 +410,30 @@ impl World {
             self.forget_if_gone(index);
         }
         holders
+    }
+
+    fn is_copied(&self, which: impl Fn(&Copy) -> bool) -> bool {
+        self.clients.iter().any(|client| client.alive && client.copying.as_ref().is_some_and(&which))
+    }
+
+    /// Halts, by chance, the client that copies over a connection: it goes on when the next process serves.
+    fn halt_copies(&mut self, connection: u32) {
+        let for_ns = self.streams.faults.below(2) * (1 + self.streams.faults.below(300 * MS));
+        if for_ns == 0 || self.trouble.calm || self.scenario.keeps {
+            return;
+        }
+        for client in self.clients.iter_mut().filter(|client| client.alive) {
+            if let Some(copy) = client.copying.as_mut().filter(|copy| copy.uses(connection)) {
+                client.halted_ns = copy.halt(for_ns);
+            }
+        }
+    }
+
+    /// Returns true if a node that is to end does so a moment later: in the middle of a peer's copy.
+    pub(crate) fn awaits_copy(&mut self, node: usize) -> bool {
+        let shards = &self.nodes[node].shards;
+        let waits = self.scenario.shared_memory && !self.is_copied(|copy| copy.is_of(shards));
+        waits && self.streams.faults.chance(0.97)
     }
 
     /// Applies the death of a process to the memory of one of its shards: unless the former process's image still
@@ -496,6 +519,10 @@ impl World {
 
     /// Ends a node that has left in order, and starts it again soon.
     pub(crate) fn depart_with_memory(&mut self, index: usize) {
+        if self.awaits_copy(index) {
+            let incarnation = self.nodes[index].incarnation;
+            return self.after(100 * US, Event::Depart(index, incarnation));
+        }
         let _ = self.end_shards(index);
         self.spoil_memory(index);
         let down_ns = 1 + self.streams.faults.below(if self.scenario.keeps { 200 * MS } else { 400 * MS });

@@ -34,7 +34,7 @@ pub(crate) struct SsdReport {
 }
 
 /// Use of a tenant, and its limit, when a shard was last checked.
-type Seen = BTreeMap<u32, (u64, Option<u64>)>;
+type SeenUse = BTreeMap<u32, (u64, Option<u64>)>;
 
 /// Quotas at the control plane, and what shards have reported.
 #[derive(Debug)]
@@ -43,7 +43,7 @@ pub(crate) struct SsdQuotas {
     /// Calls in flight, with their deadlines, by incarnation.
     calls: BTreeMap<usize, (u64, u64)>,
     next_call: u64,
-    seen: BTreeMap<usize, Seen>,
+    seen: BTreeMap<usize, SeenUse>,
     /// Tenants that were removed, and neither set nor reported as free of records since.
     removed: BTreeSet<String>,
 }
@@ -136,8 +136,8 @@ impl World {
         }
     }
 
-    /// Passes an order of an operator to the control plane; returns true if it was taken, and `None` if no control plane
-    /// runs.
+    /// Passes an order of an operator to the control plane; returns true if it was taken, and `None` if no control
+    /// plane runs.
     fn order(&mut self, input: Input) -> Option<bool> {
         let is_taken = self.control.cluster.as_mut()?.handle(input, self.now_ns).is_ok();
         self.carry_out();
@@ -242,7 +242,7 @@ impl World {
     /// Checks that no tenant that is above its limit on a shard's SSD has more there than before.
     pub(crate) fn check_quota(&mut self, incarnation: usize) {
         let Some(usage) = self.incarnations[incarnation].service.control().ssd_usage() else { return };
-        let now: Seen = usage.tenants.iter().map(|one| (one.number, (one.used_bytes, one.limit_bytes))).collect();
+        let now: SeenUse = usage.tenants.iter().map(|one| (one.number, (one.used_bytes, one.limit_bytes))).collect();
         let before = self.ssd_quotas.seen.insert(incarnation, now.clone());
         for (number, (used, limit)) in now {
             let former = before.as_ref().and_then(|before| before.get(&number));

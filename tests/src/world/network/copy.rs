@@ -38,6 +38,19 @@ impl Copy {
     pub(crate) const fn uses(&self, connection: u32) -> bool {
         self.connection == connection
     }
+
+    /// Returns true if the copy is from or to the pool of one of these incarnations.
+    pub(crate) fn is_of(&self, incarnations: &[usize]) -> bool {
+        incarnations.contains(&self.incarnation)
+    }
+
+    /// Halts the client for a while between any two of the next pieces; returns the time when the copy is over.
+    pub(crate) const fn halt(&mut self, for_ns: u64) -> u64 {
+        let pieces = (self.local.bytes - self.done).div_ceil(self.piece);
+        self.gap_ns += for_ns;
+        self.until_ns += pieces * self.gap_ns;
+        self.until_ns
+    }
 }
 
 impl World {

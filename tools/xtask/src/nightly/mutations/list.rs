@@ -481,7 +481,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         invariant: "nothing of a slot that another node had meanwhile is served from kept memory",
         file: "dataplane/store/src/service/kept_memory.rs",
         find: "        contents.objects.retain(|object| known.has(object.digest.slot()));",
-        replace: "        contents.objects.retain(|object| known.has(object.digest.slot()) || judge.epoch > origin.epoch);",
+        replace: "        contents.objects.retain(|object| known.has(object.digest.slot()) || origin.epoch.0 > 0);",
         host: Host::KeptMemory,
     },
     Mutation {
@@ -531,5 +531,13 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         find: "            if ssd.ssd_bytes == Some(0) {",
         replace: "            if ssd.ssd_bytes == Some(1) {",
         host: Host::Quotas,
+    },
+    Mutation {
+        name: "late-restart-is-a-departure",
+        invariant: "a restart in order moves no slot, however late its last message",
+        file: "control/cluster/src/membership.rs",
+        find: "|devices| devices.incarnation >= incarnation);",
+        replace: "|devices| devices.incarnation == incarnation);",
+        host: Host::KeptMemory,
     },
 ];
