@@ -248,7 +248,7 @@ impl NodePlan {
             Some(node) => node,
             None => NodeId(random_u64()?.max(1)),
         };
-        let begun = incarnation::begin(&link, node)?;
+        let begun = incarnation::begin(&link, node, config.shared.is_some())?;
         let tickets = NodeTickets::ask(&link, node.0, begun.number)?;
         check_listen(config.listen, &tickets)?;
         let tls = link.keychain(config.data_tls)?;
@@ -266,7 +266,7 @@ impl NodePlan {
             store_limits::of_shard(config, pool_bytes, *far, *device, shards)
         };
         let stores = device_pools.iter().zip(&far_pools).map(store).collect::<Result<_, _>>()?;
-        let open = |shared: &SharedTierConfig| shared.open(&cluster, shards, begun.last);
+        let open = |shared: &SharedTierConfig| shared.open(&cluster, shards, begun.last_member);
         let shared = config.shared.as_ref().map(open).transpose()?;
         let host = cpu::boot_id()?;
         Ok(Self {

@@ -23,7 +23,7 @@ use crate::catalog::{Catalog, ClientId, Segment, SegmentOwner};
 use crate::config::ClusterConfig;
 use crate::departure::Moves;
 use crate::membership::{EPOCH_GAP, Joiner, Membership, PortEvidence, Row};
-use crate::message::{Counters, Input, Load, MAX_VERSION_BYTES, MemberView, Output, Reply};
+use crate::message::{Counters, Input, LastIncarnations, Load, MAX_VERSION_BYTES, MemberView, Output, Reply};
 use crate::record::{Layout, Record, RecordKey};
 use crate::rejection::Rejection;
 use crate::tenants::{Tenant, TenantSsd, Tenants};
@@ -162,12 +162,13 @@ impl Cluster {
         self.tenants.get(name)
     }
 
-    /// Returns the last known incarnation of a node, as a member or from its devices; 0 if none is known.
+    /// Returns the last known incarnations of a node.
     #[must_use]
-    pub fn last_incarnation(&self, node: NodeId) -> Incarnation {
-        let joined = self.membership.members().get(node).map(|row| row.member.incarnation);
-        let attached = self.membership.devices().get(node).map(|said| said.incarnation);
-        joined.max(attached).unwrap_or(Incarnation(0))
+    pub fn last_incarnations(&self, node: NodeId) -> LastIncarnations {
+        let none = Incarnation(0);
+        let member = self.membership.members().get(node).map_or(none, |row| row.member.incarnation);
+        let attached = self.membership.devices().get(node).map_or(none, |said| said.incarnation);
+        LastIncarnations { any: member.max(attached), member }
     }
 
     /// Returns the members of the map that have missed a heartbeat: they are considered dead if their ports refuse

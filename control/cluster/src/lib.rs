@@ -39,7 +39,7 @@ pub use config::{ClusterConfig, ConfigError, Limits};
 pub use departure::{FIRST_ANSWER_NS, Moves, MovesLeft, MovesWait};
 pub use kvplane_proto::events::ReplicaProgress;
 pub use membership::ENDS_INTERVALS;
-pub use message::{Change, Counters, Input, Load, MAX_VERSION_BYTES, MemberView, Output, Reply};
+pub use message::{Change, Counters, Input, LastIncarnations, Load, MAX_VERSION_BYTES, MemberView, Output, Reply};
 pub use quotas::{Quotas, ShardIncarnation, TenantFigures, TenantQuota};
 pub use record::conductor::{
     CapabilitiesRecord, ClassRecord, ConductorKey, ConductorRecord, EventsRecord, InstanceDuty, InstanceRecord,

@@ -14,6 +14,16 @@ use crate::tenants::{Tenant, TenantSsd};
 /// Maximum length of a member's version text.
 pub const MAX_VERSION_BYTES: usize = 64;
 
+/// Last known incarnations of a node; 0 if there is none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LastIncarnations {
+    /// Last one that is known, as a member or from its devices: later ones have greater numbers.
+    pub any: Incarnation,
+    /// Last one that was a member. Later ones may have reported their devices and then been refused, as an earlier one
+    /// was still live: they have owned nothing.
+    pub member: Incarnation,
+}
+
 /// Load of a member, as its heartbeats report it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default, Encode, Decode)]
 pub struct Load {

@@ -50,8 +50,8 @@ pub use crate::message::hot::{
     HOT_PER_REPORT, HotFigures, HotList, HotShard, ListHot, NAME_PER_REPORT_BYTES, ObjectFigures, ReportHot,
 };
 pub use crate::message::moves::{
-    AttachDevices, DevicesKept, Drain, GetIncarnation, GetMoves, LastIncarnation, Moves, OfferMap, SettleReport,
-    Undrain,
+    AttachDevices, DevicesKept, Drain, GetIncarnation, GetLastMember, GetMoves, LastIncarnation, LastMember, Moves,
+    OfferMap, SettleReport, Undrain,
 };
 use crate::message::p2p::{
     DescribeObject, FetchOrders, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject,
@@ -249,6 +249,7 @@ messages! {
     ListWorlds = 0x0087 small => WorldList, idempotent;
     DescribeWorld = 0x0088 small => WorldDescription, idempotent;
     GetIncarnation = 0x0060 small => LastIncarnation, idempotent;
+    GetLastMember = 0x0062 small => LastMember, idempotent;
     OfferMap = 0x0061 large => EmptyReply;
     Welcome = 0x8001 small;
     JoinReply = 0x8002 small;
@@ -307,6 +308,7 @@ messages! {
     WorldList = 0x8087 large;
     WorldDescription = 0x8088 large;
     LastIncarnation = 0x8060 small;
+    LastMember = 0x8062 small;
 }
 
 /// First call of every connection.

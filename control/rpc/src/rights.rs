@@ -23,12 +23,12 @@ use crate::message::placement::{
     HoldInstance, SetClass, SetPlacement, SetWeight, ShowCopies, ShowFeeds, ShowLimits, ShowPlacement, ShowService,
 };
 use crate::message::{
-    AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetIncarnation, GetMap, GetMoves, GetRoom,
-    GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments, ListShards, ListTasks,
-    ListTenantSsds, ListTenants, ListTiers, OfferMap, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments,
-    ReportEvents, ReportHot, ReportShard, ReportSilence, ReportTiers, RotateTickets, SegmentOwner, SetTenant,
-    SetTenantSsd, SettleReport, Status, SyncTenantSsds, SyncTenants, Undrain, UnregisterSegment, WatchEvents, WatchMap,
-    WatchOrders,
+    AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetIncarnation, GetLastMember, GetMap,
+    GetMoves, GetRoom, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments,
+    ListShards, ListTasks, ListTenantSsds, ListTenants, ListTiers, OfferMap, OrderTiers, RegisterSegment, RemoveTenant,
+    RenewSegments, ReportEvents, ReportHot, ReportShard, ReportSilence, ReportTiers, RotateTickets, SegmentOwner,
+    SetTenant, SetTenantSsd, SettleReport, Status, SyncTenantSsds, SyncTenants, Undrain, UnregisterSegment,
+    WatchEvents, WatchMap, WatchOrders,
 };
 
 /// Every role.
@@ -89,6 +89,7 @@ rights! {
     Join = "join" MEMBERS |call| Some(Scope::Node(call.member.node.0));
     OfferMap = "offer_map" MEMBERS |call| Some(Scope::Node(call.join.member.node.0));
     GetIncarnation = "get_incarnation" MEMBERS |call| Some(Scope::Node(call.node));
+    GetLastMember = "get_last_member" MEMBERS |call| Some(Scope::Node(call.node));
     AttachDevices = "attach_devices" MEMBERS |call| Some(Scope::Node(call.node));
     Heartbeat = "heartbeat" MEMBERS |call| Some(Scope::Node(call.node));
     SettleReport = "settled" MEMBERS |call| Some(Scope::Node(call.node));
@@ -217,6 +218,7 @@ mod tests {
         "join cn",
         "offer_map cn",
         "get_incarnation cn",
+        "get_last_member cn",
         "attach_devices cn",
         "heartbeat cn",
         "settled cn",

@@ -31,13 +31,13 @@ use crate::message::placement::{
 };
 use crate::message::{
     Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Drain, EmptyReply,
-    GetIncarnation, GetMoves, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join, JoinReply,
-    LastIncarnation, Leave, ListHot, ListSegments, ListShards, ListTasks, ListTiers, MapReply, Moves, OfferMap,
-    OrderTiers, RegisterSegment, RemoveTenant, RenewReply, RenewSegments, ReportEvents, ReportHot, ReportShard,
-    ReportSilence, ReportTiers, Room, SegmentList, SegmentReply, SetTenant, SetTenantSsd, SettleReport, ShardList,
-    StatusReply, SyncTenantSsds, SyncTenants, TaskCreated, TaskList, TenantLeases, TenantList, TenantSsdLeases,
-    TenantSsdList, TicketKeys, TicketReply, TierList, TierOrders, TiersOrdered, Undrain, UnregisterSegment,
-    WatchOrders, Welcome,
+    GetIncarnation, GetLastMember, GetMoves, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join,
+    JoinReply, LastIncarnation, LastMember, Leave, ListHot, ListSegments, ListShards, ListTasks, ListTiers, MapReply,
+    Moves, OfferMap, OrderTiers, RegisterSegment, RemoveTenant, RenewReply, RenewSegments, ReportEvents, ReportHot,
+    ReportShard, ReportSilence, ReportTiers, Room, SegmentList, SegmentReply, SetTenant, SetTenantSsd, SettleReport,
+    ShardList, StatusReply, SyncTenantSsds, SyncTenants, TaskCreated, TaskList, TenantLeases, TenantList,
+    TenantSsdLeases, TenantSsdList, TicketKeys, TicketReply, TierList, TierOrders, TiersOrdered, Undrain,
+    UnregisterSegment, WatchOrders, Welcome,
 };
 
 /// Caller of a request, as its certificate proves.
@@ -106,6 +106,8 @@ pub trait Service: Send + Sync + 'static {
     fn offer_map(&self, caller: Caller, call: OfferMap) -> Result<EmptyReply, Refusal>;
     /// Returns the last known incarnation of a node.
     fn get_incarnation(&self, caller: Caller, call: GetIncarnation) -> Result<LastIncarnation, Refusal>;
+    /// Returns the last incarnation of a node that was a member.
+    fn get_last_member(&self, caller: Caller, call: GetLastMember) -> Result<LastMember, Refusal>;
     /// Records the devices of a node's incarnation.
     fn attach_devices(&self, caller: Caller, call: AttachDevices) -> Result<DevicesKept, Refusal>;
     /// Records a heartbeat, with load.

@@ -5,7 +5,7 @@ use core::ops::RangeInclusive;
 use std::collections::BTreeMap;
 
 use kvplane_proto::Digest;
-use kvplane_proto::ids::{SLOT_BITS, Slot};
+use kvplane_proto::ids::{SLOT_BITS, Slot, Version};
 use kvplane_proto::map::ShardKey;
 use kvplane_proto::narrowing::length_u32;
 
@@ -92,6 +92,18 @@ impl Index {
             state.live += 1;
             self.entries.insert(entry.digest, PlacedEntry { entry, row });
         }
+    }
+
+    /// Gives an object another version, if it has these bytes, and can be read. Returns false otherwise.
+    pub(crate) fn renumber(&mut self, digest: Digest, bytes: u64, checksum: u64, version: Version) -> bool {
+        let is_same = |(entry, _): (&Entry, PackRow)| u64::from(entry.bytes) == bytes && entry.checksum == checksum;
+        if !self.get(digest).is_some_and(is_same) {
+            return false;
+        }
+        if let Some(placed) = self.entries.get_mut(&digest) {
+            placed.entry.version = version;
+        }
+        true
     }
 
     /// Removes an object.
@@ -197,7 +209,6 @@ pub(crate) const fn view_of(entry: &Entry) -> SharedView {
 
 #[cfg(test)]
 mod tests {
-    use kvplane_proto::Version;
     use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
 
     use super::*;

@@ -16,7 +16,8 @@
 //! * An object that the tier has, or may have, is removed or replaced only when the removal is in the log.
 //!
 //! Modules: [`types`] has what goes in and out, [`port`] the driver as the host sees it, [`config`] the limits,
-//! [`format`] the bytes; `index`, `packer`, `log`, `sources`, `clock` and `health` are the components of [`tier`].
+//! [`format`] the bytes; [`owners`] the history of the slots' owners; `index`, `packer`, `log`, `sources`, `clock`
+//! and `health` are the components of [`tier`].
 
 #![forbid(unsafe_code)]
 #![cfg_attr(
@@ -31,6 +32,7 @@ pub mod format;
 mod health;
 mod index;
 mod log;
+pub mod owners;
 mod packer;
 pub mod port;
 mod sources;
@@ -38,8 +40,9 @@ pub mod tier;
 pub mod types;
 
 pub use config::{SharedConfig, UploadPolicy};
+pub use owners::{OwnerHistory, Owners};
 pub use tier::{SharedStats, SharedTier};
 pub use types::{
-    GetRange, ListedObject, MapChange, NewObject, OpId, Operation, Outcome, Refusal, SharedEvent, SharedView,
-    SlotSource, SourceRule, StoreError, VoidReason,
+    GetRange, HeldObject, ListedObject, MapChange, NewObject, OpId, Operation, Outcome, Refusal, SharedEvent,
+    SharedView, SlotSource, SourceRule, StoreError, VoidReason,
 };

@@ -19,9 +19,10 @@ pub(crate) struct SlotStates {
     pub(crate) owned: SlotSet,
     /// Owned slots whose contents in the index are complete.
     pub(crate) valid: SlotSet,
-    /// Valid slots that the newest checkpoint was made with.
+    /// Slots that were complete when the newest checkpoint was begun, and have not been gained since.
     pub(crate) checkpointed: SlotSet,
-    /// Slots lost in the present layout, and in the one before, whose contents are complete.
+    /// Slots lost in the present layout, and in the one before. Their contents are complete, or will be when their
+    /// takeovers end.
     pub(crate) released: [SlotSet; 2],
     /// Slots whose entries are still to be removed from the index.
     pub(crate) purged: SlotSet,
@@ -31,6 +32,13 @@ impl SlotStates {
     pub(crate) fn new() -> Self {
         let none = SlotSet::none;
         Self { owned: none(), valid: none(), checkpointed: none(), released: [none(), none()], purged: none() }
+    }
+
+    /// Returns the slots of which the index has everything, while some are still being taken over: owned ones, and ones
+    /// that were lost.
+    pub(crate) fn complete(&self, incomplete: &SlotSet) -> SlotSet {
+        let released = self.all_released().with(incomplete, |released, incomplete| released & !incomplete);
+        self.valid.with(&released, |valid, released| valid | released)
     }
 
     /// Returns the slots that a former layout's new owners may take over.
@@ -45,7 +53,9 @@ struct CheckpointDraft {
     writer: CheckpointWriter,
     packs: Vec<PackRow>,
     after: Option<Digest>,
-    valid: SlotSet,
+    /// Complete slots, whose entries it has. Also those that were released: their new owners may not have read an older
+    /// checkpoint.
+    complete: SlotSet,
 }
 
 /// Checkpoint on its way to the store.
@@ -55,7 +65,7 @@ pub(crate) struct SealedCheckpoint {
     pub(crate) bytes: Arc<Vec<u8>>,
     /// Last pack that it takes in.
     after: u64,
-    valid: SlotSet,
+    complete: SlotSet,
 }
 
 /// Writes of a shard, apart from its packs.
@@ -155,42 +165,40 @@ impl Log {
 
     /// Notes that slots have other contents than a checkpoint that is being made or written.
     pub(crate) fn renew(&mut self, slots: &SlotSet) {
-        let making = self.making.as_mut().map(|making| &mut making.valid);
-        let sealed = self.sealed.as_mut().map(|sealed| &mut sealed.valid);
-        for valid in making.into_iter().chain(sealed) {
-            *valid = valid.with(slots, |valid, renewed| valid & !renewed);
+        let making = self.making.as_mut().map(|making| &mut making.complete);
+        let sealed = self.sealed.as_mut().map(|sealed| &mut sealed.complete);
+        for complete in making.into_iter().chain(sealed) {
+            *complete = complete.with(slots, |complete, renewed| complete & !renewed);
         }
     }
 
-    /// Begins to make a checkpoint of the index. No pack is being written.
-    pub(crate) fn begin_checkpoint(&mut self, index: &Index, slots: &SlotStates) {
+    /// Begins to make a checkpoint of these slots of the index. No pack is being written.
+    pub(crate) fn begin_checkpoint(&mut self, index: &Index, complete: SlotSet) {
         self.wants_checkpoint = false;
         let packs: Vec<PackRow> = index.packs().filter(|state| !state.is_gone).map(|state| state.pack).collect();
         let writer = CheckpointWriter::new(&packs);
-        self.making = Some(CheckpointDraft { writer, packs, after: None, valid: slots.valid.clone() });
+        self.making = Some(CheckpointDraft { writer, packs, after: None, complete });
     }
 
     /// Continues to make the checkpoint. Returns true if there was anything to do.
-    pub(crate) fn step(&mut self, index: &Index, slots: &SlotStates, stream: Stream) -> bool {
+    pub(crate) fn step(&mut self, index: &Index, stream: Stream) -> bool {
         let Some(making) = &mut self.making else { return false };
-        let CheckpointDraft { writer, packs, after, valid } = making;
-        // Also of slots that were released since: their new owners may not have read an older checkpoint.
-        let kept = valid.with(&slots.all_released(), |valid, released| valid | released);
+        let CheckpointDraft { writer, packs, after, complete } = making;
         *after = index.walk(*after, STEP_ENTRIES, &mut |entry, state| {
             // Both are in the order of shards and numbers.
             let row = packs.binary_search_by_key(&(state.pack.shard, state.pack.number), |row| (row.shard, row.number));
-            if let (Ok(row), true) = (row, kept.has(entry.digest.slot())) {
+            if let (Ok(row), true) = (row, complete.has(entry.digest.slot())) {
                 writer.push(entry, kvplane_proto::narrowing::length_u32(row));
             }
         });
         if after.is_some() {
             return true;
         }
-        if let Some(CheckpointDraft { writer, valid, .. }) = self.making.take() {
+        if let Some(CheckpointDraft { writer, complete, .. }) = self.making.take() {
             self.last_checkpoint += 1;
             let number = self.last_checkpoint;
             let bytes = Arc::new(writer.seal(stream, number));
-            self.sealed = Some(SealedCheckpoint { number, bytes, after: self.written, valid });
+            self.sealed = Some(SealedCheckpoint { number, bytes, after: self.written, complete });
         }
         true
     }
@@ -199,13 +207,14 @@ impl Log {
     pub(crate) fn checkpoint_written(&mut self, slots: &mut SlotStates) {
         let Some(sealed) = self.sealed.take() else { return };
         self.checkpoint = (sealed.number, sealed.after);
-        slots.checkpointed = sealed.valid;
+        slots.checkpointed = sealed.complete;
         self.wants_manifest = true;
     }
 
     /// Returns the manifest to be written now, with its number. Each attempt has a number of its own: one that was
     /// given up may still reach the store after a later one.
     pub(crate) fn begin_manifest(&mut self, slots: &SlotStates, epoch: Epoch) -> (u64, Manifest) {
+        let all_released = slots.all_released();
         (self.wants_manifest, self.is_after_pack) = (false, false);
         self.last_manifest += 1;
         self.naming = Some(self.checkpoint);
@@ -215,7 +224,8 @@ impl Log {
             after: self.checkpoint.1,
             upto: self.written,
             owned: slots.valid.with(&slots.checkpointed, |valid, there| valid & there),
-            released: slots.all_released().with(&slots.checkpointed, |released, there| released & there),
+            released: all_released.with(&slots.checkpointed, |released, there| released & there),
+            releasing: all_released.with(&slots.checkpointed, |released, there| released & !there),
         };
         (self.last_manifest, manifest)
     }

@@ -49,6 +49,8 @@ pub(crate) struct Packer {
     removals: BTreeMap<Digest, u32>,
     /// Number of the last pack.
     last: u64,
+    /// Memory of the pack that was written last, for the next one.
+    spare: Vec<u8>,
 }
 
 fn count_down<T>(counts: &mut BTreeMap<Digest, T>, digest: Digest, count: impl Fn(&mut T) -> &mut u32) {
@@ -106,6 +108,13 @@ impl Packer {
         *self.removals.entry(digest).or_default() += 1;
     }
 
+    /// Appends the removal of an object that is not whole, if it fits.
+    pub(crate) fn give_up(&mut self, digest: Digest) {
+        if self.may_remove(1) {
+            self.remove(digest, None);
+        }
+    }
+
     /// Returns true if the open pack is to be written now; at its time, or for `all`, even if it is not full.
     pub(crate) fn is_due(&self, config: &SharedConfig, now_ns: u64, all: bool) -> bool {
         let is_old = now_ns >= self.opened_ns.saturating_add(config.flush_ns);
@@ -135,7 +144,8 @@ impl Packer {
     /// Seals the open pack, to be written under the next number.
     pub(crate) fn seal(&mut self, stream: Stream, written_ms: u64) {
         self.last += 1;
-        let open = core::mem::take(&mut self.open);
+        let next = PackWriter::within(core::mem::take(&mut self.spare));
+        let open = core::mem::replace(&mut self.open, next);
         let (bytes, entries) = open.seal(stream, self.last, written_ms);
         self.sealed = Some(SealedPack {
             number: self.last,
@@ -158,6 +168,11 @@ impl Packer {
             }
         }
         Some(sealed)
+    }
+
+    /// Takes the bytes of a pack back, whose memory the next one fills, unless its writer still has them.
+    pub(crate) fn recycle(&mut self, bytes: Arc<Vec<u8>>) {
+        self.spare = Arc::try_unwrap(bytes).unwrap_or_default();
     }
 
     /// Takes the tokens that wait for removals: these are answered, and are written all the same.

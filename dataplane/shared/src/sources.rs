@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use kvplane_proto::Digest;
-use kvplane_proto::ids::Slot;
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId, Slot};
 use kvplane_tier::SlotSet;
 
 use crate::config::{MASKED_MOST, PACK_END_BYTES, RELEASE_STEP_NS, RELEASE_WAIT_NS, SOURCE_TRIES, STEP_ENTRIES};
@@ -98,6 +98,17 @@ impl Takeovers {
         });
     }
 
+    /// Follows the members of a map: former owners that are not among them do not have to release slots any more.
+    pub(crate) fn follow_members(&mut self, members: &BTreeSet<(NodeId, Incarnation)>) {
+        for Takeover { source: SlotSource { owner, rule, .. }, .. } in &mut self.queue {
+            if let SourceRule::Alive { since } = *rule
+                && !members.contains(&(owner.node, owner.incarnation))
+            {
+                *rule = SourceRule::Gone { since };
+            }
+        }
+    }
+
     /// Ends all takeovers.
     pub(crate) fn clear(&mut self) {
         self.queue.clear();
@@ -115,21 +126,30 @@ impl Takeovers {
     /// Forgets slots that were lost.
     pub(crate) fn lose(&mut self, lost: &SlotSet) {
         for takeover in &mut self.queue {
-            takeover.source.slots = takeover.source.slots.with(lost, |slots, lost| slots & !lost);
+            for slots in takeover.source.slots.values_mut() {
+                *slots = slots.with(lost, |slots, lost| slots & !lost);
+            }
         }
         for taken in &mut self.done {
             taken.slots = taken.slots.with(lost, |slots, lost| slots & !lost);
         }
         // The first one may have an operation in flight, whose answer then finds nothing to do.
         let mut first = true;
-        self.queue.retain(|takeover| core::mem::take(&mut first) || !takeover.source.slots.is_empty());
+        self.queue.retain(|takeover| core::mem::take(&mut first) || !takeover.source.is_empty());
         self.masked.retain(|digest| !lost.has(digest.slot()));
     }
 
     /// Returns true while a slot is being taken over.
     pub(crate) fn has(&self, slot: Slot) -> bool {
-        let queued = self.queue.iter().any(|takeover| takeover.source.slots.has(slot));
+        let queued = self.queue.iter().any(|takeover| takeover.source.has(slot));
         queued || self.done.iter().any(|taken| taken.slots.has(slot))
+    }
+
+    /// Returns the slots that are being taken over.
+    pub(crate) fn slots(&self) -> SlotSet {
+        let done = self.done.iter().map(|taken| taken.slots.clone());
+        let queued = self.queue.iter().map(|takeover| takeover.source.all());
+        done.chain(queued).fold(SlotSet::none(), |all, slots| all.with(&slots, |all, slots| all | slots))
     }
 
     /// Returns true if nothing is being taken over.
@@ -144,7 +164,7 @@ impl Takeovers {
             self.masked.clear();
             for takeover in core::mem::take(&mut self.queue) {
                 self.done.push_back(TakenSlots {
-                    slots: takeover.source.slots,
+                    slots: takeover.source.all(),
                     found: Err(VoidReason::TooManyChanges),
                     objects: 0,
                     damaged: None,
@@ -241,7 +261,28 @@ impl Takeovers {
     fn end(&mut self, found: Result<(), VoidReason>, damaged: Option<String>) {
         let Some(takeover) = self.queue.pop_front() else { return };
         let found = found.map(|()| takeover.loaded);
-        self.done.push_back(TakenSlots { slots: takeover.source.slots, found, objects: 0, damaged });
+        self.done.push_back(TakenSlots { slots: takeover.source.all(), found, objects: 0, damaged });
+    }
+}
+
+impl SlotSource {
+    /// Returns the slots to take over.
+    pub(crate) fn all(&self) -> SlotSet {
+        self.since(Epoch(u64::MAX))
+    }
+
+    /// Returns the slots that the owner has had, without a break, at least since this epoch.
+    fn since(&self, epoch: Epoch) -> SlotSet {
+        let had = self.slots.range(..=epoch).map(|(_, slots)| slots);
+        had.fold(SlotSet::none(), |all, slots| all.with(slots, |all, slots| all | slots))
+    }
+
+    fn has(&self, slot: Slot) -> bool {
+        self.slots.values().any(|slots| slots.has(slot))
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.slots.values().all(SlotSet::is_empty)
     }
 }
 
@@ -263,7 +304,7 @@ impl Step {
 
 impl Takeover {
     fn take(&mut self, result: Result<Outcome, StoreError>, now_ns: u64) -> Step {
-        if self.source.slots.is_empty() {
+        if self.source.is_empty() {
             return Step::End(Ok(()), None);
         }
         // Also if an object was deleted in favour of newer ones meanwhile, which a newer manifest names.
@@ -308,7 +349,7 @@ impl Takeover {
         match self.source.rule {
             SourceRule::Alive { .. } if now_ns < self.until_ns => self.wait(now_ns, RELEASE_STEP_NS),
             SourceRule::Alive { .. } => Step::void(VoidReason::NotReleased),
-            SourceRule::Gone { .. } | SourceRule::Restarted { .. } => Step::void(reason),
+            SourceRule::Gone { .. } | SourceRule::Restarted => Step::void(reason),
         }
     }
 
@@ -333,16 +374,18 @@ impl Takeover {
         };
         let epoch = manifest.epoch;
         let (slots, is_released) = match self.source.rule {
-            SourceRule::Restarted { since } if epoch >= since => (&manifest.owned, false),
-            SourceRule::Gone { from, since } if epoch >= from && epoch < since => (&manifest.owned, false),
-            SourceRule::Gone { since, .. } | SourceRule::Alive { since } if epoch >= since => {
-                (&manifest.released, true)
-            }
+            SourceRule::Gone { since } | SourceRule::Alive { since } if epoch >= since => (&manifest.released, true),
             SourceRule::Alive { .. } => return self.not_released(VoidReason::NotReleased, now_ns),
-            SourceRule::Gone { .. } | SourceRule::Restarted { .. } => return Step::void(VoidReason::Outdated),
+            SourceRule::Gone { .. } | SourceRule::Restarted => (&manifest.owned, false),
         };
+        // What it says of slots that its owner has had since, perhaps with a break, does not count.
+        let wanted = if is_released { self.source.all() } else { self.source.since(epoch) };
+        let is_later = !wanted.with(&manifest.releasing, |wanted, releasing| wanted & releasing).is_empty();
+        if is_later && matches!(self.source.rule, SourceRule::Alive { .. }) && now_ns < self.until_ns {
+            return self.wait(now_ns, RELEASE_STEP_NS);
+        }
         // Slots that it does not vouch for are void: they stay in the result, without objects.
-        let known = self.source.slots.with(slots, |wanted, known| wanted & known);
+        let known = wanted.with(slots, |wanted, known| wanted & known);
         if known.is_empty() {
             return Step::void(VoidReason::Outdated);
         }

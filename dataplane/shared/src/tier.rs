@@ -23,7 +23,7 @@ use crate::log::{Log, SlotStates};
 use crate::packer::Packer;
 use crate::sources::{TakenSlots, Takeovers};
 use crate::types::{
-    GetRange, MapChange, NewObject, OpId, Operation, Outcome, Refusal, SharedEvent, SharedView, StoreError,
+    GetRange, HeldObject, MapChange, NewObject, OpId, Operation, Outcome, Refusal, SharedEvent, SharedView, StoreError,
 };
 
 /// Counters of a shard's shared tier.
@@ -218,6 +218,7 @@ impl SharedTier {
             self.begin_stream(Stream { state: change.state, ..self.stream });
         }
         let MapChange { epoch, since, owned, missed, sources, members, .. } = change;
+        self.takeovers.follow_members(&members);
         self.schedule.members = members;
         let before = &self.slots.owned;
         let lost = if missed { before.clone() } else { before.with(&owned, |before, owned| before & !owned) };
@@ -233,45 +234,47 @@ impl SharedTier {
             self.log.want_manifest();
         }
         let slots = &mut self.slots;
-        let valid_lost = slots.valid.with(&lost, |valid, lost| valid & lost);
+        // What is left from a former ownership does not count.
+        let mut useless = gained.with(&slots.all_released(), |gained, released| gained & released);
         if is_new_layout {
-            let [now, earlier] = &mut slots.released;
             // Their new owners have had a whole layout's time.
-            slots.purged = slots.purged.with(earlier, |purged, earlier| purged | earlier);
+            let [now, earlier] = &mut slots.released;
+            useless = useless.with(earlier, |useless, earlier| useless | earlier);
             *earlier = core::mem::replace(now, SlotSet::none());
         }
         if missed {
-            slots.purged = slots.purged.with(&lost, |purged, lost| purged | lost);
+            // Also slots that were released before: they may have come back and gone again unseen, to an owner that
+            // takes them over from here.
+            let doubted = lost.with(&slots.all_released(), |lost, released| lost | released);
+            useless = useless.with(&doubted, |useless, doubted| useless | doubted);
         } else {
-            slots.released[0] = slots.released[0].with(&valid_lost, |released, lost| released | lost);
-            // Without complete contents they are of no use to anybody.
-            let useless = lost.with(&valid_lost, |lost, valid| lost & !valid);
-            slots.purged = slots.purged.with(&useless, |purged, useless| purged | useless);
+            // Also slots that are not complete yet: their takeovers go on, and then they are released.
+            slots.released[0] = slots.released[0].with(&lost, |released, lost| released | lost);
         }
+        for released in &mut slots.released {
+            *released = released.with(&useless, |released, useless| released & !useless);
+        }
+        slots.purged = slots.purged.with(&useless, |purged, useless| purged | useless);
         slots.valid = slots.valid.with(&lost, |valid, lost| valid & !lost);
         slots.owned = owned;
-        // What was left from a former ownership does not count.
-        for released in &mut slots.released {
-            let back = released.with(&gained, |released, gained| released & gained);
-            slots.purged = slots.purged.with(&back, |purged, back| purged | back);
-            *released = released.with(&gained, |released, gained| released & !gained);
-        }
         slots.checkpointed = slots.checkpointed.with(&gained, |there, gained| there & !gained);
         self.log.renew(&gained);
         self.packer.lose(&lost);
         self.log.settle_after(self.packer.last_number());
-        self.takeovers.lose(&lost);
+        self.takeovers.lose(&useless);
         if gained.is_empty() || self.stream.state == 0 {
             return;
         }
         let mut unknown = gained.clone();
         for mut source in sources {
-            source.slots = source.slots.with(&unknown, |slots, unknown| slots & unknown);
+            for slots in source.slots.values_mut() {
+                *slots = slots.with(&unknown, |slots, unknown| slots & unknown);
+            }
             // A shard that has missed maps does not know what it owned meanwhile.
-            if source.slots.is_empty() || source.owner == self.stream.shard {
+            if source.is_empty() || source.owner == self.stream.shard {
                 continue;
             }
-            unknown = unknown.with(&source.slots, |unknown, slots| unknown & !slots);
+            unknown = unknown.with(&source.all(), |unknown, slots| unknown & !slots);
             self.takeovers.begin(source, self.stream, now_ns);
         }
         // Nobody has had the others: they are complete as soon as nothing from a former ownership is left.
@@ -293,6 +296,14 @@ impl SharedTier {
     pub fn may_have(&self, digest: Digest) -> bool {
         let is_known = self.index.has(digest) || self.packer.has(digest) || self.packer.removes(digest);
         is_known || self.log.counts_forgotten(digest.slot())
+    }
+
+    /// Notes that the host has got an object from its former owner's memory, as this version. Returns false unless the
+    /// tier has the same bytes, which then have this version, too: it stays as it is.
+    pub fn note_import(&mut self, digest: Digest, bytes: u64, checksum: u64, version: Version) -> bool {
+        let is_on_its_way = self.packer.has(digest) || self.packer.removes(digest);
+        let is_there = !is_on_its_way && !self.log.counts_forgotten(digest.slot());
+        is_there && self.index.renumber(digest, bytes, checksum, version)
     }
 
     /// Returns true if this many more removals can be taken.
@@ -471,11 +482,13 @@ impl SharedTier {
 
     /// Writes everything that waits, as the shard stops. Returns true once nothing is left, or the store fails.
     pub fn close(&mut self, now_ns: u64) -> bool {
-        if self.stream.state == 0 || !self.clock.is_known() || self.health[WRITES].is_failing() {
+        if self.stream.state == 0 || self.health[WRITES].is_failing() {
             return true;
         }
         self.begin_write(now_ns, true);
         let is_written = !self.operations.is_writing && self.packer.is_idle() && self.operations.queue.is_empty();
+        // The next owner has what was taken over only if this one has made it part of a checkpoint.
+        let is_written = is_written && self.clock.is_known() && self.takeovers.is_empty();
         is_written && !self.log.is_waiting() && !self.log.is_checkpointing()
     }
 
@@ -518,7 +531,8 @@ impl SharedTier {
         if is_checkpoint_due {
             self.index.leave_out_gone();
             self.schedule.is_dropping = true;
-            self.log.begin_checkpoint(&self.index, &self.slots);
+            let complete = self.slots.complete(&self.takeovers.slots());
+            self.log.begin_checkpoint(&self.index, complete);
         } else if self.log.is_manifest_due() {
             let (number, manifest) = self.log.begin_manifest(&self.slots, self.epoch);
             let bytes = std::sync::Arc::new(manifest.encode(stream, number));
@@ -576,9 +590,10 @@ impl SharedTier {
         }
     }
 
-    /// Does some of the work that takes time. `has_newer` returns true for objects of which the host has a newer
-    /// version: that of a former owner does not count. Returns true if there was any work.
-    pub fn step(&mut self, has_newer: &dyn Fn(Digest, Version) -> bool) -> bool {
+    /// Does some of the work that takes time. `held` returns what the host has of an object of a former owner, of which
+    /// it gets the length and the checksum: if it has other bytes, the former owner's do not count. Returns true if
+    /// there was any work.
+    pub fn step(&mut self, held: &dyn Fn(&SharedView, u64) -> HeldObject) -> bool {
         let mut progress = self.takeovers.step();
         while let Some(taken) = self.takeovers.peek_done() {
             // What is left from a former ownership is removed first.
@@ -587,7 +602,7 @@ impl SharedTier {
             }
             progress = true;
             if let Some(objects) = self.takeovers.take_objects() {
-                self.insert_taken(objects, has_newer);
+                self.insert_taken(objects, held);
                 break;
             }
             if let Some(taken) = self.takeovers.take_done() {
@@ -610,14 +625,22 @@ impl SharedTier {
                 self.delete_packs();
             }
         }
-        self.log.step(&self.index, &self.slots, self.stream) || progress
+        self.log.step(&self.index, self.stream) || progress
     }
 
     /// Inserts objects of a former owner into the index.
-    fn insert_taken(&mut self, objects: Vec<(Entry, PackRow)>, has_newer: &dyn Fn(Digest, Version) -> bool) {
+    fn insert_taken(&mut self, objects: Vec<(Entry, PackRow)>, held: &dyn Fn(&SharedView, u64) -> HeldObject) {
         let mut count = 0;
-        for (entry, pack) in objects {
-            let is_newest = !self.may_have(entry.digest) && !has_newer(entry.digest, entry.version);
+        for (mut entry, pack) in objects {
+            let is_newest = match held(&view_of(&entry), entry.checksum) {
+                HeldObject::Absent => true,
+                HeldObject::Same(version) => {
+                    entry.version = version;
+                    true
+                }
+                HeldObject::Other => false,
+            };
+            let is_newest = is_newest && !self.may_have(entry.digest);
             if is_newest && self.index.len() < self.config.most_objects {
                 let row = self.index.add_pack(pack, pack.shard != self.stream.shard);
                 self.index.insert(entry, row);
@@ -650,7 +673,8 @@ impl SharedTier {
                 self.events.push_back(SharedEvent::Void { slots: count, reason });
             }
         }
-        self.slots.valid = self.slots.valid.with(&slots, |valid, slots| valid | slots);
+        let owned = slots.with(&self.slots.owned, |slots, owned| slots & owned);
+        self.slots.valid = self.slots.valid.with(&owned, |valid, owned| valid | owned);
         self.takeovers.unmask(&slots);
         self.log.want_checkpoint();
     }
@@ -748,6 +772,7 @@ impl SharedTier {
         for token in sealed.removals.into_iter().filter_map(|(_, token)| token) {
             self.events.push_back(SharedEvent::Removed { token, is_written: true });
         }
+        self.packer.recycle(sealed.bytes);
     }
 
     fn write_failed(&mut self, purpose: &Purpose, error: StoreError, now_ns: u64) {
@@ -788,7 +813,9 @@ impl SharedTier {
                     self.stats.damaged += 1;
                     let name = self.stream.of(pack.shard).pack(pack.number);
                     self.events.push_back(SharedEvent::Damaged { name });
-                    self.give_up(digest, is_there(self));
+                    if is_there(self) {
+                        self.packer.give_up(digest);
+                    }
                 }
             }
             Err(error @ (StoreError::NotFound | StoreError::Short { .. })) => {
@@ -799,7 +826,9 @@ impl SharedTier {
                     self.log.want_checkpoint();
                 } else {
                     self.stats.damaged += 1;
-                    self.give_up(digest, is_there(self));
+                    if is_there(self) {
+                        self.packer.give_up(digest);
+                    }
                 }
             }
             Ok(_) => {}
@@ -811,12 +840,5 @@ impl SharedTier {
             }
         }
         self.events.push_back(SharedEvent::Missed { token });
-    }
-
-    /// Removes an object that is not whole.
-    fn give_up(&mut self, digest: Digest, is_there: bool) {
-        if is_there && self.packer.may_remove(1) {
-            self.packer.remove(digest, None);
-        }
     }
 }

@@ -1,7 +1,7 @@
 //! Inputs and outputs of a shared tier: operations on the store, events, maps, and objects.
 
 use core::fmt;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use kvplane_proto::Digest;
@@ -132,7 +132,8 @@ impl std::error::Error for StoreError {}
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct SlotSource {
     pub owner: ShardKey,
-    pub slots: SlotSet,
+    /// Slots to take over, by the epoch from which the owner had them without a break.
+    pub slots: BTreeMap<Epoch, SlotSet>,
     pub rule: SourceRule,
 }
 
@@ -140,12 +141,12 @@ pub struct SlotSource {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum SourceRule {
-    /// It had the slots in the layout from epoch `from` to epoch `since`, and is not a member any more.
-    Gone { from: Epoch, since: Epoch },
-    /// The same, but it is a member: it has to release the slots first.
+    /// It had the slots until epoch `since`, and is not a member any more.
+    Gone { since: Epoch },
+    /// The same, but it is a member: it has to release the slots first. It counts as gone as soon as a map lacks it.
     Alive { since: Epoch },
-    /// The former incarnation of this shard, in the layout that began in epoch `since`.
-    Restarted { since: Epoch },
+    /// The former incarnation of this shard, which had the slots until it ended.
+    Restarted,
 }
 
 /// Change of the slots that a shard owns, by a map.
@@ -197,6 +198,18 @@ pub struct SharedView {
     pub tenant: u32,
     pub is_head: bool,
     pub is_replicated: bool,
+}
+
+/// Object of the host, in memory or on an SSD, beside one that a former owner has uploaded. Versions of two shards
+/// cannot be compared: a replica, or an object that was migrated, has one that its present shard gave it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum HeldObject {
+    /// The host has no such object.
+    Absent,
+    /// The same bytes, as this version.
+    Same(Version),
+    /// Other bytes, which are newer: the host serves them.
+    Other,
 }
 
 /// Reason why a call was refused.

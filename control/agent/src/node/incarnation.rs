@@ -8,7 +8,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use kvplane_proto::ids::{Incarnation, NodeId};
-use kvplane_rpc::message::GetIncarnation;
+use kvplane_rpc::message::{GetIncarnation, GetLastMember};
 
 use crate::error::Error;
 use crate::link::ControlLink;
@@ -22,17 +22,23 @@ const STEP: u64 = 1 << 40;
 pub(super) struct BegunIncarnation {
     /// Its number.
     pub(super) number: u64,
-    /// Incarnation of the node before it, if the control plane knows one.
-    pub(super) last: Option<Incarnation>,
+    /// Incarnation of the node that was a member last, if that is wanted, and the control plane knows one.
+    pub(super) last_member: Option<Incarnation>,
 }
 
-/// Returns the incarnation that begins with this process.
+/// Returns the incarnation that begins with this process; the last member only if it is wanted.
 ///
 /// # Errors
 /// When the control plane does not answer, or refuses.
-pub(super) fn begin(link: &ControlLink, node: NodeId) -> Result<BegunIncarnation, Error> {
+pub(super) fn begin(link: &ControlLink, node: NodeId, wants_last_member: bool) -> Result<BegunIncarnation, Error> {
     let last = link.call(GetIncarnation { node: node.0 })?.incarnation;
-    Ok(BegunIncarnation { number: after(last, clock_ns()), last: (last > 0).then_some(Incarnation(last)) })
+    // A control plane of an earlier version does not know this call: then a start that was refused counts, too.
+    let last_member = match wants_last_member {
+        true => link.call(GetLastMember { node: node.0 }).map_or(last, |last| last.incarnation),
+        false => 0,
+    };
+    let last_member = (last_member > 0).then_some(Incarnation(last_member));
+    Ok(BegunIncarnation { number: after(last, clock_ns()), last_member })
 }
 
 /// Returns the number of an incarnation that begins in a running process: its versions continue, too.

@@ -56,6 +56,27 @@ fn a_restart_that_is_announced_late_moves_no_slot() {
 }
 
 #[test]
+fn a_start_that_was_refused_is_no_last_member() {
+    let mut driver = Driver::new(config());
+    let known = |driver: &Driver| {
+        let known = driver.cluster.last_incarnations(NodeId(1));
+        [known.any.0, known.member.0]
+    };
+    assert_eq!(known(&driver), [0, 0]);
+    attach(&mut driver, 1, 5);
+    assert_eq!(known(&driver), [5, 0]);
+    driver.admit(1, 5);
+    // It was killed, and starts elsewhere while it still counts as live.
+    attach(&mut driver, 1, 6);
+    driver.join(support::member(1, 6, 7900)).expect_err("the former incarnation is live");
+    assert_eq!(known(&driver), [6, 5]);
+    attach(&mut driver, 1, 7);
+    driver.sleep(1000 * MS);
+    driver.join(support::member(1, 7, 7900)).expect("the former incarnation is dead");
+    assert_eq!(known(&driver), [7, 7]);
+}
+
+#[test]
 fn restarting_member_is_dead_at_the_deadline() {
     let mut driver = Driver::new(config());
     attach(&mut driver, 1, 5);

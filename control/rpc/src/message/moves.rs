@@ -24,6 +24,20 @@ pub struct LastIncarnation {
     pub incarnation: u64,
 }
 
+/// Requests the last incarnation of a node that was a member: the one whose slots the next incarnation may have.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub struct GetLastMember {
+    pub node: u64,
+}
+
+/// The reply to [`GetLastMember`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, bincode::Encode, bincode::Decode)]
+pub struct LastMember {
+    /// Number of the incarnation; 0 if none is known.
+    pub incarnation: u64,
+}
+
 /// Offers a member's map to a control plane that does not know the member, before the node begins a new incarnation:
 /// the control plane may have lost its state, and then adopts a map that members offer. If it has not lost its state,
 /// it refuses the offer as it refuses an unknown member.

@@ -31,12 +31,12 @@ use crate::message::placement::{
     HoldInstance, SetClass, SetPlacement, SetWeight, ShowCopies, ShowFeeds, ShowLimits, ShowPlacement, ShowService,
 };
 use crate::message::{
-    AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetIncarnation, GetMap, GetMoves, GetRoom,
-    GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments, ListShards, ListTasks,
-    ListTenantSsds, ListTenants, ListTiers, OfferMap, OrderTiers, RegisterSegment, RemoveTenant, RenewSegments,
-    ReportEvents, ReportHot, ReportShard, ReportSilence, ReportTiers, RotateTickets, SetTenant, SetTenantSsd,
-    SettleReport, Status, SyncTenantSsds, SyncTenants, Undrain, UnregisterSegment, WatchEvents, WatchMap, WatchOrders,
-    is_large,
+    AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, Drain, GetIncarnation, GetLastMember, GetMap,
+    GetMoves, GetRoom, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments,
+    ListShards, ListTasks, ListTenantSsds, ListTenants, ListTiers, OfferMap, OrderTiers, RegisterSegment, RemoveTenant,
+    RenewSegments, ReportEvents, ReportHot, ReportShard, ReportSilence, ReportTiers, RotateTickets, SetTenant,
+    SetTenantSsd, SettleReport, Status, SyncTenantSsds, SyncTenants, Undrain, UnregisterSegment, WatchEvents, WatchMap,
+    WatchOrders, is_large,
 };
 use crate::rights::{CallMessage, is_bound};
 use crate::server::Host;
@@ -326,6 +326,7 @@ impl Call {
             Undrain::KIND => Some(self.answer(frame, |c| service.undrain(caller, c))),
             OfferMap::KIND => Some(self.answer(frame, |c| service.offer_map(caller, c))),
             GetIncarnation::KIND => Some(self.answer(frame, |c| service.get_incarnation(caller, c))),
+            GetLastMember::KIND => Some(self.answer(frame, |c| service.get_last_member(caller, c))),
             AttachDevices::KIND => Some(self.answer(frame, |c| service.attach_devices(caller, c))),
             _ => None,
         }

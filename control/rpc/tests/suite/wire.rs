@@ -113,6 +113,7 @@ fn golden_frames() {
     show("JoinReply", encode(&joined));
     show("Alive", encode(&Alive { epoch: 1, since: 1 }));
     show("LastIncarnation", encode(&LastIncarnation { incarnation: 9 }));
+    show("LastMember", encode(&LastMember { incarnation: 9 }));
     show("DevicesKept", encode(&DevicesKept { since: 5 }));
     show("RenewReply", encode(&RenewReply { segments: 2 }));
     show("EmptyReply", encode(&EmptyReply));
@@ -151,6 +152,7 @@ fn show_incarnations(show: Show<'_>) {
     show("GetMoves", encode(&GetMoves { node: 7, ends: Some(2) }));
     show("Moves", encode(&Moves { unsettled: 2, behind: true }));
     show("GetIncarnation", encode(&GetIncarnation { node: 7 }));
+    show("GetLastMember", encode(&GetLastMember { node: 7 }));
 }
 
 pub(crate) type Show<'a> = &'a mut dyn FnMut(&str, Result<Vec<u8>, CodecError>);

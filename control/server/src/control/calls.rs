@@ -14,13 +14,13 @@ use kvplane_rpc::groups::{
 use kvplane_rpc::limits::PAGE_SEGMENTS;
 use kvplane_rpc::message::{
     Alive, AnswerCopies, AnswerOrder, AttachDevices, CancelTask, CreateTask, DevicesKept, Drain, EmptyReply,
-    GetIncarnation, GetMoves, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join, JoinReply,
-    LastIncarnation, Leave, ListHot, ListSegments, ListShards, ListTasks, ListTiers, Moves, OfferMap, OrderTiers,
-    RegisterSegment, RemoveTenant, RenewReply, RenewSegments, ReportEvents, ReportHot, ReportShard, ReportSilence,
-    ReportTiers, Room, SHARDS_PER_REPORT, SegmentList, SegmentReply, SetTenant, SetTenantSsd, SettleReport, ShardList,
-    StatusReply, SyncTenantSsds, SyncTenants, TaskCreated, TaskList, TenantLeases, TenantList, TenantSsdLeases,
-    TenantSsdList, TicketKeys, TicketReply, TierList, TierOrders, TiersOrdered, Undrain, UnregisterSegment,
-    WatchOrders, Welcome,
+    GetIncarnation, GetLastMember, GetMoves, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join,
+    JoinReply, LastIncarnation, LastMember, Leave, ListHot, ListSegments, ListShards, ListTasks, ListTiers, Moves,
+    OfferMap, OrderTiers, RegisterSegment, RemoveTenant, RenewReply, RenewSegments, ReportEvents, ReportHot,
+    ReportShard, ReportSilence, ReportTiers, Room, SHARDS_PER_REPORT, SegmentList, SegmentReply, SetTenant,
+    SetTenantSsd, SettleReport, ShardList, StatusReply, SyncTenantSsds, SyncTenants, TaskCreated, TaskList,
+    TenantLeases, TenantList, TenantSsdLeases, TenantSsdList, TicketKeys, TicketReply, TierList, TierOrders,
+    TiersOrdered, Undrain, UnregisterSegment, WatchOrders, Welcome,
 };
 use kvplane_rpc::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, ObjectFound, ObjectHeld,
@@ -91,7 +91,11 @@ impl Service for Control {
     }
 
     fn get_incarnation(&self, _: Caller, call: GetIncarnation) -> Result<LastIncarnation, Refusal> {
-        Ok(LastIncarnation { incarnation: self.cluster.lock()?.cluster().last_incarnation(NodeId(call.node)).0 })
+        Ok(LastIncarnation { incarnation: self.cluster.lock()?.cluster().last_incarnations(NodeId(call.node)).any.0 })
+    }
+
+    fn get_last_member(&self, _: Caller, call: GetLastMember) -> Result<LastMember, Refusal> {
+        Ok(LastMember { incarnation: self.cluster.lock()?.cluster().last_incarnations(NodeId(call.node)).member.0 })
     }
 
     fn attach_devices(&self, _: Caller, call: AttachDevices) -> Result<DevicesKept, Refusal> {

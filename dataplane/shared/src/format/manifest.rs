@@ -28,6 +28,9 @@ pub struct Manifest {
     /// The same for slots that the shard has lost in its latest changes of owners: of them nothing after pack `upto`
     /// counts.
     pub released: SlotSet,
+    /// Lost slots that a later manifest releases: the shard still takes them over itself. In the bytes they are among
+    /// the owned and among the released ones.
+    pub releasing: SlotSet,
 }
 
 impl Manifest {
@@ -41,6 +44,7 @@ impl Manifest {
         put64(&mut bytes, 24, self.after);
         put64(&mut bytes, 32, self.upto);
         for (at, set) in [(OWNED_AT, &self.owned), (RELEASED_AT, &self.released)] {
+            let set = set.with(&self.releasing, |set, releasing| set | releasing);
             set.0.iter().enumerate().for_each(|(word, slots)| put64(&mut bytes, at + word * 8, *slots));
         }
         let sum = seeded(stream, number, &[&bytes[..CHECKSUM_AT]]);
@@ -61,13 +65,16 @@ impl Manifest {
             return Err(Flaw::Checksum);
         }
         let set = |at: usize| SlotSet(Box::new(core::array::from_fn(|word| word64(bytes, at + word * 8))));
+        let (owned, released) = (set(OWNED_AT), set(RELEASED_AT));
+        let releasing = owned.with(&released, |owned, released| owned & released);
         let manifest = Self {
             epoch: Epoch(word64(bytes, 8)),
             checkpoint: word64(bytes, 16),
             after: word64(bytes, 24),
             upto: word64(bytes, 32),
-            owned: set(OWNED_AT),
-            released: set(RELEASED_AT),
+            owned: owned.with(&releasing, |owned, releasing| owned & !releasing),
+            released: released.with(&releasing, |released, releasing| released & !releasing),
+            releasing,
         };
         if manifest.after > manifest.upto { Err(Flaw::Values) } else { Ok(manifest) }
     }

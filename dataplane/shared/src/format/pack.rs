@@ -121,7 +121,9 @@ impl Entry {
 /// Pack that is being filled.
 #[derive(Debug)]
 pub struct PackWriter {
+    /// The pack's bytes, up to `end`; what is behind them is left from an earlier pack.
     bytes: Vec<u8>,
+    end: usize,
     entries: Vec<Entry>,
 }
 
@@ -129,7 +131,16 @@ impl PackWriter {
     /// Creates an empty pack; it grows as it is filled.
     #[must_use]
     pub fn new() -> Self {
-        Self { bytes: vec![0; HEADER_BYTES], entries: Vec::new() }
+        Self::within(Vec::new())
+    }
+
+    /// Creates an empty pack in the memory of an earlier one.
+    #[must_use]
+    pub fn within(mut memory: Vec<u8>) -> Self {
+        let kept = memory.len().max(HEADER_BYTES);
+        memory.resize(kept, 0);
+        memory[..HEADER_BYTES].fill(0);
+        Self { bytes: memory, end: HEADER_BYTES, entries: Vec::new() }
     }
 
     /// Returns its entries.
@@ -141,22 +152,26 @@ impl PackWriter {
     /// Returns its length, without the entries.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.bytes.len() as u64
+        self.end as u64
     }
 
     /// Appends an object whose payload `fill` writes. Returns false, and appends nothing, if the payload differs from
     /// the checksum that its writer stated.
     pub fn push(&mut self, object: &NewObject<'_>, fill: impl FnOnce(&mut [u8])) -> bool {
-        let at = self.bytes.len();
-        self.bytes.resize(at + object.bytes as usize, 0);
-        let payload = &mut self.bytes[at..];
+        let at = self.end;
+        let payload_end = at + object.bytes as usize;
+        let end = payload_end + object.tail.len();
+        if self.bytes.len() < end {
+            self.bytes.resize(end, 0);
+        }
+        let payload = &mut self.bytes[at..payload_end];
         fill(payload);
         let checksum = payload_checksum(payload);
         if object.checksum != 0 && object.checksum != checksum {
-            self.bytes.truncate(at);
             return false;
         }
-        self.bytes.extend_from_slice(object.tail);
+        self.bytes[payload_end..end].copy_from_slice(object.tail);
+        self.end = end;
         self.entries.push(Entry {
             digest: object.digest,
             version: object.version,
@@ -193,7 +208,8 @@ impl PackWriter {
         put64(header, 16, written_ms);
         let sum = seeded(stream, number, &[&header[..HEADER_BYTES - 8]]);
         put64(header, HEADER_BYTES - 8, sum);
-        let at = self.bytes.len();
+        let at = self.end;
+        self.bytes.truncate(at);
         self.entries.iter().for_each(|entry| entry.encode(&mut self.bytes));
         let mut trailer = [0; TRAILER_BYTES];
         start(&mut trailer, TRAILER_MAGIC);

@@ -62,6 +62,7 @@ fn golden_bytes() {
         upto: 4,
         owned: SlotSet::none(),
         released: SlotSet::none(),
+        releasing: SlotSet::none(),
     };
     let row = PackRow { shard: stream().shard, number: 4, bytes: pack.len() as u64, written_ms: 1000 };
     let mut writer = CheckpointWriter::new(&[row]);
@@ -114,11 +115,11 @@ proptest! {
         pack[place] ^= 1 << bit;
         prop_assert_eq!(decode(&pack, usize::MAX), None);
 
-        let mut owned = SlotSet::none();
+        let [mut owned, mut released, mut releasing] = [(); 3].map(|()| SlotSet::none());
         owned.insert(Slot(11));
-        let manifest = Manifest {
-            epoch: Epoch(3), checkpoint: 1, after: 2, upto: 4, owned, released: SlotSet::none(),
-        };
+        released.insert(Slot(12));
+        releasing.insert(Slot(9));
+        let manifest = Manifest { epoch: Epoch(3), checkpoint: 1, after: 2, upto: 4, owned, released, releasing };
         let mut bytes = manifest.encode(stream(), 3);
         prop_assert_eq!(Manifest::decode(stream(), 3, &bytes), Ok(manifest));
         let place = at.index(bytes.len());

@@ -4,11 +4,12 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use kvplane_proto::checksum::payload_checksum;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, ShardId, Slot};
 use kvplane_proto::map::ShardKey;
 use kvplane_proto::{Digest, Version};
 use kvplane_shared::format::{Manifest, Stream};
-use kvplane_shared::{MapChange, NewObject, OpId, Operation, Outcome, SharedConfig, SharedTier};
+use kvplane_shared::{HeldObject, MapChange, NewObject, OpId, Operation, Outcome, SharedConfig, SharedTier};
 use kvplane_tier::SlotSet;
 
 const MS: u64 = 1_000_000;
@@ -58,7 +59,7 @@ impl Bed {
             }
             self.tier.complete(self.now_ns, id, Ok(outcome));
         }
-        while self.tier.step(&|_, _| false) {}
+        while self.tier.step(&|_, _| HeldObject::Absent) {}
         while let Some(begun) = self.tier.poll(self.now_ns) {
             self.in_flight.push(begun);
         }
@@ -117,4 +118,21 @@ fn a_manifest_that_releases_slots_comes_after_their_removals() {
     assert_eq!(manifest.released.count(), 4);
     let packs = bed.written[..at].iter().filter(|(name, _)| name.starts_with("pack-")).count();
     assert_eq!((packs as u64, manifest.upto), (3, 3), "the removal's pack is the third");
+}
+
+#[test]
+fn an_import_of_the_same_bytes_stays_in_the_tier_and_takes_its_version_along() {
+    let mut bed = Bed::new();
+    bed.upload(1);
+    (0..5).for_each(|_| bed.round());
+    let digest = Digest(1 << 114 | 1);
+    let [same, other] = [1, 2].map(|byte| payload_checksum(&[byte; 8]));
+    let version_of = |bed: &Bed| bed.tier.locate(digest).map(|view| view.version);
+    assert!(!bed.tier.note_import(digest, 8, other, Version(98)), "it is replaced");
+    assert!(!bed.tier.note_import(Digest(1 << 114 | 2), 8, same, Version(98)), "the tier has no such object");
+    assert_eq!(version_of(&bed), Some(Version(1)));
+    assert!(bed.tier.note_import(digest, 8, same, Version(99)));
+    assert_eq!(version_of(&bed), Some(Version(99)));
+    bed.tier.remove(digest, 1);
+    assert!(!bed.tier.note_import(digest, 8, same, Version(100)), "its removal is on its way");
 }

@@ -10,7 +10,7 @@ use super::local::LocalStore;
 use super::shard::stream_read::Reader;
 use super::shard::timing::About;
 use super::sharing::Sharing;
-use super::types::PoolMemory;
+use super::types::{CommittedObject, PoolMemory};
 
 /// Returns an object of the shared tier, if it may be read.
 pub(super) fn in_shared_tier(local: &LocalStore, digest: Digest) -> Option<SharedView> {
@@ -33,6 +33,12 @@ pub(super) fn note_change(local: &mut LocalStore, digest: Digest) {
     if let Some(sharing) = &mut local.sharing {
         sharing.note_change(digest);
     }
+}
+
+/// Notes that an object was imported with this checksum. Returns true if the shared tier has the same bytes of it: they
+/// are not replaced.
+pub(super) fn note_import(local: &mut LocalStore, made: &CommittedObject, checksum: u64) -> bool {
+    local.sharing.as_mut().is_some_and(|sharing| sharing.note_import(made, checksum))
 }
 
 /// Forgets what the shared tier has, before objects are removed that a list names. Returns false until that is durable.

@@ -62,6 +62,10 @@ impl Host {
             Self::Collectives => {
                 return ("kvplane-collective", "suite", "simulation::seeds", "KVPLANE_COLLECTIVE_SEEDS");
             }
+            Self::SharedTier => {
+                let function = "world::the_owner_of_a_slot_finds_what_was_uploaded";
+                return ("kvplane-shared", "suite", function, "KVPLANE_SHARED_SEEDS");
+            }
         };
         ("kvplane-tests", test, function, variable)
     }

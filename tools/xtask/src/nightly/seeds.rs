@@ -51,8 +51,8 @@ impl Kind {
 }
 
 /// All kinds of simulation.
-const KINDS: [Kind; 35] = [
-    Kind::new("world", "seeds", "KVPLANE_SEEDS", 150),
+const KINDS: [Kind; 37] = [
+    Kind::new("world", "seeds", "KVPLANE_SEEDS", 120),
     Kind::new("world", "clocks", "KVPLANE_SEEDS", 20),
     Kind::new("world", "missed_epochs", "KVPLANE_SEEDS", 20),
     Kind::new("tiers", "seeds", "KVPLANE_TIER_SEEDS", 115),
@@ -97,6 +97,13 @@ const KINDS: [Kind; 35] = [
     ),
     Kind::of_crate("kvplane-collective", "simulation::seeds", "KVPLANE_COLLECTIVE_SEEDS", 20),
     Kind::of_crate("kvplane-collective", "simulation::sweep::faults_at_frames", "KVPLANE_COLLECTIVE_CASES", 70),
+    Kind::of_crate(
+        "kvplane-shared",
+        "world::no_object_that_was_removed_or_replaced_comes_back",
+        "KVPLANE_SHARED_SEEDS",
+        10,
+    ),
+    Kind::of_crate("kvplane-shared", "world::the_owner_of_a_slot_finds_what_was_uploaded", "KVPLANE_SHARED_SEEDS", 20),
 ];
 
 /// Parsed arguments.

@@ -115,6 +115,10 @@ impl Service for Recorder {
     fn offer_map(&self, _: Caller, _: OfferMap) -> Result<EmptyReply, Refusal> {
         Ok(EmptyReply)
     }
+    fn get_last_member(&self, _: Caller, call: GetLastMember) -> Result<LastMember, Refusal> {
+        Ok(LastMember { incarnation: call.node })
+    }
+
     fn get_incarnation(&self, _: Caller, call: GetIncarnation) -> Result<LastIncarnation, Refusal> {
         Ok(LastIncarnation { incarnation: call.node })
     }

@@ -11,6 +11,7 @@ use crate::service::fetches::{Fetch, Want};
 use crate::service::local::LocalStore;
 use crate::service::shard::effects::Effect;
 use crate::service::shard::tail::TailHead;
+use crate::service::shared_objects::note_import;
 use crate::service::tiering::MoveProgress;
 use crate::service::types::{CommittedObject, Memory, MemoryExtent};
 use crate::{CommitError, Copies, Replica, Reserve};
@@ -156,7 +157,8 @@ impl Migration {
                 self.counters.imported_bytes += bytes;
                 self.counters.fetched += u64::from(demanded);
                 let made = CommittedObject { version, digest, bytes, replaces: false, is_copy: false, ack: None };
-                let waits = local.waits_of(&made);
+                let mut waits = local.waits_of(&made);
+                waits.shared_removal &= !note_import(local, &made, checksum);
                 local.shard.effects.note(Effect::Imported { digest, version });
                 local.keep(&made, waits, None);
                 self.keep_moved(local, source, digest);

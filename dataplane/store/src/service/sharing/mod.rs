@@ -11,16 +11,15 @@ mod reads;
 mod removals;
 mod uploads;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
-use kvplane_proto::ids::{Incarnation, SLOTS, Slot, Version};
+use kvplane_proto::ids::Incarnation;
 use kvplane_proto::map::{ShardKey, SlotOwners};
 use kvplane_proto::{Digest, Status};
 use kvplane_shared::{
-    MapChange, OpId, Operation, Outcome, SharedEvent, SharedStats, SharedTier, SharedView, SlotSource, SourceRule,
-    StoreError,
+    HeldObject, MapChange, OpId, Operation, Outcome, OwnerHistory, Owners, SharedEvent, SharedStats, SharedTier,
+    SharedView, StoreError,
 };
-use kvplane_tier::SlotSet;
 
 use self::reads::Reads;
 use self::removals::Removals;
@@ -30,7 +29,7 @@ use super::shard::Shard;
 use super::shard::stream_read::Reader;
 use super::shard::timing::Timing;
 use super::tiering::Ssd;
-use super::types::PoolMemory;
+use super::types::{CommittedObject, PoolMemory};
 
 /// Time after all objects were forgotten in which none is uploaded: a client that removes what a list names finishes by
 /// then, or begins again.
@@ -42,6 +41,7 @@ pub(super) struct Sharing {
     uploads: Uploads,
     reads: Reads,
     removals: Removals,
+    history: OwnerHistory,
     /// Incarnation of the shard before the present one.
     last: Option<Incarnation>,
     /// Events for the operator.
@@ -65,6 +65,7 @@ impl Sharing {
             uploads,
             reads: Reads::default(),
             removals: Removals::default(),
+            history: OwnerHistory::default(),
             last,
             notices: VecDeque::new(),
             quiet_until_ns: 0,
@@ -84,6 +85,11 @@ impl Sharing {
     /// Notes that an object was put or removed.
     pub(super) fn note_change(&mut self, digest: Digest) {
         self.tier.note_change(digest);
+    }
+
+    /// Notes that an object was imported. Returns true if the tier has the same bytes of it: nothing is removed then.
+    pub(super) fn note_import(&mut self, made: &CommittedObject, checksum: u64) -> bool {
+        self.tier.note_import(made.digest, made.bytes, checksum, made.version)
     }
 
     /// Checks that this many more removals can be taken.
@@ -140,33 +146,24 @@ impl Sharing {
     /// Follows a map of this cluster state: slots are released and taken over.
     pub(super) fn follow(&mut self, shard: &Shard, state: u64, owners: &SlotOwners, missed: bool) {
         let me = shard.ownership.key();
-        let mut owned = SlotSet::none();
-        let mut sources: BTreeMap<ShardKey, SlotSource> = BTreeMap::new();
-        let has_lasted = owners.has_lasted(me);
-        let (from, since) = (owners.from, owners.since);
-        for slot in (0..SLOTS as u16).map(Slot) {
-            if owners.owner(slot) != Some(me) {
-                continue;
-            }
-            owned.insert(slot);
-            let (owner, rule) = if has_lasted {
-                let Some(before) = owners.owner_before(slot) else { continue };
-                let is_alive = owners.address(before).is_some();
-                (before, if is_alive { SourceRule::Alive { since } } else { SourceRule::Gone { from, since } })
-            } else {
-                let Some(incarnation) = self.last else { continue };
-                (ShardKey { incarnation, ..me }, SourceRule::Restarted { since })
-            };
-            let source = sources.entry(owner).or_insert_with(|| SlotSource { owner, slots: SlotSet::none(), rule });
-            source.slots.insert(slot);
-        }
+        let map = Owners {
+            state,
+            epoch: owners.epoch,
+            since: owners.since,
+            from: owners.from,
+            owner: &|slot| owners.owner(slot),
+            owner_before: &|slot| owners.owner_before(slot),
+            is_member: &|shard| owners.address(shard).is_some(),
+            has_lasted: owners.has_lasted(me),
+        };
+        let (owned, sources) = self.history.follow(&map, me, self.last);
         let change = MapChange {
             state,
             epoch: owners.epoch,
-            since,
+            since: owners.since,
             owned,
             missed,
-            sources: sources.into_values().collect(),
+            sources,
             members: owners.incarnations().collect(),
         };
         self.tier.follow(change, shard.now_ns);
@@ -186,7 +183,7 @@ impl Sharing {
         if now_ns >= self.quiet_until_ns {
             progress |= self.uploads.drive(&mut self.tier, shard, ssd, memory);
         }
-        progress |= self.tier.step(&|digest, version| has_newer(shard, ssd, digest, version));
+        progress |= self.tier.step(&|view, checksum| held(shard, ssd, view, checksum));
         let mut done = Vec::new();
         while let Some(event) = self.tier.poll_event() {
             progress = true;
@@ -234,10 +231,17 @@ impl Sharing {
     }
 }
 
-/// Returns true if memory or the SSD has a newer version of an object: a replica that this shard kept for the former
-/// owner, or what it has itself kept over a restart.
-fn has_newer(shard: &Shard, ssd: Option<&Ssd>, digest: Digest, version: Version) -> bool {
-    let in_memory = shard.peek(digest).map(|object| object.version);
-    let on_ssd = ssd.and_then(|ssd| ssd.locate(digest)).map(|record| record.version);
-    in_memory.max(on_ssd).is_some_and(|here| here > version)
+/// Returns what memory or the SSD has of an object of a former owner: a replica that this shard kept for that one, what
+/// was migrated from it, or what this shard has itself kept over a restart.
+fn held(shard: &Shard, ssd: Option<&Ssd>, view: &SharedView, checksum: u64) -> HeldObject {
+    let SharedView { digest, version, bytes, .. } = *view;
+    if let Some(object) = shard.peek(digest) {
+        let is_same = object.extent.bytes == u64::from(bytes) && object.checksum == checksum;
+        return if is_same { HeldObject::Same(object.version) } else { HeldObject::Other };
+    }
+    // The index of an SSD has no checksums.
+    match ssd.and_then(|ssd| ssd.locate(digest)) {
+        Some(record) if record.version != version => HeldObject::Other,
+        _ => HeldObject::Absent,
+    }
 }

@@ -17,7 +17,7 @@ const QUEUED_MOST: usize = 8192;
 const ROUND_BYTES: u64 = 1 << 20;
 /// Time for which an object waits to be in memory: it was just read from the SSD.
 const WAIT_NS: u64 = 1_000_000_000;
-/// Pause after the pack was full, or the store failed.
+/// Time between two looks for an object that is being read from the SSD.
 const PAUSE_NS: u64 = 20_000_000;
 
 /// Objects that wait to be uploaded.
@@ -31,6 +31,9 @@ pub(super) struct Uploads {
     queued: BTreeSet<Digest>,
     /// Time until which nothing is tried.
     paused_until_ns: u64,
+    /// Bytes for which the tier had no room: its packs are being written, or the store fails. The end of a write wakes
+    /// the host.
+    lacked_bytes: Option<u64>,
 }
 
 impl Uploads {
@@ -41,6 +44,7 @@ impl Uploads {
             queue: VecDeque::new(),
             queued: BTreeSet::new(),
             paused_until_ns: 0,
+            lacked_bytes: None,
         }
     }
 
@@ -69,11 +73,12 @@ impl Uploads {
     pub(super) fn clear(&mut self) {
         self.queue.clear();
         self.queued.clear();
+        self.lacked_bytes = None;
     }
 
     /// Returns the time of the next attempt.
     pub(super) fn poll_timeout(&self) -> Option<u64> {
-        (!self.queue.is_empty()).then_some(self.paused_until_ns)
+        (!self.queue.is_empty() && self.lacked_bytes.is_none()).then_some(self.paused_until_ns)
     }
 
     /// Copies some objects into the pack. Returns true if there was any progress.
@@ -85,9 +90,10 @@ impl Uploads {
         memory: &dyn PoolMemory,
     ) -> bool {
         let (now_ns, mut bytes, mut progress) = (shard.now_ns, 0, false);
-        if now_ns < self.paused_until_ns {
+        if now_ns < self.paused_until_ns || self.lacked_bytes.is_some_and(|bytes| !tier.has_room(bytes)) {
             return false;
         }
+        self.lacked_bytes = None;
         for _ in 0..self.queue.len() {
             if bytes >= ROUND_BYTES {
                 return true;
@@ -122,10 +128,14 @@ impl Uploads {
                 continue;
             }
             set_priority(&mut tail, object.priority);
-            if !tier.has_room(u64::from(length) + tail.len() as u64) {
-                // Its pack is being written, or the store fails.
+            let needed_bytes = u64::from(length) + tail.len() as u64;
+            if needed_bytes > tier.config().object_bytes_most() {
+                self.queued.remove(&digest);
+                continue;
+            }
+            if !tier.has_room(needed_bytes) {
                 self.queue.push_front((digest, until_ns.max(now_ns.saturating_add(WAIT_NS))));
-                self.paused_until_ns = now_ns.saturating_add(PAUSE_NS);
+                self.lacked_bytes = Some(needed_bytes);
                 return progress;
             }
             let new = NewObject {

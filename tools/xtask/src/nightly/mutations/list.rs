@@ -43,6 +43,8 @@ pub(super) enum Host {
     LostStateWithDisks,
     /// Members of process groups.
     Collectives,
+    /// Shards over a store that all see, while nodes die, restart and end in order.
+    SharedTier,
 }
 
 /// Planted bug.
@@ -539,5 +541,21 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         find: "|devices| devices.incarnation >= incarnation);",
         replace: "|devices| devices.incarnation == incarnation);",
         host: Host::KeptMemory,
+    },
+    Mutation {
+        name: "released-slots-fall-out-of-a-checkpoint",
+        invariant: "a shard that has lost slots keeps their index in the store for their new owners",
+        file: "dataplane/shared/src/log.rs",
+        find: "        self.valid.with(&released, |valid, released| valid | released)",
+        replace: "        self.valid.with(&released, |valid, _| valid)",
+        host: Host::SharedTier,
+    },
+    Mutation {
+        name: "shard-ends-before-its-takeover",
+        invariant: "a shard that ends in order has made what it was taking over part of a checkpoint",
+        file: "dataplane/shared/src/tier.rs",
+        find: "self.clock.is_known() && self.takeovers.is_empty();",
+        replace: "self.clock.is_known();",
+        host: Host::SharedTier,
     },
 ];

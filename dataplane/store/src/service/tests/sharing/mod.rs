@@ -258,21 +258,24 @@ fn removals_and_replacements_wait_for_the_log_and_are_refused_without_it() {
 }
 
 #[test]
-fn an_object_of_a_former_owner_does_not_stand_behind_a_newer_one() {
-    let (bed, keys) = Bed::with_objects(2);
+fn an_object_of_a_former_owner_does_not_stand_behind_other_bytes() {
+    let (bed, keys) = Bed::with_objects(3);
     let version = |bed: &Bed, key: &[u8]| bed.rig.store().peek(Digest::of(b"", key)).map(|object| object.version);
     let put = version(&bed, &keys[0]).expect("it was put");
-    // Memory has one of them in the same version, and a newer one of the other: replicas that the former owner made.
+    // Memory has replicas that the former owner made, under versions of this shard: lower and higher ones of the same
+    // bytes, and one of other bytes.
     let mut bed = Bed::start(2, bed.files);
-    for (key, version) in keys.iter().zip([put, Version(1999)]) {
+    for (key, (version, byte)) in keys.iter().zip([(Version(put.0 - 1), 1), (Version(1998), 1), (Version(1999), 9)]) {
         let store = &mut bed.rig.service.objects.shard_mut().store;
         let (reservation, extent) = store.reserve_for(&Reserve::plain(Digest::of(b"", key), 100)).expect("room");
-        bed.pool.write(extent.offset, &[9; 100]);
-        store.restore(reservation, payload_checksum(&[9; 100]), version).expect("it is new");
+        bed.pool.write(extent.offset, &[byte; 100]);
+        store.restore(reservation, payload_checksum(&[byte; 100]), version).expect("it is new");
     }
     bed.follow(2);
-    assert_eq!(bed.stats().objects, 1);
-    bed.evict(&keys[0]);
-    bed.evict(&keys[1]);
-    assert_eq!((bed.get(&keys[0]), bed.get(&keys[1])), (Some(vec![1; 100]), None));
+    assert_eq!(bed.stats().objects, 2);
+    let versions = [version(&bed, &keys[0]), version(&bed, &keys[1])];
+    keys.iter().for_each(|key| bed.evict(key));
+    assert_eq!(keys.iter().map(|key| bed.get(key)).collect::<Vec<_>>(), [Some(vec![1; 100]), Some(vec![1; 100]), None]);
+    // Their versions stay the ones that clients have seen.
+    assert_eq!([version(&bed, &keys[0]), version(&bed, &keys[1])], versions);
 }
