@@ -18,7 +18,7 @@ use kvplane_tier::{GetError, RecordView};
 
 use super::local::LocalStore;
 use super::objects::Objects;
-use super::replica_records::whole_record;
+use super::replication::records::whole_record;
 use super::shard::Shard;
 use super::shard::answers::items_of;
 use super::shard::context::RequestContext;

@@ -32,7 +32,6 @@ mod migration;
 mod objects;
 mod put_sessions;
 mod puts;
-mod replica_records;
 mod replication;
 mod segments;
 mod shard;

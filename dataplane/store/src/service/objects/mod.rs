@@ -19,7 +19,7 @@ use super::damage::Damage;
 use super::device_moves::{is_on_device, is_to_be_promoted, recall};
 use super::local::{LocalStore, SsdWaits};
 use super::migration::{Migration, Waiter};
-use super::replica_records::{keep_replica, may_read_replica, readable_record};
+use super::replication::records::{keep_replica, may_read_replica, readable_record};
 use super::replication::{CopyWaits, Replication};
 use super::shard::Shard;
 use super::shard::answers::items_of;

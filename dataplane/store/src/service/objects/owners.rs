@@ -8,7 +8,7 @@ use kvplane_proto::ids::{Epoch, Incarnation, SLOTS, Slot};
 use kvplane_proto::map::SlotOwners;
 
 use super::Objects;
-use crate::service::replica_records::{begin_replicas, end_replicas};
+use crate::service::replication::records::{begin_replicas, end_replicas};
 use crate::service::shard::Relation;
 use crate::service::types::{CloseReason, MapStanding};
 

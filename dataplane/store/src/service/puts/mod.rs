@@ -17,7 +17,7 @@ use kvplane_proto::{FrameFlags, ItemFlags, Limits, Status};
 use self::acks::Acks;
 use super::objects::Objects;
 use super::put_sessions::PutSessions;
-use super::replica_records::may_keep_replica;
+use super::replication::records::may_keep_replica;
 use super::shard::answers::items_of;
 use super::shard::context::RequestContext;
 use super::shard::deferrals::{PutReply, Replies};

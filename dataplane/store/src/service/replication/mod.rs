@@ -37,6 +37,7 @@ mod heat;
 mod outstanding;
 mod owners;
 mod pushes;
+pub(in crate::service) mod records;
 mod removals;
 mod waits;
 mod walks;

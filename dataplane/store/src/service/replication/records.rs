@@ -6,13 +6,17 @@ use kvplane_proto::ids::Slot;
 use kvplane_proto::{Digest, Status};
 use kvplane_tier::RecordView;
 
-use super::local::LocalStore;
-use super::shard::context::RequestContext;
-use super::tiering::break_off_events;
+use crate::service::local::LocalStore;
+use crate::service::shard::context::RequestContext;
+use crate::service::tiering::break_off_events;
 
 /// Returns the record of an object on the SSD that may be read for a request: for one that accepts replicas, or repairs
 /// another copy, also that of a replica.
-pub(super) fn readable_record(local: &LocalStore, context: &RequestContext, digest: Digest) -> Option<RecordView> {
+pub(in crate::service) fn readable_record(
+    local: &LocalStore,
+    context: &RequestContext,
+    digest: Digest,
+) -> Option<RecordView> {
     let ssd = local.ssd()?;
     if context.repairs() {
         return whole_record(local, digest);
@@ -22,33 +26,37 @@ pub(super) fn readable_record(local: &LocalStore, context: &RequestContext, dige
 
 /// Returns the record of an object or replica on the SSD, unless it is damaged: a request for a repair does not wait
 /// for the repair of this copy, which may wait for the other.
-pub(super) fn whole_record(local: &LocalStore, digest: Digest) -> Option<RecordView> {
+pub(in crate::service) fn whole_record(local: &LocalStore, digest: Digest) -> Option<RecordView> {
     let ssd = local.ssd()?;
     ssd.locate_any(digest).filter(|_| !ssd.damaged.has(digest))
 }
 
 /// Returns `None` if the request does not accept a replica of an object, else whether there is one.
-pub(super) fn may_read_replica(local: &LocalStore, context: &RequestContext, digest: Digest) -> Option<bool> {
+pub(in crate::service) fn may_read_replica(
+    local: &LocalStore,
+    context: &RequestContext,
+    digest: Digest,
+) -> Option<bool> {
     let here = local.shard.may_read_replica(context, digest)?;
     Some(here || readable_record(local, context, digest).is_some())
 }
 
 /// Acts on a replica that was received: it is written to the SSD as the policy says.
-pub(super) fn keep_replica(local: &mut LocalStore, digest: Digest) {
+pub(in crate::service) fn keep_replica(local: &mut LocalStore, digest: Digest) {
     if let Some(tiering) = &mut local.tiering {
         tiering.demotion.keep_replica(&mut tiering.ssd, digest);
     }
 }
 
 /// Checks that a replica of this length and account can be accepted now: backpressure while the SSD cannot keep up.
-pub(super) fn may_keep_replica(local: &mut LocalStore, bytes: u64, account: u16) -> Result<(), Status> {
+pub(in crate::service) fn may_keep_replica(local: &mut LocalStore, bytes: u64, account: u16) -> Result<(), Status> {
     let Some(tiering) = &mut local.tiering else { return Ok(()) };
     let weight = tiering.ssd.weight_of(local.shard.store.tenants().number(account));
     tiering.demotion.may_keep_replica(&tiering.ssd, bytes, account, weight, local.shard.now_ns)
 }
 
 /// Records the replicas of all slots of which this shard is a replica owner.
-pub(super) fn begin_replicas(local: &mut LocalStore) {
+pub(in crate::service) fn begin_replicas(local: &mut LocalStore) {
     if let Some(tiering) = &mut local.tiering {
         local.shard.replicas.relation_slots().for_each(|slot| tiering.ssd.replicas.begin(slot));
     }
@@ -56,7 +64,11 @@ pub(super) fn begin_replicas(local: &mut LocalStore) {
 
 /// Ends the role of replica owner of slots. The replica records of those that this shard has inherited, or exports to
 /// their new owner, become records of objects; the others are void.
-pub(super) fn end_replicas(local: &mut LocalStore, slots: impl IntoIterator<Item = Slot>, exported: &BTreeSet<Slot>) {
+pub(in crate::service) fn end_replicas(
+    local: &mut LocalStore,
+    slots: impl IntoIterator<Item = Slot>,
+    exported: &BTreeSet<Slot>,
+) {
     let LocalStore { shard, tiering: Some(tiering), .. } = local else { return };
     let mut has_inherited = false;
     for slot in slots {
