@@ -54,6 +54,9 @@ impl Objects {
         self.end_relations(&ended, heard, missed, owners);
         begin_replicas(&mut self.local);
         let has_lost = self.end_slots(missed, owned, owners.filter(|_| !missed));
+        if let Some(tiering) = &mut self.local.tiering {
+            tiering.ssd.note_exports(&self.local.shard);
+        }
         if has_lost {
             self.local.refuse_void_puts();
         }

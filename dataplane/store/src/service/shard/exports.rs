@@ -28,6 +28,16 @@ impl Exports {
         self.to.contains_key(&slot)
     }
 
+    /// Returns the epoch of the map that began the export of a slot.
+    pub(in crate::service) fn since(&self, slot: Slot) -> Option<Epoch> {
+        self.to.get(&slot).map(|(_, since)| *since)
+    }
+
+    /// Returns the exported slots, each with the epoch of the map that began its export.
+    pub(in crate::service) fn slots(&self) -> impl Iterator<Item = (Slot, Epoch)> + '_ {
+        self.to.iter().map(|(slot, (_, since))| (*slot, *since))
+    }
+
     pub(in crate::service) fn len(&self) -> usize {
         self.to.len()
     }

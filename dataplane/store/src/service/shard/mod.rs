@@ -7,7 +7,7 @@ pub(super) mod answers;
 pub(super) mod context;
 pub(super) mod deferrals;
 pub(super) mod effects;
-mod exports;
+pub(in crate::service) mod exports;
 mod ownership;
 mod replica_slots;
 pub(super) mod rights;

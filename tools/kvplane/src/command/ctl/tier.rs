@@ -90,7 +90,8 @@ pub(crate) fn run(link: &ControlLink, action: &Action) -> Result<(), Failure> {
             let bad: u64 = nodes.iter().flat_map(|node| &node.shards).map(|shard| shard.scrub.bad_records).sum();
             match bad {
                 1.. if wait => {
-                    let text = "those with their objects in memory were rewritten, the others are misses now";
+                    let text =
+                        "those with a copy in memory or on another node are written again, the others are misses";
                     Err(format!("{bad} records were damaged: {text}").into())
                 }
                 _ => Ok(()),

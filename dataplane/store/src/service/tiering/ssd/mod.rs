@@ -336,6 +336,13 @@ impl Ssd {
         }
     }
 
+    /// Notes the slots that this shard exports by the map that it follows now.
+    pub(in crate::service) fn note_exports(&mut self, shard: &Shard) {
+        let is_known = self.is_recovered() && !self.is_degraded() && !self.tier.is_untracked();
+        let has_records = !is_known || self.tier.stats().objects > 0 || self.removals.len() > 0;
+        self.replicas.note_exports(&shard.exports, !has_records && shard.store.objects().is_empty());
+    }
+
     /// Opens the slots whose replicas may be recorded now: none of those that are `noted` on the device as this one's.
     /// Returns the replicas that waited for that.
     pub(super) fn open_replicas(&mut self, shard: &Shard, noted: impl Fn(Slot) -> bool) -> Vec<Digest> {
@@ -343,10 +350,10 @@ impl Ssd {
             return Vec::new();
         }
         let Self { replicas, sweep, doubts, .. } = self;
-        replicas.open(shard.now_ns, |slot| {
+        replicas.open(shard.now_ns, &shard.exports, |slot| {
             // Slots that were swept stay in the set as long as the device may have records that cannot be read.
             let is_swept = sweep.at.is_none() || !sweep.slots.has(slot);
-            let is_taken = noted(slot) || !is_swept || doubts.has(slot) || shard.exports.has_slot(slot);
+            let is_taken = noted(slot) || !is_swept || doubts.has(slot);
             !is_taken && !shard.ownership.owned().has(slot) && shard.replicas.relation(slot).is_some()
         })
     }

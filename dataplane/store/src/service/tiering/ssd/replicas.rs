@@ -2,14 +2,17 @@
 //!
 //! All records of an *open* slot are replica records. A slot of which this shard is the replica owner is opened when
 //! the SSD has no other record of it, and the durable ownership note does not name it: so a restart makes all replica
-//! records void, as another incarnation of a replica owner has no replicas. A slot is closed as soon as this shard is
+//! records void, as another incarnation of a replica owner has no replicas. An exported slot can be opened only if its
+//! export began with nothing in it: nobody tells this shard when a new owner has imported it. A slot is closed as soon as this shard is
 //! the replica owner of another incarnation of the owner, or none.
 
 use std::collections::BTreeMap;
 
 use kvplane_proto::Digest;
-use kvplane_proto::ids::Slot;
+use kvplane_proto::ids::{Epoch, Slot};
 use kvplane_tier::SlotSet;
+
+use crate::service::shard::exports::Exports;
 
 /// Most replicas that wait until their slot is open. Further ones are in memory only.
 const WAITING_MOST: usize = 1 << 16;
@@ -26,12 +29,23 @@ pub(in crate::service) struct ReplicaRecords {
     waiting: BTreeMap<Slot, Vec<Digest>>,
     waiting_replicas: usize,
     retry_ns: u64,
+    /// Exported slots of which this shard had nothing when their export began, with the epoch of that map.
+    empty_exports: BTreeMap<Slot, Epoch>,
 }
 
 impl ReplicaRecords {
     pub(super) fn new() -> Self {
         let (open, written) = (SlotSet::none(), SlotSet::none());
-        Self { open, written, waiting: BTreeMap::new(), waiting_replicas: 0, retry_ns: 0 }
+        let (waiting, empty_exports) = (BTreeMap::new(), BTreeMap::new());
+        Self { open, written, waiting, waiting_replicas: 0, retry_ns: 0, empty_exports }
+    }
+
+    /// Notes the exports after a map was followed, by a shard that may have nothing at all.
+    pub(super) fn note_exports(&mut self, exports: &Exports, has_nothing: bool) {
+        self.empty_exports.retain(|slot, since| exports.since(*slot) == Some(*since));
+        if has_nothing {
+            self.empty_exports.extend(exports.slots());
+        }
     }
 
     /// Returns true if all records of a slot are replica records.
@@ -76,12 +90,13 @@ impl ReplicaRecords {
     }
 
     /// Opens the slots for which `may_open` returns true; returns the replicas that waited for them.
-    pub(super) fn open(&mut self, now_ns: u64, may_open: impl Fn(Slot) -> bool) -> Vec<Digest> {
+    pub(super) fn open(&mut self, now_ns: u64, exports: &Exports, may_open: impl Fn(Slot) -> bool) -> Vec<Digest> {
         self.retry_ns = now_ns.saturating_add(RETRY_NS);
         let mut ready = Vec::new();
-        let open = &mut self.open;
+        let (open, empty) = (&mut self.open, &self.empty_exports);
+        let has_export = |slot: Slot| exports.has_slot(slot) && exports.since(slot) != empty.get(&slot).copied();
         self.waiting.retain(|slot, replicas| {
-            let opens = may_open(*slot);
+            let opens = !has_export(*slot) && may_open(*slot);
             if opens {
                 open.insert(*slot);
                 ready.append(replicas);
@@ -109,7 +124,7 @@ mod tests {
         assert!(!records.wait(digest(3)), "this shard is no replica owner of it");
         [3, 4].into_iter().for_each(|slot| records.begin(Slot(slot)));
         assert!(records.wait(digest(3)) && records.wait(digest(4)) && records.is_due(0));
-        assert_eq!(records.open(5, |slot| slot == Slot(3)), [digest(3)]);
+        assert_eq!(records.open(5, &Exports::default(), |slot| slot == Slot(3)), [digest(3)]);
         assert!(records.is_open(Slot(3)) && !records.is_open(Slot(4)) && !records.is_due(5));
         assert_eq!(records.poll_timeout(), Some(5 + RETRY_NS));
         records.note_written(Slot(3));

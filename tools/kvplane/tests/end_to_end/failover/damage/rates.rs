@@ -1,16 +1,19 @@
 //! Rates of repairs: how long it takes until all objects have all their replicas again after the loss of a node, and
 //! until damage is repaired. `KVPLANE_REPAIR_MIB` sets how much is stored (8).
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
 use kvplane::PutOptions;
 
-use super::{COUNTERS, sum};
+use super::{BEGIN, COUNTERS, sum};
 use crate::support::{Process, Way, Workplace, health, text, wait_until};
 
 const OBJECT_BYTES: usize = 256 << 10;
+/// Bytes at whose multiples records begin on an SSD.
+const RECORD_UNIT: usize = 64;
 
 /// Amount of objects in MiB.
 fn mib() -> u64 {
@@ -51,7 +54,9 @@ impl Cluster {
         let nodes = (1..=4).map(|number| {
             let more = more(&place, number);
             let more = more.iter().map(String::as_str);
-            let settings = ["--pool", &pool, "--shards", "1", "--metrics-port", "0"].into_iter().chain(more);
+            let domain = number.to_string();
+            let settings = ["--pool", &pool, "--shards", "1", "--failure-domain", &domain, "--metrics-port", "0"];
+            let settings = settings.into_iter().chain(more);
             let node = place.node(number, &settings.collect::<Vec<_>>());
             node.wait_for(COUNTERS);
             node
@@ -113,15 +118,14 @@ fn scrub_of_damaged_records() {
         ["--ssd", &size, "--ssd-scrub", "0", "--memory-scrub", "0"].map(str::to_owned).to_vec()
     };
     let cluster = Cluster::new("damage-rates", 2, objects(), &more);
-    // The records of one node, at whole blocks.
+    // The records of one node: payloads of this length begin at units of the log.
     let file = File::options().read(true).write(true).open(ssd(&cluster.place, 1)).unwrap();
     let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
     let places = wait_until(|| {
         file.read_exact_at(&mut bytes, 0).unwrap();
-        let begins: Vec<Vec<u8>> = (0..cluster.objects).map(|key| value(key)[..64].to_vec()).collect();
-        let blocks = (0..bytes.len() - OBJECT_BYTES).step_by(4096);
-        let places: Vec<usize> =
-            blocks.filter(|at| begins.iter().any(|begin| bytes[*at..].starts_with(begin))).collect();
+        let begins: BTreeSet<Vec<u8>> = (0..cluster.objects).map(|key| value(key)[..BEGIN].to_vec()).collect();
+        let blocks = (0..bytes.len() - OBJECT_BYTES).step_by(RECORD_UNIT);
+        let places: Vec<usize> = blocks.filter(|at| begins.contains(&bytes[*at..*at + BEGIN])).collect();
         // Of each object two of four nodes have a record.
         (places.len() as u64 * 3 > cluster.objects).then_some(places)
     });
@@ -131,7 +135,7 @@ fn scrub_of_damaged_records() {
     }
     file.sync_all().unwrap();
     let start = Instant::now();
-    println!("{}", cluster.place.run(&["ctl", "tier", "verify", "--rate", "4G"]).text());
+    cluster.place.run(&["ctl", "tier", "verify", "--rate", "4G"]).failed(1, &["records were damaged"]);
     let good = || {
         let counters = ["kvplane_tier_records_repaired_total", "kvplane_tier_rewritten_total"];
         counters.map(|name| sum(&cluster.nodes, name)).iter().sum::<u64>() >= places.len() as u64
