@@ -17,7 +17,8 @@ const PYTHONS: [&str; 7] =
     ["python3", "python3.14", "python3.13", "python3.12", "python3.11", "python3.10", "python3.9"];
 
 /// Tests that are skipped without numpy.
-const NEED_NUMPY: [&str; 3] = ["test_experts", "test_elastic_buffer", "test_experts_group"];
+const NEED_NUMPY: [&str; 5] =
+    ["test_experts", "test_elastic_buffer", "test_experts_group", "test_structured_objects", "test_docs"];
 
 /// Packages to build: the module, and the program that the tests run against and the wheel contains.
 const PACKAGES: [&str; 4] = ["--package", "kvplane-tools", "--package", "kvplane-python"];

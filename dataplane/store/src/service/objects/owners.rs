@@ -10,6 +10,7 @@ use kvplane_proto::map::SlotOwners;
 use super::Objects;
 use crate::service::replication::records::{begin_replicas, end_replicas};
 use crate::service::shard::Relation;
+use crate::service::tiering::note_exports;
 use crate::service::types::{CloseReason, MapStanding};
 
 /// Map that assigns slots to this shard and removes others.
@@ -55,7 +56,7 @@ impl Objects {
         begin_replicas(&mut self.local);
         let has_lost = self.end_slots(missed, owned, owners.filter(|_| !missed));
         if let Some(tiering) = &mut self.local.tiering {
-            tiering.ssd.note_exports(&self.local.shard);
+            note_exports(&mut tiering.ssd, &self.local.shard);
         }
         if has_lost {
             self.local.refuse_void_puts();

@@ -33,7 +33,7 @@ pub use self::reconciliation::VoidCause;
 pub(super) use self::reconciliation::{Reconciliation, SlotSources};
 pub use self::snapshot::TierSnapshot;
 pub use self::ssd::SsdUsage;
-pub(super) use self::ssd::{RemovalCause, Ssd, WaitingReaders, break_off_events};
+pub(super) use self::ssd::{RemovalCause, Ssd, WaitingReaders, break_off_events, note_exports};
 use super::shard::Shard;
 use super::shard::effects::Effect;
 use crate::StoreConfig;

@@ -336,13 +336,6 @@ impl Ssd {
         }
     }
 
-    /// Notes the slots that this shard exports by the map that it follows now.
-    pub(in crate::service) fn note_exports(&mut self, shard: &Shard) {
-        let is_known = self.is_recovered() && !self.is_degraded() && !self.tier.is_untracked();
-        let has_records = !is_known || self.tier.stats().objects > 0 || self.removals.len() > 0;
-        self.replicas.note_exports(&shard.exports, !has_records && shard.store.objects().is_empty());
-    }
-
     /// Opens the slots whose replicas may be recorded now: none of those that are `noted` on the device as this one's.
     /// Returns the replicas that waited for that.
     pub(super) fn open_replicas(&mut self, shard: &Shard, noted: impl Fn(Slot) -> bool) -> Vec<Digest> {
@@ -421,4 +414,11 @@ pub(in crate::service) fn break_off_events(shard: &mut Shard) {
 /// Returns true if the SSD has a record of this digest, visible or hidden, or may yet recover one.
 fn may_stand(tier: &Tier, digest: Digest) -> bool {
     tier.may_find(digest) || tier.locate(digest).is_some()
+}
+
+/// Notes the slots that a shard exports by the map that it follows now.
+pub(in crate::service) fn note_exports(ssd: &mut Ssd, shard: &Shard) {
+    let is_known = ssd.is_recovered() && !ssd.is_degraded() && !ssd.tier.is_untracked();
+    let has_records = !is_known || ssd.tier.stats().objects > 0 || ssd.removals.len() > 0;
+    ssd.replicas.note_exports(&shard.exports, !has_records && shard.store.objects().is_empty());
 }

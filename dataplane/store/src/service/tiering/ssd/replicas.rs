@@ -3,8 +3,8 @@
 //! All records of an *open* slot are replica records. A slot of which this shard is the replica owner is opened when
 //! the SSD has no other record of it, and the durable ownership note does not name it: so a restart makes all replica
 //! records void, as another incarnation of a replica owner has no replicas. An exported slot can be opened only if its
-//! export began with nothing in it: nobody tells this shard when a new owner has imported it. A slot is closed as soon as this shard is
-//! the replica owner of another incarnation of the owner, or none.
+//! export began with nothing in it: nobody tells this shard when a new owner has imported it. A slot is closed as soon
+//! as this shard is the replica owner of another incarnation of the owner, or none.
 
 use std::collections::BTreeMap;
 
