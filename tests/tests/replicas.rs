@@ -132,6 +132,8 @@ fn seeds_that_failed_once() {
     }
     // A replication that was requested while an older version was in flight.
     run(Scenario::of_wishes(69).undisturbed()).unwrap_or_else(|failure| panic!("{failure}"));
+    // A get evicted from memory what the next get of the same request, bound to a tenant, was about to read.
+    run(Scenario::of_damaged_records(39)).unwrap_or_else(|failure| panic!("{failure}"));
 }
 
 /// Runs seeds with the bug until a rule breaks; it must be one of `rules`.

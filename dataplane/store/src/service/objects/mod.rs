@@ -28,6 +28,7 @@ use super::shard::deferrals::{DeferredItem, Replies, lookup_of, no_lookup};
 use super::shard::stream_read::{ReadSpan, Reader, StreamRead};
 use super::shard::tail::TailHead;
 use super::shared_objects::{in_shared_tier, is_below, read_shared};
+use super::tiering::ObjectTenant;
 use super::types::{CloseReason, CommittedObject, Hold, Identity, Memory, MemoryExtent, PeerKey, get_status};
 use crate::entry::Entry;
 use crate::store::Store;
@@ -250,6 +251,10 @@ impl Objects {
     fn get_one(&mut self, context: &RequestContext, digest: Digest, read: StreamRead) -> Result<(), (Status, u64)> {
         let shard = &mut self.local.shard;
         shard.answers_for(context, digest).map_err(|status| (status, shard.ownership.epoch().0))?;
+        if context.tenant.is_some() && self.local.tenant_of(digest) == ObjectTenant::Unread {
+            // It was in memory when the request was claimed, and another get of the request has evicted it since.
+            return Err((Status::Busy, 0));
+        }
         if self.local.is_anothers(context, digest) || self.local.shard.is_peers_replica(context, digest) {
             return Err((Status::NotFound, 0));
         }
