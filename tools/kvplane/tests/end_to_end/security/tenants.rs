@@ -140,7 +140,9 @@ fn a_tenant_has_no_more_than_its_quota_and_others_keep_theirs() {
     let other = &mut place.client(Way::Tcp);
     (0..100).for_each(|at| put(other, &format!("other-{at}"), at).unwrap());
     place.run(&["ctl", "tenants", "set", "big", "--memory", "8M", "--weight", "3"]).well();
-    wait_until(|| put(&mut big, "k", 0).ok()).expect("nodes know within a heartbeat");
+    // Each shard learns of the tenant by itself.
+    let are_taken = wait_until(|| (0..16).all(|at| put(&mut big, &format!("k-{at}"), at).is_ok()).then_some(()));
+    are_taken.expect("both shards know within a heartbeat");
     // The puts are four times its quota, and the whole pool: it evicts its own objects.
     for at in 0..512 {
         put(&mut big, &format!("big-{at}"), at).unwrap();
