@@ -85,7 +85,7 @@ fn flipped_bits() {
 /// one back.
 #[test]
 fn recorded_replicas() {
-    let (total, count) = run_all("KVPLANE_SEEDS", 20, Scenario::of_recorded_replicas);
+    let (total, count) = run_all("KVPLANE_LOSS_SEEDS", 20, Scenario::of_recorded_replicas);
     assert!(count < 10 || total.copies > 0 && total.evictions > 0, "nothing was put to the test: {total}");
 }
 

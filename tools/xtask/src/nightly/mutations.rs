@@ -43,7 +43,7 @@ impl Host {
             Self::HotObjects => ("replicas", "hot_objects", "KVPLANE_HOT_SEEDS"),
             Self::FlippedBits => ("replicas", "flipped_bits", "KVPLANE_LOSS_SEEDS"),
             Self::DamagedRecords => ("replicas", "damaged_records", "KVPLANE_LOSS_SEEDS"),
-            Self::RecordedReplicas => ("replicas", "recorded_replicas", "KVPLANE_SEEDS"),
+            Self::RecordedReplicas => ("replicas", "recorded_replicas", "KVPLANE_LOSS_SEEDS"),
             Self::Silence => ("replicas", "silence", "KVPLANE_LOSS_SEEDS"),
             Self::KeptMemory => ("memory", "restarts", "KVPLANE_MEMORY_SEEDS"),
             Self::Upgrades => ("memory", "upgrades", "KVPLANE_MEMORY_SEEDS"),

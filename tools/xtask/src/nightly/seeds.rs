@@ -79,7 +79,7 @@ const KINDS: [Kind; 37] = [
     Kind::new("replicas", "silence", "KVPLANE_LOSS_SEEDS", 20),
     Kind::new("replicas", "flipped_bits", "KVPLANE_LOSS_SEEDS", 20),
     Kind::new("replicas", "damaged_records", "KVPLANE_LOSS_SEEDS", 20),
-    Kind::new("replicas", "recorded_replicas", "KVPLANE_SEEDS", 20),
+    Kind::new("replicas", "recorded_replicas", "KVPLANE_LOSS_SEEDS", 20),
     Kind::new("replicas", "a_control_plane_that_loses_its_state_loses_no_object", "KVPLANE_LOSS_SEEDS", 20),
     Kind::new("memory", "restarts", "KVPLANE_MEMORY_SEEDS", 20),
     Kind::new("memory", "upgrades", "KVPLANE_MEMORY_SEEDS", 20),

@@ -33,7 +33,7 @@ fn flipped_bits_on_ssds_are_repaired_from_replicas() {
     let nodes: Vec<Process> = (1..)
         .zip(&ssds)
         .map(|(number, path)| {
-            let ssd = format!("{}:128M", text(path));
+            let ssd = format!("{}:64M", text(path));
             let more = ["--pool", "8M", "--shards", "1", "--metrics-port", "0", "--ssd", &ssd, "--ssd-scrub", "0"];
             let node = place.node(number, &[&more[..], &["--memory-scrub", "0", "--ssd-promote", "15"]].concat());
             node.wait_for(COUNTERS);
