@@ -175,6 +175,12 @@ class Pages(Pair):
         self.assertEqual(call(self.peer.name, array.array("q", [4]), one, rows(0, 1 << 62, self.peer.at, 0, 8)), -1)
 
 
+def _stop(process):
+    """Stops a process of ours; returns when all of its threads have stopped."""
+    os.kill(process.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
+
+
 class Tickets(Pair):
     """Fragments of ranges, and what their tickets say."""
 
@@ -246,7 +252,7 @@ class Tickets(Pair):
         self.assertEqual(native.register([at], [SIZE], "*"), 0)
         ends, whole = ([at], [SIZE], [int(there)], [SIZE]), ([[0]], [[0]], [[SIZE]])
         self.assertIs(_scatter.submit(native, name, True, ends, whole).drain(_LONGEST_MS), COMPLETED)
-        os.kill(peer.pid, signal.SIGSTOP)
+        _stop(peer)
         try:
             ticket = _scatter.submit(native, name, True, ends, whole)
             self.assertIs(ticket.drain(50), COMPLETION_UNKNOWN)
@@ -262,7 +268,7 @@ class Tickets(Pair):
         self.assertEqual(seen, [COMPLETED] * 4)
         self.assertTrue(ticket.drained)
         # A killed peer leaves no doubt: the transfer is withdrawn.
-        os.kill(peer.pid, signal.SIGSTOP)
+        _stop(peer)
         ticket = _scatter.submit(native, name, True, ends, whole)
         peer.kill()
         peer.wait()
