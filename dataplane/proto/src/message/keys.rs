@@ -8,6 +8,7 @@ use super::priority::ObjectPriority;
 use super::put::{ObjectName, PutOptions};
 use super::put_flags::Part;
 use crate::digest::Digest;
+use crate::ids::Version;
 use crate::limits::Limits;
 
 /// Most bytes of a page.
@@ -83,6 +84,23 @@ impl KeyItem {
     const PRIORITY_AT: u32 = 8;
     /// Lowest of the three bits with the number of the object's replicas beyond two.
     const FURTHER_AT: u32 = 12;
+
+    /// Returns the item of an object of `bytes` bytes without group, tenant, pin and name.
+    #[must_use]
+    pub const fn plain(digest: Digest, version: Version, bytes: u64, flags: u32) -> Self {
+        Self {
+            digest,
+            version,
+            bytes,
+            group: 0,
+            tenant: 0,
+            soft_pin_ms: 0,
+            key_bytes: 0,
+            tenant_bytes: 0,
+            data_type: 0,
+            flags,
+        }
+    }
 
     /// Returns the bits of [`KeyItem::flags`] for an object that is to have so many replicas, the owner's included.
     #[must_use]

@@ -90,18 +90,7 @@ struct ListEntry {
 
 impl ListEntry {
     fn new(digest: Digest, version: Version, bytes: u64, flags: u32) -> Self {
-        let item = KeyItem {
-            digest,
-            version,
-            bytes,
-            group: 0,
-            tenant: 0,
-            soft_pin_ms: 0,
-            key_bytes: 0,
-            tenant_bytes: 0,
-            data_type: 0,
-            flags,
-        };
+        let item = KeyItem::plain(digest, version, bytes, flags);
         Self { item, tail: Vec::new(), tells_replicas: false, is_gone: false }
     }
 

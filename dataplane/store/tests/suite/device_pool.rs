@@ -3,12 +3,13 @@
 
 use std::collections::BTreeMap;
 
-use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{PinId, ReservationId, Version};
 use kvplane_proto::tenants::TenantLease;
 use kvplane_store::eviction::Eviction;
 use kvplane_store::{Keep, NoMove, ObjectView, PoolMove, Reserve, Store, StoreConfig};
 use proptest::prelude::*;
+
+use crate::support::objects::{Contents, digest, pattern};
 
 const KIB: u64 = 1024;
 const POOL_BYTES: u64 = 24 * KIB;
@@ -63,22 +64,6 @@ fn op() -> impl Strategy<Value = Op> {
         2 => any::<usize>().prop_map(Op::Cancel),
         1 => prop::bool::weighted(0.05).prop_map(|is_lost| if is_lost { Op::LoseDevice } else { Op::DemoteVictim }),
     ]
-}
-
-fn digest(key: u8) -> Digest {
-    Digest(u128::from(key) << 64 | 9)
-}
-
-/// Bytes that depend on their position and on the put that wrote them.
-fn pattern(seed: u64, bytes: u64) -> Vec<u8> {
-    (0..bytes).map(|at| (seed.wrapping_mul(31) ^ at.wrapping_mul(7) ^ at >> 8) as u8).collect()
-}
-
-/// Object that was committed: its bytes are those of this seed.
-#[derive(Clone, Copy, Debug)]
-struct Contents {
-    seed: u64,
-    tail_bytes: u32,
 }
 
 struct Put {

@@ -4,7 +4,6 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
-use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{PinId, ReservationId, Version};
 use kvplane_proto::message::ObjectPriority;
 use kvplane_proto::tenants::TenantLease;
@@ -13,6 +12,8 @@ use kvplane_store::{
     FarPoolStats, Keep, ObjectPins, ObjectView, PoolCopies, Reserve, Store, StoreConfig, far_pool_stats, open_far_pool,
 };
 use proptest::prelude::*;
+
+use crate::support::objects::{Contents, digest, pattern};
 
 const KIB: u64 = 1024;
 const POOL_BYTES: u64 = 24 * KIB;
@@ -90,22 +91,6 @@ fn op() -> impl Strategy<Value = Op> {
         1 => (key(), -2..3i64).prop_map(|(key, priority)| Op::SetPriority { key, priority }),
         1 => Just(Op::Tick),
     ]
-}
-
-fn digest(key: u8) -> Digest {
-    Digest(u128::from(key) << 64 | 9)
-}
-
-/// Bytes that depend on their position and on the put that wrote them.
-fn pattern(seed: u64, bytes: u64) -> Vec<u8> {
-    (0..bytes).map(|at| (seed.wrapping_mul(31) ^ at.wrapping_mul(7) ^ at >> 8) as u8).collect()
-}
-
-/// Object that was committed: its bytes are those of this seed.
-#[derive(Clone, Copy, Debug)]
-struct Contents {
-    seed: u64,
-    tail_bytes: u32,
 }
 
 struct Put {

@@ -189,7 +189,7 @@ impl Witness {
                 if items.len() >= PAGE_ITEMS && place > 0 {
                     return (items, u64::from(slot.0) << PLACE_BITS | place as u64);
                 }
-                items.push(KeyItem { digest: *digest, version: Version(epoch.0), ..nothing() });
+                items.push(KeyItem::plain(*digest, Version(epoch.0), 0, 0));
             }
         }
         (items, 0)
@@ -211,25 +211,10 @@ pub(super) fn take_items(told: &mut BTreeMap<Slot, Changes>, items: impl Iterato
     }
 }
 
-const fn nothing() -> KeyItem {
-    KeyItem {
-        digest: Digest(0),
-        version: Version(0),
-        bytes: 0,
-        group: 0,
-        tenant: 0,
-        soft_pin_ms: 0,
-        key_bytes: 0,
-        tenant_bytes: 0,
-        data_type: 0,
-        flags: 0,
-    }
-}
-
 const fn header(slot: Slot, absence: &Absence) -> KeyItem {
     let digest = slot.first_digest();
     let (version, group) = (Version(absence.since.0), absence.shard.0 as u64);
-    KeyItem { digest, version, bytes: absence.node.0, group, ..nothing() }
+    KeyItem { group, ..KeyItem::plain(digest, version, absence.node.0, 0) }
 }
 
 #[cfg(test)]

@@ -12,6 +12,8 @@ use kvplane_store::{
     CommitError, Copies, Extent, GetError, ObjectView, Replica, Reserve, ReserveError, Store, StoreStats,
 };
 
+use crate::support::objects::digest;
+
 #[derive(Clone, Debug)]
 pub(crate) enum Op {
     Get {
@@ -61,11 +63,6 @@ pub(crate) struct Shadow<P> {
     last_version: Version,
     stale_pin: Option<PinId>,
     stale_put: Option<ReservationId>,
-}
-
-/// Digests that agree in their low word.
-fn digest(key: u8) -> Digest {
-    Digest(u128::from(key) << 64 | 9)
 }
 
 impl<P: EvictionPolicy> Shadow<P> {

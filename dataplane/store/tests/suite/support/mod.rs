@@ -1,5 +1,7 @@
 //! Reference twins of the eviction policies: plain vectors, oldest first.
 
+pub(crate) mod objects;
+
 use std::collections::HashMap;
 
 use kvplane_proto::digest::Digest;

@@ -115,18 +115,7 @@ fn tell(world: &mut World, told: &ChangeReply<'_>) -> usize {
 }
 
 fn page(told: &ChangeReply<'_>) -> Vec<u8> {
-    let plain = |digest| KeyItem {
-        digest,
-        version: Version(0),
-        bytes: 0,
-        group: 0,
-        tenant: 0,
-        soft_pin_ms: 0,
-        key_bytes: 0,
-        tenant_bytes: 0,
-        data_type: 0,
-        flags: 0,
-    };
+    let plain = |digest| KeyItem::plain(digest, Version(0), 0, 0);
     let mut items = Vec::new();
     for slot in 0..KEYS as u8 {
         let header = plain(Digest(u128::from(slot) << 114));

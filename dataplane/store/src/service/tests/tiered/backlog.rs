@@ -116,18 +116,7 @@ fn with_a_former_owner(world: &mut World) -> Vec<u8> {
 fn page_of(key: u8, bytes: u64) -> FetchDone {
     let mut page = Vec::new();
     ListReply { walk: 0, next: 0, items: 1 }.encode(&mut page);
-    let item = KeyItem {
-        digest: digest(key),
-        version: Version(1),
-        bytes,
-        group: 0,
-        tenant: 0,
-        soft_pin_ms: 0,
-        key_bytes: 0,
-        tenant_bytes: 0,
-        data_type: 0,
-        flags: KeyItem::IN_MEMORY,
-    };
+    let item = KeyItem::plain(digest(key), Version(1), bytes, KeyItem::IN_MEMORY);
     item.encode(&mut page);
     FetchDone::Page(page)
 }

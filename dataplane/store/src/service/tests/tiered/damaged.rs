@@ -16,18 +16,7 @@ const OTHER: PeerKey = PeerKey { index: 1, generation: 1 };
 /// Returns the description of an object by another node.
 fn page_of(digest: Digest, bytes: u64) -> Vec<u8> {
     let flags = KeyItem::replica_flags(2);
-    let item = KeyItem {
-        digest,
-        version: kvplane_proto::ids::Version(77),
-        bytes,
-        group: 0,
-        tenant: 0,
-        soft_pin_ms: 0,
-        key_bytes: 0,
-        tenant_bytes: 0,
-        data_type: 0,
-        flags,
-    };
+    let item = KeyItem::plain(digest, kvplane_proto::ids::Version(77), bytes, flags);
     let mut page = Vec::new();
     ListReply { walk: 1, next: 0, items: 1 }.encode(&mut page);
     item.encode(&mut page);
