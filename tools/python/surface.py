@@ -4,7 +4,7 @@
     python surface.py --write    writes docstrings' signatures and type stubs, from the recordings
 
 A recording, `golden/mooncake-VERSION.txt`, is what `dir()` and `__doc__` say of the original's wheel of that version.
-What either of them has is there; where both have a signature, the newer one is written.
+Names of either recording are required; where both have a signature, the newer one is written.
 """
 
 import enum

@@ -206,9 +206,9 @@ pub struct SharedView {
 pub enum HeldObject {
     /// The host has no such object.
     Absent,
-    /// The same bytes, as this version.
+    /// Version with the same bytes.
     Same(Version),
-    /// Other bytes, which are newer: the host serves them.
+    /// Version with other bytes, which is newer: the host serves it.
     Other,
 }
 

@@ -146,7 +146,7 @@ class Pages(Pair):
             for page in range(self.PAGES):
                 at, bytes_of = page * 2048, self.FIELDS * self.LENGTH
                 self.assertEqual(self.memory[at : at + bytes_of], value[at : at + bytes_of])
-                # What is in no field is as it was.
+                # Bytes outside all fields have not changed.
                 self.assertEqual(self.memory[at + bytes_of : at + 2048], bytes(2048 - bytes_of))
             self.memory[: len(value)] = value
 

@@ -102,7 +102,7 @@ class Snapshots(Case):
         for _ in range(2):
             codes, seen = self.read(snapshot, [self.key(1), self.key(0)])
             self.assertEqual((codes, seen), ([8, 8], [b"\x01" * 8, b"\x00" * 8]))
-        # What is not in the snapshot is no argument, whether there is an object or not.
+        # Keys outside the snapshot are refused, whether there is an object or not.
         self.assertEqual(self.read(snapshot, [self.key(2), "no such key", "another"])[0], [-600, -704, -600])
         self.assertEqual(self.read(snapshot, [self.key(0)], 5000)[0], [-600])
 

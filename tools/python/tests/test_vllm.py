@@ -213,7 +213,7 @@ class Tier(unittest.TestCase):
         self.assertEqual((loaded.success, loaded.successful_keys, loaded.transfer_bytes), (True, None, 20 * SIZE))
         for number, chunk in enumerate(order):
             self.assertEqual(second.chunk(chunk), bed.pattern(number << 20, SIZE))
-        # What is between them is as it was.
+        # Chunks between them have not changed.
         self.assertEqual(second.chunk(39), bytes(SIZE))
 
     def test_blocks_pass_through_the_manager_of_vllm(self):

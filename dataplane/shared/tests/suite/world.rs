@@ -143,7 +143,7 @@ struct World {
     failing_percent: u64,
     found: u64,
     taken_over: u64,
-    /// What is to be found, if only nodes fail.
+    /// Objects that gets must find, if only nodes fail.
     promise: Option<Promise>,
 }
 

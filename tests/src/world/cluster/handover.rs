@@ -39,7 +39,7 @@ enum Word {
     Closed,
 }
 
-/// What a process does next.
+/// Next step of a handover.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Turn {
     /// The running process reads a message.

@@ -1,7 +1,7 @@
 //! Kept memory of nodes: the pool and the image of each shard outlive processes. A process is killed between any two
 //! writes of an image, or in the middle of one; images are damaged, or of another node, while no process has them.
 //!
-//! What the checkers know of an image is what the World did, not what the file says: which objects were there when a
+//! The checkers compare an image with the history of the World, not with the file: the objects that were there when a
 //! process ended in order, whether all of the image was written, and whether anything was served since.
 
 use std::collections::BTreeMap;
