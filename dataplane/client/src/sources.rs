@@ -36,6 +36,10 @@ impl Sources {
     ) {
         let mut peers = BTreeMap::new();
         let mut peer_of = |client: &mut Client, key: ShardKey| {
+            // Thousands of slots have few different owners.
+            if let Some(peer) = peers.get(&key) {
+                return Some(*peer);
+            }
             let (its_host, address) = owners.address(key)?;
             let near = !host.is_empty() && host == its_host;
             let address = PeerAddress {
@@ -46,10 +50,13 @@ impl Sources {
                 tcp: address.tcp,
                 shm: address.shm.clone().filter(|_| near),
             };
-            Some(*peers.entry(key).or_insert_with(|| client.open_peer(address)))
+            let peer = client.open_peer(address);
+            peers.insert(key, peer);
+            Some(peer)
         };
         let sources = SourcePeers::each(|slot| peer_of(client, source_of(slot)?));
-        let keepers: BTreeSet<ShardKey> = slots().flat_map(&keepers_of).copied().collect();
+        let mut keepers = BTreeSet::new();
+        slots().flat_map(&keepers_of).for_each(|keeper| _ = keepers.insert(*keeper));
         for keeper in keepers {
             peer_of(client, keeper);
         }

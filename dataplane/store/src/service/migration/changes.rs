@@ -26,6 +26,7 @@ use kvplane_proto::message::{Item, KEY_PAGE_BYTES, KeyItem};
 use kvplane_proto::rng::mix64;
 
 use crate::service::shard::Shard;
+use crate::service::shard::slot_table::SlotTable;
 use crate::service::tiering::reconciliation::changes::{ABSENCES_MOST, Absence, Changes};
 
 /// Most digests of all slots together.
@@ -40,7 +41,7 @@ const _: () = assert!(DIGESTS_MOST <= 1 << PLACE_BITS && PLACE_BITS + SLOTS.trai
 /// Changes of all slots.
 #[derive(Debug, Default)]
 pub(super) struct Witness {
-    slots: BTreeMap<Slot, Changes>,
+    slots: SlotTable<Changes>,
     /// Number of digests of all slots.
     digests: usize,
     /// Number of slots forgotten: an exporter's answers so far are incomplete when it grows.
@@ -55,7 +56,7 @@ impl Witness {
         if self.slots.is_empty() {
             return;
         }
-        let Some(changes) = self.slots.get_mut(&digest.slot()) else { return };
+        let Some(changes) = self.slots.get_mut(digest.slot()) else { return };
         self.digests += usize::from(changes.change(digest, epoch));
         self.bound();
     }
@@ -63,14 +64,14 @@ impl Witness {
     /// Forgets the slots with the most changes while there are too many.
     fn bound(&mut self) {
         while self.digests > DIGESTS_MOST {
-            let most = self.slots.iter().max_by_key(|(_, changes)| changes.digests.len()).map(|(slot, _)| *slot);
+            let most = self.slots.iter().max_by_key(|(_, changes)| changes.digests.len()).map(|(slot, _)| slot);
             let Some(slot) = most else { return };
             self.forget(slot);
         }
     }
 
     fn forget(&mut self, slot: Slot) -> Option<Changes> {
-        let changes = self.slots.remove(&slot)?;
+        let changes = self.slots.remove(slot)?;
         self.forgotten += 1;
         self.digests -= changes.digests.len();
         Some(changes)
@@ -78,7 +79,7 @@ impl Witness {
 
     /// Forgets all changes: the objects of absent owners cannot be trusted any more.
     pub(super) fn clear(&mut self) {
-        (self.slots, self.digests) = (BTreeMap::new(), 0);
+        (self.slots, self.digests) = (SlotTable::default(), 0);
         self.forgotten += 1;
     }
 
@@ -91,14 +92,14 @@ impl Witness {
     /// Returns the changes of a slot.
     #[cfg(test)]
     pub(super) fn of(&self, slot: Slot) -> Option<&Changes> {
-        self.slots.get(&slot)
+        self.slots.get(slot)
     }
 
     /// Adds the changes that a former owner has reported, for slots whose changes this shard has recorded since it
     /// gained them.
     pub(super) fn inherit(&mut self, told: BTreeMap<Slot, Changes>, me: ShardKey) {
         for (slot, told) in told {
-            let Some(changes) = self.slots.get_mut(&slot) else { continue };
+            let Some(changes) = self.slots.get_mut(slot) else { continue };
             let others: Vec<Absence> = told.absences.into_iter().filter(|absence| !absence.is_of(me)).collect();
             if others.is_empty() {
                 continue;
@@ -113,7 +114,7 @@ impl Witness {
     /// Ends the absence of a former owner, which exists and has no objects of these slots left.
     pub(super) fn end_absence(&mut self, slots: impl Iterator<Item = Slot>, of: ShardKey) {
         for slot in slots {
-            let Some(changes) = self.slots.get_mut(&slot) else { continue };
+            let Some(changes) = self.slots.get_mut(slot) else { continue };
             changes.absences.retain(|absence| !absence.is_of(of));
             if changes.absences.is_empty() {
                 self.forget(slot);
@@ -176,13 +177,13 @@ impl Witness {
     pub(super) fn page(&self, from: u64, told: &dyn Fn(Slot) -> bool) -> (Vec<KeyItem>, u64) {
         let (first, skipped) = (Slot((from >> PLACE_BITS) as u16), from as usize & ((1 << PLACE_BITS) - 1));
         let mut items = Vec::new();
-        for (slot, changes) in self.slots.range(first..).filter(|(slot, _)| told(**slot)) {
-            let skipped = if *slot == first { skipped } else { 0 };
+        for (slot, changes) in self.slots.iter_from(first).filter(|(slot, _)| told(*slot)) {
+            let skipped = if slot == first { skipped } else { 0 };
             if items.len() + ABSENCES_MOST >= PAGE_ITEMS {
                 return (items, u64::from(slot.0) << PLACE_BITS | skipped as u64);
             }
             if skipped == 0 {
-                items.extend(changes.absences.iter().map(|absence| header(*slot, absence)));
+                items.extend(changes.absences.iter().map(|absence| header(slot, absence)));
             }
             for (place, (digest, epoch)) in changes.digests.iter().enumerate().skip(skipped) {
                 // The first digest of a slot is on the same page as the slot's headers.
@@ -261,7 +262,8 @@ mod tests {
                 }
             }
             assert!(pages < 40, "{pages} pages");
-            witness.slots.retain(|slot, _| told_of(*slot));
+            witness.slots.retain(|slot, _| told_of(slot));
+            let told: SlotTable<Changes> = told.into_iter().collect();
             assert_eq!(told, witness.slots, "{slots} slots with {each} changes");
         }
     }

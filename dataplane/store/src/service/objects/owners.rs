@@ -1,15 +1,15 @@
 //! Changes of ownership: a map assigns slots to this shard and removes others, and each component acts on it.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use kvplane_proto::Digest;
 use kvplane_proto::Status;
 use kvplane_proto::ids::{Epoch, Incarnation, SLOTS, Slot};
 use kvplane_proto::map::SlotOwners;
+use kvplane_tier::SlotSet;
 
 use super::Objects;
 use crate::service::replication::records::{begin_replicas, end_replicas};
 use crate::service::shard::Relation;
+use crate::service::shard::slot_table::SlotTable;
 use crate::service::tiering::note_exports;
 use crate::service::types::{CloseReason, MapStanding};
 
@@ -80,13 +80,7 @@ impl Objects {
 
     /// Ends this shard's role as the replica owner of these slots by a map after epoch `heard`: their replicas become
     /// objects of this shard, are exported to the new owner, or are dropped.
-    fn end_relations(
-        &mut self,
-        ended: &BTreeMap<Slot, Relation>,
-        heard: Epoch,
-        missed: bool,
-        owners: Option<&SlotOwners>,
-    ) {
+    fn end_relations(&mut self, ended: &SlotTable<Relation>, heard: Epoch, missed: bool, owners: Option<&SlotOwners>) {
         if ended.is_empty() {
             return;
         }
@@ -102,24 +96,24 @@ impl Objects {
                 .filter(|owners| !missed && owners.changed_once(slot, heard) && owners.past(slot) == Some(before.owner))
         };
         // Other objects of such a slot, which this shard still exported, are dropped first.
-        let (mut cleared, mut exported) = (BTreeSet::new(), BTreeSet::new());
-        for (slot, before) in ended {
-            let Some(owners) = told(*slot, before) else { continue };
-            let mine = owners.owner(*slot) == Some(me);
+        let (mut cleared, mut exported) = (SlotSet::none(), SlotSet::none());
+        for (slot, before) in ended.iter() {
+            let Some(owners) = told(slot, before) else { continue };
+            let mine = owners.owner(slot) == Some(me);
             if !mine && owners.address(before.owner).is_some() {
                 continue;
             }
-            if self.local.shard.exports.end(*slot) {
-                self.local.lose_slot(*slot, false);
-                cleared.insert(*slot);
+            if self.local.shard.exports.end(slot) {
+                self.local.lose_slot(slot, false);
+                cleared.insert(slot);
             }
             if mine {
-                self.local.shard.replicas.inherit(*slot);
-            } else if self.local.shard.exports.begin(*slot, before.owner, me, Some(owners)) {
-                exported.insert(*slot);
+                self.local.shard.replicas.inherit(slot);
+            } else if self.local.shard.exports.begin(slot, before.owner, me, Some(owners)) {
+                exported.insert(slot);
             }
         }
-        end_replicas(&mut self.local, ended.keys().copied(), &exported);
+        end_replicas(&mut self.local, ended.slots(), &exported);
         let inherited = self.replication.reassign(&mut self.local.shard, ended, &cleared, &exported);
         if let Some(tiering) = &mut self.local.tiering {
             // Only the former owner had written them to an SSD.

@@ -43,11 +43,10 @@ mod waits;
 mod walks;
 mod wishes;
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use kvplane_proto::ids::{Epoch, SLOTS, Slot, Version};
 use kvplane_proto::map::{ReplicaSet, SlotOwners};
 use kvplane_proto::{Digest, FrameFlags};
+use kvplane_tier::SlotSet;
 
 use self::heat::Heat;
 use self::owners::ReplicaOwners;
@@ -60,6 +59,7 @@ use super::fetches::{Fetch, FetchDone};
 use super::local::LocalStore;
 use super::shard::context::RequestContext;
 use super::shard::deferrals::DeferredItem;
+use super::shard::slot_table::SlotTable;
 use super::shard::{Relation, ReplicaOwnersBySlot, Shard};
 use crate::store::{OwnershipChange, ReplicaRole};
 use crate::{ObjectView, Replica};
@@ -118,7 +118,7 @@ struct Renumbering<'a> {
 impl Renumbering<'_> {
     /// Returns the present numbers of those replica owners of a slot that remain, of a set by the former numbers.
     fn renumber(&self, slot: Slot, at: ReplicaSet) -> ReplicaSet {
-        let (Some(former), Some(now)) = (self.former.get(&slot), self.now.get(&slot)) else { return ReplicaSet::NONE };
+        let (Some(former), Some(now)) = (self.former.get(slot), self.now.get(slot)) else { return ReplicaSet::NONE };
         let had = |number: usize| former.get(number).filter(|_| at.has(number));
         let remaining = (0..former.len()).filter_map(had);
         let numbers = remaining.filter_map(|owner| now.iter().position(|other| other == owner));
@@ -189,28 +189,29 @@ impl Replication {
         epoch: Epoch,
         missed: bool,
         owners: Option<&SlotOwners>,
-    ) -> BTreeMap<Slot, Relation> {
+    ) -> SlotTable<Relation> {
         let me = shard.ownership.key();
         if missed {
             shard.store.objects_mut().orphan_all_detached();
         }
-        let (mut relations, mut replica_owners) = (BTreeMap::new(), BTreeMap::new());
+        let (mut relations, mut replica_owners) = (SlotTable::default(), ReplicaOwnersBySlot::default());
         if let Some(owners) = owners {
             for slot in (0..SLOTS as u16).map(Slot) {
                 let (Some(owner), others) = (owners.owner(slot), owners.replica_owners(slot)) else { continue };
                 if owner == me && !others.is_empty() {
-                    replica_owners.insert(slot, others.to_vec());
+                    replica_owners.add(slot, others);
                 } else if others.contains(&me) {
                     let before = shard.replicas.relation(slot).filter(|before| before.owner == owner && !missed);
                     relations.insert(slot, before.copied().unwrap_or(Relation { owner, since: epoch }));
                 }
             }
         }
-        let former = shard.replicas.relate(relations);
+        let mut ended = shard.replicas.relate(relations);
         let owns = |slot: Slot| owners.is_some_and(|owners| owners.owner(slot) == Some(me));
         self.change_owners(shard, epoch, replica_owners, missed, &owns);
         shard.replicas.keep_inherited(|slot| owns(slot) && !missed);
-        former.into_iter().filter(|(slot, before)| shard.replicas.relation(*slot) != Some(before)).collect()
+        ended.retain(|slot, before| shard.replicas.relation(slot) != Some(before));
+        ended
     }
 
     /// Assigns replicas and objects their role by the new owners. Of the slots of `cleared` only replicas are kept;
@@ -219,24 +220,24 @@ impl Replication {
     pub(super) fn reassign(
         &mut self,
         shard: &mut Shard,
-        ended: &BTreeMap<Slot, Relation>,
-        cleared: &BTreeSet<Slot>,
-        exported: &BTreeSet<Slot>,
+        ended: &SlotTable<Relation>,
+        cleared: &SlotSet,
+        exported: &SlotSet,
     ) -> Vec<Digest> {
         let mut inherited = Vec::new();
         let store = &mut shard.store;
         let replicas = &shard.replicas;
         let gone = store.reassign(|digest, role| {
             let (slot, copy) = (digest.slot(), role == ReplicaRole::Replica);
-            match (copy, ended.contains_key(&slot)) {
-                (false, _) if cleared.contains(&slot) => OwnershipChange::Dropped,
+            match (copy, ended.has(slot)) {
+                (false, _) if cleared.has(slot) => OwnershipChange::Dropped,
                 (false, _) => OwnershipChange::Unchanged,
                 (true, false) if replicas.relation(slot).is_some() => OwnershipChange::Unchanged,
                 (true, true) if replicas.has_inherited(slot) => {
                     inherited.push(digest);
                     OwnershipChange::Promoted
                 }
-                (true, true) if exported.contains(&slot) => OwnershipChange::Promoted,
+                (true, true) if exported.has(slot) => OwnershipChange::Promoted,
                 (true, _) => OwnershipChange::Dropped,
             }
         });
@@ -265,13 +266,14 @@ impl Replication {
         }
         let former = shard.replicas.assign(owners, epoch);
         let now = shard.replicas.owners();
-        let same = |slot: Slot| former.get(&slot) == now.get(&slot);
+        let same = |slot: Slot| former.get(slot) == now.get(slot);
         let over = self.removals.of_slots(|slot| !same(slot));
-        self.pushes.void(|slot, owner| missed || !now.get(&slot).is_some_and(|owners| owners.contains(&owner)));
-        self.owners.follow(now.values().flatten());
+        self.pushes.void(|slot, owner| missed || !now.get(slot).is_some_and(|owners| owners.contains(&owner)));
+        self.owners.follow(now.all());
         // Including slots that have no replica owner any more.
-        let slots = former.keys().chain(now.keys()).copied();
-        let changed: BTreeSet<Slot> = slots.filter(|slot| owns(*slot) && !same(*slot)).collect();
+        let mut changed = SlotSet::none();
+        let slots = former.slots().chain(now.slots());
+        slots.filter(|slot| owns(*slot) && !same(*slot)).for_each(|slot| changed.insert(slot));
         self.removals.end_former(shard, over, missed, owns);
         // The former replica owners have dropped their replicas, or will before they follow the new map. Those that
         // remain keep them, under another number perhaps.
@@ -280,7 +282,7 @@ impl Replication {
         let store = &mut shard.store;
         store.objects_mut().detached_mut().reassign(|digest, at| {
             let slot = digest.slot();
-            let remaining = match (owns(slot), changed.contains(&slot)) {
+            let remaining = match (owns(slot), changed.has(slot)) {
                 (false, _) => ReplicaSet::NONE,
                 (true, false) => at,
                 (true, true) => orders.renumber(slot, at),
@@ -293,7 +295,7 @@ impl Replication {
         if !changed.is_empty() {
             store.reassign(|digest, role| {
                 let ReplicaRole::Replicated(at) = role else { return OwnershipChange::Unchanged };
-                if !changed.contains(&digest.slot()) {
+                if !changed.has(digest.slot()) {
                     return OwnershipChange::Unchanged;
                 }
                 let remaining = orders.renumber(digest.slot(), at);

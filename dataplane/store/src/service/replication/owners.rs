@@ -26,8 +26,10 @@ pub(super) struct ReplicaOwners {
 
 impl ReplicaOwners {
     /// Keeps the state of these replica owners only.
-    pub(super) fn follow<'a>(&mut self, owners: impl Iterator<Item = &'a ShardKey>) {
-        let here: BTreeSet<ShardKey> = owners.copied().collect();
+    pub(super) fn follow(&mut self, owners: &[ShardKey]) {
+        // One by one: many slots have few different owners.
+        let mut here = BTreeSet::new();
+        owners.iter().for_each(|key| _ = here.insert(*key));
         self.peers.retain(|key, _| here.contains(key));
         for key in here {
             self.peers.entry(key).or_default();
@@ -91,7 +93,7 @@ mod tests {
     fn simultaneous_failures_count_once() {
         let key = ShardKey { node: NodeId(1), incarnation: Incarnation(1), shard: ShardId(0) };
         let mut owners = ReplicaOwners::default();
-        owners.follow([key].iter());
+        owners.follow(&[key]);
         (0..5).for_each(|_| owners.not_answered(key, 0));
         assert_eq!(owners.poll_timeout(0), Some(2 * RETRY_NS));
         assert!(owners.rests(key, 0) && !owners.may_drop(key, 0) && owners.may_drop(key, 2 * RETRY_NS));

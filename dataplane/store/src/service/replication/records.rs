@@ -1,10 +1,8 @@
 //! Replicas that a replica owner has on its SSD, and the records that a request for a replica may read.
 
-use std::collections::BTreeSet;
-
 use kvplane_proto::ids::Slot;
 use kvplane_proto::{Digest, Status};
-use kvplane_tier::RecordView;
+use kvplane_tier::{RecordView, SlotSet};
 
 use crate::service::local::LocalStore;
 use crate::service::shard::context::RequestContext;
@@ -67,12 +65,12 @@ pub(in crate::service) fn begin_replicas(local: &mut LocalStore) {
 pub(in crate::service) fn end_replicas(
     local: &mut LocalStore,
     slots: impl IntoIterator<Item = Slot>,
-    exported: &BTreeSet<Slot>,
+    exported: &SlotSet,
 ) {
     let LocalStore { shard, tiering: Some(tiering), .. } = local else { return };
     let mut has_inherited = false;
     for slot in slots {
-        let inherited = exported.contains(&slot) || shard.replicas.has_inherited(slot);
+        let inherited = exported.has(slot) || shard.replicas.has_inherited(slot);
         tiering.ssd.end_replicas(slot, inherited);
         has_inherited |= inherited;
     }

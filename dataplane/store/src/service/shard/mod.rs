@@ -12,6 +12,7 @@ mod ownership;
 mod replica_slots;
 pub(super) mod rights;
 pub(super) mod sessions;
+pub(in crate::service) mod slot_table;
 pub(super) mod stream_read;
 pub(super) mod tail;
 pub(super) mod timing;

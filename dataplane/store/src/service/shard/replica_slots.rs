@@ -1,12 +1,11 @@
 //! Replicated slots: the replica owners of this shard's slots, and the slots of other owners for which this shard is
 //! a replica owner.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use kvplane_proto::Digest;
 use kvplane_proto::ids::{Epoch, Slot};
 use kvplane_proto::map::{ReplicaSet, ShardKey};
 
+use super::slot_table::SlotTable;
 use crate::Copies;
 
 /// Owner for which this shard is a replica owner of a slot, and the epoch since which it is.
@@ -17,15 +16,43 @@ pub(in crate::service) struct Relation {
 }
 
 /// Replica owners of slots, each in the order of the map.
-pub(in crate::service) type ReplicaOwnersBySlot = BTreeMap<Slot, Vec<ShardKey>>;
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(in crate::service) struct ReplicaOwnersBySlot {
+    /// Places of a slot's replica owners in `owners`: the first one, and the number.
+    places: SlotTable<(u32, u32)>,
+    owners: Vec<ShardKey>,
+}
+
+impl ReplicaOwnersBySlot {
+    /// Adds a slot that is not here yet.
+    pub(in crate::service) fn add(&mut self, slot: Slot, owners: &[ShardKey]) {
+        self.places.insert(slot, (self.owners.len() as u32, owners.len() as u32));
+        self.owners.extend_from_slice(owners);
+    }
+
+    pub(in crate::service) fn get(&self, slot: Slot) -> Option<&[ShardKey]> {
+        let (first, count) = *self.places.get(slot)?;
+        self.owners.get(first as usize..)?.get(..count as usize)
+    }
+
+    /// Returns the slots that have replica owners.
+    pub(in crate::service) fn slots(&self) -> impl Iterator<Item = Slot> {
+        self.places.slots()
+    }
+
+    /// Returns the replica owners of all slots, each as often as it is one.
+    pub(in crate::service) fn all(&self) -> &[ShardKey] {
+        &self.owners
+    }
+}
 
 /// Both sides of replication, by slot.
 #[derive(Debug, Default)]
 pub(in crate::service) struct ReplicaSlots {
     /// Slots of which this shard is a replica owner.
-    relations: BTreeMap<Slot, Relation>,
+    relations: SlotTable<Relation>,
     /// Slots that this shard gained as their former replica owner, with their replicas, and does not serve yet.
-    inherited: BTreeSet<Slot>,
+    inherited: SlotTable<()>,
     /// Replica owners of this shard's slots, where there are any, and the epoch of the map that assigned them.
     owners: ReplicaOwnersBySlot,
     since: Epoch,
@@ -35,46 +62,46 @@ impl ReplicaSlots {
     /// Returns true if objects of a slot that is not served are kept: as replicas, or as objects of a gained slot that
     /// is not served yet.
     pub(in crate::service) fn keeps(&self, slot: Slot) -> bool {
-        self.relations.contains_key(&slot) || self.inherited.contains(&slot)
+        self.relations.has(slot) || self.inherited.has(slot)
     }
 
     /// Returns true if this shard was a replica owner of a slot that it owns now, and has the replicas.
     pub(in crate::service) fn has_inherited(&self, slot: Slot) -> bool {
-        self.inherited.contains(&slot)
+        self.inherited.has(slot)
     }
 
     /// Marks a slot as gained together with its replicas.
     pub(in crate::service) fn inherit(&mut self, slot: Slot) {
-        self.inherited.insert(slot);
+        self.inherited.insert(slot, ());
     }
 
     /// Keeps only those inherited slots for which `owns` returns true.
     pub(in crate::service) fn keep_inherited(&mut self, owns: impl Fn(Slot) -> bool) {
-        self.inherited.retain(|slot| owns(*slot));
+        self.inherited.retain(|slot, ()| owns(slot));
     }
 
     /// Returns the relation by which this shard is a replica owner of another owner's slot.
     pub(in crate::service) fn relation(&self, slot: Slot) -> Option<&Relation> {
-        self.relations.get(&slot)
+        self.relations.get(slot)
     }
 
     /// Returns the slots of which this shard is a replica owner.
     pub(in crate::service) fn relation_slots(&self) -> impl Iterator<Item = Slot> {
-        self.relations.keys().copied()
+        self.relations.slots()
     }
 
-    pub(in crate::service) fn relations(&self) -> usize {
+    pub(in crate::service) const fn relations(&self) -> usize {
         self.relations.len()
     }
 
     /// Installs the relations of a new map and returns the former ones.
-    pub(in crate::service) fn relate(&mut self, relations: BTreeMap<Slot, Relation>) -> BTreeMap<Slot, Relation> {
+    pub(in crate::service) fn relate(&mut self, relations: SlotTable<Relation>) -> SlotTable<Relation> {
         core::mem::replace(&mut self.relations, relations)
     }
 
     /// Returns the replica owners of a slot that this shard owns, in the order of the map.
     pub(in crate::service) fn owners_of(&self, slot: Slot) -> &[ShardKey] {
-        self.owners.get(&slot).map_or(&[], Vec::as_slice)
+        self.owners.get(slot).unwrap_or(&[])
     }
 
     /// Returns the number of a replica owner in the order of the map; `None` if it is no replica owner of the slot.
@@ -84,7 +111,7 @@ impl ReplicaSlots {
 
     /// Returns true if the slot of an object has a replica owner.
     pub(in crate::service) fn has_owner(&self, digest: Digest) -> bool {
-        self.owners.contains_key(&digest.slot())
+        self.owners.get(digest.slot()).is_some()
     }
 
     /// Returns the number of replicas that an object can have, beside the owner's, of those that it is to have.
@@ -105,12 +132,12 @@ impl ReplicaSlots {
 
     /// Returns true if no slot of this shard has a replica owner.
     pub(in crate::service) fn is_alone(&self) -> bool {
-        self.owners.is_empty()
+        self.owners.all().is_empty()
     }
 
     /// Returns true if the slots of this shard have several replica owners.
     pub(in crate::service) fn has_several(&self) -> bool {
-        self.owners.values().next().is_some_and(|owners| owners.len() > 1)
+        self.owners.all().len() > self.owners.places.len()
     }
 
     /// Returns the replica owners of this shard's slots.
@@ -141,16 +168,18 @@ mod tests {
         let other = ShardKey { node: NodeId(2), incarnation: Incarnation(1), shard: ShardId(0) };
         let mut slots = ReplicaSlots::default();
         let relation = Relation { owner: other, since: Epoch(4) };
-        assert!(slots.relate(BTreeMap::from([(Slot(5), relation)])).is_empty());
+        assert!(slots.relate([(Slot(5), relation)].into_iter().collect()).is_empty());
         assert!(slots.keeps(Slot(5)) && !slots.keeps(Slot(6)));
         slots.inherit(Slot(5));
-        assert_eq!(slots.relate(BTreeMap::new()), BTreeMap::from([(Slot(5), relation)]));
+        assert_eq!(slots.relate(SlotTable::default()).get(Slot(5)), Some(&relation));
         assert!(slots.keeps(Slot(5)) && slots.has_inherited(Slot(5)));
         slots.keep_inherited(|_| false);
         assert!(!slots.keeps(Slot(5)));
         assert!(slots.is_alone());
         let third = ShardKey { node: NodeId(3), ..other };
-        slots.assign(BTreeMap::from([(Slot(6), vec![other, third])]), Epoch(7));
+        let mut owners = ReplicaOwnersBySlot::default();
+        owners.add(Slot(6), &[other, third]);
+        slots.assign(owners, Epoch(7));
         let (there, elsewhere) = (Digest(6 << 114), Digest(5 << 114));
         assert!(!slots.is_alone() && slots.has_owner(there) && !slots.has_owner(elsewhere));
         assert_eq!((slots.owners_of(Slot(6)), slots.since()), (&[other, third][..], Epoch(7)));

@@ -6,13 +6,12 @@
 //! export began with nothing in it: nobody tells this shard when a new owner has imported it. A slot is closed as soon
 //! as this shard is the replica owner of another incarnation of the owner, or none.
 
-use std::collections::BTreeMap;
-
 use kvplane_proto::Digest;
 use kvplane_proto::ids::{Epoch, Slot};
 use kvplane_tier::SlotSet;
 
 use crate::service::shard::exports::Exports;
+use crate::service::shard::slot_table::SlotTable;
 
 /// Most replicas that wait until their slot is open. Further ones are in memory only.
 const WAITING_MOST: usize = 1 << 16;
@@ -26,23 +25,23 @@ pub(in crate::service) struct ReplicaRecords {
     /// Open slots of which there may be records.
     written: SlotSet,
     /// Slots that are to be opened, with the replicas in memory that wait for it.
-    waiting: BTreeMap<Slot, Vec<Digest>>,
+    waiting: SlotTable<Vec<Digest>>,
     waiting_replicas: usize,
     retry_ns: u64,
     /// Exported slots of which this shard had nothing when their export began, with the epoch of that map.
-    empty_exports: BTreeMap<Slot, Epoch>,
+    empty_exports: SlotTable<Epoch>,
 }
 
 impl ReplicaRecords {
     pub(super) fn new() -> Self {
         let (open, written) = (SlotSet::none(), SlotSet::none());
-        let (waiting, empty_exports) = (BTreeMap::new(), BTreeMap::new());
+        let (waiting, empty_exports) = (SlotTable::default(), SlotTable::default());
         Self { open, written, waiting, waiting_replicas: 0, retry_ns: 0, empty_exports }
     }
 
     /// Notes the exports after a map was followed, by a shard that may have nothing at all.
     pub(super) fn note_exports(&mut self, exports: &Exports, has_nothing: bool) {
-        self.empty_exports.retain(|slot, since| exports.since(*slot) == Some(*since));
+        self.empty_exports.retain(|slot, since| exports.since(slot) == Some(*since));
         if has_nothing {
             self.empty_exports.extend(exports.slots());
         }
@@ -61,14 +60,16 @@ impl ReplicaRecords {
     /// Has a slot opened as soon as that is possible.
     pub(in crate::service) fn begin(&mut self, slot: Slot) {
         if !self.open.has(slot) {
-            self.waiting.entry(slot).or_default();
+            if !self.waiting.has(slot) {
+                self.waiting.insert(slot, Vec::new());
+            }
             self.retry_ns = 0;
         }
     }
 
     /// Closes a slot; returns true if there may be records of it.
     pub(super) fn close(&mut self, slot: Slot) -> bool {
-        self.waiting_replicas -= self.waiting.remove(&slot).map_or(0, |replicas| replicas.len());
+        self.waiting_replicas -= self.waiting.remove(slot).map_or(0, |replicas| replicas.len());
         self.open.remove(slot);
         let was_written = self.written.has(slot);
         self.written.remove(slot);
@@ -78,7 +79,7 @@ impl ReplicaRecords {
     /// Makes a replica wait until its slot is open. False if too many wait, or the slot is not to be opened.
     pub(in crate::service::tiering) fn wait(&mut self, digest: Digest) -> bool {
         let has_room = self.waiting_replicas < WAITING_MOST;
-        let Some(waiting) = self.waiting.get_mut(&digest.slot()).filter(|_| has_room) else { return false };
+        let Some(waiting) = self.waiting.get_mut(digest.slot()).filter(|_| has_room) else { return false };
         waiting.push(digest);
         self.waiting_replicas += 1;
         true
@@ -94,11 +95,11 @@ impl ReplicaRecords {
         self.retry_ns = now_ns.saturating_add(RETRY_NS);
         let mut ready = Vec::new();
         let (open, empty) = (&mut self.open, &self.empty_exports);
-        let has_export = |slot: Slot| exports.has_slot(slot) && exports.since(slot) != empty.get(&slot).copied();
+        let has_export = |slot: Slot| exports.has_slot(slot) && exports.since(slot) != empty.get(slot).copied();
         self.waiting.retain(|slot, replicas| {
-            let opens = !has_export(*slot) && may_open(*slot);
+            let opens = !has_export(slot) && may_open(slot);
             if opens {
-                open.insert(*slot);
+                open.insert(slot);
                 ready.append(replicas);
             }
             !opens
