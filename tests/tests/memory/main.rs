@@ -31,10 +31,12 @@ fn upgrades() {
     assert!(count < 20 || happened, "not everything was put to the test: {total}");
 }
 
-/// Seeds that found a bug once: a node was taken for gone, because its former process's last message came late.
+/// Seeds that found a bug once: a node was taken for gone, because its former process's last message came late; a
+/// running process did not go on to stop after its successor had been killed, and followed the control plane no more.
 #[test]
 fn seeds_that_failed_once() {
     run(Scenario::of_kept_memory(195)).unwrap_or_else(|failure| panic!("{failure}"));
+    run(Scenario::of_upgrades(132)).unwrap_or_else(|failure| panic!("{failure}"));
 }
 
 #[test]

@@ -24,6 +24,9 @@ const AGENT_NS: u64 = 100 * MS;
 /// Identity of the cluster state, which outlives the control plane's processes here.
 const STATE: u64 = 1;
 
+/// Maps whose owners are kept: older ones are late, and rare.
+const OWNERS_MOST: usize = 8;
+
 impl World {
     /// Runs the agent's periodic turn: joins, or sends a heartbeat.
     pub(crate) fn agent(&mut self, index: usize, incarnation: u64) {
@@ -175,6 +178,7 @@ impl World {
             self.incarnations[shard].epoch = 0;
             self.incarnations[shard].service.begin_incarnation(Incarnation(incarnation));
             self.incarnations[shard].changed.clear();
+            self.note_moved_records(shard, |_| true);
             let lineage = self.lineage(shard);
             self.dropped(lineage, |_| true);
             self.drain_service(shard, None);
@@ -253,7 +257,11 @@ impl World {
             running.service.follow(STATE, owners);
         }
         let mut gone = BTreeSet::new();
+        let mut moved = Vec::new();
         for (digest, (served, exported, second)) in keys.iter().zip(of_before) {
+            let inspected = running.service.inspect();
+            let role = (inspected.serves(digest.slot()), inspected.second_since(digest.slot()));
+            moved.extend((role != (served, second)).then_some(*digest));
             let still_second =
                 second.is_some() && second == running.service.inspect().second_since(digest.slot()) && !missed;
             if still_second && !exported {
@@ -277,6 +285,7 @@ impl World {
         let observed = Epochs::observe("a shard", Epoch(running.epoch), epoch);
         running.epoch = epoch.0;
         self.require(observed);
+        self.note_moved_records(index, |digest| moved.contains(&digest));
         let store = (self.scenario.replicas > 1).then(|| self.incarnations[index].service.store());
         let there = keys.iter().filter_map(|digest| Some((*digest, store?.peek(*digest)?.version.0))).collect();
         if self.scenario.tier.is_some() {
@@ -315,8 +324,16 @@ impl World {
         }
     }
 
-    fn owners_of(&mut self, map: &Rc<ClusterMap>) -> Rc<SlotOwners> {
-        let owners = self.owners.entry(map.epoch.0).or_insert_with(|| Rc::new(SlotOwners::of(map)));
-        Rc::clone(owners)
+    /// Returns the owners by a map, which are computed once for all nodes.
+    pub(crate) fn owners_of(&mut self, map: &ClusterMap) -> Rc<SlotOwners> {
+        if let Some(owners) = self.owners.get(&map.epoch.0) {
+            return Rc::clone(owners);
+        }
+        let owners = Rc::new(SlotOwners::of(map));
+        self.owners.insert(map.epoch.0, Rc::clone(&owners));
+        if self.owners.len() > OWNERS_MOST {
+            self.owners.pop_first();
+        }
+        owners
     }
 }

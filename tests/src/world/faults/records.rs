@@ -24,6 +24,9 @@ pub(crate) struct DamagedByte {
     /// Sequence of the record.
     sequence: u64,
     offset: u64,
+    /// The shard has had another role in the object's slot since, so the record may be gone: a new owner imports the
+    /// object and drops this one, and a replica of it is recorded only once the export is over.
+    has_moved: bool,
 }
 
 impl World {
@@ -49,7 +52,7 @@ impl World {
             disk.damage(offset, 1 << bit);
         }
         let DiskRecord { sequence, .. } = record;
-        self.damaged_bytes.push(DamagedByte { incarnation, digest, sequence, offset });
+        self.damaged_bytes.push(DamagedByte { incarnation, digest, sequence, offset, has_moved: false });
         self.statistics.flips += 1;
         self.detail(offset, || {
             format!("incarnation {incarnation}: byte {offset} of its disk, in {digest}, is damaged")
@@ -79,7 +82,10 @@ impl World {
                 false => service.inspect().second_since(slot).is_some(),
             }
         };
-        let Some(own) = self.whole_record(incarnation, digest).filter(|_| fits(incarnation)) else { return false };
+        if !fits(incarnation) {
+            return false;
+        }
+        let Some(own) = self.whole_record(incarnation, digest) else { return false };
         let is_other = |other: usize| {
             let there = &self.incarnations[other];
             there.alive
@@ -92,15 +98,24 @@ impl World {
         (0..self.incarnations.len()).any(is_other)
     }
 
+    /// Notes that a shard has another role than before in the slots of objects for which `moved` returns true.
+    pub(crate) fn note_moved_records(&mut self, incarnation: usize, moved: impl Fn(Digest) -> bool) {
+        let is_moved = |byte: &&mut DamagedByte| byte.incarnation == incarnation && moved(byte.digest);
+        self.damaged_bytes.iter_mut().filter(is_moved).for_each(|byte| byte.has_moved = true);
+    }
+
     /// Has all disks scrubbed, in scenarios with damaged records.
     pub(crate) fn scrub_disks(&mut self) {
         if !self.scenario.scrubs_disks {
             return;
         }
         let now_ns = self.now_ns;
-        for at in self.incarnations.iter_mut().filter(|at| at.alive) {
-            if let Some(tier) = at.service.tier_mut() {
+        for index in 0..self.incarnations.len() {
+            let at = &mut self.incarnations[index];
+            if let Some(tier) = at.service.tier_mut().filter(|_| at.alive) {
                 tier.order(TierOrder::Verify { bytes_per_s: SCRUB_BYTES_PER_S }, now_ns);
+                // A shard at rest has no other reason to look at its tier.
+                self.drain_service(index, None);
             }
         }
     }
@@ -120,7 +135,8 @@ impl World {
             let (inspected, slot) = (at.service.inspect(), byte.digest.slot());
             let Some(view) = inspected.ssd_record(byte.digest) else {
                 let is_promised = self.doubled.keys().any(|key| self.shadow.digest(*key) == byte.digest);
-                if is_promised && (inspected.serves(slot) || inspected.second_since(slot).is_some()) {
+                if is_promised && !byte.has_moved && (inspected.serves(slot) || inspected.second_since(slot).is_some())
+                {
                     left = Some(format!("{byte:?}: the record is gone: {:?}", inspected.repairs()));
                 }
                 continue;
