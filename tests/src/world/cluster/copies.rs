@@ -4,7 +4,7 @@
 use kvplane_client::TaskResult;
 use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
-use kvplane_proto::map::{ClusterMap, ShardKey, SlotOwners};
+use kvplane_proto::map::{ClusterMap, ShardKey};
 use kvplane_proto::message::{Kind, Operation, PutOptions};
 use kvplane_proto::{Digest, FrameFlags, Status};
 use kvplane_store::service::{FetchDone, MemoryExtent};
@@ -225,8 +225,8 @@ impl World {
     /// Drops the promises for objects that stay behind: the control plane waited long enough, and slots migrate on
     /// before all of their objects were imported.
     pub(crate) fn forget_moved_on(&mut self, map: &ClusterMap) {
-        let Some(before) = self.control.published.as_deref() else { return };
-        let (before, after) = (SlotOwners::of(before), SlotOwners::of(map));
+        let Some(before) = self.control.published.clone().filter(|_| !self.doubled.is_empty()) else { return };
+        let (before, after) = (self.owners_of(&before), self.owners_of(map));
         let Self { shadow, incarnations, doubled, .. } = self;
         let comes = |slot| {
             incarnations
