@@ -466,7 +466,7 @@ impl<P: EvictionPolicy> Store<P> {
         self.space.check();
         let entries = self.objects().entries();
         let pins: u32 = entries.iter().map(|(_, entry)| entry.pins()).sum();
-        assert_eq!(pins, self.pins.len(), "pins are counted");
+        assert_eq!(pins, self.pins.len() + self.unchecked.lent, "pins are counted");
         for entry in self.pins.values().map(|id| &entries[id]) {
             assert!(entry.pins() > 0, "a pin leads to {entry:?}");
             assert!(matches!(entry.state(), State::Live | State::Doomed), "{entry:?} is pinned");
@@ -476,6 +476,6 @@ impl<P: EvictionPolicy> Store<P> {
             assert!(is_put(entry), "a reservation leads to {entry:?}");
         }
         let puts = entries.iter().filter(|(_, entry)| is_put(entry)).count();
-        assert_eq!(puts, self.reservations.len() as usize, "reservations are counted");
+        assert_eq!(puts, (self.reservations.len() + self.unchecked.withheld) as usize, "reservations are counted");
     }
 }

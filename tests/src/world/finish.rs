@@ -147,7 +147,7 @@ impl World {
             let quarantined = incarnation.device.as_ref().map_or(0, |device| device.quarantined);
             let (stats, lent) = (incarnation.service.store().stats(), incarnation.ledger.len() - quarantined);
             let is_held = stats.pins != 0 || stats.reservations != quarantined as u64;
-            if is_held && !self.withholds(index) || lent != 0 {
+            if is_held || lent != 0 {
                 let what = format!("incarnation {index}: {lent} ranges lent, {stats:?}");
                 self.violate(broken(Rule::Leak, what));
             }

@@ -68,7 +68,7 @@ impl<P: EvictionPolicy> KeptObjects<'_, P> {
     /// # Errors
     /// See [`TakeBackError`]; then nothing changes.
     pub fn take_back(&mut self, contents: &ImageContents, sums: &Arc<dyn PoolSums>) -> Result<(), TakeBackError> {
-        let Store { space, unchecked, pins, reservations, next_version, config, .. } = &mut *self.store;
+        let Store { space, unchecked, reservations, next_version, .. } = &mut *self.store;
         let is_empty = space.pool().free_granules() == space.pool().granules() && reservations.len() == 0;
         if !is_empty {
             return Err(TakeBackError::NotEmpty);
@@ -76,17 +76,10 @@ impl<P: EvictionPolicy> KeptObjects<'_, P> {
         if contents.objects.iter().any(|object| object.version.0 >= *next_version) {
             return Err(TakeBackError::Versions);
         }
-        let is_bounded = contents.withheld.len() < config.max_reservations as usize
-            && contents.objects.iter().filter(|object| object.lent).count() < config.max_pins as usize;
-        if !is_bounded {
-            return Err(TakeBackError::Places);
-        }
         let taken = KeptSpace { space: &mut *space }.take_back(contents).ok_or(TakeBackError::Places)?;
-        for id in taken.withheld {
-            reservations.insert(id);
-        }
+        unchecked.withheld += taken.withheld;
         for id in taken.lent {
-            pins.insert(id);
+            unchecked.lent += 1;
             space.pin(id);
         }
         unchecked.sums = Some(Arc::clone(sums));

@@ -33,6 +33,10 @@ pub struct KeptCounters {
 pub(super) struct UncheckedObjects {
     pub(super) sums: Option<Arc<dyn PoolSums>>,
     pub(super) counters: KeptCounters,
+    /// Entries that peers of the former process may still access: pinned ones, and withheld extents. No pin or
+    /// reservation of this process leads to them, and they take none of its places.
+    pub(super) lent: u32,
+    pub(super) withheld: u32,
 }
 
 impl UncheckedObjects {

@@ -258,6 +258,25 @@ fn extents_that_another_process_may_still_access_are_not_used() {
 }
 
 #[test]
+fn extents_that_another_process_may_still_access_take_no_place_of_a_put_or_get() {
+    let (config, sums) = (config(256, Eviction::SegmentedLru), Arc::new(Sums::default()));
+    let mut first = store(&config, 1);
+    (1..=3).for_each(|key| put(&mut first, &sums, key, 1000));
+    (1..=2).for_each(|key| _ = first.get(Digest(key)).expect("it is there"));
+    (10..14).for_each(|key| _ = first.reserve(Digest(key), 700).expect("there is room"));
+    let contents = KeptObjects::from(&mut first).collect(|_| true, true);
+    assert_eq!(contents.withheld.len(), 4);
+    let few = StoreConfig { max_pins: 1, max_reservations: 1, ..config };
+    let (mut second, reader) = (store(&few, 100), Arc::clone(&sums) as Arc<dyn PoolSums>);
+    KeptObjects::from(&mut second).take_back(&contents, &reader).expect("an empty store");
+    assert_eq!((second.stats().pins, second.stats().reservations, second.stats().objects), (0, 0, 3));
+    assert_eq!(second.stats().quarantined_bytes, 4 * 768);
+    second.get(Digest(3)).expect("a pin is left");
+    put(&mut second, &sums, 20, 1000);
+    second.check();
+}
+
+#[test]
 fn objects_are_taken_back_by_an_empty_store_of_a_later_incarnation_only() {
     let (config, sums) = (config(256, Eviction::SegmentedLru), Arc::new(Sums::default()));
     let mut first = store(&config, 50);

@@ -111,14 +111,12 @@ pub(crate) struct ShardMemory {
     left: Option<LeftObjects>,
     /// The image is that of another node.
     is_foreign: bool,
-    /// Peers were in the middle of an access at some end: what they had is not used again.
-    was_lent: bool,
 }
 
 impl ShardMemory {
     fn new(pool_bytes: u64) -> Self {
         let (pool, image) = (PoolMemory::new(pool_bytes), ImageBytes::default());
-        Self { pool, image, user: None, counts: Some(false), left: None, is_foreign: false, was_lent: false }
+        Self { pool, image, user: None, counts: Some(false), left: None, is_foreign: false }
     }
 }
 
@@ -351,13 +349,15 @@ impl World {
         memory.image.writes_left = writes_left;
         let closed = image.close(&mut memory.image, &mut at.service, &memory.pool, lends);
         memory.image.writes_left = None;
-        (memory.user, memory.was_lent) = (None, memory.was_lent || lends);
+        memory.user = None;
         self.statistics.memory.images += u64::from(closed.is_ok());
         self.statistics.memory.cut_off += u64::from(closed.is_err());
         if !is_pending {
             memory.counts = Some(matches!(closed, Ok(Some(_))));
             memory.left = left.filter(|_| closed.is_ok());
             if closed.is_err() {
+                // The process was killed: see `forsake_memory`.
+                memory.pool = PoolMemory::new(self.scenario.pool_bytes);
                 self.memory_is_lost(lineage);
             }
         }
@@ -450,13 +450,8 @@ impl World {
             return;
         }
         memory.pool = PoolMemory::new(pool_bytes);
-        (memory.counts, memory.left, memory.was_lent) = (Some(false), None, false);
+        (memory.counts, memory.left) = (Some(false), None);
         self.memory_is_lost(lineage);
-    }
-
-    /// Returns true if a shard withholds memory for good, because peers may still access it.
-    pub(crate) fn withholds(&self, incarnation: usize) -> bool {
-        self.memories.get(&self.lineage(incarnation)).is_some_and(|memory| memory.was_lent)
     }
 
     /// Records that no object of a shard's memory exists any more: none may be read again.

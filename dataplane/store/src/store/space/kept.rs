@@ -31,7 +31,7 @@ pub(in crate::store) struct TakenBack {
     pub(in crate::store) objects: u64,
     pub(in crate::store) bytes: u64,
     pub(in crate::store) lent: Vec<EntryId>,
-    pub(in crate::store) withheld: Vec<EntryId>,
+    pub(in crate::store) withheld: u32,
 }
 
 /// Objects of a space that outlive its process.
@@ -85,10 +85,10 @@ impl<P: EvictionPolicy> KeptSpace<'_, P> {
     }
 
     /// Takes the objects of a former process back, at their places. Those that are due for eviction first are left out
-    /// if there are more than entries. `None`, and nothing changes, if the space is not empty, or places contradict
-    /// each other or the pool.
+    /// if there are more than entries. `None`, and nothing changes, if the space is not empty, places contradict each
+    /// other or the pool, or there are more withheld extents than entries.
     pub(in crate::store) fn take_back(&mut self, contents: &ImageContents) -> Option<TakenBack> {
-        let limit = (self.space.objects.entries().limit() as usize).saturating_sub(contents.withheld.len());
+        let limit = (self.space.objects.entries().limit() as usize).checked_sub(contents.withheld.len())?;
         let first = contents.objects.len().saturating_sub(limit);
         let objects = &contents.objects[first..];
         if objects.iter().any(|object| !self.is_possible(object)) {
@@ -105,7 +105,10 @@ impl<P: EvictionPolicy> KeptSpace<'_, P> {
                     let page = self.space.pool.add_page(usize::from(class), block);
                     pages.insert(u64::from(start) * GRANULE_BYTES, (page, 0u32));
                 }
-                Tenure::Withheld => taken.withheld.push(self.withhold(block, u64::from(granules) * GRANULE_BYTES)),
+                Tenure::Withheld => {
+                    self.withhold(block, u64::from(granules) * GRANULE_BYTES);
+                    taken.withheld += 1;
+                }
             }
         }
         for (object, block) in objects.iter().zip(of_objects) {
@@ -214,9 +217,8 @@ impl<P: EvictionPolicy> KeptSpace<'_, P> {
     }
 
     /// Keeps a block from being used, in quarantine.
-    fn withhold(&mut self, block: Block, bytes: u64) -> EntryId {
+    fn withhold(&mut self, block: Block, bytes: u64) {
         let id = self.space.take(&Reserve { moves: true, ..Reserve::plain(Digest(0), bytes) }, block);
         self.space.quarantine(id);
-        id
     }
 }
