@@ -134,6 +134,8 @@ fn seeds_that_failed_once() {
     run(Scenario::of_wishes(69).undisturbed()).unwrap_or_else(|failure| panic!("{failure}"));
     // A get evicted from memory what the next get of the same request, bound to a tenant, was about to read.
     run(Scenario::of_damaged_records(39)).unwrap_or_else(|failure| panic!("{failure}"));
+    // A fault of the World: the record of an object came back whose removal was not answered.
+    run(Scenario::of_recorded_replicas(777)).unwrap_or_else(|failure| panic!("{failure}"));
     // Faults of the World: a scrub that was ordered from a shard at rest, whose host did not look after it, and records
     // of slots that went to another owner, which drops them.
     for seed in [25, 120, 318] {

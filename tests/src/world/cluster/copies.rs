@@ -14,6 +14,7 @@ use crate::world::World;
 use crate::world::check::ledger::Use;
 use crate::world::check::memory::Loan;
 use crate::world::check::results::{TrackedTask, What};
+use crate::world::check::shadow::Commit;
 use crate::world::check::{Rule, broken};
 use crate::world::cluster::fetch::FETCHES;
 use crate::world::network::Way;
@@ -177,9 +178,10 @@ impl World {
         let origin = self.shadow.commit_of(version).and_then(|commit| commit.origin).unwrap_or(0);
         // Newer puts may have a replica already.
         let lineage = self.lineage(first);
-        let gone =
-            self.shadow.commit_of(origin).filter(|commit| commit.incarnation == lineage && commit.removed.is_some());
-        let older = gone.is_some() && origin < floor;
+        // Below the version of a put nothing is left, also of what an unanswered removal removed.
+        let is_put = floor != u64::MAX;
+        let is_gone = |commit: &&Commit| commit.incarnation == lineage && (is_put || commit.removed.is_some());
+        let older = self.shadow.commit_of(origin).filter(is_gone).is_some() && origin < floor;
         if older {
             let what = format!(
                 "incarnation {incarnation} has a replica of version {origin} of key {key}, which {first} removed"
@@ -194,8 +196,11 @@ impl World {
         let incarnation = connection.incarnation;
         if let Some(key) = self.shadow.commit_of(version).map(|commit| commit.key) {
             let lineage = self.lineage(incarnation);
-            // Before the put there was no object, or the replaced one.
-            self.shadow.removed(key, lineage, version, self.trace.events);
+            if self.scenario.tier.is_none() {
+                // Before the put there was no object, or the replaced one. A disk may bring back the object of a
+                // removal that was not answered, if this put is lost with its process.
+                self.shadow.removed(key, lineage, version, self.trace.events);
+            }
             self.check_no_copy(incarnation, key, version);
         }
     }
