@@ -53,11 +53,11 @@ pub use kvplane_transfer::Error as TransferError;
 pub use kvplane_transfer::error as transfer_error;
 pub use kvplane_transfer::{
     Batch, BatchCompletion, BatchStatus, BufferInfo, DeviceRegistration, DevicesError, Directory, Environment,
-    Explanation, FileInfo, MemoryRails, Metrics, Notice, ObstacleKind, Opcode, OwnAddress, ParseBytesError, PathChange,
-    RailSnapshot, Range, Ranges, RankedRail, RdmaConfig, RdmaUse, RegisterOptions, RegistrationObstacle,
-    RegistrationPath, ScatterRequest, Segment, SegmentHandle, SegmentInfo, Segments, Session, SlowTransfer,
-    SubmitOptions, TaskState, TaskStatus, Transfer, TransferEngine, TransferEngineConfig, TransferRequest,
-    TransportChoice, Use, parse_bytes,
+    Explanation, FileInfo, MemoryRails, Metrics, Notice, NoticeTargets, ObstacleKind, Opcode, OwnAddress,
+    ParseBytesError, PathChange, RailSnapshot, Range, Ranges, RankedRail, RdmaConfig, RdmaUse, RegisterOptions,
+    RegistrationObstacle, RegistrationPath, ScatterRequest, Segment, SegmentHandle, SegmentInfo, Segments, Session,
+    SlowTransfer, SubmitOptions, TaskState, TaskStatus, Transfer, TransferEngine, TransferEngineConfig,
+    TransferRequest, TransportChoice, Use, parse_bytes,
 };
 pub use link::{ControlLink, ControlLinkError};
 pub use node::handover;

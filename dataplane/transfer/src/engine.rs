@@ -456,9 +456,10 @@ impl TransferEngine {
             check_overlap(requests)?;
             plan.divide(tasks, self.config.slice_bytes)?;
             plan.parts.background = options.background;
-            if let (Some(notice), Some(to)) = (&options.notice, requests.first()) {
-                let notice = self.notices.reserve(&self.segments.name_of(to.target)?, notice)?;
-                plan.parts.notice = Some((Arc::clone(&self.notices), notice));
+            if let Some(notice) = &options.notice {
+                let reserve = |target| self.notices.reserve(&self.segments.name_of(target)?, notice);
+                let notices: Result<Vec<_>, Error> = options.notice_to.of(requests).into_iter().map(reserve).collect();
+                plan.parts.notices = Some((Arc::clone(&self.notices), notices?));
             }
             if !plan.requests.is_empty() {
                 driver.admit(plan.parts.slices)?;

@@ -49,7 +49,7 @@ mod size;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-pub use batch::request::{Opcode, Range, Ranges, ScatterRequest, SubmitOptions, TransferRequest};
+pub use batch::request::{NoticeTargets, Opcode, Range, Ranges, ScatterRequest, SubmitOptions, TransferRequest};
 pub use batch::{Batch, BatchCompletion, BatchStatus, TaskState, TaskStatus};
 pub use config::TransferEngineConfig;
 pub use directory::Directory;

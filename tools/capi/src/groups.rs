@@ -9,7 +9,6 @@ mod context;
 mod coordinator;
 mod device_calls;
 mod elements;
-mod handles;
 mod layout;
 mod membership;
 mod mirror;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_void};
 
-use kvplane::{RailSnapshot, SegmentHandle};
+use kvplane::{RailSnapshot, SegmentHandle, TransferEngine};
 use serde_json::json;
 
 use crate::engine::Engine;
@@ -26,20 +26,31 @@ pub(crate) unsafe extern "C" fn getNicLoadStats(engine: *mut c_void, stats: *mut
     // SAFETY: by the caller's promise: the count is readable and says how many places are writable.
     unsafe {
         with_engine(engine, |engine| {
-            let rails = engine.engine.metrics().rails;
-            for (place, rail) in rails.iter().take(*count).enumerate() {
-                let mut load = NicLoad {
-                    device_name: [0; DEVICE_NAME_BYTES],
-                    inflight_bytes: rail.inflight_bytes,
-                    ewma_bandwidth_bps: rail.bytes_per_second as f64 * 8.0,
-                };
-                write_text(load.device_name.as_mut_ptr(), DEVICE_NAME_BYTES, &device(rail));
-                stats.add(place).write(load);
-            }
-            *count = rails.len();
+            write_loads(&engine.engine, stats, &mut *count);
             Ok(0)
         })
     }
+}
+
+/// Writes the load of up to `count` rails to `stats` and the number of all rails to `count`.
+///
+/// # Safety
+/// Places are writable, as many as the count says.
+pub(crate) unsafe fn write_loads(engine: &TransferEngine, stats: *mut NicLoad, count: &mut usize) {
+    let rails = engine.metrics().rails;
+    for (place, rail) in rails.iter().take(*count).enumerate() {
+        let mut load = NicLoad {
+            device_name: [0; DEVICE_NAME_BYTES],
+            inflight_bytes: rail.inflight_bytes,
+            ewma_bandwidth_bps: rail.bytes_per_second as f64 * 8.0,
+        };
+        // SAFETY: the place is writable, by the caller's promise, and the name has its own length.
+        unsafe {
+            write_text(load.device_name.as_mut_ptr(), DEVICE_NAME_BYTES, &device(rail));
+            stats.add(place).write(load);
+        }
+    }
+    *count = rails.len();
 }
 
 /// Describes the paths to all peers in `buf_out`, as text or JSON, truncated to `buf_len`.

@@ -9,14 +9,18 @@ use crate::engine::Engine;
 use crate::rim::{INVALID_ARGUMENT, array, text, with_engine};
 use crate::types::BufferEntry;
 
+/// Returns true if a process can have memory of this length at the address.
+pub(crate) fn is_range(address: u64, bytes: u64) -> bool {
+    address != 0 && bytes != 0 && address.checked_add(bytes).is_some_and(|end| end <= isize::MAX as u64)
+}
+
 /// Adopts a range of memory, the host's or a device's; it belongs to C and is not freed here.
 ///
 /// # Safety
 /// The range is mapped readable and writable, or allocated on a device, until it is unregistered, or the engine is
 /// destroyed.
 unsafe fn adopt(address: *mut c_void, bytes: usize) -> Result<Backing, c_int> {
-    let wraps = (address as usize).checked_add(bytes).is_none_or(|end| end > isize::MAX as usize);
-    if address.is_null() || bytes == 0 || wraps {
+    if !is_range(address as u64, bytes as u64) {
         return Err(INVALID_ARGUMENT);
     }
     // SAFETY: by the caller's promise; unregistering waits until nothing uses the region.

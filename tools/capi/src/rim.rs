@@ -37,6 +37,21 @@ pub(crate) unsafe fn text<'a>(text: *const c_char) -> Option<&'a str> {
     unsafe { CStr::from_ptr(text) }.to_str().ok()
 }
 
+/// Converts a string from C of at most `most` bytes, reading no further; `None` when it is null, longer or not UTF-8.
+///
+/// # Safety
+/// `text` is null or points to bytes up to a final zero, or to more than `most` bytes, that do not change during the
+/// call.
+pub(crate) unsafe fn text_within<'a>(text: *const c_char, most: usize) -> Option<&'a str> {
+    if text.is_null() {
+        return None;
+    }
+    // SAFETY: by the caller's promise: every byte before this one was not zero, and within the limit.
+    let length = (0..=most).find(|&at| unsafe { *text.add(at) } == 0)?;
+    // SAFETY: as above.
+    std::str::from_utf8(unsafe { std::slice::from_raw_parts(text.cast(), length) }).ok()
+}
+
 /// Converts an array from C; empty for no elements, `None` for a null pointer with some.
 ///
 /// # Safety
@@ -80,6 +95,19 @@ mod tests {
         // SAFETY: five writable bytes.
         unsafe { write_text(out.as_mut_ptr(), 5, "abcdefgh") };
         assert_eq!(out.map(|byte| byte as u8), *b"abcd\0x");
+    }
+
+    #[test]
+    fn texts_are_read_up_to_their_limit() {
+        let text = c"abc".as_ptr();
+        // SAFETY: a text with a final zero, the beginning of one, and null.
+        unsafe {
+            assert_eq!(text_within(text, 3), Some("abc"));
+            assert_eq!(text_within(text, 2), None);
+            assert_eq!(text_within(text.add(3), 0), Some(""));
+            assert_eq!(text_within(c"\xff".as_ptr(), 3), None);
+            assert_eq!(text_within(std::ptr::null(), 3), None);
+        }
     }
 
     #[test]

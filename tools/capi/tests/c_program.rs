@@ -1,4 +1,4 @@
-//! Compiles the C program `tests/two_engines.c` against the header and the library, and runs it.
+//! Compiles the C programs of the transfer engine against the headers and the library, and runs them.
 
 use std::path::Path;
 use std::process::Command;
@@ -30,9 +30,22 @@ fn a_c_program_moves_bytes_of_devices() {
 }
 
 #[test]
+fn a_c_program_of_tents_interface_moves_bytes_between_processes() {
+    let Some(cc) = compiler() else { return };
+    let capi = Path::new(env!("CARGO_MANIFEST_DIR"));
+    for way in ["tcp", "shm"] {
+        let out = run(cc, capi, "tent_processes", &["-pthread"], |command| {
+            command.arg(way);
+        });
+        assert!(out.lines().count() > 100, "{out}");
+    }
+}
+
+#[test]
 fn exactly_the_functions_of_the_headers_are_exported() {
     let headers = [
         include_str!("../include/transfer_engine_c.h"),
+        include_str!("../include/tent/transfer_engine.h"),
         include_str!("../include/p2p_store_c.h"),
         include_str!("../include/mooncake_pg.h"),
         include_str!("../include/store_c.h"),
@@ -46,7 +59,7 @@ fn exactly_the_functions_of_the_headers_are_exported() {
     };
     let mut wanted: Vec<String> = declared.filter(|line| !line.starts_with("extern")).map(name).collect();
     wanted.sort();
-    assert_eq!(wanted.len(), 27 + 12 + 51 + 19, "{wanted:?}");
+    assert_eq!(wanted.len(), 27 + 33 + 12 + 51 + 19, "{wanted:?}");
     let Ok(listed) = Command::new("nm")
         .args(["-D", "--defined-only"])
         .arg(library_directory().join("libtransfer_engine.so"))

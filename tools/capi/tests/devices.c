@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tent/transfer_engine.h"
 #include "transfer_engine_c.h"
 
 enum { BYTES = 3 << 20 };
@@ -68,6 +69,18 @@ int main(void) {
     memset(bytes, 9, BYTES);
     check(transfer(prefill, OPCODE_READ, here, segment, (uint64_t)(uintptr_t)bytes) == STATUS_COMPLETED, "from a host");
     check(reach(ours, found, BYTES, 0) == 1 && memcmp(bytes, found, BYTES) == 0, "the same");
+
+    tent_engine_t tent = tent_create_engine();
+    void *allocated = NULL;
+    check(tent_allocate_memory(tent, &allocated, BYTES, "cuda:1") == 0, "memory of cuda:1 from an engine of TENT's");
+    check(tent_register_memory(tent, allocated, BYTES) == 0, "is registered");
+    check(tent_segment_name(tent, name, sizeof name) == 0, "the name of its engine");
+    segment_id_t other = openSegment(prefill, name);
+    check(other >= 0, "its segment");
+    check(transfer(prefill, OPCODE_WRITE, here, other, (uint64_t)(uintptr_t)allocated) == STATUS_COMPLETED, "a write");
+    check(reach((uint64_t)(uintptr_t)allocated, found, BYTES, 0) == 1 && memcmp(bytes, found, BYTES) == 0, "arrives");
+    check(tent_free_memory(tent, allocated) == 0 && tent_free_memory(tent, allocated) == -1, "it is freed, once");
+    tent_destroy_engine(tent);
 
     check(unregisterLocalMemory(prefill, here) == 0 && unregisterLocalMemory(decode, there) == 0, "unregistered");
     check(unregisterLocalMemory(decode, bytes) == 0, "memory of the host, too");

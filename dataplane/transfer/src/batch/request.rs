@@ -1,5 +1,6 @@
 //! Requests to the transfer engine: transfers by address, single or as sets of ranges, and the options of a batch.
 
+use std::collections::HashSet;
 use std::time::Duration;
 
 use kvplane_client::Intent;
@@ -134,9 +135,34 @@ pub struct SubmitOptions {
     /// Stream of the caller, for memory of devices: what was enqueued on it before the submission is done before bytes
     /// leave or arrive. `None` takes the stream of callers that name none, which waits for all others that block.
     pub stream: Option<StreamHandle>,
-    /// Notice to the owner of the first request's segment after success: sent by a thread of the engine soon after the
-    /// batch is complete. Not sent when any request failed.
+    /// Notice to owners of segments after success: sent by a thread of the engine soon after the batch is complete. Not
+    /// sent when any request failed.
     pub notice: Option<Notice>,
+    /// Segments whose owners get the notice.
+    pub notice_to: NoticeTargets,
+}
+
+/// Segments of a batch whose owners get its notice.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum NoticeTargets {
+    /// The first request's.
+    #[default]
+    First,
+    /// Those of all requests, each segment once.
+    All,
+}
+
+impl NoticeTargets {
+    /// Returns the segments of these requests, in the order in which they first occur.
+    pub(crate) fn of(self, requests: &[TransferRequest]) -> Vec<SegmentHandle> {
+        let counted = match self {
+            Self::First => requests.get(..1).unwrap_or_default(),
+            Self::All => requests,
+        };
+        let (mut targets, mut seen) = (Vec::new(), HashSet::new());
+        targets.extend(counted.iter().map(|request| request.target).filter(|target| seen.insert(*target)));
+        targets
+    }
 }
 
 impl Default for SubmitOptions {
@@ -151,6 +177,7 @@ impl Default for SubmitOptions {
             background: false,
             stream: None,
             notice: None,
+            notice_to: NoticeTargets::First,
         }
     }
 }

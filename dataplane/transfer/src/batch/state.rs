@@ -55,7 +55,7 @@ pub(crate) struct State {
     problem: OnceLock<String>,
     /// Buffers in use until the batch is complete.
     buffers: Mutex<Vec<Arc<Buffer>>>,
-    notice: Mutex<Option<(Arc<NoticeSender>, QueuedNotice)>>,
+    notices: Mutex<Option<(Arc<NoticeSender>, Vec<QueuedNotice>)>>,
     /// Peers, until the batch is complete; and the position of each part's peer in that list, where there are several.
     remotes: Mutex<Vec<Arc<Remote>>>,
     asked: Box<[u32]>,
@@ -95,8 +95,8 @@ pub(crate) struct Parts {
     pub(crate) asked: Vec<u32>,
     pub(crate) background: bool,
     pub(crate) wants_description: bool,
-    /// Notice to a peer after success.
-    pub(crate) notice: Option<(Arc<NoticeSender>, QueuedNotice)>,
+    /// Notices to peers after success.
+    pub(crate) notices: Option<(Arc<NoticeSender>, Vec<QueuedNotice>)>,
 }
 
 impl State {
@@ -124,7 +124,7 @@ impl State {
             description: OnceLock::new(),
             problem: OnceLock::new(),
             buffers: Mutex::new(parts.buffers),
-            notice: Mutex::new(parts.notice),
+            notices: Mutex::new(parts.notices),
             remotes: Mutex::new(parts.remotes),
             asked: parts.asked.into_boxed_slice(),
             done: AtomicBool::new(false),
@@ -227,8 +227,8 @@ impl State {
         if let (Some(problem), false) = (problem, good) {
             let _ = self.problem.set(problem.to_owned());
         }
-        if let (Some((notices, notice)), true) = (lock(&self.notice).take(), good) {
-            notices.send(notice);
+        if let (Some((sender, notices)), true) = (lock(&self.notices).take(), good) {
+            notices.into_iter().for_each(|notice| sender.send(notice));
         }
         let buffers = core::mem::take(&mut *lock(&self.buffers));
         buffers.iter().for_each(|buffer| buffer.leave());

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use kvplane_transfer::{Notice, Opcode, SegmentHandle, SubmitOptions, TaskState, TransferEngine, TransferEngineConfig};
+use kvplane_transfer::{
+    Notice, NoticeTargets, Opcode, SegmentHandle, SubmitOptions, TaskState, TransferEngine, TransferEngineConfig,
+};
 
 use kvplane_mooncake::{Caller, Daemon, DaemonConfig, NoticeLimits, PublishedEngine};
 
@@ -44,6 +46,35 @@ fn notices_arrive_once_and_in_order() {
         assert_eq!(*found, notice("done", &number.to_string()));
     }
     assert!(b.engine.take_notices().is_empty());
+}
+
+#[test]
+fn a_notice_to_all_goes_once_to_the_owner_of_each_segment() {
+    let (a, b, to_b) = pair(Way::network(), 8192);
+    let c = Side::new(Way::network().config(), 8192);
+    let to_c = a.engine.open_segment(c.engine.name()).unwrap();
+    let write = |to: SegmentHandle, side: &Side| a.request(Opcode::Write, 0, (to, side.region.address()), 4096);
+    let requests = [
+        write(to_b, &b),
+        write(to_c, &c),
+        write(to_b, &b),
+        a.request(Opcode::Write, 0, (SegmentHandle::LOCAL, a.region.address() + 4096), 4096),
+    ];
+    let submit = |number: &str, notice_to| {
+        let notice = Some(notice("done", number));
+        let batch = a.engine.submit(&requests, &SubmitOptions { notice, notice_to, ..SubmitOptions::default() });
+        assert_eq!(batch.unwrap().wait().state, TaskState::Completed);
+    };
+    submit("1", NoticeTargets::All);
+    submit("2", NoticeTargets::First);
+    assert_eq!(wait_for_notices(&b.engine, 2), [notice("done", "1"), notice("done", "2")]);
+    assert_eq!(wait_for_notices(&c.engine, 1), [notice("done", "1")]);
+    assert_eq!(wait_for_notices(&a.engine, 1), [notice("done", "1")]);
+    // Notices to one peer are sent in order: nothing else came before these.
+    a.engine.notify(to_c, &notice("after", "")).unwrap();
+    a.engine.notify(SegmentHandle::LOCAL, &notice("after", "")).unwrap();
+    assert_eq!(wait_for_notices(&c.engine, 1), [notice("after", "")]);
+    assert_eq!(a.engine.take_notices(), [notice("after", "")]);
 }
 
 #[test]

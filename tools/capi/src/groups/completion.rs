@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use kvplane::group::{Failure, GroupError, GroupRank, RankSet, Work};
 
-use super::handles::Handles;
 use super::membership::Membership;
 use super::outcome::{CallFailure, ResultCode, call, put};
+use crate::handles::Handles;
 
 /// A wait without an end of its own is made of waits of this length: works have deadlines.
 const LONG: Duration = Duration::from_secs(3600);
@@ -165,7 +165,10 @@ pub(crate) extern "C" fn mooncakePgCompletionWait(completion: *mut c_void, timeo
 /// Frees a completion; its work goes on. Null is ignored.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn mooncakePgCompletionDestroy(completion: *mut c_void) -> c_int {
-    call(|| COMPLETIONS.remove(completion).map(drop))
+    call(|| {
+        COMPLETIONS.remove(completion)?;
+        Ok(())
+    })
 }
 
 #[cfg(test)]

@@ -10,9 +10,9 @@ use kvplane::group::{self, GroupProcess, GroupProcessConfig};
 use kvplane::{Control, OwnAddress};
 
 use super::coordinator::{self, CoordinatorAddress};
-use super::handles::Handles;
 use super::layout::WorldPlace;
 use super::outcome::{CallFailure, ResultCode, call, put};
+use crate::handles::Handles;
 use crate::rim::{array, text, with_engine, write_text};
 
 /// Time after which a collective fails if a living rank has not called it.
@@ -113,7 +113,7 @@ impl Context {
     }
 
     pub(crate) fn of(context: *mut c_void) -> Result<Arc<Self>, CallFailure> {
-        CONTEXTS.get(context)
+        Ok(CONTEXTS.get(context)?)
     }
 
     fn state(&self) -> MutexGuard<'_, ContextState> {
@@ -395,7 +395,8 @@ pub(crate) extern "C" fn mooncakePgContextDestroy(context: *mut c_void) -> c_int
             return Ok(());
         }
         Context::of(context)?.end()?;
-        CONTEXTS.remove(context).map(drop)
+        CONTEXTS.remove(context)?;
+        Ok(())
     })
 }
 

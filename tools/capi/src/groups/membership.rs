@@ -13,10 +13,10 @@ use kvplane::group::{
 };
 
 use super::context::{Context, ContextUse};
-use super::handles::Handles;
 use super::layout::{CommConfig, MembershipSpec, ProposalResponse, SyncResponse};
 use super::mirror::{self, Mirror};
 use super::outcome::{CallFailure, ResultCode, call, is_without_group, put, reason_of, text_of};
+use crate::handles::Handles;
 use crate::rim::array;
 
 /// Longest wait for a group's first view, and for the activation of a joiner.
@@ -48,7 +48,7 @@ pub(crate) struct Membership {
 
 impl Membership {
     pub(crate) fn of(comm: *mut c_void) -> Result<Arc<Self>, CallFailure> {
-        COMMS.get(comm)
+        Ok(COMMS.get(comm)?)
     }
 
     pub(crate) fn has_ended(&self) -> bool {

@@ -9,6 +9,7 @@ use kvplane::group::{Failure, GroupError, OperationError, Outcome, Rank, RankSet
 use kvplane::rpc::{CallError, RefusalCode};
 use kvplane::{ControlLinkError, Error};
 
+use crate::handles::HandleError;
 use crate::rim::write_text;
 
 /// Room for a text, with its final zero.
@@ -61,6 +62,12 @@ impl CallFailure {
 
     pub(crate) fn state(text: impl fmt::Display) -> Self {
         Self::new(ResultCode::InvalidState, text)
+    }
+}
+
+impl From<HandleError> for CallFailure {
+    fn from(error: HandleError) -> Self {
+        Self::argument(error)
     }
 }
 

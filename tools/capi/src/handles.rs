@@ -2,16 +2,35 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
+use std::fmt;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
-
-use super::outcome::CallFailure;
 
 /// Numbers of all tables, so that a handle of one is in no other.
 static NEXT: AtomicUsize = AtomicUsize::new(1);
 /// Distance between two handles: they look like addresses, and one is none of memory that a program has.
 const STEP: usize = 16;
+
+/// Error of a handle that is in no table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HandleError {
+    /// Kind of the table.
+    what: &'static str,
+    handle: *mut c_void,
+}
+
+impl fmt::Display for HandleError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { what, handle } = self;
+        match handle.is_null() {
+            true => write!(f, "the {what} is null"),
+            false => write!(f, "{handle:?} is no {what}, or was destroyed"),
+        }
+    }
+}
+
+impl std::error::Error for HandleError {}
 
 /// Table of one kind of things that C code has handles of.
 pub(crate) struct Handles<T> {
@@ -33,13 +52,13 @@ impl<T> Handles<T> {
     }
 
     /// Returns the entry of a handle.
-    pub(crate) fn get(&self, handle: *mut c_void) -> Result<Arc<T>, CallFailure> {
+    pub(crate) fn get(&self, handle: *mut c_void) -> Result<Arc<T>, HandleError> {
         let found = self.entries.read().unwrap_or_else(PoisonError::into_inner).get(&handle.addr()).cloned();
         found.ok_or_else(|| self.missing(handle))
     }
 
     /// Takes the entry of a handle out; `None` for null.
-    pub(crate) fn remove(&self, handle: *mut c_void) -> Result<Option<Arc<T>>, CallFailure> {
+    pub(crate) fn remove(&self, handle: *mut c_void) -> Result<Option<Arc<T>>, HandleError> {
         if handle.is_null() {
             return Ok(None);
         }
@@ -47,11 +66,8 @@ impl<T> Handles<T> {
         found.map(Some).ok_or_else(|| self.missing(handle))
     }
 
-    fn missing(&self, handle: *mut c_void) -> CallFailure {
-        match handle.is_null() {
-            true => CallFailure::argument(format_args!("the {} is null", self.what)),
-            false => CallFailure::argument(format_args!("{handle:?} is no {}, or was destroyed", self.what)),
-        }
+    const fn missing(&self, handle: *mut c_void) -> HandleError {
+        HandleError { what: self.what, handle }
     }
 }
 
@@ -66,12 +82,12 @@ mod tests {
         let other = others.add(Arc::new(3));
         assert_eq!((*numbers.get(one).expect("there"), *numbers.get(two).expect("there")), (1, 2));
         assert_eq!(
-            numbers.get(other).expect_err("another kind").text,
+            numbers.get(other).expect_err("another kind").to_string(),
             format!("{other:?} is no number, or was destroyed")
         );
         assert_eq!(numbers.remove(one).expect("there").as_deref(), Some(&1));
         assert!(numbers.get(one).is_err() && numbers.remove(one).is_err());
         assert!(numbers.remove(ptr::null_mut()).expect("ignored").is_none());
-        assert_eq!(numbers.get(ptr::null_mut()).expect_err("null").text, "the number is null");
+        assert_eq!(numbers.get(ptr::null_mut()).expect_err("null").to_string(), "the number is null");
     }
 }
