@@ -10,8 +10,11 @@ use kvplane::{Control, DataTls, Node, NodeConfig, Pacing};
 use crate::control::{SetupThreadError, within};
 use crate::outcome::{INTERNAL, NO_ROOM, failed};
 
-/// Deadline of a node's join, during which its memory is mapped.
+/// Deadline of a node's join, apart from the time for its memory.
 const JOIN: Duration = Duration::from_secs(20);
+/// Memory for which a join has another second: each page is zeroed by the kernel, which takes the longer the more
+/// processes want the processor. Idle hosts zero some GiB in a second.
+const ZEROED_BYTES_PER_SECOND: u64 = 64 << 20;
 /// Longest drain of a node that leaves.
 const DRAIN: Duration = Duration::from_secs(60);
 /// Longest wait without progress for migrations in flight.
@@ -24,8 +27,8 @@ const LEAST_BYTES: u64 = 2 << 20;
 /// Reason why this process provides no memory.
 #[derive(Debug)]
 enum JoinError {
-    /// The node did not join in time.
-    Late,
+    /// The node did not join in time, which is its deadline.
+    Late(Duration),
     /// No address of this host leads to the control plane.
     Address(kvplane::setup::SetupError),
     /// The node did not start.
@@ -37,7 +40,7 @@ enum JoinError {
 impl fmt::Display for JoinError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Late => write!(f, "the node did not join within {} s", JOIN.as_secs()),
+            Self::Late(deadline) => write!(f, "the node did not join within {} s", deadline.as_secs()),
             Self::Address(error) => error.fmt(f),
             Self::Node(error) => error.fmt(f),
             Self::Thread(error) => error.fmt(f),
@@ -60,6 +63,11 @@ impl From<SetupThreadError> for JoinError {
     }
 }
 
+/// Returns the deadline of the join of a node with this much memory.
+fn join_deadline(bytes: u64) -> Duration {
+    JOIN + Duration::from_secs(bytes / ZEROED_BYTES_PER_SECOND)
+}
+
 /// Node of this process.
 pub(crate) struct Segment {
     pub(crate) name: String,
@@ -73,7 +81,8 @@ impl Segment {
     /// the store's clients.
     pub(crate) fn join(control: &Control, data_tls: DataTls, bytes: u64, host: &str) -> Result<Self, i64> {
         let (control, host) = (control.clone(), host.to_owned());
-        let started = within(JOIN, JoinError::Late, move || {
+        let deadline = join_deadline(bytes);
+        let started = within(deadline, JoinError::Late(deadline), move || {
             let config = NodeConfig {
                 listen: served_on(&control, &host).map_err(JoinError::Address)?,
                 control,

@@ -1,5 +1,6 @@
 """Test bed: a `kvplane dev` with its own runtime directory, shared by the tests of a process."""
 
+import contextlib
 import os
 import pathlib
 import queue
@@ -51,7 +52,8 @@ class Bed:
 
     def close(self):
         """Stops the bed; idempotent."""
-        self.process.stdin.close()
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
         try:
             self.process.wait(20)
         except subprocess.TimeoutExpired:
@@ -59,6 +61,22 @@ class Bed:
             self.process.wait()
         self.process.stdout.close()
         self.directory.cleanup()
+
+
+@contextlib.contextmanager
+def own(**settings):
+    """Context manager of a bed of a test's own, which may end before; clients that are opened within find this one."""
+    before = {name: os.environ.get(name) for name in ("XDG_RUNTIME_DIR", "KVPLANE_CLUSTER", "KVPLANE_CERTS")}
+    found = Bed(**settings)
+    try:
+        yield found
+    finally:
+        found.close()
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 _BED = None

@@ -91,12 +91,8 @@ class Server:
         self.adapter.close()
 
 
-class Adapter(unittest.TestCase):
-    """An adapter in the tests' cluster."""
-
-    def setUp(self):
-        frameworks.load("lmcache")
-        bed.bed()
+class Case(unittest.TestCase):
+    """Servers and keys."""
 
     def server(self, **settings):
         # Not about time: a busy machine may take long.
@@ -109,6 +105,14 @@ class Adapter(unittest.TestCase):
         from lmcache.v1.distributed.api import ObjectKey
 
         return ObjectKey(number.to_bytes(32, "big"), "org/model", 0x01000100, **more)
+
+
+class Adapter(Case):
+    """An adapter in the tests' cluster."""
+
+    def setUp(self):
+        frameworks.load("lmcache")
+        bed.bed()
 
     def test_stores_are_found_and_loaded_by_another_server(self):
         for arena in (True, False):
@@ -221,6 +225,50 @@ class Adapter(unittest.TestCase):
         server = self.server()
         server.close()
         self.assertEqual(server.adapter.pop_completed_store_tasks(), {})
+
+    def test_a_close_with_stores_in_flight(self):
+        server = self.server(workers=1)
+        gate, entered = threading.Event(), threading.Event()
+        server.adapter._blocks.later(lambda: (entered.set(), gate.wait(_LONGEST_S)))
+        self.assertTrue(entered.wait(_LONGEST_S))
+        for number in range(4):
+            server.adapter.submit_store_task([self.key(number)], [server.object(number)])
+        closing = threading.Thread(target=server.close)
+        closing.start()
+        gate.set()
+        closing.join(_LONGEST_S)
+        self.assertFalse(closing.is_alive())
+
+
+class OwnCluster(Case):
+    """An adapter in a cluster that dies."""
+
+    def setUp(self):
+        frameworks.load("lmcache")
+
+    def test_a_cluster_that_dies_fails_what_is_in_flight(self):
+        with bed.own(memory="64m", cluster="dies", more=("--shards", "1")) as cluster:
+            server = self.server(deadline=3.0, workers=2)
+            keys = [self.key(number) for number in range(16)]
+            for slot in range(16):
+                server.fill(slot, slot)
+            self.assertTrue(server.store(keys, range(16)).is_successful())
+            self.assertEqual(server.lookup(keys), list(range(16)))
+            tasks = [
+                server.adapter.submit_load_task(keys, [server.object(32 + slot) for slot in range(16)]) for _ in range(10)
+            ]
+            waits = server.adapter.submit_store_task([self.key(99)], [server.object(0)])
+            cluster.process.kill()
+            event = server.adapter.get_load_event_fd()
+            for task in tasks:
+                for slot in server._result(server.adapter.query_load_result, task, event):
+                    self.assertEqual(server.slot(32 + slot), bed.pattern(slot << 20, SIZE))
+            server.stored(waits)
+            self.assertFalse(server.store([self.key(100)], [0]).is_successful())
+            self.assertEqual(server.lookup(keys), [])
+            self.assertEqual(server.load(keys[:1], [server.object(60)]), [])
+            self.assertFalse(server.adapter.report_status()["is_healthy"])
+            server.close()
 
 
 if __name__ == "__main__":

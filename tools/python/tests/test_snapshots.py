@@ -3,6 +3,8 @@
 import contextlib
 import ctypes
 import io
+import random
+import threading
 import unittest
 
 import bed
@@ -191,6 +193,69 @@ class Options(Case):
         with contextlib.redirect_stderr(said):
             self.assertEqual(self.store.put_batch(keys, values, config), 0)
         self.assertIn("no device mlx5_9, no_such_device", said.getvalue())
+
+
+class Threads(Case):
+    """Threads that replace the same objects beside those that probe and read their own."""
+
+    def test_nobody_reads_two_versions_or_what_another_wrote(self):
+        size, wrong, ended = 5000, [], threading.Event()
+
+        def value(key, version):
+            return (f"{key}:{version}:".encode() * size)[:size]
+
+        def memory():
+            found = bytearray(size)
+            at = ctypes.addressof(ctypes.c_char.from_buffer(found))
+            self.assertEqual(self.store.register_buffer(at, size), 0)
+            return found, at
+
+        def read(at, key, cut):
+            """Reads an object in two ranges of one snapshot; True if both are there."""
+            snapshot = self.store.prepare_get_into_ranges_snapshot([key])
+            sizes = [[[cut, size - cut]]]
+            ends = [[[0, cut]]]
+            return self.store.get_into_ranges_from_snapshot(snapshot, [at], [[key]], ends, ends, sizes) == sizes
+
+        def keeper(number):
+            numbers, versions, (found, at) = random.Random(number), {}, memory()
+            config, options = ReplicateConfig(), ExistOptions()
+            config.session_ids, config.residency_affinity_ids = [f"session{number}"], ["rank"]
+            options.prefetch_to_memory = True
+            for turn in range(300):
+                key = self.key(f"own{number}-{numbers.randrange(20)}")
+                if numbers.random() < 0.5:
+                    versions[key] = turn
+                    self.store.upsert(key, value(key, turn), config)
+                elif key in versions:
+                    there = self.store.probe_key(key), self.store.is_exist(key, options)
+                    if there != (1, 1) or not read(at, key, numbers.randrange(1, size)):
+                        wrong.append((key, there))
+                    elif found != value(key, versions[key]):
+                        wrong.append((key, bytes(found[:20])))
+
+        def replacer(number):
+            numbers = random.Random(number)
+            while not ended.is_set():
+                self.store.upsert(self.key(numbers.randrange(4)), bytes([numbers.randrange(256)]) * size)
+
+        def reader(number):
+            found, at = memory()
+            while not ended.is_set():
+                if read(at, self.key(number), 1000) and len(set(found)) != 1:
+                    wrong.append(("mixed", number))
+
+        keepers = [threading.Thread(target=keeper, args=(number,)) for number in range(2)]
+        others = [threading.Thread(target=replacer, args=(number,)) for number in range(2)]
+        others.append(threading.Thread(target=reader, args=(0,)))
+        for thread in (*keepers, *others):
+            thread.start()
+        for thread in keepers:
+            thread.join()
+        ended.set()
+        for thread in others:
+            thread.join()
+        self.assertEqual(wrong, [])
 
 
 if __name__ == "__main__":

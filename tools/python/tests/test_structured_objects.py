@@ -147,6 +147,9 @@ class Objects(Case):
         other = objects.MooncakeBundleTransfer(self.store, "another prefix")
         with self.assertRaisesRegex(ValueError, "namespace"):
             other.get_object(ref)
+        for junk in ("handle", None, 7, b"", [ref]):
+            with self.assertRaisesRegex(TypeError, "a reference to a bundle is a RemoteBundleRef or its handle, not "):
+                self.transfer.get_object(junk)
 
     def test_a_configuration_applies_to_all_objects(self):
         config = ReplicateConfig()

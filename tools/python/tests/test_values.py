@@ -14,9 +14,11 @@ import socket
 import subprocess
 import sys
 import tempfile
+import types
 import unittest
 
 import bed
+from mooncake import mooncake_store_service
 from mooncake.engine import TransferEngine, TransferOpcode
 from mooncake.mooncake_config import MooncakeConfig, _parse_bool
 from mooncake.store import KVCACHE, MooncakeDistributedStore, ReplicateConfig, SoftPinAction, parse_size
@@ -313,6 +315,25 @@ class Rest(unittest.TestCase):
                 )
                 self.assertEqual(done.returncode, 1)
                 self.assertEqual(len(done.stderr.splitlines()), 1, done.stderr)
+
+
+class EmptyObjects(unittest.TestCase):
+    """A get of the store service between the puts and removals of others."""
+
+    def get(self, values, exists):
+        """Returns the answer where the store's calls return these, in turn."""
+        service = mooncake_store_service.MooncakeStoreService(cli_config={"master_server_address": "127.0.0.1:1"})
+        values, exists = iter(values), iter(exists)
+        service.store = types.SimpleNamespace(get=lambda key: next(values), is_exist=lambda key: next(exists))
+        answer = asyncio.run(service.handle_get(types.SimpleNamespace(match_info={"key": "k"})))
+        return answer.status, answer.body
+
+    def test_what_was_put_between_two_calls_is_not_empty(self):
+        self.assertEqual(self.get([b"", b"value"], [1]), (200, b"value"))
+        self.assertEqual(self.get([b"", b""], [1, 1]), (200, b""))
+        self.assertEqual(self.get([b""], [0])[0], 404)
+        self.assertEqual(self.get([b"", b""], [1, 0])[0], 404)
+        self.assertEqual(self.get([b""], [-1])[0], 500)
 
 
 if __name__ == "__main__":

@@ -350,5 +350,63 @@ class Tier(unittest.TestCase):
         self.assertIn(engine.result(waits).success, (True, False))
 
 
+class OwnCluster(unittest.TestCase):
+    """A tier in a cluster that is full, or dies."""
+
+    def setUp(self):
+        frameworks.load("vllm")
+
+    def test_a_full_cluster_has_what_it_says_it_has(self):
+        import kvplane
+
+        full = {"memory": "16m", "cluster": "full", "more": ("--shards", "1", "--hard-pins", "90")}
+        with bed.own(**full), kvplane.Store() as store:
+            engine = Engine(deadline=60.0)
+            try:
+                with self.assertRaises(kvplane.Error):
+                    for number in range(1 << 12):
+                        store.put(f"pinned/{number}", bytes(SIZE), pin=True)
+                # More blocks than there is room for beside what may not go.
+                keys = [key(number) for number in range(48)]
+                for chunk in range(48):
+                    engine.fill(chunk, chunk)
+                engine.result(engine.job(keys, range(48), False))
+                there = [one for one, said in zip(keys, engine.lookup(keys)) if said == "HIT"]
+                self.assertLess(len(there), 48)
+                for one in there:
+                    self.assertTrue(engine.result(engine.job([one], [60], True)).success)
+                    self.assertEqual(engine.chunk(60), bed.pattern(keys.index(one) << 20, SIZE))
+                for name in [f"pinned/{at}" for at in range(number)]:
+                    store.remove(name)
+                self.assertTrue(engine.result(engine.job([key(50)], [0], False)).success)
+            finally:
+                engine.close()
+
+    def test_a_cluster_that_dies_fails_loads_and_stores_in_flight(self):
+        with bed.own(memory="64m", cluster="dies", more=("--shards", "1")) as cluster:
+            engine = Engine(deadline=3.0, workers=2)
+            keys = [key(number) for number in range(16)]
+            for chunk in range(16):
+                engine.fill(chunk, chunk)
+            self.assertTrue(engine.result(engine.job(keys, range(16), False)).success)
+            loads = [engine.job(keys, range(32, 48), True) for _ in range(20)]
+            stores = [engine.job([key(100 + turn)], [turn], False) for turn in range(8)]
+            cluster.process.kill()
+            loads += [engine.job(keys, range(32, 48), True) for _ in range(2)]
+            outcomes = [engine.result(number) for number in (*loads, *stores)]
+            self.assertFalse(outcomes[21].success)
+            self.assertNotIn("HIT", engine.lookup(keys[:2], "after"))
+            if any(one.success for one in outcomes[:22]):
+                for chunk in range(16):
+                    self.assertEqual(engine.chunk(32 + chunk), bed.pattern(chunk << 20, SIZE))
+            # Closing has an end although the cluster does not answer, with stores that wait.
+            engine.job([key(200)], [0], False)
+            closing = threading.Thread(target=engine.tier.shutdown)
+            closing.start()
+            closing.join(_LONGEST_S)
+            self.assertFalse(closing.is_alive())
+            engine.view.release()
+
+
 if __name__ == "__main__":
     unittest.main()

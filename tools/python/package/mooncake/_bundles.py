@@ -8,6 +8,7 @@ continues; what only those needed is in its `cleanup_keys`.
 
 import json
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mooncake._bundle_moves import Piece
@@ -172,10 +173,7 @@ class Bundles:
     def resolve_manifest(self, ref):
         """Returns the manifest of a reference, from the store if the reference does not have it. KeyError if there is
         none, ValueError if it is not of this prefix or not consistent."""
-        if isinstance(ref, RemoteBundleRef):
-            key, manifest = ref.manifest_key, ref.manifest
-        else:
-            key, manifest = ref.get("manifest_key"), ref.get("manifest")
+        key, manifest = _reference(ref)
         if not manifest:
             if not isinstance(key, str):
                 raise ValueError("a reference to a bundle has a manifest_key")
@@ -189,7 +187,7 @@ class Bundles:
     def manifest_key(self, ref, manifest=None):
         """Returns the key of a reference's manifest; ValueError if it is that of another bundle."""
         manifest = self.resolve_manifest(ref) if manifest is None else manifest
-        key = ref.manifest_key if isinstance(ref, RemoteBundleRef) else ref.get("manifest_key")
+        key, _ = _reference(ref)
         expected = f"{self._prefix}/{manifest['object_id']}/manifest"
         if key not in (None, expected):
             raise ValueError(f"manifest_key {key!r} is not that of the bundle, {expected!r}")
@@ -262,6 +260,15 @@ class Bundles:
 
 
 _COPY = BundleTransferPolicy(copy_mode="copy")
+
+
+def _reference(ref):
+    """Returns the key and the manifest that a reference has; TypeError if it is none."""
+    if isinstance(ref, RemoteBundleRef):
+        return ref.manifest_key, ref.manifest
+    if not isinstance(ref, Mapping):
+        raise TypeError(f"a reference to a bundle is a RemoteBundleRef or its handle, not {type(ref).__name__}")
+    return ref.get("manifest_key"), ref.get("manifest")
 
 
 def _check_payload(spec, bases):

@@ -196,14 +196,17 @@ class MooncakeStoreService:
     async def handle_get(self, request):
         """Returns the bytes of an object."""
         key = request.match_info["key"]
-        value = await self._call(self.store.get, key)
-        if value:
-            return Response(200, body=value)
-        found = await self._exists(key)
-        if found < 0:
-            return reply(500, error="Exist check failed")
-        if found == 0:
-            return reply(404, error="Key not found")
+        # `get` returns the same for an object without bytes and for none. One that was put between the two calls
+        # has bytes that the first did not see: it is read again, and is empty only if it is there after that, too.
+        for _ in range(2):
+            value = await self._call(self.store.get, key)
+            if value:
+                return Response(200, body=value)
+            found = await self._exists(key)
+            if found < 0:
+                return reply(500, error="Exist check failed")
+            if found == 0:
+                return reply(404, error="Key not found")
         return reply(500, error="GET operation failed") if value is None else Response(200, body=b"")
 
     @_said

@@ -1,4 +1,5 @@
-"""Tensors under another parallel layout: contracts that weights and other resources share; `weight` has the planner."""
+"""Resources under another parallel layout: the contracts that all share. `weight` and `kv_cache` have planners and
+executors."""
 
 from mooncake.reshard.contracts import PlacementManifest, ResourceKind, ResourceManifest, RuntimeBindingManifest
 

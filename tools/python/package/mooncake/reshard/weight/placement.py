@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Optional, Sequence, Tuple
 
 from mooncake.reshard import _checks
+from mooncake.reshard._topology import check_parts
 from mooncake.reshard.contracts import PlacementId, PlacementSetId, ResourceId, ResourceKind, RevisionId
 from mooncake.reshard.weight import validation
 from mooncake.reshard.weight.part import WeightPlacementPart
@@ -48,7 +49,7 @@ class WeightPlacementManifest:
         _checks.instance(topology, "topology", ParallelTopology)
         parts = _checks.items(parts, "WeightPlacementManifest parts", WeightPlacementPart)
         parts = tuple(sorted(parts, key=lambda part: part.participant_id))
-        _check_parts(parts, topology, shared)
+        check_parts(parts, topology, shared)
         tensors = {}
         for tensor in (tensor for part in parts for tensor in part.tensors):
             if tensors.setdefault(tensor.tensor_id, tensor) != tensor:
@@ -142,19 +143,6 @@ class WeightPlacementManifest:
             made = {"topology_id": topology.topology_id, "participant_id": name, "rank": rank}
             parts.append(WeightPlacementPart(**shared, **made, tensors=local, fragments=some))
         return cls(**shared, topology=topology, parts=tuple(parts), placement_id=placement_id)
-
-
-def _check_parts(parts, topology, shared):
-    _checks.unique((part.participant_id for part in parts), "placement participant")
-    ranks, names = {one.participant_id: one.rank for one in topology.participants}, {p.participant_id for p in parts}
-    for some, label in ((set(ranks) - names, "missing"), (names - set(ranks), "unknown")):
-        if some:
-            raise ValueError(f"{label} topology participant: {min(some)}")
-    for part in parts:
-        expected = {**shared, "topology_id": topology.topology_id, "rank": ranks[part.participant_id]}
-        for name, value in expected.items():
-            if getattr(part, name) != value:
-                raise ValueError(f"placement part {name} differs: {part.participant_id}")
 
 
 __all__ = ["WeightPlacementManifest"]
