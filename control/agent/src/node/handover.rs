@@ -1,6 +1,6 @@
 //! Handover: a running node process passes its memory and its listeners to a new process of the same node, its
-//! *successor*, over a Unix socket in the runtime directory. The memory is files in a directory, whose claim passes, too,
-//! or memfds.
+//! *successor*, over a Unix socket in the runtime directory. The memory is memfds, or files in a directory, whose claim
+//! passes, too.
 //!
 //! ```text
 //! successor                                    running process
@@ -16,9 +16,9 @@
 //! Which step follows which, and which process may serve, is decided by [`kvplane_cluster::handover`].
 //!
 //! Until `go`, the running process serves again if the successor ends, from the images that it wrote; a successor that
-//! does not receive `go` ends. So at most one of them serves. From `go` on, a crash of the successor is that of any node:
-//! memfds end with it, and the next start is empty; files in a directory are served by the next start on the host, until
-//! the successor has marked them as in use.
+//! does not receive `go` ends. So at most one of them serves. From `go` on, a crash of the successor is that of any
+//! node: memfds end with it, and the next start is empty; files in a directory are served by the next start on the
+//! host, until the successor has marked them as in use.
 //!
 //! The control plane knows the identity of memory in a directory, and says whether its objects count. Of memfds they
 //! count if no other incarnation was a member since the one that handed over ([`Handover::is_void`]).

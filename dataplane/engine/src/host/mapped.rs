@@ -1,6 +1,6 @@
 //! Memory of a shard in files that another process can take over: in a directory, where they outlive processes, or
-//! memfds, which end with the last process that has them. The process that is to take over maps them beforehand: mapping
-//! many pages takes longer than clients are to wait.
+//! memfds, which end with the last process that has them. The process that is to take over maps them beforehand:
+//! mapping many pages takes longer than clients are to wait.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -147,8 +147,8 @@ impl MappedMemory {
         Ok(Self { files, region })
     }
 
-    /// Maps the pool of a shard of a running process that this process is to serve, one of `shards`, in units of this size
-    /// ([`crate::shard::unit_bytes`]).
+    /// Maps the pool of a shard of a running process that this process is to serve, one of `shards`, in units of this
+    /// size ([`crate::shard::unit_bytes`]).
     ///
     /// # Errors
     /// When the memory is not what that shard would have, or cannot be mapped. The running process is not disturbed.

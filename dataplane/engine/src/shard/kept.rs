@@ -1,6 +1,6 @@
-//! Memory of a shard that a next process can serve: its pool is a file in memory, beside the image of the objects in it.
-//! Files in a directory outlive the process, which always leaves an image; memfds pass to a successor that the process
-//! hands over to, and it leaves an image only then.
+//! Memory of a shard that a next process can serve: its pool is a file in memory, beside the image of the objects in
+//! it. Files in a directory outlive the process, which always leaves an image; memfds pass to a successor that the
+//! process hands over to, and it leaves an image only then.
 //!
 //! The image of the former process is checked as a whole before anything of it is used. The memory is marked as in use
 //! as soon as objects in it are served, which no later process takes for an image; until then it stays as it is, so
@@ -20,7 +20,6 @@ use kvplane_store::image::MemoryIdentity;
 use kvplane_store::service::{Identity, ImageFile, ImageOutcome, MemoryImage, OpenImageError, PoolBytes};
 use kvplane_sys::{HugePages, MemoryDirectory, MemoryFileError, Region, RegionError, RegionOptions};
 
-use super::error::ShardStartError;
 use crate::host::{KeptFiles, KeptMemoryConfig, MappedMemory, ShardHost, end_accesses};
 
 /// Longest wait at the end for accesses of the pool: by peers on this host, and by the SSD.
@@ -32,6 +31,8 @@ const ACCESSES_END: Duration = Duration::from_secs(1);
 pub enum KeptMemoryError {
     /// A file could not be used.
     File(MemoryFileError),
+    /// New memory could not be allocated.
+    Memory(RegionError),
     /// The memory belongs to another node, or to a node of another cluster.
     Foreign { path: PathBuf, cluster: String, node: NodeId },
 }
@@ -40,6 +41,7 @@ impl fmt::Display for KeptMemoryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(error) => error.fmt(f),
+            Self::Memory(error) => error.fmt(f),
             Self::Foreign { path, cluster, node } => write!(
                 f,
                 "{} has the memory of node {node} of cluster {cluster:?}: name another directory, or remove its files",
@@ -53,6 +55,7 @@ impl std::error::Error for KeptMemoryError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::File(error) => Some(error),
+            Self::Memory(error) => Some(error),
             Self::Foreign { .. } => None,
         }
     }
@@ -164,19 +167,19 @@ impl KeptMemory {
     /// process.
     ///
     /// # Errors
-    /// When the files cannot be used, or belong to another node.
+    /// When the files cannot be used, or belong to another node; when there is too little memory.
     pub(super) fn open(
         config: &KeptMemoryConfig,
         of: &Identity,
         options: &RegionOptions,
         unit_bytes: u64,
-    ) -> Result<(Self, ImageOutcome), ShardStartError> {
+    ) -> Result<(Self, ImageOutcome), KeptMemoryError> {
         let (files, mapped) = match (&config.mapped, &config.directory) {
             (Some(mapped), _) => (mapped.files().clone(), Some(Arc::clone(mapped))),
             // Mapped once it is known whose memory it is: that sets the length of the pool.
-            (None, Some(directory)) => (KeptFiles::open(directory, of.shard.0).map_err(KeptMemoryError::File)?, None),
+            (None, Some(directory)) => (KeptFiles::open(directory, of.shard.0)?, None),
             (None, None) => {
-                let memory = Arc::new(MappedMemory::allocate(of.shard.0, options)?);
+                let memory = Arc::new(MappedMemory::allocate(of.shard.0, options).map_err(KeptMemoryError::Memory)?);
                 (memory.files().clone(), Some(memory))
             }
         };

@@ -208,7 +208,8 @@ impl MemoryDirectory {
     }
 }
 
-/// File in memory: in a directory, or a memfd. Reads copy; writes need a mapping ([`crate::Region::map_memory_file`]), as hugetlbfs has no others.
+/// File in memory: in a directory, or a memfd. Reads copy; writes need a mapping
+/// ([`crate::Region::map_memory_file`]), as hugetlbfs has no others.
 #[derive(Debug)]
 pub struct MemoryFile {
     file: File,

@@ -135,6 +135,7 @@ impl NodeShape {
             "listen": self.listen.to_string(),
             "port": self.port,
             "directory": self.directory.as_ref().map(path),
+            "far_memory": self.has_far_memory,
             "ssds": self.ssds.iter().map(path).collect::<Vec<_>>(),
         })
     }
@@ -169,12 +170,16 @@ impl NodeShape {
         let port = message::number(hello, "port")?;
         let known = ports.first().map_or(0, |first| u64::from(first.port()));
         let directory = |path: Option<String>| path.unwrap_or_else(|| "not set".to_owned());
+        // Versions without far memory do not say it.
+        let has_far_memory = hello.get("far_memory").and_then(Value::as_bool).unwrap_or(false);
+        let far_memory = |is_set: bool| if is_set { "set" } else { "not set" }.to_owned();
         let number = |name| message::number(hello, name).map(|number| number.to_string());
         let settings = [
             ("the cluster", self.cluster.clone(), message::text(hello, "cluster")?.to_owned()),
             ("--node-id", self.node.0.to_string(), number("node")?),
             ("--shards", self.shards.to_string(), number("shards")?),
             ("the pool of a shard", self.pool_bytes.to_string(), number("pool_bytes")?),
+            ("--pool-tier", far_memory(self.has_far_memory), far_memory(has_far_memory)),
             ("the limit of objects of a shard", self.max_objects.to_string(), number("max_objects")?),
             ("--listen", self.listen.to_string(), message::text(hello, "listen")?.to_owned()),
             ("--port", known.to_string(), if port == 0 { known } else { port }.to_string()),
@@ -248,6 +253,7 @@ mod tests {
             ("port", json!(80), "--port is 7410 in this process and 80"),
             ("directory", json!("/tmp"), "--keep-memory is /dev/shm/kept in this process and /tmp"),
             ("directory", Value::Null, "and not set in the new one"),
+            ("far_memory", json!(true), "--pool-tier is not set in this process and set in the new one"),
             ("ssds", json!([]), "--ssd is [\"/dev/nvme0n1\"]"),
         ];
         for (name, value, said) in settings {

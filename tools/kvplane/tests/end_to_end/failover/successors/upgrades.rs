@@ -1,7 +1,7 @@
-//! Tests of upgrades: a new process of a node takes the memory and the ports of the running one over, whether the memory
-//! is in a directory or ends with its processes. Nothing that was acknowledged is lost; whichever process is killed at
-//! whatever moment, the node serves right bytes or starts empty and says why; and what does not fit is refused, and
-//! leaves the node as it is.
+//! Tests of upgrades: a new process of a node takes the memory and the ports of the running one over, whether the
+//! memory is in a directory or ends with its processes. Nothing that was acknowledged is lost; whichever process is
+//! killed at whatever moment, the node serves right bytes or starts empty and says why; and what does not fit is
+//! refused, and leaves the node as it is.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixDatagram, UnixStream};
@@ -429,7 +429,7 @@ fn a_successor_that_does_not_fit_is_refused_and_the_node_goes_on() {
     let refused = |more: &[&str], why: &str| place.run(&[&take[..], more].concat()).failed(1, &[why]);
     refused(&["--pool", "40M"], "the pool of a shard is 33554432 in this process and 41943040 in the new one");
     refused(&["--pool", "32M", "--keep-memory", text(memory.path())], "--keep-memory is not set in this process");
-    refused(&["--pool", "32M", "--pool-tier", "numa:0:32M"], "the memory of the running process is that of shard 0");
+    refused(&["--pool", "32M", "--pool-tier", "numa:0:32M"], "--pool-tier is not set in this process");
     plain.assert_alive();
     assert!(plain.stop().success());
 }
