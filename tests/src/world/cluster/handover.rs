@@ -143,7 +143,7 @@ impl World {
 
     /// Carries out a turn of one of the two processes of a handover.
     pub(crate) fn handover(&mut self, node: usize, number: u32, turn: Turn) {
-        if self.handover_of(node, number).is_none() || self.is_doomed_in_handover(node, number) {
+        if self.handover_of(node, number).is_none() || self.is_doomed_in_handover(node, number, turn) {
             return;
         }
         let Some(at) = self.handover_of(node, number) else { return };
@@ -190,8 +190,8 @@ impl World {
         self.nodes[node].handover.as_mut().filter(|handover| handover.number == number)
     }
 
-    /// Kills what is to be killed at this turn. Returns true if the turn is over.
-    fn is_doomed_in_handover(&mut self, node: usize, number: u32) -> bool {
+    /// Kills what is to be killed at this turn. Returns true if that is the process whose turn it is.
+    fn is_doomed_in_handover(&mut self, node: usize, number: u32, turn: Turn) -> bool {
         let is_calm = self.trouble.calm;
         // Where objects stay, only processes without memory in use are killed.
         let may = !is_calm && (!self.scenario.keeps || !self.nodes[node].up);
@@ -211,7 +211,7 @@ impl World {
         if successor {
             self.end_successor(node, number, true);
         }
-        true
+        if turn.is_of_running() { running } else { successor }
     }
 
     /// Gives the running process an input, and carries out what follows.
