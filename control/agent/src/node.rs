@@ -59,7 +59,7 @@ pub use far_pools::{FarMemory, FarPool, ParseFarPoolError};
 use followed_map::FollowedMap;
 use handover::{Handover, HandoverError, NodeShape};
 use incarnation::BegunIncarnation;
-use kept_memory::KeptDirectory;
+use kept_memory::KeptMemory;
 use membership::Membership;
 use orders::OrderExecutor;
 use reports::shard::ShardReports;
@@ -120,7 +120,8 @@ pub struct NodeConfig {
     /// with device pools, nor with memory that is kept.
     pub far_pool: Option<FarPool>,
     /// Directory on tmpfs or hugetlbfs in which the pools outlive the process: the next start on this host serves their
-    /// objects again. With one, `node` must be set. `None`: memory ends with the process.
+    /// objects again. With one, `node` must be set. `None`: memory ends with the process, unless a successor takes it
+    /// over.
     pub keep_memory: Option<PathBuf>,
     /// SSDs (files and devices) behind the memory; with any, `node` must be set, because an SSD records its node.
     pub ssds: Vec<SsdConfig>,
@@ -301,6 +302,7 @@ impl NodePlan {
             directory: config.keep_memory.clone(),
             ssds: config.ssds.iter().map(|ssd| ssd.path.clone()).collect(),
             device_pools: config.device_pools.len(),
+            has_far_memory: config.far_pool.is_some(),
         }
     }
 
@@ -349,8 +351,11 @@ impl NodePlan {
         let shape = self.shape(config);
         let count = self.layout.shards.len();
         let kept = match handover {
-            Some(handover) => KeptDirectory::handed(&handover.claim, count),
-            None => KeptDirectory::claim(config.keep_memory.as_deref(), count)?,
+            Some(handover) => {
+                let is_void = handover.pass_to(&self.link, self.node, self.incarnation())?;
+                KeptMemory::handed(handover, is_void)
+            }
+            None => KeptMemory::claim(config.keep_memory.as_deref(), count)?,
         };
         let (shards, notes, devices) = self.start_shards(config, &kept, handover)?;
         let shards = Arc::new(shards);
@@ -376,9 +381,18 @@ impl NodePlan {
             incarnation: Arc::new(Mutex::new(incarnation.0)),
             tickets,
         };
-        membership.join()?;
-        membership.wait_until_mapped()?;
-        membership.list_pool()?;
+        let mut join = || {
+            membership.join()?;
+            membership.wait_until_mapped()?;
+            membership.list_pool()
+        };
+        if let Err(error) = join() {
+            // What was handed over is still there for the next attempt: the objects too, if a map has arrived.
+            if handover.is_some() {
+                shards.iter().for_each(|shard| drop(shard.hand_over()));
+            }
+            return Err(error);
+        }
         let executor = OrderExecutor {
             link: membership.link.clone(),
             node: node.0,
@@ -398,7 +412,7 @@ impl NodePlan {
     fn start_shards(
         &self,
         config: &NodeConfig,
-        kept: &KeptDirectory,
+        kept: &KeptMemory,
         handover: Option<&Handover>,
     ) -> Result<NodeShards, Error> {
         let count = self.layout.shards.len();
@@ -421,7 +435,7 @@ impl NodePlan {
         notes.extend(ssds.notes());
         notes.extend(config.shared.as_ref().map(|shared| format!("shared tier {}", shared.place)));
         kept.remove_unused()?;
-        notes.extend(kept.note());
+        notes.push(kept.note());
         let parts = self.device_pools.iter().enumerate().filter_map(|(shard, part)| Some((shard, (*part)?)));
         notes.extend(parts.map(|(shard, part)| format!("shard {shard}: {} MiB on {}", part.bytes >> 20, part.device)));
         let parts = self.far_pools.iter().enumerate().filter_map(|(shard, part)| Some((shard, (*part)?)));
@@ -438,7 +452,7 @@ impl NodePlan {
         &self,
         config: &NodeConfig,
         shard: usize,
-        kept: &KeptDirectory,
+        kept: &KeptMemory,
         ssds: &Ssds,
         handover: Option<&Handover>,
     ) -> Result<ShardConfig, Error> {
@@ -464,7 +478,7 @@ impl NodePlan {
                 tier: ssds.tier_of(shard, count)?,
                 shared: self.shared.clone(),
                 device_pool: self.device_pools[shard],
-                kept: kept.of_shard(handover.and_then(|handover| handover.mapped.get(shard)).cloned())?,
+                kept: Some(kept.of_shard(shard)?),
                 memory_scrub_bytes_per_s: config.memory_scrub_bytes_per_s / count as u64,
                 slow_after_ns: config.slow_after_ns,
                 tickets: self.tickets.challenges()?,
@@ -507,6 +521,11 @@ impl Node {
             // A panic of the thread was reported when it happened; the shards stop either way.
             let _ = thread.join();
         }
+    }
+
+    /// Returns its present incarnation.
+    fn incarnation(&self) -> Incarnation {
+        Incarnation(*self.incarnation.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Returns the id of the node.

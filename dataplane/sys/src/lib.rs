@@ -44,7 +44,7 @@ pub use memory_file::{MemoryDirectory, MemoryFile, MemoryFileError};
 pub use nvme::{NamespaceError, NvmeNamespace};
 pub use poller::{Interest, Poller, Readiness};
 pub use process_memory::{CrossError, CrossProcessRange};
-pub use region::{FarPart, HugePages, IoBuf, PageKind, Region, RegionError, RegionOptions};
+pub use region::{FarPart, HugePages, IoBuf, PageKind, Region, RegionError, RegionOptions, host_available_bytes};
 pub use ring::{CommandRing, Completion, RegisteredFile, Ring, RingFull};
 pub use shm_ring::{CorruptRing, Full, ShmConsumer, ShmProducer};
 pub use spsc::{Consumer, Producer};

@@ -7,7 +7,7 @@ use kvplane_cluster::{Moves, MovesLeft, MovesWait};
 use kvplane_engine::{ShardSnapshot, TierSnapshot};
 use kvplane_proto::Status;
 use kvplane_rpc::RefusalCode;
-use kvplane_rpc::message::{Drain, GetMoves};
+use kvplane_rpc::message::{Drain, GetMoves, Undrain};
 use kvplane_sys::interrupt;
 
 use super::Node;
@@ -117,6 +117,15 @@ impl Node {
                 return Err(Error::interrupted());
             }
         }
+    }
+
+    /// Cancels a drain: the node gets its share of the slots back.
+    ///
+    /// # Errors
+    /// When the control plane does not answer, or refuses.
+    pub fn cancel_drain(&self) -> Result<(), Error> {
+        self.link.call(Undrain { node: self.node.0, incarnation: Some(self.incarnation().0) })?;
+        Ok(())
     }
 
     /// Announces to the control plane that this node is about to end, so that no more slots migrate to it or from it,

@@ -1,12 +1,13 @@
-//! Handover: a running node process passes its kept memory, its listeners and the claim of its memory's directory to a
-//! new process of the same node, its *successor*, over a Unix socket in the runtime directory.
+//! Handover: a running node process passes its memory and its listeners to a new process of the same node, its
+//! *successor*, over a Unix socket in the runtime directory. The memory is memfds, or files in a directory, whose claim
+//! passes, too.
 //!
 //! ```text
 //! successor                                    running process
 //!    | hello: shape, image formats that it reads  -->  refused, if the shapes or formats do not match
 //!    | <-- offer, and descriptors of each shard's memory, which the successor maps; the running one serves
 //!    | hand over                                  -->  waits for migrations; stops its shards: they write images
-//!    | <-- the claim, and the listeners of each shard
+//!    | <-- the claim of a directory, and the listeners of each shard
 //!    | taken                                      -->
 //!    | <-- go                                          serves no more, whatever happens now
 //!    | serving                                    -->  ends
@@ -15,8 +16,12 @@
 //! Which step follows which, and which process may serve, is decided by [`kvplane_cluster::handover`].
 //!
 //! Until `go`, the running process serves again if the successor ends, from the images that it wrote; a successor that
-//! does not receive `go` ends. So at most one of them serves. From `go` on, a crash of the successor is that of a node
-//! whose memory is kept: until it has marked the memory as in use, the next start on the host serves the images.
+//! does not receive `go` ends. So at most one of them serves. From `go` on, a crash of the successor is that of any
+//! node: memfds end with it, and the next start is empty; files in a directory are served by the next start on the
+//! host, until the successor has marked them as in use.
+//!
+//! The control plane knows the identity of memory in a directory, and says whether its objects count. Of memfds they
+//! count if no other incarnation was a member since the one that handed over ([`Handover::is_void`]).
 //!
 //! Connections wait in the listeners meanwhile, which are never closed.
 //!
@@ -32,18 +37,19 @@ mod successor;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use kvplane_engine::{MappedMemory, MappedMemoryError, ShardListeners, image_bytes_most};
-use kvplane_proto::ids::NodeId;
+use kvplane_proto::ids::{Incarnation, NodeId};
 use kvplane_rpc::RuntimeDirectory;
 use kvplane_sys::{MemoryDirectory, MemoryFileError};
 
-use super::{Node, NodeConfig};
+use super::{Node, NodeConfig, incarnation};
 use crate::error::Error;
+use crate::link::ControlLink;
 
-pub use operator::{UpgradeReport, upgrade};
+pub use operator::{UpgradeOrder, UpgradeOutcome, UpgradeReport, upgrade};
 pub use running::{HandoverRequest, HandoverSocket, Operator, SuccessorLink};
 pub use shape::{HandoverRefusal, NodeShape};
 pub use successor::Succession;
@@ -87,6 +93,8 @@ pub enum HandoverError {
     Stopped,
     /// A shard left no image.
     NoImage { shard: usize },
+    /// A shard has no memory of its own.
+    NoMemory { shard: usize },
 }
 
 impl fmt::Display for HandoverError {
@@ -112,6 +120,7 @@ impl fmt::Display for HandoverError {
             Self::NoImage { shard } => {
                 write!(f, "shard {shard} has ended without an image of its memory: the log of the node has the reason")
             }
+            Self::NoMemory { shard } => write!(f, "shard {shard} has no memory that another process could take over"),
         }
     }
 }
@@ -139,17 +148,43 @@ impl From<MappedMemoryError> for HandoverError {
     }
 }
 
-/// Descriptors of a node whose shards have ended: a process that has them may serve its memory at its ports. While any
-/// process has them, connections wait, and no other process can claim the memory.
+/// Memory and descriptors of a node whose shards have ended: a process that has them may serve its memory at its ports.
+/// While any process has them, connections wait, and no other process of this host can have the ports or claim the
+/// memory.
 #[derive(Debug)]
 pub struct Handover {
-    pub(super) claim: Arc<MemoryDirectory>,
+    /// Claim of the directory of the memory; none if the memory is memfds.
+    pub(super) claim: Option<Arc<MemoryDirectory>>,
     /// Listeners of each shard.
     pub(super) listeners: Vec<Arc<ShardListeners>>,
-    /// Memory of each shard that is mapped already; empty if none is.
-    pub(super) mapped: Vec<Arc<MappedMemory>>,
+    /// Memory of each shard.
+    pub(super) memory: Vec<Arc<MappedMemory>>,
+    line: Mutex<Line>,
     /// Time at which the shards began to end, of the host's monotonic clock, in nanoseconds.
     stopped_ns: u64,
+}
+
+/// Incarnations that had the memory of a handover, one after the other.
+#[derive(Debug)]
+struct Line {
+    /// The one that handed over, and those that this process began since.
+    incarnations: Vec<Incarnation>,
+    /// True if another one was a member since.
+    is_void: bool,
+}
+
+impl Line {
+    fn of(incarnation: Incarnation) -> Mutex<Self> {
+        Mutex::new(Self { incarnations: vec![incarnation], is_void: false })
+    }
+
+    /// Adds the incarnation that is to serve the memory next, while `last` was the node's last member. Returns true if
+    /// none of its objects count.
+    fn extend(&mut self, next: Incarnation, last: Option<Incarnation>) -> bool {
+        self.is_void |= last.is_some_and(|last| !self.incarnations.contains(&last));
+        self.incarnations.push(next);
+        self.is_void
+    }
 }
 
 /// Returns the path of a running node's socket for operators and successors.
@@ -174,8 +209,7 @@ impl Handover {
     /// # Errors
     /// [`HandoverError::Unfit`] if the node cannot hand over now.
     pub fn of(node: &Node, patience: Duration, most: Duration) -> Result<Self, Error> {
-        let Some(claim) = &node.claim else { return Err(HandoverError::Unfit(HandoverRefusal::NotKept).into()) };
-        check_room(node, claim)?;
+        check_room(node)?;
         let left = node.finish_moves(patience, most)?;
         if left > 0 {
             return Err(HandoverError::Unfit(HandoverRefusal::Moves { slots: left }).into());
@@ -186,15 +220,49 @@ impl Handover {
             let ends: Vec<_> = node.shards.iter().map(|shard| scope.spawn(|| shard.hand_over())).collect();
             ends.into_iter().map(|end| end.join().map_err(|_| HandoverError::Closed)).collect()
         });
-        let mut listeners = Vec::with_capacity(shards.len());
+        let (mut listeners, mut memory) = (Vec::with_capacity(shards.len()), Vec::with_capacity(shards.len()));
         for (shard, handed) in shards.into_iter().enumerate() {
-            let handed = handed??.ok_or(HandoverError::Unfit(HandoverRefusal::NotKept))?;
+            let handed = handed??.ok_or(HandoverError::NoMemory { shard })?;
             if handed.objects.is_none() {
                 tracing::error!("{}", HandoverError::NoImage { shard });
             }
             listeners.push(Arc::new(handed.listeners));
+            memory.push(handed.memory);
         }
-        Ok(Self { claim: Arc::clone(claim), listeners, mapped: Vec::new(), stopped_ns })
+        Ok(Self { claim: node.claim.clone(), listeners, memory, line: Line::of(node.incarnation()), stopped_ns })
+    }
+
+    /// Returns the incarnation that served the memory last, or was to.
+    fn incarnation(&self) -> Option<Incarnation> {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner).incarnations.last().copied()
+    }
+
+    /// Returns true if the memory outlives the processes that have it.
+    #[must_use]
+    pub const fn is_kept(&self) -> bool {
+        self.claim.is_some()
+    }
+
+    /// Returns true if none of the memory's objects count, because an incarnation without it was a member of the
+    /// cluster since it was served: a process on another host, while the successor could not join.
+    fn is_void(&self) -> bool {
+        self.line.lock().unwrap_or_else(PoisonError::into_inner).is_void
+    }
+
+    /// Adds the incarnation that is to serve the memory next. Returns true if none of its objects count.
+    ///
+    /// # Errors
+    /// When the control plane does not answer.
+    pub(super) fn pass_to(&self, link: &ControlLink, node: NodeId, next: Incarnation) -> Result<bool, Error> {
+        if self.is_kept() {
+            return Ok(false);
+        }
+        let last = incarnation::last_member(link, node)?;
+        let is_void = self.line.lock().unwrap_or_else(PoisonError::into_inner).extend(next, last);
+        if is_void {
+            tracing::warn!("memory is empty, nothing of it was kept: another process served node {node} meanwhile");
+        }
+        Ok(is_void)
     }
 
     /// Starts a node again whose successor ended: the process that stopped it serves again.
@@ -207,12 +275,37 @@ impl Handover {
 }
 
 /// Checks that the images fit beside the pool.
-fn check_room(node: &Node, claim: &MemoryDirectory) -> Result<(), Error> {
+fn check_room(node: &Node) -> Result<(), Error> {
     let objects = node.snapshots()?.iter().filter_map(|shard| Some(shard.store.as_ref()?.objects)).sum::<u64>();
     // Objects are put meanwhile, and lengths are whole pages.
     let needed = image_bytes_most(objects).saturating_add(objects.saturating_mul(8)).saturating_add(1 << 20);
-    match claim.free_bytes().map_err(HandoverError::File)? {
+    let free = match &node.claim {
+        Some(claim) => claim.free_bytes().map_err(HandoverError::File)?,
+        None => kvplane_sys::host_available_bytes(),
+    };
+    match free {
         Some(free) if free < needed => Err(HandoverError::Unfit(HandoverRefusal::Room { free, needed }).into()),
         _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_counts_unless_another_incarnation_was_a_member_since() {
+        let [running, first, second, other] = [10, 20, 30, 25].map(Incarnation);
+        let line = || Line::of(running).into_inner().expect("a line");
+        let mut at = line();
+        assert!(!at.extend(first, Some(running)), "the running process was the last member");
+        assert!(!at.extend(second, Some(first)), "the first attempt of the successor had joined");
+        let mut at = line();
+        assert!(!at.extend(first, None), "the control plane knows no member of the node");
+        assert!(!at.extend(second, Some(running)), "the first attempt was refused");
+        let mut at = line();
+        assert!(!at.extend(first, Some(running)));
+        assert!(at.extend(second, Some(other)), "another process had joined");
+        assert!(at.extend(Incarnation(40), Some(second)), "it stays so");
     }
 }

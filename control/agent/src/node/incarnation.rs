@@ -32,13 +32,21 @@ pub(super) struct BegunIncarnation {
 /// When the control plane does not answer, or refuses.
 pub(super) fn begin(link: &ControlLink, node: NodeId, wants_last_member: bool) -> Result<BegunIncarnation, Error> {
     let last = link.call(GetIncarnation { node: node.0 })?.incarnation;
-    // A control plane of an earlier version does not know this call: then a start that was refused counts, too.
-    let last_member = match wants_last_member {
-        true => link.call(GetLastMember { node: node.0 }).map_or(last, |last| last.incarnation),
-        false => 0,
-    };
-    let last_member = (last_member > 0).then_some(Incarnation(last_member));
+    let last_member = if wants_last_member { last_member(link, node)? } else { None };
     Ok(BegunIncarnation { number: after(last, clock_ns()), last_member })
+}
+
+/// Returns the incarnation of a node that was a member last, if the control plane knows one.
+///
+/// # Errors
+/// When the control plane does not answer, or refuses.
+pub(super) fn last_member(link: &ControlLink, node: NodeId) -> Result<Option<Incarnation>, Error> {
+    let last = match link.call(GetLastMember { node: node.0 }) {
+        Ok(last) => last.incarnation,
+        // A control plane of an earlier version does not know this call: then a start that was refused counts, too.
+        Err(_) => link.call(GetIncarnation { node: node.0 })?.incarnation,
+    };
+    Ok((last > 0).then_some(Incarnation(last)))
 }
 
 /// Returns the number of an incarnation that begins in a running process: its versions continue, too.

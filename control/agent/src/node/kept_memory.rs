@@ -1,4 +1,5 @@
-//! Directory in which the memory of a node outlives its process.
+//! Memory of a node that a next process can have: files in a directory, which outlive the process, or memfds, which
+//! only a successor of the running process takes over.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -7,37 +8,48 @@ use kvplane_engine::{KeptMemoryConfig, MappedMemory};
 use kvplane_sys::MemoryDirectory;
 use kvplane_sys::random::random_u64;
 
+use super::handover::Handover;
 use crate::error::Error;
 use crate::node::NodeConfigError;
 
-/// Directory that this process has claimed; none if memory ends with the process.
-pub(super) struct KeptDirectory {
+/// Memory of the shards of a node.
+pub(super) struct KeptMemory {
+    /// Directory that this process has claimed; none for memfds.
     directory: Option<Arc<MemoryDirectory>>,
     shards: u16,
+    /// Memory of each shard that was handed over; empty if none was.
+    handed: Vec<Arc<MappedMemory>>,
+    /// True if none of the objects in it count.
+    is_void: bool,
 }
 
-impl KeptDirectory {
-    /// Claims the directory for a node with this many shards.
+impl KeptMemory {
+    /// Claims the directory, if there is one, for a node with this many shards.
     pub(super) fn claim(path: Option<&Path>, shards: usize) -> Result<Self, NodeConfigError> {
         let directory = path.map(MemoryDirectory::claim).transpose().map_err(NodeConfigError::KeptMemory)?;
-        Ok(Self { directory: directory.map(Arc::new), shards: shards as u16 })
+        Ok(Self { directory: directory.map(Arc::new), shards: shards as u16, handed: Vec::new(), is_void: false })
     }
 
-    /// Uses the claim that another process handed over, for a node with this many shards.
-    pub(super) fn handed(claim: &Arc<MemoryDirectory>, shards: usize) -> Self {
-        Self { directory: Some(Arc::clone(claim)), shards: shards as u16 }
+    /// Uses the memory that was handed over.
+    pub(super) fn handed(handover: &Handover, is_void: bool) -> Self {
+        let (directory, handed) = (handover.claim.clone(), handover.memory.clone());
+        Self { directory, shards: handed.len() as u16, handed, is_void }
     }
 
-    /// Returns the claim, if memory is kept.
+    /// Returns the claim, if there is a directory.
     pub(super) fn directory(&self) -> Option<Arc<MemoryDirectory>> {
         self.directory.clone()
     }
 
-    /// Returns the settings of a shard's memory, which may be mapped already.
-    pub(super) fn of_shard(&self, mapped: Option<Arc<MappedMemory>>) -> Result<Option<KeptMemoryConfig>, Error> {
-        let Some(directory) = &self.directory else { return Ok(None) };
-        let fresh_uuid = u128::from(random_u64()?) << 64 | u128::from(random_u64()?);
-        Ok(Some(KeptMemoryConfig { directory: Arc::clone(directory), shards: self.shards, fresh_uuid, mapped }))
+    /// Returns the settings of a shard's memory.
+    pub(super) fn of_shard(&self, shard: usize) -> Result<KeptMemoryConfig, Error> {
+        Ok(KeptMemoryConfig {
+            directory: self.directory.clone(),
+            shards: self.shards,
+            fresh_uuid: u128::from(random_u64()?) << 64 | u128::from(random_u64()?),
+            mapped: self.handed.get(shard).cloned(),
+            is_void: self.is_void,
+        })
     }
 
     /// Gives the memory of shards back that the node does not have any more. To be called once its other shards have
@@ -49,9 +61,14 @@ impl KeptDirectory {
     }
 
     /// Returns a note for logs.
-    pub(super) fn note(&self) -> Option<String> {
-        let directory = self.directory.as_ref()?;
-        Some(format!("memory is kept in {}", directory.path().display()))
+    pub(super) fn note(&self) -> String {
+        match &self.directory {
+            Some(directory) => format!("memory is kept in {}", directory.path().display()),
+            None if self.handed.is_empty() => "memory is empty: without --keep-memory it has ended with any former \
+                                               process; kvplane ctl upgrade hands it to a next one"
+                .to_owned(),
+            None => "memory was taken over; without --keep-memory it ends with the last process that has it".to_owned(),
+        }
     }
 }
 

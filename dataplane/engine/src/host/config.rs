@@ -20,17 +20,20 @@ use super::reactor::devices::RdmaDevices;
 use super::shared::SharedSetup;
 use super::tier::TierSetup;
 
-/// Memory that outlives the process of a node.
+/// Memory of a shard that a next process of its node can take over.
 #[derive(Clone, Debug)]
 pub struct KeptMemoryConfig {
-    /// Directory of its files, which this process has claimed.
-    pub directory: Arc<MemoryDirectory>,
+    /// Directory of its files, which this process has claimed: they outlive it. `None`: memfds, which a successor takes
+    /// over while this process runs, and which end with it otherwise.
+    pub directory: Option<Arc<MemoryDirectory>>,
     /// Number of shards of the node.
     pub shards: u16,
     /// Identity of the memory, if it is new.
     pub fresh_uuid: u128,
-    /// The shard's memory, if this process mapped it while the former one still served it.
+    /// The shard's memory, if this process has mapped it already: while the former one still served it.
     pub mapped: Option<Arc<MappedMemory>>,
+    /// True if another process has served the node since the image was written: none of its objects count.
+    pub is_void: bool,
 }
 
 /// Settings of a host.
@@ -54,7 +57,7 @@ pub struct HostConfig {
     pub shared: Option<SharedSetup>,
     /// Device pool of the service's store.
     pub device_pool: Option<DevicePoolConfig>,
-    /// Memory in which the service's store outlives the process.
+    /// Memory in which the service's store can pass to a next process; without it, it ends with this one.
     pub kept: Option<KeptMemoryConfig>,
     /// Settings for fetching objects from former owners of the service's slots; without them, none are fetched.
     pub fetch: Option<FetchConfig>,

@@ -1,5 +1,6 @@
-//! Kept memory of a running process, which the process that is to take it over maps beforehand: mapping many pages
-//! takes longer than clients are to wait.
+//! Memory of a shard in files that another process can take over: in a directory, where they outlive processes, or
+//! memfds, which end with the last process that has them. The process that is to take over maps them beforehand:
+//! mapping many pages takes longer than clients are to wait.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -10,7 +11,7 @@ use kvplane_store::image::{HEADER_BYTES, ImageError, ImageHeader, MemoryIdentity
 use kvplane_store::service::Identity;
 use kvplane_sys::{MemoryDirectory, MemoryFile, MemoryFileError, Region, RegionError, RegionOptions};
 
-/// Reason why the kept memory of a running process cannot be taken over.
+/// Reason why the memory of a running process cannot be taken over.
 #[derive(Debug)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum MappedMemoryError {
@@ -68,7 +69,7 @@ impl From<MemoryFileError> for MappedMemoryError {
     }
 }
 
-/// Files of a shard's kept memory.
+/// Files of a shard's memory: its pool, and the image of the objects in it.
 #[derive(Clone, Debug)]
 pub struct KeptFiles {
     pool: Arc<MemoryFile>,
@@ -85,12 +86,21 @@ impl KeptFiles {
         Ok(Self { pool: Arc::new(directory.open(&format!("shard-{shard}.pool"))?), image })
     }
 
-    /// Adopts the descriptors of a process that has opened the files. The path of its directory names them in errors.
+    /// Returns the memfds of a shard whose pool was allocated anew.
+    fn of_pool(shard: u16, pool: &Region) -> Result<Self, MemoryFileError> {
+        let image = Arc::new(MemoryFile::create(&memfd_name(shard, "image"))?);
+        Ok(Self { pool: Arc::new(MemoryFile::of_region(pool, &memfd_name(shard, "pool"))?), image })
+    }
+
+    /// Adopts the descriptors of a process that has the files: those of a directory, or memfds without one.
     ///
     /// # Errors
     /// When they are not those of private files in memory.
-    pub fn adopt(directory: &Path, shard: u16, pool: OwnedFd, image: OwnedFd) -> Result<Self, MemoryFileError> {
-        let path = |kind: &str| directory.join(format!("shard-{shard}.{kind}"));
+    pub fn adopt(directory: Option<&Path>, shard: u16, pool: OwnedFd, image: OwnedFd) -> Result<Self, MemoryFileError> {
+        let path = |kind: &str| match directory {
+            Some(directory) => directory.join(format!("shard-{shard}.{kind}")),
+            None => MemoryFile::memfd_path(&memfd_name(shard, kind)),
+        };
         let pool = Arc::new(MemoryFile::adopt(pool, path("pool"))?);
         Ok(Self { pool, image: Arc::new(MemoryFile::adopt(image, path("image"))?) })
     }
@@ -108,8 +118,12 @@ impl KeptFiles {
     }
 }
 
-/// Kept memory of a shard of a running process, mapped by another one. It is only to be accessed once the running
-/// process has handed it over.
+fn memfd_name(shard: u16, kind: &str) -> String {
+    format!("kvplane-{kind}-{shard}")
+}
+
+/// Memory of a shard that this process has mapped. That of a running process is only to be accessed once that process
+/// has handed it over.
 #[derive(Debug)]
 pub struct MappedMemory {
     files: KeptFiles,
@@ -117,8 +131,24 @@ pub struct MappedMemory {
 }
 
 impl MappedMemory {
-    /// Maps the pool of a shard that this process is to serve, one of `shards`, in units of this size
-    /// ([`crate::shard::unit_bytes`]).
+    /// Allocates memory for a shard, in memfds.
+    ///
+    /// # Errors
+    /// When there is too little of it, or the kernel refuses.
+    pub(crate) fn allocate(shard: u16, options: &RegionOptions) -> Result<Self, RegionError> {
+        let region = Region::allocate(options)?;
+        let files = KeptFiles::of_pool(shard, &region).map_err(RegionError::File)?;
+        Ok(Self { files, region })
+    }
+
+    /// Maps the pool of a shard whose files belong to this process; what it contains stays as it is.
+    pub(crate) fn open(files: KeptFiles, options: &RegionOptions) -> Result<Self, RegionError> {
+        let region = Region::map_memory_file(&files.pool, options)?;
+        Ok(Self { files, region })
+    }
+
+    /// Maps the pool of a shard of a running process that this process is to serve, one of `shards`, in units of this
+    /// size ([`crate::shard::unit_bytes`]).
     ///
     /// # Errors
     /// When the memory is not what that shard would have, or cannot be mapped. The running process is not disturbed.
@@ -149,8 +179,7 @@ impl MappedMemory {
         if theirs != ours || files.pool.bytes()? != file_bytes {
             return Err(MappedMemoryError::Shape { theirs: Box::new(theirs), ours: Box::new(ours) });
         }
-        let region = Region::map_memory_file(&files.pool, options).map_err(MappedMemoryError::Map)?;
-        Ok(Self { files, region })
+        Self::open(files, options).map_err(MappedMemoryError::Map)
     }
 
     /// Returns the files.

@@ -22,7 +22,7 @@ use super::limits::ANSWER_DEADLINE;
 use super::listeners::{ShardListeners, listen_unix, when_free};
 use super::snapshot::{self, ShardSnapshot};
 use super::thread::StartFacts;
-use crate::host::ShardHost;
+use crate::host::{MappedMemory, ShardHost};
 
 /// Time between two attempts to send to a full mailbox.
 const MAILBOX_RETRY: Duration = Duration::from_micros(100);
@@ -32,6 +32,8 @@ const MAILBOX_RETRY: Duration = Duration::from_micros(100);
 pub struct HandedShard {
     /// Its listeners for peers.
     pub listeners: ShardListeners,
+    /// Its memory, which stays mapped.
+    pub memory: Arc<MappedMemory>,
     /// Number of objects in the image of its memory; `None` if it left no image.
     pub objects: Option<u64>,
 }
@@ -265,19 +267,27 @@ impl ShardHandle {
         }
     }
 
-    /// Ends the thread, for a process that takes its memory and its listeners over, and waits for it. The listeners
-    /// stay open, and the socket for peers on this host stays in its place. Does nothing, and returns `None`, if its
-    /// memory ends with the process.
+    /// Returns its memory, which another process may take over; `None` if it has none of its own.
+    #[must_use]
+    pub fn memory(&self) -> Option<&Arc<MappedMemory>> {
+        self.facts.lasting.as_ref().map(|lasting| &lasting.memory)
+    }
+
+    /// Ends the thread, for a process that takes its memory and its listeners over, and waits for it: it leaves an
+    /// image of its objects in the memory. The listeners stay open, and the socket for peers on this host stays in its
+    /// place. Does nothing, and returns `None`, if it has no memory of its own.
     ///
     /// # Errors
     /// When the process has too many descriptors; then nothing changes.
     pub fn hand_over(&self) -> io::Result<Option<HandedShard>> {
         let Some(lasting) = &self.facts.lasting else { return Ok(None) };
         let listeners = lasting.listeners.try_clone()?;
+        let memory = Arc::clone(&lasting.memory);
+        lasting.wish.make();
         *self.shm.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.mailbox.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.doorbell.ring();
-        Ok(Some(HandedShard { listeners, objects: self.image().unwrap_or(None) }))
+        Ok(Some(HandedShard { listeners, memory, objects: self.image().unwrap_or(None) }))
     }
 
     /// Ends the thread and waits for it.

@@ -1,4 +1,6 @@
-//! Memory of a shard that outlives its process: its pool is a file in memory, beside the image of the objects in it.
+//! Memory of a shard that a next process can serve: its pool is a file in memory, beside the image of the objects in
+//! it. Files in a directory outlive the process, which always leaves an image; memfds pass to a successor that the
+//! process hands over to, and it leaves an image only then.
 //!
 //! The image of the former process is checked as a whole before anything of it is used. The memory is marked as in use
 //! as soon as objects in it are served, which no later process takes for an image; until then it stays as it is, so
@@ -8,6 +10,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use kvplane_proto::checksum::PayloadChecksum;
@@ -28,6 +31,8 @@ const ACCESSES_END: Duration = Duration::from_secs(1);
 pub enum KeptMemoryError {
     /// A file could not be used.
     File(MemoryFileError),
+    /// New memory could not be allocated.
+    Memory(RegionError),
     /// The memory belongs to another node, or to a node of another cluster.
     Foreign { path: PathBuf, cluster: String, node: NodeId },
 }
@@ -36,6 +41,7 @@ impl fmt::Display for KeptMemoryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(error) => error.fmt(f),
+            Self::Memory(error) => error.fmt(f),
             Self::Foreign { path, cluster, node } => write!(
                 f,
                 "{} has the memory of node {node} of cluster {cluster:?}: name another directory, or remove its files",
@@ -49,6 +55,7 @@ impl std::error::Error for KeptMemoryError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::File(error) => Some(error),
+            Self::Memory(error) => Some(error),
             Self::Foreign { .. } => None,
         }
     }
@@ -126,7 +133,22 @@ impl ImageFile for MappedImage {
     }
 }
 
-/// Files of a shard's kept memory.
+/// Mark of a shard whose process leaves an image of its memory at its end.
+#[derive(Clone, Debug)]
+pub(super) struct ImageWish(Arc<AtomicBool>);
+
+impl ImageWish {
+    /// Has the shard leave an image when it ends.
+    pub(super) fn make(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+
+    fn is_made(&self) -> bool {
+        self.0.load(Ordering::Acquire)
+    }
+}
+
+/// Files of a shard's memory.
 #[derive(Debug)]
 pub(super) struct KeptMemory {
     files: KeptFiles,
@@ -135,25 +157,31 @@ pub(super) struct KeptMemory {
     image: MemoryImage,
     image_file: MappedImage,
     region: Option<Arc<KeptPool>>,
-    /// Keeps other processes out.
-    _directory: Arc<MemoryDirectory>,
+    wish: ImageWish,
+    /// Keeps other processes out; none with memfds.
+    directory: Option<Arc<MemoryDirectory>>,
 }
 
 impl KeptMemory {
-    /// Opens the memory of a shard with a pool of this size and unit, and reads the image of the former process.
+    /// Opens the memory of a shard with a pool of these options and this unit, and reads the image of the former
+    /// process.
     ///
     /// # Errors
-    /// When the files cannot be used, or belong to another node.
+    /// When the files cannot be used, or belong to another node; when there is too little memory.
     pub(super) fn open(
         config: &KeptMemoryConfig,
         of: &Identity,
-        pool_bytes: u64,
+        options: &RegionOptions,
         unit_bytes: u64,
     ) -> Result<(Self, ImageOutcome), KeptMemoryError> {
-        let (directory, mapped) = (Arc::clone(&config.directory), config.mapped.clone());
-        let files = match &mapped {
-            Some(mapped) => mapped.files().clone(),
-            None => KeptFiles::open(&directory, of.shard.0)?,
+        let (files, mapped) = match (&config.mapped, &config.directory) {
+            (Some(mapped), _) => (mapped.files().clone(), Some(Arc::clone(mapped))),
+            // Mapped once it is known whose memory it is: that sets the length of the pool.
+            (None, Some(directory)) => (KeptFiles::open(directory, of.shard.0)?, None),
+            (None, None) => {
+                let memory = Arc::new(MappedMemory::allocate(of.shard.0, options).map_err(KeptMemoryError::Memory)?);
+                (memory.files().clone(), Some(memory))
+            }
         };
         let identity = MemoryIdentity {
             uuid: config.fresh_uuid,
@@ -161,12 +189,12 @@ impl KeptMemory {
             node: of.node,
             shard: of.shard,
             shards: config.shards,
-            pool_bytes,
+            pool_bytes: options.bytes as u64,
             unit_bytes,
         };
         let path = files.image().path().to_owned();
         let mut image_file = MappedImage { file: files.clone(), region: None };
-        let (image, found) = MemoryImage::open(&mut image_file, identity).map_err(|error| match error {
+        let (image, mut found) = MemoryImage::open(&mut image_file, identity).map_err(|error| match error {
             OpenImageError::Foreign(theirs) => {
                 KeptMemoryError::Foreign { path: path.clone(), cluster: theirs.cluster, node: theirs.node }
             }
@@ -177,17 +205,30 @@ impl KeptMemory {
                 source: io::Error::other(other.to_string()),
             }),
         })?;
-        Ok((Self { files, mapped, image, image_file, region: None, _directory: directory }, found))
+        if let Ok(Some(former)) = &mut found
+            && config.is_void
+        {
+            // What other processes may still write to is not used in any case.
+            former.contents.objects.clear();
+        }
+        let directory = config.directory.clone();
+        let wish = ImageWish(Arc::new(AtomicBool::new(directory.is_some())));
+        Ok((Self { files, mapped, image, image_file, region: None, wish, directory }, found))
     }
 
     /// Maps the pool, whose contents stay as they are.
-    pub(super) fn map_pool(&mut self, options: &RegionOptions) -> Result<Arc<Region>, RegionError> {
-        let region = match &self.mapped {
-            Some(mapped) => Arc::clone(mapped.region()),
-            None => Region::map_memory_file(self.files.pool(), options)?,
+    pub(super) fn map_pool(&mut self, options: &RegionOptions) -> Result<Arc<MappedMemory>, RegionError> {
+        let memory = match &self.mapped {
+            Some(mapped) => Arc::clone(mapped),
+            None => Arc::new(MappedMemory::open(self.files.clone(), options)?),
         };
-        self.region = Some(Arc::new(KeptPool(Arc::clone(&region))));
-        Ok(region)
+        self.region = Some(Arc::new(KeptPool(Arc::clone(memory.region()))));
+        Ok(memory)
+    }
+
+    /// Returns the mark by which the shard leaves an image.
+    pub(super) fn wish(&self) -> ImageWish {
+        self.wish.clone()
     }
 
     /// Returns the checksums of the pool's bytes.
@@ -198,9 +239,9 @@ impl KeptMemory {
         Arc::clone(self.region.as_ref().expect("the pool is mapped")) as Arc<dyn PoolSums>
     }
 
-    /// Returns the identity of the memory.
-    pub(super) const fn uuid(&self) -> u128 {
-        self.image.uuid()
+    /// Returns the identity of memory that outlives processes; `None` for memfds.
+    pub(super) fn lasting_uuid(&self) -> Option<u128> {
+        self.directory.as_ref().map(|_| self.image.uuid())
     }
 
     /// Acts on the service's decision about the former process's objects: from then on the memory is in use. To be
@@ -231,9 +272,12 @@ impl KeptMemory {
         Ok(())
     }
 
-    /// Writes the image of a shard that has ended, for the next process. Returns the number of its objects; `None` if
-    /// there is no image.
+    /// Writes the image of a shard that has ended, if the next process can have it. Returns the number of its objects;
+    /// `None` if there is no image.
     pub(super) fn close(&mut self, host: &mut ShardHost, name: &str) -> Option<u64> {
+        if !self.wish.is_made() {
+            return None;
+        }
         let lends = !end_accesses(host, ACCESSES_END);
         if lends {
             tracing::warn!("{name}: a process on this host, or the SSD, did not let go of memory within a second");

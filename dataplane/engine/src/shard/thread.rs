@@ -13,11 +13,11 @@ use kvplane_sys::{Consumer, Doorbell, PageKind, Region, cpu, net};
 use super::command::{Command, obey};
 use super::config::ShardConfig;
 use super::error::ShardStartError;
-use super::kept::KeptMemory;
+use super::kept::{ImageWish, KeptMemory};
 use super::leaving::{QuietWaiter, answer_waiters};
 use super::listeners::{ShardListeners, when_free};
 use super::tables;
-use crate::host::{DevicePool, ShardHost, TierDevice};
+use crate::host::{DevicePool, MappedMemory, ShardHost, TierDevice};
 use crate::pacing::Pacer;
 
 /// Deadlines for opening the tier's device (formatting a blank one included), and for flushing pending writes.
@@ -27,8 +27,10 @@ const TIER_CLOSE: Duration = Duration::from_secs(10);
 /// Parts of a shard that stay when its thread has ended, for a process that takes over.
 pub(super) struct Lasting {
     pub(super) listeners: ShardListeners,
-    /// Its pool, which the end of the thread does not unmap: that takes long where there are many pages.
-    _pool: Arc<Region>,
+    /// Its memory, which the end of the thread does not unmap: that takes long where there are many pages.
+    pub(super) memory: Arc<MappedMemory>,
+    /// Mark by which the shard leaves an image of it.
+    pub(super) wish: ImageWish,
 }
 
 /// Results of a shard's start.
@@ -37,7 +39,7 @@ pub(super) struct StartFacts {
     pub(super) address: SocketAddr,
     /// Address on which it listens for stock Mooncake engines.
     pub(super) mooncake: Option<SocketAddr>,
-    /// Parts that another process may take over, if its memory outlives this one.
+    /// Parts that another process may take over, if it has memory of its own.
     pub(super) lasting: Option<Lasting>,
     /// Kind of pages of its pool.
     pub(super) page_kind: Option<PageKind>,
@@ -128,9 +130,10 @@ fn set_up(
         (Some(options), None) => Some(Region::allocate(&options)?),
         (Some(options), Some(memory)) => {
             let unit_bytes = tables::unit_bytes(config.store.as_ref(), above_ssd);
-            let (mut opened, image) = KeptMemory::open(memory, &config.identity, options.bytes as u64, unit_bytes)?;
-            let region = opened.map_pool(&options)?;
-            (kept, found) = (Some(opened), image);
+            let (mut opened, image) = KeptMemory::open(memory, &config.identity, &options, unit_bytes)?;
+            let memory = opened.map_pool(&options)?;
+            let region = Arc::clone(memory.region());
+            (kept, found) = (Some((opened, memory)), image);
             Some(region)
         }
     };
@@ -150,13 +153,16 @@ fn set_up(
     let page_kind = pool.as_ref().map(|pool| pool.page_kind());
     let service = Service::new(config.identity, store);
     let mut host = ShardHost::new(&config.host, service, pool.as_ref(), device_pool)?;
-    if let Some(kept) = &kept {
+    if let Some((kept, _)) = &kept {
         host.service().control().keep_memory(found, kept.sums());
     }
     host.open_tier(TIER_OPEN)?;
-    let lasting = match pool.filter(|_| kept.is_some()) {
-        Some(pool) => Some(Lasting { listeners: listeners.try_clone()?, _pool: pool }),
-        None => None,
+    let (kept, lasting) = match kept {
+        Some((kept, memory)) => {
+            let lasting = Lasting { listeners: listeners.try_clone()?, memory, wish: kept.wish() };
+            (Some(kept), Some(lasting))
+        }
+        None => (None, None),
     };
     host.listen(listeners.tcp, listeners.shm)?;
     let stock = config.listen.mooncake.map(|address| when_free(|| net::tcp_listener(address, 1024))).transpose()?;
@@ -170,7 +176,7 @@ fn set_up(
     };
     host.watch_mailbox(doorbell)?;
     // An SSD that stays counts although memory is lost with its host: its identity alone is the node's then.
-    let of_memory = kept.as_ref().filter(|_| !above_ssd).map(KeptMemory::uuid);
+    let of_memory = kept.as_ref().filter(|_| !above_ssd).and_then(KeptMemory::lasting_uuid);
     let device = host.tier().and_then(|tier| tier.device()).or(of_memory);
     Ok((host, kept, StartFacts { address, mooncake, lasting, page_kind, device }))
 }

@@ -260,11 +260,17 @@ pub(super) fn keep_from_children(mapping: &Mapping) {
     advise(mapping, libc::MADV_DONTFORK).ok();
 }
 
+/// Returns the bytes of this host that can be faulted in without taking memory from other processes, including reserved
+/// huge pages; `None` if the host does not report it.
+#[must_use]
+pub fn host_available_bytes() -> Option<u64> {
+    available_bytes(&fs::read_to_string("/proc/meminfo").unwrap_or_default())
+}
+
 /// Rejects a size that exceeds the available memory: the kernel would overcommit, and the OOM killer would strike when
 /// the pages are faulted in.
 pub(super) fn check_available(name: &str, bytes: usize) -> Result<(), RegionError> {
-    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    match available_bytes(&meminfo) {
+    match host_available_bytes() {
         Some(available_bytes) if bytes as u64 > available_bytes => {
             Err(RegionError::NotAvailable { name: name.to_owned(), bytes, available_bytes })
         }

@@ -38,8 +38,8 @@ fn seals(fd: &OwnedFd) -> libc::c_int {
     seals.max(0)
 }
 
-/// Creates a memfd of this length that can neither shrink nor grow.
-pub(super) fn memory_file(name: &str, bytes: usize, reserved_pages: bool) -> io::Result<OwnedFd> {
+/// Creates an empty memfd without seals, on reserved huge pages or on plain ones.
+pub(crate) fn create(name: &str, reserved_pages: bool) -> io::Result<OwnedFd> {
     let name = CString::new(name)?;
     let pages = if reserved_pages { libc::MFD_HUGETLB | libc::MFD_HUGE_2MB } else { 0 };
     let base = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | pages;
@@ -52,7 +52,12 @@ pub(super) fn memory_file(name: &str, bytes: usize, reserved_pages: bool) -> io:
         }
     };
     // Kernels before 6.3 do not know the flag that forbids executing the file.
-    let file = create(base | libc::MFD_NOEXEC_SEAL).or_else(|_| create(base))?;
+    create(base | libc::MFD_NOEXEC_SEAL).or_else(|_| create(base))
+}
+
+/// Creates a memfd of this length that can neither shrink nor grow.
+pub(super) fn memory_file(name: &str, bytes: usize, reserved_pages: bool) -> io::Result<OwnedFd> {
+    let file = create(name, reserved_pages)?;
     let length = i64::try_from(bytes).map_err(|_| io::Error::from_raw_os_error(libc::EFBIG))?;
     crate::claim::check_limit(bytes as u64)?;
     // SAFETY: plain call on an open descriptor.

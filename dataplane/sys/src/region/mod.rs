@@ -16,7 +16,7 @@ mod access;
 mod buffer;
 mod error;
 mod map;
-mod memfd;
+pub(crate) mod memfd;
 #[cfg(test)]
 mod tests;
 
@@ -24,6 +24,7 @@ pub use buffer::IoBuf;
 pub use error::RegionError;
 
 pub(crate) use map::PAGE_BYTES;
+pub use map::host_available_bytes;
 use map::{Mapping, Request};
 use std::fs::OpenOptions;
 use std::io;

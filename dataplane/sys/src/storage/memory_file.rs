@@ -1,8 +1,9 @@
 //! Files in memory: on tmpfs or hugetlbfs, where their contents outlive the process that maps them, until the host
-//! restarts.
+//! restarts; or memfds, which end with the last process that has their descriptors.
 //!
 //! A [`MemoryDirectory`] belongs to one process at a time: it is locked by `flock`, and the lock ends with the process,
-//! however that terminates. Its files have mode 0600, so that only processes of the same user can shorten them.
+//! however that terminates. Its files have mode 0600, so that only processes of the same user can shorten them. A memfd
+//! has no name that a process could open.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -13,6 +14,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use crate::private_files::{FileError, private_directory};
+use crate::region::{Region, memfd};
 
 /// `statfs` types of the file systems whose files are memory.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
@@ -206,7 +208,8 @@ impl MemoryDirectory {
     }
 }
 
-/// File in memory. Reads copy; writes need a mapping ([`crate::Region::map_memory_file`]), as hugetlbfs has no others.
+/// File in memory: in a directory, or a memfd. Reads copy; writes need a mapping
+/// ([`crate::Region::map_memory_file`]), as hugetlbfs has no others.
 #[derive(Debug)]
 pub struct MemoryFile {
     file: File,
@@ -215,14 +218,45 @@ pub struct MemoryFile {
 }
 
 impl MemoryFile {
-    /// Adopts the descriptor of a file that another process of this user has opened. The path names it in errors.
+    /// Creates a memfd of this name, without any bytes.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn create(name: &str) -> Result<Self, MemoryFileError> {
+        let path = Self::memfd_path(name);
+        let fd = memfd::create(name, false).map_err(failed("create", &path))?;
+        Self::adopt(fd, path)
+    }
+
+    /// Returns the file of a shared region, whose memfd has this name.
+    ///
+    /// # Errors
+    /// When the region is private, or its file is not a private one in memory; when the process has too many
+    /// descriptors.
+    pub fn of_region(region: &Region, name: &str) -> Result<Self, MemoryFileError> {
+        let path = Self::memfd_path(name);
+        let Some(fd) = region.fd() else { return Err(MemoryFileError::NotHanded { path }) };
+        let fd = fd.try_clone_to_owned().map_err(failed("keep", &path))?;
+        Self::adopt(fd, path)
+    }
+
+    /// Returns the path by which errors name a memfd.
+    #[must_use]
+    pub fn memfd_path(name: &str) -> PathBuf {
+        PathBuf::from(format!("memfd:{name}"))
+    }
+
+    /// Adopts the descriptor of a file that another process of this user has opened, or of a memfd. The path names it
+    /// in errors.
     ///
     /// # Errors
     /// When it is not a private file in memory, of this user.
     pub fn adopt(fd: OwnedFd, path: PathBuf) -> Result<Self, MemoryFileError> {
         let file = File::from(fd);
         let found = file.metadata().map_err(failed("look at", &path))?;
-        if !is_private_file(&found) || !is_memory(file.as_fd()) {
+        // Nobody can open a file without a name, whatever its mode.
+        let is_private = is_private_file(&found) || is_nameless_file(&found);
+        if !is_private || !is_memory(file.as_fd()) {
             return Err(MemoryFileError::NotHanded { path });
         }
         let page_bytes = page_bytes(file.as_fd()).map_err(failed("look at", &path))?;
@@ -316,6 +350,11 @@ fn is_private_file(found: &fs::Metadata) -> bool {
     found.is_file() && found.uid() == crate::cpu::effective_uid() && found.mode() & 0o077 == 0
 }
 
+/// Returns true for a file of this user that no directory has: a memfd.
+fn is_nameless_file(found: &fs::Metadata) -> bool {
+    found.is_file() && found.uid() == crate::cpu::effective_uid() && found.nlink() == 0
+}
+
 fn stat_of(fd: BorrowedFd<'_>) -> io::Result<libc::statfs> {
     let mut status = MaybeUninit::<libc::statfs>::zeroed();
     // SAFETY: the kernel fills a structure of this function.
@@ -341,7 +380,7 @@ fn page_bytes(fd: BorrowedFd<'_>) -> io::Result<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{HugePages, Region, RegionOptions};
+    use crate::{HugePages, RegionOptions};
 
     /// Directory in memory that is removed with the test.
     struct Place(PathBuf);
@@ -407,6 +446,33 @@ mod tests {
         assert!(matches!(MemoryFile::adopt(passed(), path.clone()), Err(MemoryFileError::NotHanded { .. })));
         let null = OwnedFd::from(File::open("/dev/null").expect("a device"));
         assert!(matches!(MemoryFile::adopt(null, path), Err(MemoryFileError::NotHanded { .. })));
+    }
+
+    #[test]
+    fn memfds_are_adopted_whatever_their_mode_and_keep_their_seals() {
+        let region = Region::allocate(&options(3 << 20)).expect("a region");
+        region.copy_in(5, b"bytes");
+        let pool = MemoryFile::of_region(&region, "kept").expect("a file");
+        let passed = pool.fd().try_clone_to_owned().expect("a descriptor");
+        let adopted = MemoryFile::adopt(passed, pool.path().to_owned()).expect("a file");
+        assert_eq!(adopted.page_bytes(), pool.page_bytes());
+        let mapped = Region::map_memory_file(&adopted, &options(3 << 20)).expect("a mapping");
+        drop((region, pool));
+        let mut bytes = [0; 5];
+        mapped.copy_out(5, &mut bytes);
+        assert_eq!(&bytes, b"bytes");
+        assert!(adopted.set_bytes(1 << 20).is_err() && adopted.set_bytes(8 << 20).is_err(), "its seals stay");
+        // Peers of the host map it as they map that of the first process.
+        let shown = mapped.fd().expect("a descriptor").try_clone_to_owned().expect("a descriptor");
+        Region::map_shared(shown, 3 << 20, true).expect("sealed");
+        // A file for an image grows and shrinks.
+        let image = MemoryFile::create("image").expect("a file");
+        for bytes in [8192, 1 << 20, 4096] {
+            image.set_bytes(bytes).expect("a length");
+            assert_eq!(image.bytes().expect("a length"), bytes);
+        }
+        let private = Region::allocate(&RegionOptions::new("private", 4096)).expect("a region");
+        assert!(matches!(MemoryFile::of_region(&private, "x"), Err(MemoryFileError::NotHanded { .. })));
     }
 
     #[test]

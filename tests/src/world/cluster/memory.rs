@@ -37,6 +37,8 @@ pub(crate) struct KeptScenario {
     pub(crate) spoil: f64,
     /// Chance that a process is killed in a handover.
     pub(crate) handover_kill: f64,
+    /// Memory ends with the last process that has it, and the control plane does not know it as a device.
+    pub(crate) of_processes: bool,
 }
 
 /// A process was killed in the middle of a write.
@@ -143,6 +145,7 @@ impl Scenario {
             image_kill: [0.0, 0.2, 0.5][rng.below(3) as usize],
             spoil: [0.0, 0.3][rng.below(2) as usize],
             handover_kill: [0.0, 0.4, 0.8][rng.below(3) as usize],
+            of_processes: false,
         };
         let mut weights = [0; FAULTS];
         weights[Fault::RestartNode as usize] = 4;
@@ -165,9 +168,23 @@ impl Scenario {
     }
 
     /// Like [`Self::of_kept_memory`], with upgrades of running nodes, whose processes are killed, or refuse, at any
-    /// step.
+    /// step. In a third of the seeds, memory ends with the last process that has it.
     #[must_use]
     pub fn of_upgrades(seed: u64) -> Self {
+        let mut scenario = Self::of_upgrades_of_kept_memory(seed);
+        if let Some(kept) = &mut scenario.kept
+            && Rng::new(seed, "memory of processes").chance(0.3)
+        {
+            kept.of_processes = true;
+            if scenario.keeps {
+                // Only successors have what was there before.
+                (kept.handover_kill, scenario.chances.weights[Fault::RestartNode as usize]) = (0.0, 0);
+            }
+        }
+        scenario
+    }
+
+    fn of_upgrades_of_kept_memory(seed: u64) -> Self {
         let mut scenario = Self::of_kept_memory(seed);
         let rng = &mut Rng::new(seed, "upgrades");
         let weights = &mut scenario.chances.weights;
@@ -186,7 +203,7 @@ impl Scenario {
     /// Like [`Self::of_upgrades`], with a host's bug.
     #[must_use]
     pub fn of_upgrades_with(seed: u64, mischief: Mischief) -> Self {
-        Self { mischief: Some(mischief), ..Self::of_upgrades(seed) }
+        Self { mischief: Some(mischief), ..Self::of_upgrades_of_kept_memory(seed) }
     }
 
     /// Objects stay where they are, and only processes end, each after the one before has served again.
@@ -452,6 +469,18 @@ impl World {
         memory.pool = PoolMemory::new(pool_bytes);
         (memory.counts, memory.left) = (Some(false), None);
         self.memory_is_lost(lineage);
+    }
+
+    /// Ends the memory of a node of which no process is left, unless it outlives them.
+    pub(crate) fn end_memory_of_processes(&mut self, node: usize) {
+        if !self.scenario.kept.is_some_and(|kept| kept.of_processes) {
+            return;
+        }
+        for lineage in (0..usize::from(self.scenario.shards)).map(|shard| node * 256 + shard) {
+            if self.memories.remove(&lineage).is_some() {
+                self.memory_is_lost(lineage);
+            }
+        }
     }
 
     /// Records that no object of a shard's memory exists any more: none may be read again.

@@ -214,6 +214,7 @@ impl World {
             return self.after(10 * MS, Event::StartNode(index));
         }
         let moved = self.scenario.kept.is_none() && self.streams.faults.chance(0.3);
+        self.end_memory_of_processes(index);
         self.begin_node(index, moved);
     }
 

@@ -193,8 +193,8 @@ impl World {
     pub(crate) fn disks_of(&self, node: usize) -> Option<u128> {
         // Where no node starts without its disks, the report matters only for nodes that die together. A lost state has
         // forgotten the reports of absent nodes.
-        if self.scenario.kept.is_some() {
-            return Some(node as u128 + 1);
+        if let Some(kept) = self.scenario.kept {
+            return (!kept.of_processes).then_some(node as u128 + 1);
         }
         let forgets = self.scenario.chances.weights[crate::world::faults::Fault::LoseControl as usize] > 0;
         let tells = self.scenario.returns && !forgets;

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use kvplane::handover::{self, UpgradeReport};
+use kvplane::handover::{self, UpgradeOrder, UpgradeOutcome, UpgradeReport};
 use kvplane::rpc::Role;
 use kvplane::rpc::message::{
     Drain, GetIncarnation, Leave, ListSegments, MemberStatus, RotateTickets, Segment, SegmentOwner, Status, Undrain,
@@ -124,16 +124,21 @@ enum Action {
         #[arg(long, value_name = "SECONDS", default_value_t = 0)]
         wait: u64,
     },
-    /// Upgrade a node of this host that keeps its memory (`kvplane node --keep-memory`), without losing an object: its
-    /// process starts its program again, which may be a new version, and hands memory and ports over to it. Run it on
-    /// the node's host, as its user. Fails, and leaves the node as it is, where that is not possible.
+    /// Upgrade a node of this host without losing an object: its process starts its program again, which may be a new
+    /// version, and hands memory and ports over to it. Run it on the node's host, as its user. Fails, and leaves the
+    /// node as it is, where that is not possible.
     Upgrade {
         /// Number of the node.
         node: u64,
         /// Program to start instead of the one that the process was started as.
         #[arg(long, value_name = "PATH")]
         program: Option<PathBuf>,
-        /// Time to wait for the upgrade, in seconds.
+        /// Drain the node, for at most this time in seconds, where its memory cannot be handed over (another format,
+        /// other settings of memory, far memory, device pools): its objects migrate to other nodes, and its process
+        /// ends with status 1, for its supervisor to start the next one. Default: fail instead.
+        #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=86_400))]
+        or_drain: Option<u64>,
+        /// Time to wait for the upgrade, in seconds, beside that for a drain.
         #[arg(
             long,
             value_name = "SECONDS",
@@ -317,12 +322,23 @@ impl Ctl {
                 Ok(())
             }
             Action::Drain { node, wait, .. } => self.drain(*node, *wait),
-            Action::Upgrade { node, program, wait } => {
-                let (directory, within) = (self.runtime_directory.as_deref(), Duration::from_secs(*wait));
-                let node = NodeId(*node);
-                let report = handover::upgrade(&self.cluster, directory, node, program.as_deref(), within)?;
-                let (UpgradeReport { from, to, pid, .. }, said) = (&report, upgrades::describe(&report));
-                println!("node {node} is upgraded from {from} to {to}, process {pid}: {said}");
+            Action::Upgrade { node, program, or_drain, wait } => {
+                let order = UpgradeOrder {
+                    node: NodeId(*node),
+                    program: program.as_deref(),
+                    or_drain: or_drain.map(Duration::from_secs),
+                    within: Duration::from_secs(*wait),
+                };
+                match handover::upgrade(&self.cluster, self.runtime_directory.as_deref(), order)? {
+                    UpgradeOutcome::Upgraded(report) => {
+                        let (UpgradeReport { from, to, pid, .. }, said) = (&report, upgrades::describe(&report));
+                        println!("node {node} is upgraded from {from} to {to}, process {pid}: {said}");
+                    }
+                    UpgradeOutcome::Drained { why } => println!(
+                        "node {node} is drained, and its process ends: start the new version if no supervisor does \
+                         ({why})"
+                    ),
+                }
                 Ok(())
             }
             Action::Tasks(tasks) => tasks.run(&self.link()?),

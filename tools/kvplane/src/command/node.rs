@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use crate::command::Failure;
 use crate::command::process::log::{Level, Log};
 use crate::command::process::stop::Stop;
-use crate::command::process::upgrades::Upgrades;
+use crate::command::process::upgrades::{Turn, Upgrades};
 use crate::command::process::{metrics, service_manager, upgrades};
 use crate::command::size;
 use crate::command::tebench::{PacingChoice, values};
@@ -76,9 +76,8 @@ pub(crate) struct Node {
     #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=86_400))]
     wait_control: u64,
     /// Take the memory, the ports and the identity of the running process of this node over, which then ends: `kvplane
-    /// ctl upgrade` starts the new process so. Needs --keep-memory in both, and the same settings of memory, ports and
-    /// SSDs.
-    #[arg(long, requires_all = ["keep_memory", "node_id"])]
+    /// ctl upgrade` starts the new process so. Needs the same settings of memory, ports and SSDs in both.
+    #[arg(long, requires = "node_id")]
     take_over: bool,
     #[command(flatten)]
     shape: Shape,
@@ -513,7 +512,7 @@ impl Node {
     pub(crate) fn run(self) -> Result<(), Failure> {
         self.log.begin(Level::Info)?;
         let control = self.which.control(&self.cluster, self.shape.runtime_directory.clone());
-        let config = self.shape.config(&self.cluster, control)?;
+        let mut config = self.shape.config(&self.cluster, control)?;
         let mut stop = Stop::listen()?;
         let wait = Duration::from_secs(self.wait_control);
         let started = match self.take_over {
@@ -523,6 +522,9 @@ impl Node {
         let Some(node) = started else { return Ok(()) };
         let mut serving = self.shape.serve(node)?;
         service_manager::announce_ready();
+        // A number that was drawn is the node's from now on, in this process and in its successors.
+        let drawn = config.node.is_none().then(|| serving.node.id());
+        config.node = Some(serving.node.id());
         loop {
             let (socket, mut requests) = match HandoverSocket::listen(&config, &serving.node) {
                 Ok((socket, requests)) => (Some(socket), requests),
@@ -531,13 +533,20 @@ impl Node {
                     (None, mpsc::channel(1).1)
                 }
             };
-            let mut upgrades = Upgrades::default();
-            let asked = upgrades.wait(&mut requests, &mut stop, || Ok(serving.node.check()?))?;
+            let mut upgrades = Upgrades::of(drawn);
+            let turn = upgrades.wait(&mut requests, &mut stop, || Ok(serving.node.check()?))?;
             drop(socket);
-            let Some(mut link) = asked else {
-                upgrades.refuse("the node was stopped");
-                self.shape.give_away(&serving.node);
-                return Ok(());
+            let mut link = match turn {
+                Turn::Take(link) => link,
+                Turn::Drain(order) => {
+                    order.carry_out(&serving.node)?;
+                    continue;
+                }
+                Turn::Stop => {
+                    upgrades.refuse("the node was stopped");
+                    self.shape.give_away(&serving.node);
+                    return Ok(());
+                }
             };
             let handover = match Handover::of(&serving.node, MOVES_PATIENCE, MOVES_MOST) {
                 Ok(handover) => handover,
@@ -554,7 +563,7 @@ impl Node {
             let RunningNode { metrics, node: former } = serving;
             drop(metrics);
             match link.give(&handover) {
-                Ok(()) => return upgrades.finish(&link),
+                Ok(()) => return upgrades.finish(&link, handover.is_kept()),
                 Err(error) => {
                     let why = format!("the new process did not take over: {error}");
                     eprintln!("kvplane: {why}; this process serves again");

@@ -233,16 +233,20 @@ pub fn networks(workspace: &Workspace, arguments: &[String]) -> Result<(), Failu
     process::run(workspace.cargo(&words).env("KVPLANE_NETWORK_ROUNDS", count))
 }
 
-/// Upgrades a node under load, the given number of times in a row, and then with `--kills` kills in the middle. With
-/// `--revision`, every other upgrade is to the program of that revision of the sources, and back.
+/// Upgrades a node under load, the given number of times in a row, and then with `--kills` kills in the middle; first a
+/// node whose memory is in a directory, then one whose memory ends with its processes. With `--revision`, every other
+/// upgrade is to the program of that revision of the sources, and back. `--dev` takes development builds of both.
 pub fn upgrades(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     let counts = UpgradeCounts::of(arguments)?;
-    let words = ["test", "--release", "-p", "kvplane-tools", "--test", "end_to_end", "--", "--nocapture"];
+    let profile: &[&str] = if counts.is_dev { &[] } else { &["--release"] };
+    // One after the other because they measure.
+    let test = ["-p", "kvplane-tools", "--test", "end_to_end", "--", "--nocapture", "--test-threads=1"];
+    let words = [&["test"], profile, &test[..]].concat();
     let under_load = [&words[..], &["upgrades_under_load"]].concat();
     let mut command = workspace.cargo(&under_load);
     command.env("KVPLANE_UPGRADES", counts.upgrades).env("KVPLANE_UPGRADE_OBJECTS", counts.objects);
     if let Some(revision) = &counts.revision {
-        command.env("KVPLANE_OTHER_PROGRAM", program_of(workspace, revision)?);
+        command.env("KVPLANE_OTHER_PROGRAM", program_of(workspace, revision, profile)?);
     }
     process::run(&mut command)?;
     let killed = [&words[..], &["a_kill_at_any_moment_of_an_upgrade"]].concat();
@@ -250,18 +254,21 @@ pub fn upgrades(workspace: &Workspace, arguments: &[String]) -> Result<(), Failu
 }
 
 /// Builds the program of a revision of the sources, in a work tree of its own; returns its path.
-fn program_of(workspace: &Workspace, revision: &str) -> Result<PathBuf, Failure> {
+fn program_of(workspace: &Workspace, revision: &str, profile: &[&str]) -> Result<PathBuf, Failure> {
     let tree = workspace.target().join("revision");
     let mut git = Command::new("git");
     match tree.exists() {
         true => git.arg("-C").arg(&tree).args(["checkout", "--detach", revision]),
-        false => git.arg("-C").arg(&workspace.root).args(["worktree", "add", "--detach"]).arg(&tree).arg(revision),
+        // Git remembers a work tree whose directory was removed.
+        false => {
+            git.arg("-C").arg(&workspace.root).args(["worktree", "add", "--force", "--detach"]).arg(&tree).arg(revision)
+        }
     };
     process::run(&mut git)?;
     let target = tree.join("target");
-    let mut cargo = workspace.cargo(&["build", "--release", "-p", "kvplane-tools", "--bin", "kvplane", "--target-dir"]);
-    process::run(cargo.arg(&target).current_dir(&tree))?;
-    Ok(target.join("release/kvplane"))
+    let words = [&["build"], profile, &["-p", "kvplane-tools", "--bin", "kvplane", "--target-dir"]].concat();
+    process::run(workspace.cargo(&words).arg(&target).current_dir(&tree))?;
+    Ok(target.join(if profile.is_empty() { "debug" } else { "release" }).join("kvplane"))
 }
 
 /// Arguments of `cargo x upgrades`.
@@ -271,12 +278,14 @@ struct UpgradeCounts {
     kills: String,
     objects: String,
     revision: Option<String>,
+    /// True for development builds.
+    is_dev: bool,
 }
 
 impl UpgradeCounts {
     fn of(arguments: &[String]) -> Result<Self, Failure> {
         let [upgrades, kills, objects] = ["50", "50", "10000"].map(str::to_string);
-        let mut counts = Self { upgrades, kills, objects, revision: None };
+        let mut counts = Self { upgrades, kills, objects, revision: None, is_dev: false };
         let mut words = arguments.iter();
         while let Some(word) = words.next() {
             let mut value = || words.next().ok_or_else(|| Failure::new(format!("{word} takes a value")));
@@ -284,6 +293,7 @@ impl UpgradeCounts {
                 "--kills" => counts.kills = number(value()?)?,
                 "--objects" => counts.objects = number(value()?)?,
                 "--revision" => counts.revision = Some(value()?.clone()),
+                "--dev" => counts.is_dev = true,
                 _ => counts.upgrades = number(word)?,
             }
         }
@@ -333,10 +343,12 @@ mod tests {
             kills: kills.to_string(),
             objects: objects.to_string(),
             revision: None,
+            is_dev: false,
         };
         assert_eq!(parsed("").ok(), Some(counts("50", "50", "10000")));
         assert_eq!(parsed("7 --kills 3 --objects 5").ok(), Some(counts("7", "3", "5")));
         assert_eq!(parsed("--revision v0.1.0").ok().and_then(|counts| counts.revision).as_deref(), Some("v0.1.0"));
+        assert!(parsed("7 --dev").is_ok_and(|counts| counts.is_dev));
         assert!(parsed("--kills").is_err() && parsed("many").is_err());
     }
 

@@ -35,11 +35,11 @@ pub struct UpgradeReport {
 }
 
 impl UpgradeReport {
-    /// Describes a node that took over.
-    pub(super) fn of_node(node: &Node, pause_ns: u64) -> Result<Self, Error> {
+    /// Describes a node that took over; `is_empty` if the objects of the former process did not count.
+    pub(super) fn of_node(node: &Node, pause_ns: u64, is_empty: bool) -> Result<Self, Error> {
         let (from, to) = (String::new(), software().to_owned());
         let (pid, objects, bytes) = (std::process::id(), 0, 0);
-        let mut report = Self { from, to, pid, objects, bytes, dropped: 0, is_empty: false, pause_ns };
+        let mut report = Self { from, to, pid, objects, bytes, dropped: 0, is_empty, pause_ns };
         for kept in node.snapshots()?.iter().filter_map(|shard| shard.kept) {
             report.objects += kept.objects;
             report.bytes += kept.bytes;
@@ -80,27 +80,55 @@ impl UpgradeReport {
     }
 }
 
-/// Has the process of a node on this host start a successor, which takes over, and waits for the outcome. Without a
-/// program, the successor is the one that the process was started as, which may have been replaced since.
+/// Order of an operator to upgrade a node of this host.
+#[derive(Clone, Copy, Debug)]
+pub struct UpgradeOrder<'a> {
+    /// Number of the node.
+    pub node: NodeId,
+    /// Program of the successor; `None` for the one that the process was started as, which may have been replaced
+    /// since.
+    pub program: Option<&'a Path>,
+    /// Time for a drain, in whole seconds, where another attempt would be refused, too; `None` for no drain.
+    pub or_drain: Option<Duration>,
+    /// Time to wait for the outcome.
+    pub within: Duration,
+}
+
+/// Outcome of an order that was not refused.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum UpgradeOutcome {
+    /// A successor serves the node.
+    Upgraded(UpgradeReport),
+    /// Other nodes have its objects, for this reason, and its process ends: its supervisor is to start the next one.
+    Drained {
+        /// Reason why memory could not be handed over.
+        why: String,
+    },
+}
+
+/// Has the process of a node on this host start a successor, which takes over, and waits for the outcome.
 ///
 /// # Errors
-/// When no process of the node runs here, when it refuses, or when the successor does not serve within this time: the
-/// text says what is to be done.
+/// When no process of the node runs here, when it refuses, or when the successor does not serve, or the node is not
+/// drained, within its time: the text says what is to be done.
 pub fn upgrade(
     cluster: &str,
     runtime_directory: Option<&Path>,
-    node: NodeId,
-    program: Option<&Path>,
-    within: Duration,
-) -> Result<UpgradeReport, Error> {
+    order: UpgradeOrder<'_>,
+) -> Result<UpgradeOutcome, Error> {
+    let UpgradeOrder { node, program, or_drain, within } = order;
     let path = socket_path(&sockets_of(runtime_directory)?, cluster, node);
     let stream = UnixStream::connect(&path).map_err(|_| HandoverError::NotRunning { node, path })?;
     check_user(&stream)?;
     let program = program.map(|path| path.display().to_string());
-    send(&stream, &json!({ "kind": "upgrade", "program": program }), &[], REPLY)?;
-    let (message, _) = receive(&stream, 0, within)?;
+    let or_drain_s = or_drain.map(|time| time.as_secs());
+    send(&stream, &json!({ "kind": "upgrade", "program": program, "or_drain_s": or_drain_s }), &[], REPLY)?;
+    let (message, _) = receive(&stream, 0, within.saturating_add(or_drain.unwrap_or_default()))?;
+    if expect(&message, "drained").is_ok() {
+        return Ok(UpgradeOutcome::Drained { why: text(&message, "why")?.to_owned() });
+    }
     let software = |name| text(&message, name).map(str::to_owned);
-    Ok(UpgradeReport::of(&message, software("from")?, software("to")?)?)
+    Ok(UpgradeOutcome::Upgraded(UpgradeReport::of(&message, software("from")?, software("to")?)?))
 }
 
 #[cfg(test)]

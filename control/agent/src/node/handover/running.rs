@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kvplane_cluster::handover::{RunningEnd, RunningInput, RunningStep};
-use kvplane_engine::KeptFiles;
+use kvplane_engine::MappedMemory;
 use kvplane_sys::unix;
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{Receiver, Sender, channel};
@@ -37,11 +37,18 @@ pub enum HandoverRequest {
     Upgrade {
         /// Program; `None` for the one that this process was started as.
         program: Option<PathBuf>,
+        /// Time for a drain of the node where its memory cannot be handed over; `None` for no drain.
+        or_drain: Option<Duration>,
         /// Operator, who waits for the outcome.
         operator: Operator,
     },
     /// A successor was refused.
-    Refused(String),
+    Refused {
+        /// Reason, with what to do.
+        why: String,
+        /// True if another attempt is refused, too ([`HandoverRefusal::is_lasting`]).
+        is_lasting: bool,
+    },
     /// A successor is ready to take over.
     Take(SuccessorLink),
 }
@@ -55,6 +62,11 @@ impl Operator {
     pub fn refuse(&self, why: &str) {
         // The operator may have gone.
         let _ = send(&self.0, &json!({ "refused": why }), &[], REPLY);
+    }
+
+    /// Tells the operator that the node was drained instead, and why; its process ends.
+    pub fn drained(&self, why: &str) {
+        let _ = send(&self.0, &json!({ "kind": "drained", "why": why }), &[], REPLY);
     }
 
     /// Tells the operator about the upgrade.
@@ -121,12 +133,15 @@ impl SuccessorLink {
         }
     }
 
-    /// Sends the claim, and the listeners of each shard.
+    /// Sends the claim of the memory's directory, if it has one, and the listeners of each shard.
     fn pass(&self, handover: &Handover) -> Result<(), HandoverError> {
         let stream = &self.stream;
         let shards = handover.listeners.len();
-        let claim = json!({ "kind": "claim", "shards": shards, "stopped_ns": handover.stopped_ns });
-        send(stream, &claim, &[handover.claim.lock()], REPLY)?;
+        let incarnation = handover.incarnation().map_or(0, |incarnation| incarnation.0);
+        let stopped_ns = handover.stopped_ns;
+        let claim = json!({ "kind": "claim", "shards": shards, "stopped_ns": stopped_ns, "incarnation": incarnation });
+        let lock: Vec<_> = handover.claim.iter().map(|claim| claim.lock()).collect();
+        send(stream, &claim, &lock, REPLY)?;
         for (shard, listeners) in handover.listeners.iter().enumerate() {
             let fds: Vec<_> =
                 [Some(listeners.tcp.as_fd()), listeners.shm.as_ref().map(AsFd::as_fd)].into_iter().flatten().collect();
@@ -149,8 +164,8 @@ impl SuccessorLink {
 struct Offer {
     shape: NodeShape,
     ports: Vec<SocketAddr>,
-    /// Memory of each shard; empty if it is not kept.
-    files: Vec<KeptFiles>,
+    /// Memory of each shard.
+    memory: Vec<Arc<MappedMemory>>,
     /// True while a successor prepares.
     claimed: Arc<AtomicBool>,
 }
@@ -172,14 +187,9 @@ impl HandoverSocket {
         let directory = sockets_of(config.runtime_directory.as_deref())?;
         let path = socket_path(&directory, config.control.cluster(), node.id());
         let listener = listen(&path).map_err(|source| HandoverError::Socket { path: path.clone(), source })?;
-        let mut files = Vec::new();
-        if let Some(claim) = &node.claim {
-            for shard in 0..node.shards.len() {
-                files.push(KeptFiles::open(claim, shard as u16).map_err(HandoverError::File)?);
-            }
-        }
+        let memory = node.shards.iter().filter_map(|shard| shard.memory().cloned()).collect();
         let claimed = Arc::new(AtomicBool::new(false));
-        let offer = Arc::new(Offer { shape: node.shape.clone(), ports: node.addresses(), files, claimed });
+        let offer = Arc::new(Offer { shape: node.shape.clone(), ports: node.addresses(), memory, claimed });
         let (sender, requests) = channel(REQUESTS);
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
@@ -241,11 +251,13 @@ fn serve(stream: UnixStream, offer: &Offer, sender: &Sender<HandoverRequest>) ->
     let (message, _) = receive(&stream, 0, REPLY)?;
     match text(&message, "kind")? {
         "upgrade" => {
-            if offer.shape.directory.is_none() {
-                return refuse(&stream, &HandoverRefusal::NotKept.to_string());
+            let or_drain = message.get("or_drain_s").and_then(Value::as_u64).map(Duration::from_secs);
+            // A drain begins when the new program has proven that it starts.
+            if let Some(refusal) = offer.shape.unfit().filter(|_| or_drain.is_none()) {
+                return refuse(&stream, &refusal.to_string());
             }
             let program = message.get("program").and_then(Value::as_str).map(PathBuf::from);
-            let request = HandoverRequest::Upgrade { program, operator: Operator(stream) };
+            let request = HandoverRequest::Upgrade { program, or_drain, operator: Operator(stream) };
             sender.blocking_send(request).map_err(|_| HandoverError::Closed)
         }
         "hello" => {
@@ -259,14 +271,15 @@ fn serve(stream: UnixStream, offer: &Offer, sender: &Sender<HandoverRequest>) ->
                 Ok(claimed) if step == RunningStep::Offer => claimed,
                 Ok(_) => return Err(HandoverError::Closed),
                 Err(refusal) => {
-                    let why = refusal.to_string();
+                    let (why, is_lasting) = (refusal.to_string(), refusal.is_lasting());
                     refuse(&stream, &why)?;
-                    return sender.blocking_send(HandoverRequest::Refused(why)).map_err(|_| HandoverError::Closed);
+                    let request = HandoverRequest::Refused { why, is_lasting };
+                    return sender.blocking_send(request).map_err(|_| HandoverError::Closed);
                 }
             };
             send(&stream, &json!({ "kind": "offer", "software": software() }), &[], REPLY)?;
-            for (shard, files) in offer.files.iter().enumerate() {
-                let fds = [files.pool().fd(), files.image().fd()];
+            for (shard, memory) in offer.memory.iter().enumerate() {
+                let fds = [memory.files().pool().fd(), memory.files().image().fd()];
                 send(&stream, &json!({ "kind": "memory", "shard": shard }), &fds, REPLY)?;
             }
             expect(&receive(&stream, 0, PREPARATION)?.0, "hand over")?;

@@ -20,13 +20,13 @@ pub enum HandoverRefusal {
     Protocol { ours: u32, theirs: u64 },
     /// The successor does not read the images that the running process writes.
     ImageFormat { writes: u32, reads: Vec<u64> },
-    /// The memory of the running process ends with it.
-    NotKept,
     /// The running process has device pools, whose objects would be lost.
     DevicePools,
+    /// The running process has far memory, whose objects would be lost.
+    FarMemory,
     /// The processes differ in a setting.
     Setting { name: &'static str, running: String, new: String },
-    /// The file system of the memory has no room for the images.
+    /// The file system of the memory, or the host, has no room for the images.
     Room { free: u64, needed: u64 },
     /// Slots still migrate from or to the node.
     Moves { slots: u64 },
@@ -34,25 +34,36 @@ pub enum HandoverRefusal {
     Busy,
 }
 
+impl HandoverRefusal {
+    /// Returns true if another attempt with the same programs and settings is refused, too.
+    #[must_use]
+    pub const fn is_lasting(&self) -> bool {
+        match self {
+            Self::Protocol { .. } | Self::ImageFormat { .. } | Self::Setting { .. } => true,
+            Self::DevicePools | Self::FarMemory => true,
+            Self::Room { .. } | Self::Moves { .. } | Self::Busy => false,
+        }
+    }
+}
+
 impl fmt::Display for HandoverRefusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Protocol { ours, theirs } => write!(
                 f,
-                "the new process speaks version {theirs} of handovers, this one {ours}: restart the node, which keeps \
-                 its memory"
+                "the new process speaks version {theirs} of handovers, this one {ours}: restart the node if it keeps \
+                 its memory (--keep-memory); otherwise drain it (kvplane ctl drain) and restart it"
             ),
             Self::ImageFormat { writes, reads } => write!(
                 f,
                 "this process writes images of format {writes}, the new one reads {reads:?}: drain the node \
                  (kvplane ctl drain) and restart it"
             ),
-            Self::NotKept => f.write_str(
-                "the memory of this process ends with it: start the node with --keep-memory for upgrades that keep it; \
-                 this time, drain it (kvplane ctl drain) and restart it",
-            ),
             Self::DevicePools => f.write_str(
                 "objects in device pools are lost with this process: drain the node (kvplane ctl drain) and restart it",
+            ),
+            Self::FarMemory => f.write_str(
+                "objects in far memory are lost with this process: drain the node (kvplane ctl drain) and restart it",
             ),
             Self::Setting { name, running, new } => write!(
                 f,
@@ -61,8 +72,8 @@ impl fmt::Display for HandoverRefusal {
             ),
             Self::Room { free, needed } => write!(
                 f,
-                "the file system of the memory has {free} bytes left, and the image of its objects needs {needed}: \
-                 make it larger (mount -o remount,size=)"
+                "{free} bytes of memory are left, and the image of the node's objects needs {needed}: make the file \
+                 system of --keep-memory larger (mount -o remount,size=); without one, free memory of the host"
             ),
             Self::Moves { slots } => write!(f, "{slots} slots still migrate from or to the node: try again"),
             Self::Busy => f.write_str("another process is about to take over"),
@@ -89,15 +100,25 @@ pub struct NodeShape {
     pub listen: IpAddr,
     /// Port of the first shard; 0 for whichever the running process has.
     pub port: u16,
-    /// Directory of the kept memory.
+    /// Directory of the kept memory; none if it is memfds.
     pub directory: Option<PathBuf>,
     /// Paths of the SSDs.
     pub ssds: Vec<PathBuf>,
     /// Number of device pools.
     pub device_pools: usize,
+    /// True with far memory.
+    pub has_far_memory: bool,
 }
 
 impl NodeShape {
+    /// Returns the reason why a running node of this shape hands over to no process at all.
+    pub(super) fn unfit(&self) -> Option<HandoverRefusal> {
+        if self.device_pools > 0 {
+            return Some(HandoverRefusal::DevicePools);
+        }
+        self.has_far_memory.then_some(HandoverRefusal::FarMemory)
+    }
+
     /// Returns the first message of a successor of this shape.
     pub(super) fn hello(&self, software: &str) -> Value {
         let path = |path: &PathBuf| path.display().to_string();
@@ -114,6 +135,7 @@ impl NodeShape {
             "listen": self.listen.to_string(),
             "port": self.port,
             "directory": self.directory.as_ref().map(path),
+            "far_memory": self.has_far_memory,
             "ssds": self.ssds.iter().map(path).collect::<Vec<_>>(),
         })
     }
@@ -138,9 +160,8 @@ impl NodeShape {
         if !reads.contains(&u64::from(IMAGE_FORMAT)) {
             return Ok(Some(HandoverRefusal::ImageFormat { writes: IMAGE_FORMAT, reads }));
         }
-        let Some(directory) = &self.directory else { return Ok(Some(HandoverRefusal::NotKept)) };
-        if self.device_pools > 0 {
-            return Ok(Some(HandoverRefusal::DevicePools));
+        if let Some(refusal) = self.unfit() {
+            return Ok(Some(refusal));
         }
         let path = |value: &Value| value.as_str().map(str::to_owned);
         let ssds = hello.get("ssds").and_then(Value::as_array).ok_or(HandoverError::Malformed { what: "ssds" })?;
@@ -148,19 +169,24 @@ impl NodeShape {
         let ours: Vec<String> = self.ssds.iter().map(|path| path.display().to_string()).collect();
         let port = message::number(hello, "port")?;
         let known = ports.first().map_or(0, |first| u64::from(first.port()));
+        let directory = |path: Option<String>| path.unwrap_or_else(|| "not set".to_owned());
+        // Versions without far memory do not say it.
+        let has_far_memory = hello.get("far_memory").and_then(Value::as_bool).unwrap_or(false);
+        let far_memory = |is_set: bool| if is_set { "set" } else { "not set" }.to_owned();
         let number = |name| message::number(hello, name).map(|number| number.to_string());
         let settings = [
             ("the cluster", self.cluster.clone(), message::text(hello, "cluster")?.to_owned()),
             ("--node-id", self.node.0.to_string(), number("node")?),
             ("--shards", self.shards.to_string(), number("shards")?),
             ("the pool of a shard", self.pool_bytes.to_string(), number("pool_bytes")?),
+            ("--pool-tier", far_memory(self.has_far_memory), far_memory(has_far_memory)),
             ("the limit of objects of a shard", self.max_objects.to_string(), number("max_objects")?),
             ("--listen", self.listen.to_string(), message::text(hello, "listen")?.to_owned()),
             ("--port", known.to_string(), if port == 0 { known } else { port }.to_string()),
             (
                 "--keep-memory",
-                directory.display().to_string(),
-                hello.get("directory").and_then(path).unwrap_or_else(|| "not set".to_owned()),
+                directory(self.directory.as_ref().map(|path| path.display().to_string())),
+                directory(hello.get("directory").and_then(path)),
             ),
             ("--ssd", format!("{ours:?}"), format!("{ssds:?}")),
         ];
@@ -185,6 +211,7 @@ mod tests {
             directory: Some("/dev/shm/kept".into()),
             ssds: vec!["/dev/nvme0n1".into()],
             device_pools: 0,
+            has_far_memory: false,
         }
     }
 
@@ -226,14 +253,20 @@ mod tests {
             ("port", json!(80), "--port is 7410 in this process and 80"),
             ("directory", json!("/tmp"), "--keep-memory is /dev/shm/kept in this process and /tmp"),
             ("directory", Value::Null, "and not set in the new one"),
+            ("far_memory", json!(true), "--pool-tier is not set in this process and set in the new one"),
             ("ssds", json!([]), "--ssd is [\"/dev/nvme0n1\"]"),
         ];
         for (name, value, said) in settings {
             let text = with(name, value);
             assert!(text.contains(said), "{text}");
         }
-        let forgetful = NodeShape { directory: None, ..shape() };
-        assert_eq!(objection(&forgetful, &hello), Some(HandoverRefusal::NotKept));
+        let memfds = NodeShape { directory: None, ..shape() };
+        let text = objection(&memfds, &hello).expect("refused").to_string();
+        assert!(text.contains("--keep-memory is not set in this process and /dev/shm/kept in the new one"), "{text}");
+        assert_eq!(objection(&memfds, &memfds.hello("kvplane/0.2.0")), None);
+        assert!(HandoverRefusal::FarMemory.is_lasting() && !HandoverRefusal::Busy.is_lasting());
+        let far = NodeShape { has_far_memory: true, ..shape() };
+        assert_eq!(objection(&far, &hello), Some(HandoverRefusal::FarMemory));
         let device_pools = NodeShape { device_pools: 1, ..shape() };
         assert_eq!(objection(&device_pools, &hello), Some(HandoverRefusal::DevicePools));
     }

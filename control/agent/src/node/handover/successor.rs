@@ -6,11 +6,12 @@ use std::sync::Arc;
 
 use kvplane_cluster::handover::{SuccessorEnd, SuccessorInput, SuccessorStep};
 use kvplane_engine::{KeptFiles, MappedMemory, ShardListeners};
+use kvplane_proto::ids::Incarnation;
 use kvplane_sys::MemoryDirectory;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::message::{check_user, expect, number, receive, send};
-use super::{Handover, HandoverError, HandoverRefusal, PREPARATION, REPLY, UpgradeReport, socket_path, sockets_of};
+use super::{Handover, HandoverError, Line, PREPARATION, REPLY, UpgradeReport, socket_path, sockets_of};
 use crate::error::Error;
 use crate::link::software;
 use crate::node::{Node, NodeConfig, NodeConfigError, NodePlan};
@@ -31,9 +32,6 @@ impl Succession {
     /// When no process of the node runs here, when it refuses, or when this process could not start.
     pub fn begin(config: &NodeConfig) -> Result<Self, Error> {
         let Some(node) = config.node else { return Err(NodeConfigError::KeptMemoryWithoutNode.into()) };
-        let Some(directory) = &config.keep_memory else {
-            return Err(HandoverError::Unfit(HandoverRefusal::NotKept).into());
-        };
         let sockets = sockets_of(config.runtime_directory.as_deref())?;
         let path = socket_path(&sockets, config.control.cluster(), node);
         let stream = UnixStream::connect(&path).map_err(|_| HandoverError::NotRunning { node, path })?;
@@ -53,7 +51,8 @@ impl Succession {
             let Ok([pool, image]) = <[_; 2]>::try_from(fds) else {
                 return Err(HandoverError::Malformed { what: "memory without descriptors" }.into());
             };
-            let files = KeptFiles::adopt(directory, shard as u16, pool, image).map_err(HandoverError::File)?;
+            let files = KeptFiles::adopt(config.keep_memory.as_deref(), shard as u16, pool, image);
+            let files = files.map_err(HandoverError::File)?;
             mapped.push(Arc::new(plan.map_memory(config, shard, files)?));
         }
         next(&mut end, SuccessorInput::Mapped, SuccessorStep::Ask)?;
@@ -74,16 +73,23 @@ impl Succession {
     }
 
     fn take_over(&mut self, config: &NodeConfig) -> Result<Handover, Error> {
-        let Some(directory) = &config.keep_memory else {
-            return Err(HandoverError::Unfit(HandoverRefusal::NotKept).into());
-        };
         let stream = &self.stream;
         send(stream, &json!({ "kind": "hand over" }), &[], REPLY)?;
-        let (message, mut lock) = receive(stream, 1, PREPARATION)?;
+        let (message, mut lock) = receive(stream, config.keep_memory.iter().count(), PREPARATION)?;
         expect(&message, "claim")?;
         let stopped_ns = number(&message, "stopped_ns")?;
-        let Some(lock) = lock.pop() else { return Err(HandoverError::Malformed { what: "a claim" }.into()) };
-        let claim = Arc::new(MemoryDirectory::adopt(directory, lock).map_err(HandoverError::File)?);
+        let claim = match (&config.keep_memory, lock.pop()) {
+            (Some(directory), Some(lock)) => {
+                Some(Arc::new(MemoryDirectory::adopt(directory, lock).map_err(HandoverError::File)?))
+            }
+            _ => None,
+        };
+        // Processes of a version that hands directories over only do not say it, and need not.
+        let incarnation = message.get("incarnation").and_then(Value::as_u64);
+        let incarnation = match (&claim, incarnation) {
+            (None, None) => return Err(HandoverError::Malformed { what: "incarnation" }.into()),
+            (_, incarnation) => Incarnation(incarnation.unwrap_or(0)),
+        };
         let mut listeners = Vec::with_capacity(self.mapped.len());
         for _ in &self.mapped {
             // Shards of a node listen for peers on its host, too.
@@ -100,7 +106,7 @@ impl Succession {
         // Without it, it is unknown whether the running process serves again.
         expect(&receive(stream, 0, REPLY)?.0, "go")?;
         next(&mut self.end, SuccessorInput::Go, SuccessorStep::Serve)?;
-        Ok(Handover { claim, listeners, mapped: self.mapped.clone(), stopped_ns })
+        Ok(Handover { claim, listeners, memory: self.mapped.clone(), line: Line::of(incarnation), stopped_ns })
     }
 
     /// Starts the node with what was taken over.
@@ -121,7 +127,7 @@ impl Succession {
     /// When a shard of this process does not answer.
     pub fn report(self, node: &Node, handover: &Handover) -> Result<UpgradeReport, Error> {
         let pause_ns = kvplane_engine::cpu::monotonic_ns().saturating_sub(handover.stopped_ns);
-        let report = UpgradeReport::of_node(node, pause_ns)?;
+        let report = UpgradeReport::of_node(node, pause_ns, handover.is_void())?;
         // The former process ends in any case, and may have ended already.
         let _ = send(&self.stream, &report.message(), &[], REPLY);
         Ok(report)

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use kvplane::NodeId;
 use kvplane::handover::{HandoverRequest, Operator, SuccessorLink, UpgradeReport};
 use tokio::sync::mpsc::Receiver;
 
@@ -20,13 +21,33 @@ const SERVES: Duration = Duration::from_secs(90);
 const TAKE_OVER: &str = "--take-over";
 
 /// Upgrade in progress, of which there is one at a time.
-#[derive(Default)]
 pub(crate) struct Upgrades {
     pending: Option<PendingUpgrade>,
+    /// Number of the node, if the arguments of this process do not have it.
+    drawn: Option<NodeId>,
+}
+
+/// Event that a waiting node has to act on.
+pub(crate) enum Turn {
+    /// A signal stops the process.
+    Stop,
+    /// A successor is ready to take over.
+    Take(SuccessorLink),
+    /// The node is to be drained, because no successor can take over.
+    Drain(DrainOrder),
+}
+
+/// Order to drain a node in place of an upgrade.
+pub(crate) struct DrainOrder {
+    operator: Operator,
+    within: Duration,
+    /// Reason why memory cannot be handed over.
+    why: String,
 }
 
 struct PendingUpgrade {
     operator: Operator,
+    or_drain: Option<Duration>,
     successor: Child,
     begun: Instant,
     /// Reason why this process refused its successor.
@@ -34,40 +55,50 @@ struct PendingUpgrade {
 }
 
 impl Upgrades {
-    /// Waits for a signal, or for a successor that is ready to take over, and starts successors for operators. Returns
-    /// the successor; `None` for a signal.
+    /// Returns the upgrades of a node that has drawn this number, if it has.
+    pub(crate) const fn of(drawn: Option<NodeId>) -> Self {
+        Self { pending: None, drawn }
+    }
+
+    /// Waits for a signal, or for a successor that is ready to take over, and starts successors for operators.
     pub(crate) fn wait(
         &mut self,
         requests: &mut Receiver<HandoverRequest>,
         stop: &mut Stop,
         mut watch: impl FnMut() -> Result<(), Failure>,
-    ) -> Result<Option<SuccessorLink>, Failure> {
+    ) -> Result<Turn, Failure> {
         loop {
             let request = stop.wait_or_receive(requests, || {
                 self.look();
                 watch()
             })?;
             match request {
-                None => return Ok(None),
-                Some(HandoverRequest::Take(link)) => return Ok(Some(link)),
-                Some(HandoverRequest::Refused(why)) => {
+                None => return Ok(Turn::Stop),
+                Some(HandoverRequest::Take(link)) => return Ok(Turn::Take(link)),
+                Some(HandoverRequest::Refused { why, is_lasting }) => {
                     eprintln!("kvplane: a new process was refused: {why}");
+                    if let Some(drain) = self.pending.take_if(|pending| is_lasting && pending.or_drain.is_some()) {
+                        return Ok(Turn::Drain(drain.into_drain(why)));
+                    }
                     self.pending.iter_mut().for_each(|pending| pending.refusal = Some(why.clone()));
                 }
-                Some(HandoverRequest::Upgrade { program, operator }) => self.begin(program.as_deref(), operator),
+                Some(HandoverRequest::Upgrade { program, or_drain, operator }) => {
+                    self.begin(program.as_deref(), or_drain, operator);
+                }
             }
         }
     }
 
     /// Starts a successor for an operator.
-    fn begin(&mut self, program: Option<&Path>, operator: Operator) {
+    fn begin(&mut self, program: Option<&Path>, or_drain: Option<Duration>, operator: Operator) {
         if self.pending.is_some() {
             return operator.refuse("another upgrade is in progress");
         }
-        match start_successor(program) {
+        match start_successor(program, self.drawn) {
             Ok(successor) => {
                 announce!("process {} was started to take over", successor.id());
-                self.pending = Some(PendingUpgrade { operator, successor, begun: Instant::now(), refusal: None });
+                let begun = Instant::now();
+                self.pending = Some(PendingUpgrade { operator, or_drain, successor, begun, refusal: None });
             }
             Err(why) => operator.refuse(&why.to_string()),
         }
@@ -99,8 +130,9 @@ impl Upgrades {
         }
     }
 
-    /// Waits until the successor, which has taken over, serves. This process ends then, or with an error.
-    pub(crate) fn finish(mut self, link: &SuccessorLink) -> Result<(), Failure> {
+    /// Waits until the successor, which has taken over, serves. This process ends then, or with an error. With
+    /// `is_kept`, the memory outlives both.
+    pub(crate) fn finish(mut self, link: &SuccessorLink, is_kept: bool) -> Result<(), Failure> {
         let pending = self.pending.take();
         match link.wait_until_serving(SERVES) {
             Ok(report) => {
@@ -109,9 +141,13 @@ impl Upgrades {
                 Ok(())
             }
             Err(error) => {
+                let next = match is_kept {
+                    true => "which serves what the images of its memory have",
+                    false => "which is empty: its memory has ended with that process",
+                };
                 let why = format!(
                     "the new process took over and does not serve ({error}): if it has ended, start the node again, \
-                     which serves what the images of its memory have"
+                     {next}"
                 );
                 pending.iter().for_each(|pending| pending.operator.refuse(&why));
                 Err(why.into())
@@ -124,21 +160,60 @@ impl PendingUpgrade {
     fn end(mut self, why: &str) {
         eprintln!("kvplane: no upgrade: {why}");
         self.operator.refuse(why);
+        self.end_successor();
+    }
+
+    /// Ends the successor, for a drain of the node.
+    fn into_drain(mut self, why: String) -> DrainOrder {
+        self.end_successor();
+        DrainOrder { operator: self.operator, within: self.or_drain.unwrap_or_default(), why }
+    }
+
+    fn end_successor(&mut self) {
         // Both calls are harmless if it has ended.
         let _ = self.successor.kill();
         let _ = self.successor.wait();
     }
 }
 
+impl DrainOrder {
+    /// Drains the node. Returns an error, by which its process ends and its supervisor starts the next one, if other
+    /// nodes have all objects; otherwise the node goes on with its slots.
+    pub(crate) fn carry_out(self, node: &kvplane::Node) -> Result<(), Failure> {
+        let Self { operator, within, why } = self;
+        announce!("draining for at most {} s, for an upgrade without a handover", within.as_secs());
+        let failed = match node.drain(within) {
+            Ok(0) => {
+                operator.drained(&why);
+                return Err("drained: other nodes hold all objects, and the next process of this node can start".into());
+            }
+            Ok(left) => format!("other nodes did not fetch {left} objects within {} s", within.as_secs()),
+            Err(error) => format!("the drain failed: {error}"),
+        };
+        // Without an answer, an operator has to cancel it.
+        let kept = match node.cancel_drain() {
+            Ok(()) => "the node goes on".to_owned(),
+            Err(error) => format!("the drain is not cancelled (kvplane ctl drain --cancel): {error}"),
+        };
+        let text = format!("{why}; {failed}: {kept}");
+        eprintln!("kvplane: no upgrade: {text}");
+        operator.refuse(&text);
+        Ok(())
+    }
+}
+
 /// Starts a program with the arguments of this process, to take over from it; without one, the program that this
-/// process was started as.
-fn start_successor(program: Option<&Path>) -> Result<Child, Failure> {
+/// process was started as. A number that the node has drawn is added.
+fn start_successor(program: Option<&Path>, drawn: Option<NodeId>) -> Result<Child, Failure> {
     let mut words = std::env::args_os();
     // Not `current_exe`, which resolves links: a link may name a new version since.
     let own = words.next().map(PathBuf::from).ok_or("this process was started without a name")?;
     let program = program.map_or(own, Path::to_owned);
     let mut command = Command::new(&program);
     command.args(words.filter(|word| word != TAKE_OVER)).arg(TAKE_OVER).stdin(Stdio::null());
+    if let Some(node) = drawn {
+        command.args(["--node-id", &node.0.to_string()]);
+    }
     command.spawn().map_err(|error| format!("{} cannot be started: {error}", program.display()).into())
 }
 

@@ -13,27 +13,42 @@ use crate::support::{Process, Way, Workplace, health, http_get, text, wait_until
 /// Beginning of the line that names the address of a node's metrics.
 pub(super) const COUNTERS: &str = "counters of the shards on http://";
 
-/// Directory in memory, which is removed with the test.
-pub(super) struct Memory(PathBuf);
+/// Memory of a node: a directory, which is removed with the test, or memfds.
+pub(super) struct Memory(Option<PathBuf>);
 
 impl Memory {
     pub(super) fn new(place: &Workplace) -> Self {
         let name = place.directory.file_name().unwrap();
-        Self(PathBuf::from("/dev/shm").join(name))
+        Self(Some(PathBuf::from("/dev/shm").join(name)))
     }
 
+    /// Memory that ends with the last process that has it.
+    pub(super) const fn of_processes() -> Self {
+        Self(None)
+    }
+
+    pub(super) const fn is_kept(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Returns the directory.
     pub(super) fn path(&self) -> &Path {
-        &self.0
+        self.0.as_ref().expect("a directory")
+    }
+
+    /// Returns the flags of a node with this memory.
+    pub(super) fn flags(&self) -> Vec<&str> {
+        self.0.iter().flat_map(|path| ["--keep-memory", text(path)]).collect()
     }
 
     fn image(&self) -> PathBuf {
-        self.0.join("shard-0.image")
+        self.path().join("shard-0.image")
     }
 }
 
 impl Drop for Memory {
     fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
+        let _ = self.0.as_ref().map(std::fs::remove_dir_all);
     }
 }
 
@@ -45,12 +60,12 @@ pub(super) fn control(place: &Workplace) -> Process {
 }
 
 pub(super) fn arguments<'a>(memory: &'a Memory, more: &[&'a str]) -> Vec<&'a str> {
-    [&["--pool", "32M", "--shards", "1", "--metrics-port", "0", "--keep-memory", text(&memory.0)], more].concat()
+    [&["--pool", "32M", "--shards", "1", "--metrics-port", "0"], &memory.flags()[..], more].concat()
 }
 
 pub(super) fn node(place: &Workplace, memory: &Memory, more: &[&str]) -> Process {
     let node = place.node(7, &arguments(memory, more));
-    node.wait_for("memory is kept in");
+    node.wait_for(if memory.is_kept() { "memory is kept in" } else { "without --keep-memory it" });
     node.wait_for(COUNTERS);
     node
 }
@@ -86,21 +101,22 @@ pub(super) fn found(client: &mut Client, name: &str, count: usize) -> usize {
 
 pub(super) const OBJECTS: usize = 300;
 
-/// Starts a control plane and a node that keeps its memory, with objects that two clients have put, one over each way.
-pub(super) fn with_objects(place: &Workplace) -> (Memory, Process, Process, [Client; 2]) {
-    let (memory, control) = (Memory::new(place), control(place));
-    let node = node(place, &memory, &[]);
+/// Starts a control plane and a node with this memory, with objects that two clients have put, one over each way.
+pub(super) fn with_objects(place: &Workplace, memory: &Memory) -> (Process, Process, [Client; 2]) {
+    let control = control(place);
+    let node = node(place, memory, &[]);
     let mut clients = Way::BOTH.map(|way| place.client(way));
     for (client, way) in clients.iter_mut().zip(Way::BOTH) {
         put_all(client, way.name(), OBJECTS);
     }
-    (memory, control, node, clients)
+    (control, node, clients)
 }
 
 #[test]
 fn objects_in_memory_outlive_restarts_in_order() {
     let place = Workplace::new("kept");
-    let (memory, _control, mut server, mut clients) = with_objects(&place);
+    let memory = Memory::new(&place);
+    let (_control, mut server, mut clients) = with_objects(&place, &memory);
     let pinned = PutOptions { hard_pin: true, ..PutOptions::default() };
     clients[0].put_with(b"pinned", b"never evicted", &pinned).unwrap();
     clients[1].remove(b"tcp-0").unwrap();
@@ -197,7 +213,7 @@ fn a_damaged_image_is_not_used_and_damaged_bytes_are_not_served() {
     // Bytes of objects: whatever is read is right, and what is not is gone.
     put_all(&mut client, "before", 50);
     assert!(server.stop().success());
-    (0..8192).step_by(256).for_each(|at| flip(memory.0.join("shard-0.pool"), at));
+    (0..8192).step_by(256).for_each(|at| flip(memory.path().join("shard-0.pool"), at));
     server = node(&place, &memory, &[]);
     let tails = metric(&server, "kvplane_kept_memory_damaged_total");
     assert_eq!(metric(&server, "kvplane_kept_memory_objects") + tails, 50, "tails are checked at the start");
@@ -223,7 +239,7 @@ fn memory_of_others_is_refused_and_not_touched() {
     let with = arguments(&memory, &[]);
     // Two processes that claim one memory.
     let other = [&["node", "--node-id", "8"], &with[..]].concat();
-    place.run(&other).failed(1, &["another process uses the memory", text(&memory.0)]);
+    place.run(&other).failed(1, &["another process uses the memory", text(memory.path())]);
     assert!(server.stop().success());
     // Another node, a node without a number, and another cluster.
     place.run(&other).failed(1, &["has the memory of node 7", "name another directory"]);
@@ -251,15 +267,15 @@ fn memory_of_another_shape_or_cluster_state_is_discarded() {
     let mut client = place.client(Way::Tcp);
     put_all(&mut client, "before", 50);
     assert!(server.stop().success());
-    let larger = ["--pool", "40M", "--shards", "2", "--metrics-port", "0", "--keep-memory", text(&memory.0)];
+    let larger = ["--pool", "40M", "--shards", "2", "--metrics-port", "0", "--keep-memory", text(memory.path())];
     let mut server = place.node(7, &larger);
     server.wait_for("the pool has another size than before, or the node another number of shards");
     assert_eq!(found(&mut client, "before", 50), 0);
-    assert!(memory.0.join("shard-1.pool").exists());
+    assert!(memory.path().join("shard-1.pool").exists());
     assert!(server.stop().success());
     let mut server = node(&place, &memory, &[]);
     server.wait_for("the pool has another size");
-    assert!(!memory.0.join("shard-1.pool").exists(), "it is not needed any more");
+    assert!(!memory.path().join("shard-1.pool").exists(), "it is not needed any more");
     put_all(&mut client, "before", 50);
     assert!(server.stop().success());
     // A control plane that lost its state: nobody knows what was changed meanwhile.
@@ -297,7 +313,7 @@ fn restarts_under_load_lose_nothing() {
     let restarts = std::env::var("KVPLANE_RESTARTS").map_or(4, |text| text.parse().expect("a number"));
     let place = Workplace::new("kept-load");
     let (memory, control) = (Memory::new(&place), control(&place));
-    let larger = ["--pool", "256M", "--shards", "1", "--metrics-port", "0", "--keep-memory", text(&memory.0)];
+    let larger = ["--pool", "256M", "--shards", "1", "--metrics-port", "0", "--keep-memory", text(memory.path())];
     let start = || {
         let server = place.node(7, &larger);
         server.wait_for(COUNTERS);

@@ -1,10 +1,10 @@
-//! Tests of upgrades: a new process of a node takes the memory and the ports of the running one over. Nothing that was
-//! acknowledged is lost; whichever process is killed at whatever moment, the node serves right bytes or starts empty
-//! and says why; and what does not fit is refused, and leaves the node as it is.
+//! Tests of upgrades: a new process of a node takes the memory and the ports of the running one over, whether the
+//! memory is in a directory or ends with its processes. Nothing that was acknowledged is lost; whichever process is
+//! killed at whatever moment, the node serves right bytes or starts empty and says why; and what does not fit is
+//! refused, and leaves the node as it is.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixDatagram, UnixStream};
-use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -14,7 +14,7 @@ use kvplane::{Client, ClientConfig, PutOptions};
 use serde_json::{Value, json};
 
 use super::kept_memory::{COUNTERS, Memory, OBJECTS, arguments, control, found, node, put_all, value, with_objects};
-use crate::support::{Outcome, PATIENCE, Process, Way, Workplace, health, http_get, signal, text, wait_until};
+use crate::support::{Outcome, PATIENCE, Process, Way, Workplace, finish, health, http_get, signal, text, wait_until};
 
 /// Process that took over, which is no child of this test.
 struct Successor(u32);
@@ -62,6 +62,11 @@ fn free_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
+/// Returns memory of both kinds.
+fn both_kinds(place: &Workplace) -> [Memory; 2] {
+    [Memory::new(place), Memory::of_processes()]
+}
+
 fn upgrade(place: &Workplace) -> Outcome {
     place.run(&["ctl", "upgrade", "7"])
 }
@@ -80,22 +85,35 @@ fn latest(first: &Process, name: &str) -> u64 {
 #[test]
 fn upgrades_keep_every_object() {
     let place = Workplace::new("upgrade");
-    let (memory, _control, mut first, mut clients) = with_objects(&place);
+    every_object_is_kept(&place, &Memory::new(&place));
+}
+
+#[test]
+fn upgrades_keep_every_object_in_memory_that_ends_with_its_processes() {
+    every_object_is_kept(&Workplace::new("upgrade-memfds"), &Memory::of_processes());
+}
+
+fn every_object_is_kept(place: &Workplace, memory: &Memory) {
+    let (_control, mut first, mut clients) = with_objects(place, memory);
     let objects = latest(&first, "kvplane_shard_objects");
     let address = first.data();
     let mut last: Option<Successor> = None;
     for round in 0..3 {
-        let said = upgrade(&place).text();
+        let said = upgrade(place).text();
         assert!(said.contains(&format!("{objects} objects kept")) && !said.contains("dropped"), "{said}");
         let successor = Successor::of(&said);
         match &last {
             None => assert!(first.exited().success(), "{:?}", first.said()),
             Some(last) => wait_until(|| (!last.is_running()).then_some(())).expect("it ends"),
         }
-        // Another process claims the memory meanwhile, at the same ports.
+        // Another process claims the memory meanwhile, or the ports of peers on this host.
         assert!(successor.is_running());
-        let other = [&["node", "--node-id", "8"], &arguments(&memory, &[])[..]].concat();
-        place.run(&other).failed(1, &["another process uses the memory"]);
+        let (number, why) = match memory.is_kept() {
+            true => ("8", "another process uses the memory"),
+            false => ("7", "is in use by another process"),
+        };
+        let other = [&["node", "--node-id", number], &arguments(memory, &[])[..]].concat();
+        place.run(&other).failed(1, &[why]);
         let mut new = Way::BOTH.map(|way| place.client(way));
         for client in clients.iter_mut().chain(&mut new) {
             assert_eq!((found(client, "shm", OBJECTS), found(client, "tcp", OBJECTS)), (OBJECTS, OBJECTS), "{round}");
@@ -104,11 +122,19 @@ fn upgrades_keep_every_object() {
         assert!(places.contains(&address.to_string()), "the ports are those of before: {places}");
         last = Some(successor);
     }
-    // A successor leaves an image in order, too.
+    // A successor leaves an image in order, too, where memory outlives it.
     last.unwrap().stop();
-    let server = node(&place, &memory, &[]);
-    assert_eq!(latest(&server, "kvplane_kept_memory_objects"), objects);
-    assert_eq!(found(&mut clients[0], "shm", OBJECTS), OBJECTS);
+    let server = node(place, memory, &[]);
+    let kept = if memory.is_kept() { objects } else { 0 };
+    assert_eq!(latest(&server, "kvplane_kept_memory_objects"), kept);
+    assert_eq!(found(&mut clients[0], "shm", OBJECTS), if memory.is_kept() { OBJECTS } else { 0 });
+    assert!(memory.is_kept() || is_empty_and_says_why(&server), "{:?}", server.said());
+}
+
+/// Returns true if the log of a node has the reason why its memory is empty.
+fn is_empty_and_says_why(node: &Process) -> bool {
+    let reasons = ["memory is empty, nothing of it was kept", "memory is empty: without --keep-memory"];
+    node.said().iter().any(|line| reasons.iter().any(|reason| line.contains(reason)))
 }
 
 /// One operation of a client: its kind, its end, and the time that it took.
@@ -164,14 +190,53 @@ fn print_latencies(times: &[TimedCall], upgrades: &[(Instant, Instant)]) {
 /// Upgrades in a row, while clients put, replace, remove and get: nothing that was acknowledged is lost, no byte is
 /// wrong, and no operation fails. `KVPLANE_UPGRADES` sets their number, `KVPLANE_UPGRADE_OBJECTS` the objects that are
 /// there besides, and `KVPLANE_OTHER_PROGRAM` the program of another version, to which every other upgrade leads, and
-/// back.
+/// back, and whose clients put and get, too.
 #[test]
 fn upgrades_under_load_lose_nothing() {
+    let place = Workplace::new("upgrade-load");
+    nothing_is_lost_under_load(&place, &Memory::new(&place));
+}
+
+#[test]
+fn upgrades_under_load_of_memory_that_ends_with_its_processes_lose_nothing() {
+    nothing_is_lost_under_load(&Workplace::new("upgrade-load-memfds"), &Memory::of_processes());
+}
+
+/// Clients of two programs, each of which gets what the other has put.
+struct OtherClients<'a> {
+    place: &'a Workplace,
+    other: &'a str,
+}
+
+impl OtherClients<'_> {
+    fn run(&self, program: &str, arguments: &[&str], input: &[u8]) -> Outcome {
+        let mut command = Command::new(program);
+        command.args(arguments).args(["--cluster", &self.place.cluster, "--runtime-directory"]);
+        command.arg(self.place.runtime());
+        finish(command, input)
+    }
+
+    /// Puts an object by the one program, and gets it by the other, in both directions.
+    fn exchange(&self, round: usize) {
+        let own = env!("CARGO_BIN_EXE_kvplane");
+        for (from, to, direction) in [(own, self.other, "there"), (self.other, own, "back")] {
+            let (key, bytes) = (format!("{direction}-{round}"), value(round + 3));
+            self.run(from, &["ctl", "put", &key, "-"], &bytes).well();
+            assert!(self.run(to, &["ctl", "get", &key], &[]).well() == bytes, "{key}");
+            // What was put before this upgrade is there.
+            if let Some(before) = round.checked_sub(1) {
+                let key = format!("{direction}-{before}");
+                assert!(self.run(from, &["ctl", "get", &key], &[]).well() == value(before + 3), "{key}");
+            }
+        }
+    }
+}
+
+fn nothing_is_lost_under_load(place: &Workplace, memory: &Memory) {
     let number = |name: &str, usual: usize| std::env::var(name).map_or(usual, |text| text.parse().expect("a number"));
     let (upgrades, more) = (number("KVPLANE_UPGRADES", 3), number("KVPLANE_UPGRADE_OBJECTS", 0));
-    let place = Workplace::new("upgrade-load");
-    let (memory, control) = (Memory::new(&place), control(&place));
-    let larger = ["--pool", "512M", "--shards", "1", "--metrics-port", "0", "--keep-memory", text(memory.path())];
+    let control = control(place);
+    let larger = [&["--pool", "512M", "--shards", "1", "--metrics-port", "0"], &memory.flags()[..]].concat();
     let first = place.node(7, &larger);
     first.wait_for(COUNTERS);
     let mut idle = place.client(Way::Tcp);
@@ -232,6 +297,9 @@ fn upgrades_under_load_lose_nothing() {
             let pause = said.split("a pause of ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
             pauses.push(pause.parse::<u64>().unwrap());
             last = Some(Successor::of(&said));
+            if let Some(other) = &other {
+                OtherClients { place, other }.exchange(round);
+            }
         }
         stop.store(true, Ordering::Relaxed);
     });
@@ -256,18 +324,27 @@ fn upgrades_under_load_lose_nothing() {
 /// next start, or that start says why memory is empty. `KVPLANE_UPGRADE_KILLS` sets the number of rounds.
 #[test]
 fn a_kill_at_any_moment_of_an_upgrade_leaves_right_bytes_or_a_reason() {
-    let rounds = std::env::var("KVPLANE_UPGRADE_KILLS").map_or(6, |text| text.parse().expect("a number"));
     let place = Workplace::new("upgrade-kill");
-    let (memory, _control) = (Memory::new(&place), control(&place));
+    kills_leave_right_bytes_or_a_reason(&place, &Memory::new(&place));
+}
+
+#[test]
+fn a_kill_at_any_moment_of_an_upgrade_of_memory_that_ends_with_its_processes_leaves_right_bytes_or_a_reason() {
+    kills_leave_right_bytes_or_a_reason(&Workplace::new("upgrade-kill-memfds"), &Memory::of_processes());
+}
+
+fn kills_leave_right_bytes_or_a_reason(place: &Workplace, memory: &Memory) {
+    let rounds = std::env::var("KVPLANE_UPGRADE_KILLS").map_or(6, |text| text.parse().expect("a number"));
+    let _control = control(place);
     let (mut kept, mut empty) = (0, 0);
-    let mut first = node(&place, &memory, &[]);
+    let mut first = node(place, memory, &[]);
     let mut client = place.client(Way::Tcp);
     for round in 0..rounds {
         // A drawn moment, early in a start or late, and each of the two processes in turn.
         let moment = Duration::from_millis(round as u64 * 7919 % 600);
         put_all(&mut client, "object", 200);
         std::thread::scope(|scope| {
-            let asked = scope.spawn(|| upgrade(&place));
+            let asked = scope.spawn(|| upgrade(place));
             let started = wait_until(|| successor_of(&first)).expect("a successor");
             std::thread::sleep(moment);
             let victim = if round % 2 == 0 { started.0 } else { first.id() };
@@ -280,7 +357,7 @@ fn a_kill_at_any_moment_of_an_upgrade_leaves_right_bytes_or_a_reason() {
             // A successor that was not given the memory ends, and a process that gave it away does.
             let serves = wait_until(|| match is_running(survivor) {
                 false => Some(false),
-                true => serves(&place).then_some(true),
+                true => serves(place).then_some(true),
             });
             match serves {
                 Some(true) => {
@@ -295,10 +372,11 @@ fn a_kill_at_any_moment_of_an_upgrade_leaves_right_bytes_or_a_reason() {
                 None => panic!("round {round}: {:?}", first.said()),
             }
             drop(started);
-            first = node(&place, &memory, &[]);
+            first = node(place, memory, &[]);
             let there = found(&mut client, "object", 200);
-            let says_why = first.said().iter().any(|line| line.contains("memory is empty, nothing of it was kept"));
-            assert!(there == 200 || there == 0 && says_why, "round {round}: {there} of 200: {:?}", first.said());
+            let says_why = is_empty_and_says_why(&first);
+            let is_right = there == 200 && memory.is_kept() || there == 0 && says_why;
+            assert!(is_right, "round {round}: {there} of 200: {:?}", first.said());
             empty += usize::from(there == 0);
         });
     }
@@ -330,20 +408,83 @@ fn a_successor_that_does_not_fit_is_refused_and_the_node_goes_on() {
     let with = |program: &str| place.run(&["ctl", "upgrade", "7", "--program", program]);
     with("/nowhere/kvplane").failed(1, &["/nowhere/kvplane cannot be started"]);
     with("/bin/false").failed(1, &["the new process ended", "the log of the node has its error"]);
-    // A new process with other settings, of another node, and without memory that is kept.
+    // A new process with other settings, of another node, and with other memory.
     let take = ["node", "--take-over", "--node-id", "7", "--shards", "1", "--keep-memory", text(memory.path())];
     place.run(&[&take[..], &["--pool", "40M"]].concat()).failed(1, &["the pool of a shard", "with the same setting"]);
     place.run(&[&take[..], &["--pool", "32M", "--port", "9"]].concat()).failed(1, &["--port", "9 in the new one"]);
     let other = ["node", "--take-over", "--node-id", "8", "--keep-memory", text(memory.path())];
     place.run(&other).failed(1, &["node 8 does not run on this host"]);
-    place.run(&["node", "--take-over", "--node-id", "7"]).failed(2, &["--keep-memory"]);
+    place.run(&["node", "--take-over", "--shards", "1"]).failed(2, &["--node-id"]);
+    let elsewhere = ["node", "--take-over", "--node-id", "7", "--shards", "1", "--pool", "32M"];
+    place.run(&elsewhere).failed(1, &["--keep-memory", "not set in the new one"]);
     assert_eq!(found(&mut client, "before", 50), 50);
     first.assert_alive();
-    // A node whose memory ends with it.
-    let mut plain = place.node(9, &["--pool", "32M", "--shards", "1"]);
-    place.run(&["ctl", "upgrade", "9"]).failed(1, &["start the node with --keep-memory", "kvplane ctl drain"]);
-    assert!(plain.stop().success());
+    // A node with far memory, and one whose memory ends with it.
+    let mut far = place.node(9, &["--pool", "32M", "--shards", "1", "--pool-tier", "numa:0:32M"]);
+    place.run(&["ctl", "upgrade", "9"]).failed(1, &["far memory", "kvplane ctl drain"]);
+    assert!(far.stop().success());
     assert_eq!(place.left_over("9.handover"), Vec::<String>::new());
+    let mut plain = place.node(9, &["--pool", "32M", "--shards", "1"]);
+    let take = ["node", "--take-over", "--node-id", "9", "--shards", "1"];
+    let refused = |more: &[&str], why: &str| place.run(&[&take[..], more].concat()).failed(1, &[why]);
+    refused(&["--pool", "40M"], "the pool of a shard is 33554432 in this process and 41943040 in the new one");
+    refused(&["--pool", "32M", "--keep-memory", text(memory.path())], "--keep-memory is not set in this process");
+    refused(&["--pool", "32M", "--pool-tier", "numa:0:32M"], "--pool-tier is not set in this process");
+    plain.assert_alive();
+    assert!(plain.stop().success());
+}
+
+/// A node without a number of its own draws one, which its successors have, too.
+#[test]
+fn a_node_that_has_drawn_its_number_is_upgraded_by_it() {
+    let place = Workplace::new("upgrade-drawn");
+    let _control = control(&place);
+    let mut command = place.command(&["node", "--pool", "32M", "--shards", "1", "--metrics-port", "0"]);
+    command.env_remove("NOTIFY_SOCKET");
+    let mut first = Process::start(command);
+    let line = first.wait_for("for objects");
+    let number = line.split("node ").nth(1).and_then(|rest| rest.split(' ').next()).expect("a number").to_owned();
+    first.wait_for(COUNTERS);
+    let mut client = place.client(Way::Tcp);
+    put_all(&mut client, "before", 100);
+    let mut last: Option<Successor> = None;
+    for _ in 0..2 {
+        let said = place.run(&["ctl", "upgrade", &number]).text();
+        assert!(said.contains("100 objects kept"), "{said}");
+        assert_eq!(found(&mut client, "before", 100), 100);
+        last = Some(Successor::of(&said));
+    }
+    assert!(first.exited().success());
+    last.expect("a successor").stop();
+}
+
+/// Where a new process does not fit, `--or-drain` has other nodes fetch all objects, and the process ends for its
+/// supervisor to start the next one; the only node of a cluster goes on.
+#[test]
+fn a_node_whose_successor_does_not_fit_is_drained_instead() {
+    let place = Workplace::new("upgrade-or-drain");
+    let _control = control(&place);
+    let config = place.file("node.toml", b"pool = \"32M\"\n");
+    let arguments = ["--config", text(&config), "--shards", "1", "--metrics-port", "0"];
+    let mut first = place.node(7, &arguments);
+    first.wait_for(COUNTERS);
+    let mut client = place.client(Way::Tcp);
+    put_all(&mut client, "before", 100);
+    place.file("node.toml", b"pool = \"40M\"\n");
+    let or_drain = || place.run(&["ctl", "upgrade", "7", "--or-drain", "60"]);
+    or_drain().failed(1, &["the pool of a shard is 33554432", "the drain failed", "the node goes on"]);
+    first.assert_alive();
+    assert_eq!(found(&mut client, "before", 100), 100);
+    let other = place.node(8, &["--pool", "64M", "--shards", "1", "--metrics-port", "0"]);
+    other.wait_for(COUNTERS);
+    upgrade(&place).failed(1, &["the pool of a shard is 33554432"]);
+    let said = or_drain().text();
+    assert!(said.contains("node 7 is drained") && said.contains("the pool of a shard is 33554432"), "{said}");
+    assert_eq!(first.exited().code(), Some(1), "{:?}", first.said());
+    assert_eq!(found(&mut client, "before", 100), 100);
+    let next = place.node(7, &arguments);
+    next.wait_for(COUNTERS);
+    assert_eq!(found(&mut client, "before", 100), 100);
 }
 
 /// Successor that this test plays, message by message.
@@ -374,11 +515,11 @@ impl PlayedSuccessor {
     }
 }
 
-fn hello(place: &Workplace, memory: &Path) -> Value {
+fn hello(place: &Workplace, memory: &Memory) -> Value {
     json!({
         "kind": "hello", "protocol": 1, "software": "kvplane/9.9.9", "image_formats": [1], "cluster": place.cluster,
         "node": 7, "shards": 1, "pool_bytes": 32 << 20, "max_objects": 8192, "listen": "127.0.0.1", "port": 0,
-        "directory": text(memory), "ssds": [],
+        "directory": memory.is_kept().then(|| text(memory.path())), "ssds": [],
     })
 }
 
@@ -387,13 +528,19 @@ fn hello(place: &Workplace, memory: &Path) -> Value {
 #[test]
 fn successors_of_other_formats_and_broken_ones_leave_the_node_as_it_was() {
     let place = Workplace::new("upgrade-broken");
-    let (memory, _control) = (Memory::new(&place), control(&place));
-    let mut first = node(&place, &memory, &[]);
+    let _control = control(&place);
+    for memory in both_kinds(&place) {
+        broken_successors_leave_the_node_as_it_was(&place, &memory);
+    }
+}
+
+fn broken_successors_leave_the_node_as_it_was(place: &Workplace, memory: &Memory) {
+    let mut first = node(place, memory, &[]);
     let mut client = place.client(Way::Tcp);
     put_all(&mut client, "before", 100);
-    let good = hello(&place, memory.path());
+    let good = hello(place, memory);
     let refused = |name: &str, value: Value| {
-        let (mut message, mut played) = (good.clone(), PlayedSuccessor::connect(&place));
+        let (mut message, mut played) = (good.clone(), PlayedSuccessor::connect(place));
         message[name] = value;
         played.say(&message);
         played.hear().expect("an answer")["refused"].as_str().expect("a refusal").to_owned()
@@ -401,22 +548,22 @@ fn successors_of_other_formats_and_broken_ones_leave_the_node_as_it_was() {
     let why = refused("image_formats", json!([2, 3]));
     assert!(why.contains("format 1, the new one reads [2, 3]") && why.contains("kvplane ctl drain"), "{why}");
     assert!(refused("protocol", json!(2)).contains("restart the node"));
-    let mut played = PlayedSuccessor::connect(&place);
+    let mut played = PlayedSuccessor::connect(place);
     played.say(&json!({ "kind": "whatever" }));
     assert!(played.hear().expect("an answer")["refused"].is_string());
-    PlayedSuccessor::connect(&place).0.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
+    PlayedSuccessor::connect(place).0.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
     // While one prepares, another is refused; when it is gone, the next one is not.
-    let mut one = PlayedSuccessor::connect(&place);
+    let mut one = PlayedSuccessor::connect(place);
     one.say(&good);
     assert_eq!(one.hear().expect("an answer")["kind"], "offer");
-    let mut two = PlayedSuccessor::connect(&place);
+    let mut two = PlayedSuccessor::connect(place);
     two.say(&good);
     assert!(two.hear().expect("an answer")["refused"].as_str().expect("a refusal").contains("about to take over"));
     drop(one);
     // One that ends after each of its messages: the node has given its memory up in between, and serves again.
     let begin = || {
         let begun = wait_until(|| {
-            let mut played = PlayedSuccessor::connect(&place);
+            let mut played = PlayedSuccessor::connect(place);
             played.say(&good);
             (played.hear()?["kind"] == "offer").then_some(played)
         });
@@ -442,7 +589,7 @@ fn successors_of_other_formats_and_broken_ones_leave_the_node_as_it_was() {
     let resumed = first.said().iter().filter(|line| line.contains("this process serves again")).count();
     assert!(resumed >= 2, "{:?}", first.said());
     // A real one takes over after all of these.
-    let said = upgrade(&place).text();
+    let said = upgrade(place).text();
     let successor = Successor::of(&said);
     assert!(said.contains("250 objects kept"), "{said}");
     assert!(first.exited().success());
@@ -455,11 +602,19 @@ fn successors_of_other_formats_and_broken_ones_leave_the_node_as_it_was() {
 #[test]
 fn an_upgrade_of_one_of_two_nodes_moves_nothing_and_replicas_are_made_again() {
     let place = Workplace::new("upgrade-two");
-    let memory = Memory::new(&place);
+    nothing_moves(&place, &Memory::new(&place));
+}
+
+#[test]
+fn an_upgrade_of_memory_that_ends_with_its_processes_moves_nothing_and_replicas_are_made_again() {
+    nothing_moves(&Workplace::new("upgrade-two-memfds"), &Memory::of_processes());
+}
+
+fn nothing_moves(place: &Workplace, memory: &Memory) {
     let (state, metrics) = (place.path("state"), free_port().to_string());
     let plane = Process::start(place.command(&["control", "--state", text(&state), "--replicas", "2"]));
     plane.wait_for("metrics on");
-    let keeps = ["--pool", "64M", "--shards", "2", "--metrics-port", &metrics, "--keep-memory", text(memory.path())];
+    let keeps = [&["--pool", "64M", "--shards", "2", "--metrics-port", &metrics], &memory.flags()[..]].concat();
     let mut first = place.node(7, &[&keeps[..], &["--failure-domain", "one"]].concat());
     first.wait_for(COUNTERS);
     let mut other = place.node(8, &["--pool", "64M", "--shards", "2", "--failure-domain", "two"]);
@@ -476,7 +631,7 @@ fn an_upgrade_of_one_of_two_nodes_moves_nothing_and_replicas_are_made_again() {
     }
     let own = latest(&first, "kvplane_shard_objects");
     assert!(own > 0 && latest(&first, "kvplane_shard_replicas") > 0);
-    let said = upgrade(&place).text();
+    let said = upgrade(place).text();
     let successor = Successor::of(&said);
     assert!(first.exited().success());
     assert!(!said.contains("dropped") && !said.contains("empty"), "{said}");
@@ -501,13 +656,22 @@ fn an_upgrade_of_one_of_two_nodes_moves_nothing_and_replicas_are_made_again() {
 #[test]
 fn an_upgrade_keeps_memory_and_the_ssd() {
     let place = Workplace::new("upgrade-ssd");
-    let (memory, _control) = (Memory::new(&place), control(&place));
+    memory_and_the_ssd_are_kept(&place, &Memory::new(&place));
+}
+
+#[test]
+fn an_upgrade_keeps_the_ssd_and_memory_that_ends_with_its_processes() {
+    memory_and_the_ssd_are_kept(&Workplace::new("upgrade-ssd-memfds"), &Memory::of_processes());
+}
+
+fn memory_and_the_ssd_are_kept(place: &Workplace, memory: &Memory) {
+    let _control = control(place);
     let ssd = format!("{}:512M", text(&place.path("ssd")));
-    let mut first = node(&place, &memory, &["--ssd", &ssd, "--ssd-ack", "buffered"]);
+    let mut first = node(place, memory, &["--ssd", &ssd, "--ssd-ack", "buffered"]);
     let mut client = place.client(Way::Tcp);
     put_all(&mut client, "before", 4000);
     assert!(latest(&first, "kvplane_shard_objects") < 4000, "some are on the SSD only");
-    let said = upgrade(&place).text();
+    let said = upgrade(place).text();
     let successor = Successor::of(&said);
     assert!(!said.contains("empty"), "{said}");
     assert!(first.exited().success());
