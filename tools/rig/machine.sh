@@ -23,7 +23,8 @@ describe_machine() {
   share rigroot / security_model=none,readonly=on
   share rigshare "$SHARE" security_model=passthrough
   share rigmods "$KERNELS/lib/modules/$VERSION" security_model=none,readonly=on
-  ((NUMA == 1)) || add_nodes
+  # Without a table of nodes, the kernel would take CXL memory for memory of the only node, and use it for itself.
+  ((NUMA == 1 && !CXL)) || add_nodes
   add_devices
 }
 
@@ -33,7 +34,9 @@ share() {
 
 # Each node has memory, cores, and a PCI Express host bridge of its own.
 add_nodes() {
-  local n i near
+  local n i near far=21
+  # The kernel takes nodes without a distance, such as those of CXL, for 20 away, and takes memory from the nearest.
+  ((!CXL)) || far=16
   for ((n = 0; n < NUMA; n++)); do
     ARGUMENTS+=(-object "memory-backend-ram,id=m$n,size=$((MEM / NUMA))M"
       -numa "node,nodeid=$n,memdev=m$n,cpus=$((n * CPUS / NUMA))-$(((n + 1) * CPUS / NUMA - 1))"
@@ -41,7 +44,7 @@ add_nodes() {
   done
   for ((n = 0; n < NUMA; n++)); do
     for ((i = 0; i < NUMA; i++)); do
-      near=$((n == i)); ARGUMENTS+=(-numa "dist,src=$n,dst=$i,val=$((near ? 10 : 21))")
+      near=$((n == i)); ARGUMENTS+=(-numa "dist,src=$n,dst=$i,val=$((near ? 10 : far))")
       ((!HMAT)) || ARGUMENTS+=(
         -numa "hmat-lb,initiator=$n,target=$i,hierarchy=memory,data-type=access-latency,latency=$((near ? 90 : 160))"
         -numa "hmat-lb,initiator=$n,target=$i,hierarchy=memory,data-type=access-bandwidth,bandwidth=$((near ? 40 : 20))G")
