@@ -12,7 +12,7 @@ describe_machine() {
   # No KVM: that it can be opened does not say that it can run a stock kernel.
   ARGUMENTS=(-M "$machine" -accel tcg,thread=multi,tb-size=256 -cpu "$cpu" -smp "$CPUS,sockets=$NUMA" -m "$MEM"
     -nodefaults -no-user-config -display none -no-reboot -kernel "$KERNELS/vmlinux" -initrd "$T/initrd"
-    -append "console=ttyS0 quiet loglevel=4 panic=-1 nokaslr mitigations=off tsc=reliable random.trust_cpu=on $MORE_KERNEL"
+    -append "console=ttyS0 quiet loglevel=4 panic=-1 nokaslr mitigations=off tsc=reliable $(clock_option) random.trust_cpu=on $MORE_KERNEL"
     -serial "file:$T/console" -device virtio-serial-pci)
   [[ ${RIG_QEMU:-} ]] || ARGUMENTS+=(-L "$CACHE/qemu/usr/share/seabios" -L "$CACHE/qemu/usr/share/qemu")
   # Output comes through pipes, byte by byte as it was written; the exit status through a file.
@@ -26,6 +26,17 @@ describe_machine() {
   # Without a table of nodes, the kernel would take CXL memory for memory of the only node, and use it for itself.
   ((NUMA == 1 && !CXL)) || add_nodes
   add_devices
+}
+
+# The emulator passes the clock of the host's processor through. A machine that measures its frequency beside other work
+# is wrong by whole factors now and then. So the machine gets what the host's kernel reports, if it does.
+clock_option() {
+  local mhz='[0-9]*\.[0-9]\{3\}' found
+  found=$(dmesg 2>/dev/null | sed -n "s/.*tsc: .*[ :]\($mhz\) MHz.*/\1/p" | tail -n 1) || true
+  # In a virtual machine, the processor's frequency is that of its clock.
+  [[ $found ]] || ! grep -qw hypervisor /proc/cpuinfo ||
+    found=$(sed -n "s/^cpu MHz.*[^0-9]\($mhz\)$/\1/p" /proc/cpuinfo | head -n 1)
+  [[ ! $found ]] || echo "tsc_early_khz=${found/./}"
 }
 
 share() {

@@ -1,5 +1,6 @@
-//! Checks of far memory: what moves is used by nobody, crosses the border between DRAM and far memory, and has the bytes
-//! and the name that it had; far memory holds no more than it has room for, and nothing is evicted while there is room.
+//! Checks of far memory: an object that moves is used by nobody, crosses the border between DRAM and far memory, and
+//! has its bytes and its name; far memory holds no more than it has room for, and nothing is evicted while there is
+//! room.
 
 use kvplane_store::far_pool_stats;
 use kvplane_store::service::{Memory, MemoryExtent};
