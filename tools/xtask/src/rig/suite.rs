@@ -186,7 +186,7 @@ fn programs(machine: &Machine, built: &[Binary], words: &[String]) -> Result<Str
             let filter = kept.map(|filter| format!(" {filter}")).unwrap_or_default();
             let name = format!("{} {}{filter}", binary.package, binary.target);
             command.arg(name).arg(program_limit_s(machine).to_string()).arg(&binary.directory).arg(&binary.path);
-            command.args(kept).args(words).arg("--show-output");
+            command.args(kept).args(words).args(machine.alone.then_some("--test-threads=1")).arg("--show-output");
             text += &process::shown(&command);
             text.push('\n');
         }
@@ -266,6 +266,8 @@ mod tests {
         let named = programs(&large, &built, &["x".to_string()]).unwrap();
         assert!(named.contains(" --ignored x --show-output"), "{named}");
         assert!(programs(machine, &built[1..], &[]).unwrap_err().message.contains("rig"));
+        let alone = programs(&Machine { alone: true, ..*machine }, &built, &[]).unwrap();
+        assert!(alone.contains(" drives:: --test-threads=1 --show-output"), "{alone}");
         let script = HEAD.to_string() + "run a 60 / false\nrun 'b c' 60 / true\nexit $failed\n";
         let output = Command::new("bash").args(["-c", &script]).output().unwrap();
         assert_eq!(output.status.code(), Some(1));
