@@ -181,7 +181,8 @@ w region0 decoder0.0/create_ram_region; w 256 region0/interleave_granularity; w 
 w ram decoder2.0/mode; w $bytes decoder2.0/dpa_size; w $bytes region0/size; w decoder2.0 region0/target0
 w 1 region0/commit; w region0 /sys/bus/cxl/drivers/cxl_region/bind
 wait_for "[ -e /sys/bus/dax/drivers/kmem/dax0.0 ]"
-for m in /sys/devices/system/memory/memory*/state; do read x <\$m; [ \$x = online ] || w online_movable \$m; done; cd /
+# Not movable: what is movable goes to other memory when a device registers it.
+for m in /sys/devices/system/memory/memory*/state; do read x <\$m; [ \$x = online ] || w online_kernel \$m; done; cd /
 E
 }
 

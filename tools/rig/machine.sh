@@ -12,7 +12,7 @@ describe_machine() {
   # No KVM: that it can be opened does not say that it can run a stock kernel.
   ARGUMENTS=(-M "$machine" -accel tcg,thread=multi,tb-size=256 -cpu "$cpu" -smp "$CPUS,sockets=$NUMA" -m "$MEM"
     -nodefaults -no-user-config -display none -no-reboot -kernel "$KERNELS/vmlinux" -initrd "$T/initrd"
-    -append "console=ttyS0 quiet loglevel=4 panic=-1 nokaslr mitigations=off tsc=reliable random.trust_cpu=on $MORE_KERNEL"
+    -append "console=ttyS0 quiet loglevel=4 panic=-1 nokaslr mitigations=off tsc=reliable $(clock_option) random.trust_cpu=on $MORE_KERNEL"
     -serial "file:$T/console" -device virtio-serial-pci)
   [[ ${RIG_QEMU:-} ]] || ARGUMENTS+=(-L "$CACHE/qemu/usr/share/seabios" -L "$CACHE/qemu/usr/share/qemu")
   # Output comes through pipes, byte by byte as it was written; the exit status through a file.
@@ -23,8 +23,20 @@ describe_machine() {
   share rigroot / security_model=none,readonly=on
   share rigshare "$SHARE" security_model=passthrough
   share rigmods "$KERNELS/lib/modules/$VERSION" security_model=none,readonly=on
-  ((NUMA == 1)) || add_nodes
+  # Without a table of nodes, the kernel would take CXL memory for memory of the only node, and use it for itself.
+  ((NUMA == 1 && !CXL)) || add_nodes
   add_devices
+}
+
+# The emulator passes the clock of the host's processor through. A machine that measures its frequency beside other work
+# is wrong by whole factors now and then. So the machine gets what the host's kernel reports, if it does.
+clock_option() {
+  local mhz='[0-9]*\.[0-9]\{3\}' found
+  found=$(dmesg 2>/dev/null | sed -n "s/.*tsc: .*[ :]\($mhz\) MHz.*/\1/p" | tail -n 1) || true
+  # In a virtual machine, the processor's frequency is that of its clock.
+  [[ $found ]] || ! grep -qw hypervisor /proc/cpuinfo ||
+    found=$(sed -n "s/^cpu MHz.*[^0-9]\($mhz\)$/\1/p" /proc/cpuinfo | head -n 1)
+  [[ ! $found ]] || echo "tsc_early_khz=${found/./}"
 }
 
 share() {
@@ -33,7 +45,9 @@ share() {
 
 # Each node has memory, cores, and a PCI Express host bridge of its own.
 add_nodes() {
-  local n i near
+  local n i near far=21
+  # The kernel takes nodes without a distance, such as those of CXL, for 20 away, and takes memory from the nearest.
+  ((!CXL)) || far=16
   for ((n = 0; n < NUMA; n++)); do
     ARGUMENTS+=(-object "memory-backend-ram,id=m$n,size=$((MEM / NUMA))M"
       -numa "node,nodeid=$n,memdev=m$n,cpus=$((n * CPUS / NUMA))-$(((n + 1) * CPUS / NUMA - 1))"
@@ -41,7 +55,7 @@ add_nodes() {
   done
   for ((n = 0; n < NUMA; n++)); do
     for ((i = 0; i < NUMA; i++)); do
-      near=$((n == i)); ARGUMENTS+=(-numa "dist,src=$n,dst=$i,val=$((near ? 10 : 21))")
+      near=$((n == i)); ARGUMENTS+=(-numa "dist,src=$n,dst=$i,val=$((near ? 10 : far))")
       ((!HMAT)) || ARGUMENTS+=(
         -numa "hmat-lb,initiator=$n,target=$i,hierarchy=memory,data-type=access-latency,latency=$((near ? 90 : 160))"
         -numa "hmat-lb,initiator=$n,target=$i,hierarchy=memory,data-type=access-bandwidth,bandwidth=$((near ? 40 : 20))G")

@@ -152,6 +152,7 @@ impl World {
                 self.violate(broken(Rule::Leak, what));
             }
             self.check_device(index);
+            self.check_far(index);
             self.check_memory(index);
             for key in 0..self.scenario.keys {
                 self.check_name(index, self.shadow.digest(key));
@@ -177,6 +178,7 @@ impl World {
         let alive: Vec<usize> =
             (0..self.incarnations.len()).filter(|incarnation| self.incarnations[*incarnation].alive).collect();
         alive.iter().for_each(|incarnation| self.count_device(*incarnation));
+        alive.iter().for_each(|incarnation| self.count_far(*incarnation));
         alive.into_iter().for_each(|incarnation| self.count_kept(incarnation));
         for incarnation in self.incarnations.iter().filter(|incarnation| incarnation.alive) {
             self.statistics.hot += incarnation.service.inspect().copy_counters().hot;

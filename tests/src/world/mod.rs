@@ -11,6 +11,7 @@
 mod check;
 mod client;
 mod cluster;
+mod far;
 mod faults;
 mod finish;
 mod network;
@@ -43,7 +44,7 @@ use queue::{Event, Queue};
 pub use runner::{Failure, Outcome, number, run, run_seeds, run_with_lines};
 use scenario::MS;
 pub use scenario::{Mischief, Scenario};
-pub use statistics::{MemoryCounts, QuotaCounts, Statistics};
+pub use statistics::{FarCounts, MemoryCounts, QuotaCounts, Statistics};
 use trace::Trace;
 
 /// Random streams of one seed.

@@ -108,7 +108,7 @@ pub fn run_with_lines(scenario: Scenario) -> Result<Outcome, Failure> {
 }
 
 fn start(scenario: Scenario, kept_lines: usize) -> Result<Outcome, Failure> {
-    let test = if scenario.kept.is_some() {
+    let test = if scenario.kept.is_some() || scenario.far.is_some() {
         "memory"
     } else if scenario.device.is_some() {
         "devices"

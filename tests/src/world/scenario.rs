@@ -7,6 +7,7 @@ use kvplane_proto::rng::Rng;
 use kvplane_store::service::PutAck;
 
 use crate::world::cluster::memory::KeptScenario;
+use crate::world::far::FarScenario;
 use crate::world::faults::Fault;
 use crate::world::faults::device_scenario::DeviceScenario;
 use crate::world::faults::tier::TierScenario;
@@ -87,6 +88,8 @@ pub enum Mischief {
     ReleaseStagedEarly,
     /// The shard's host never reports some moves.
     ForgetMoves,
+    /// The shard's host copies all but the last byte of what moves between DRAM and far memory.
+    ShortCopies,
     /// The client's host sets no hedging delay.
     NeverHedge,
     /// The host of a shard with a damaged record answers for other owners of the slot that they do not have the object.
@@ -132,6 +135,8 @@ pub struct Scenario {
     pub(crate) tier: Option<TierScenario>,
     /// Device pools of the shards.
     pub(crate) device: Option<DeviceScenario>,
+    /// Far memory of the shards.
+    pub(crate) far: Option<FarScenario>,
     /// Memory that outlives processes.
     pub(crate) kept: Option<KeptScenario>,
     /// Owners of each slot.
@@ -231,6 +236,7 @@ impl Scenario {
             chances: Chances::draw(rng),
             tier: None,
             device: None,
+            far: None,
             kept: None,
             replicas: 1,
             hedge_ns: 0,

@@ -189,8 +189,9 @@ impl World {
         self.arm_service(incarnation);
     }
 
-    /// Writes the tails of objects for which the service has just allocated memory.
+    /// Writes the tails of objects for which the service has just allocated memory; others may have moved for that.
     pub(super) fn write_tails(&mut self, incarnation: usize) {
+        self.check_moves(incarnation);
         while let Some(tail) = self.incarnations[incarnation].service.poll_tail() {
             let bytes = self.incarnations[incarnation].service.body(tail.bytes).to_vec();
             if self.scenario.has(Mischief::LateTails) {

@@ -39,6 +39,31 @@ impl DeviceCounts {
     }
 }
 
+/// Counts of what far pools did.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct FarCounts {
+    /// Objects that moved from DRAM to far memory.
+    pub demotions: u64,
+    /// Objects that moved back.
+    pub promotions: u64,
+    /// Gets of objects in far memory.
+    pub hits: u64,
+    /// Objects that were evicted from it.
+    pub evictions: u64,
+    /// Bits of objects that flipped in it.
+    pub flips: u64,
+}
+
+impl FarCounts {
+    fn add(&mut self, other: &Self) {
+        self.demotions += other.demotions;
+        self.promotions += other.promotions;
+        self.hits += other.hits;
+        self.evictions += other.evictions;
+        self.flips += other.flips;
+    }
+}
+
 /// Counts of what became of kept memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MemoryCounts {
@@ -140,6 +165,8 @@ pub struct Statistics {
     pub repaired: u64,
     /// Device pools.
     pub device: DeviceCounts,
+    /// Far pools.
+    pub far: FarCounts,
     /// Kept memory.
     pub memory: MemoryCounts,
     /// Quotas of SSD bytes.
@@ -188,6 +215,7 @@ impl Statistics {
         self.degraded += other.degraded;
         self.audited += other.audited;
         self.device.add(&other.device);
+        self.far.add(&other.far);
         self.memory.add(&other.memory);
         self.quota.evicted_bytes += other.quota.evicted_bytes;
         self.quota.refused += other.quota.refused;
@@ -231,6 +259,11 @@ impl fmt::Display for Statistics {
             let DeviceCounts { promotions, demotions, recalls, gets, lost, damaged, cut_off } = self.device;
             write!(f, "{promotions} promotions, {demotions} demotions, {recalls} recalls, {gets} gets of devices, ")?;
             writeln!(f, "{lost} lost devices, {damaged} damaged objects, {cut_off} moves of killed nodes")?;
+        }
+        if self.far.demotions > 0 {
+            let FarCounts { demotions, promotions, hits, evictions, flips } = self.far;
+            write!(f, "{demotions} demotions to far memory, {promotions} promotions, {hits} gets of it, ")?;
+            writeln!(f, "{evictions} evictions from it, {flips} bits flipped in it")?;
         }
         if self.memory.images > 0 {
             let MemoryCounts { images, cut_off, discarded, spoilt, taken_back, upgrades, resumed, refused, killed } =

@@ -1,8 +1,9 @@
 //! Seeds of the World in which memory outlives processes: restarts in order, kills in the middle of an image, images
-//! that are damaged or of others, and upgrades of running nodes. `KVPLANE_MEMORY_SEEDS`, or `KVPLANE_SEEDS`, sets their
+//! that are damaged or of others, and upgrades of running nodes; and in which DRAM is little and far memory is behind
+//! it. `KVPLANE_MEMORY_SEEDS`, or `KVPLANE_SEEDS`, sets their
 //! number (20), `KVPLANE_SEED` the first (0).
 
-use kvplane_tests::world::{MemoryCounts, Mischief, Rule, Scenario, Statistics, number, run, run_seeds};
+use kvplane_tests::world::{FarCounts, MemoryCounts, Mischief, Rule, Scenario, Statistics, number, run, run_seeds};
 
 /// Runs seeds, all of which must pass. Returns what happened in them, and their number.
 fn run_all(scenario: fn(u64) -> Scenario) -> (Statistics, u64) {
@@ -31,6 +32,16 @@ fn upgrades() {
     assert!(count < 20 || happened, "not everything was put to the test: {total}");
 }
 
+/// Objects that DRAM has no room for move to far memory, and back when they are read; nodes die, disks fail, and bits
+/// flip in both.
+#[test]
+fn far_memory() {
+    let (total, count) = run_all(Scenario::of_far_memory);
+    let FarCounts { demotions, promotions, hits, evictions, flips } = total.far;
+    let happened = [demotions, promotions, hits, evictions, flips, total.doubled].iter().all(|count| *count > 0);
+    assert!(count < 20 || happened, "not everything was put to the test: {total}");
+}
+
 /// Seeds that found a bug once: a node was taken for gone, because its former process's last message came late; a
 /// running process did not go on to stop after its successor had been killed, and followed the control plane no more;
 /// as many withheld extents as there may be reservations; and a process that was killed while it wrote its image, whose
@@ -48,8 +59,9 @@ fn seeds_that_failed_once() {
 #[test]
 fn the_same_seed_gives_the_same_history() {
     for seed in 100..102 {
-        let run = || run(Scenario::of_upgrades(seed)).expect("a good seed");
-        assert_eq!(run(), run());
+        let run = |of: fn(u64) -> Scenario| run(of(seed)).expect("a good seed");
+        assert_eq!(run(Scenario::of_upgrades), run(Scenario::of_upgrades));
+        assert_eq!(run(Scenario::of_far_memory), run(Scenario::of_far_memory));
     }
 }
 
@@ -69,6 +81,11 @@ fn caught(mischief: Mischief, rules: &[Rule], scenario: fn(u64, Mischief) -> Sce
 #[test]
 fn memory_that_is_not_marked_as_in_use() {
     caught(Mischief::KeepImages, &[Rule::Kept], Scenario::of_kept_memory_with);
+}
+
+#[test]
+fn an_object_that_moves_without_its_last_byte() {
+    caught(Mischief::ShortCopies, &[Rule::Bytes], Scenario::of_far_memory_with);
 }
 
 #[test]

@@ -192,7 +192,7 @@ impl fmt::Display for NodeConfigError {
             }
             Self::NoFarMemory { memory: FarMemory::Cxl, .. } => f.write_str(
                 "no NUMA node is without CPUs: name one that has some (numa:NODE:SIZE), or make one of a dax device \
-                 (daxctl reconfigure-device --mode=system-ram DEVICE)",
+                 (daxctl reconfigure-device --mode=system-ram --no-movable DEVICE)",
             ),
             Self::NoFarMemory { memory: FarMemory::NumaNode(node), known } => {
                 let known: Vec<String> = known.iter().map(u32::to_string).collect();

@@ -57,7 +57,7 @@ impl fmt::Display for ParseFarPoolError {
             Self::Dax { text } => write!(
                 f,
                 "{text:?}: dax devices are not mapped directly; make a NUMA node of it (daxctl reconfigure-device \
-                 --mode=system-ram DEVICE), and give cxl:SIZE or numa:NODE:SIZE"
+                 --mode=system-ram --no-movable DEVICE), and give cxl:SIZE or numa:NODE:SIZE"
             ),
         }
     }

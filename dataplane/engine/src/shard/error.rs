@@ -34,6 +34,13 @@ pub enum ShardStartError {
         /// Error of the device.
         source: DeviceError,
     },
+    /// Far memory of its pool left its NUMA node when a device registered it: it is movable there.
+    FarMemoryMoved {
+        /// NUMA node that it is bound to.
+        node: u32,
+        /// NUMA node where it is.
+        found: u32,
+    },
     /// Its thread ended before it listened.
     Ended,
 }
@@ -49,6 +56,12 @@ impl core::fmt::Display for ShardStartError {
             Self::DevicePool { config: DevicePoolConfig { device, bytes }, source } => {
                 write!(f, "a device pool of {bytes} bytes on {device}: {source}")
             }
+            Self::FarMemoryMoved { node, found } => write!(
+                f,
+                "its far memory went from NUMA node {node} to {found} when a device registered it, because all that is \
+                 on node {node} is movable: take its memory offline, and online again as memory that stays (daxctl \
+                 offline-memory DEVICE; daxctl online-memory --no-movable DEVICE)"
+            ),
             Self::Ended => f.write_str("its thread ended before it listened"),
         }
     }
@@ -63,7 +76,7 @@ impl std::error::Error for ShardStartError {
             Self::Store(error) => Some(error),
             Self::Tier(error) => Some(error),
             Self::DevicePool { source, .. } => Some(source),
-            Self::Ended => None,
+            Self::FarMemoryMoved { .. } | Self::Ended => None,
         }
     }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use kvplane_store::Store;
 use kvplane_store::service::{RepairCounters, Service};
-use kvplane_sys::{Consumer, Doorbell, PageKind, Region, cpu, net};
+use kvplane_sys::{Consumer, Doorbell, FarPart, PageKind, Region, cpu, net};
 
 use super::command::{Command, obey};
 use super::config::ShardConfig;
@@ -23,6 +23,9 @@ use crate::pacing::Pacer;
 /// Deadlines for opening the tier's device (formatting a blank one included), and for flushing pending writes.
 const TIER_OPEN: Duration = Duration::from_secs(60);
 const TIER_CLOSE: Duration = Duration::from_secs(10);
+
+/// Pages of a far part whose places are checked.
+const FAR_PAGES_CHECKED: usize = 64;
 
 /// Parts of a shard that stay when its thread has ended, for a process that takes over.
 pub(super) struct Lasting {
@@ -125,6 +128,7 @@ fn set_up(
     let address = listeners.tcp.local_addr()?;
     let above_ssd = config.host.tier.is_some();
     let (mut kept, mut found) = (None, Ok(None));
+    let far = config.pool.as_ref().and_then(|options| options.far);
     let pool = match (config.pool, &config.host.kept) {
         (None, _) => None,
         (Some(options), None) => Some(Region::allocate(&options)?),
@@ -157,6 +161,10 @@ fn set_up(
         host.service().control().keep_memory(found, kept.sums());
     }
     host.open_tier(TIER_OPEN)?;
+    // RDMA devices and the ring of an SSD have registered the pool by now.
+    if let (Some(far), Some(pool)) = (far, &pool) {
+        check_far(pool, far)?;
+    }
     let (kept, lasting) = match kept {
         Some((kept, memory)) => {
             let lasting = Lasting { listeners: listeners.try_clone()?, memory, wish: kept.wish() };
@@ -179,6 +187,17 @@ fn set_up(
     let of_memory = kept.as_ref().filter(|_| !above_ssd).and_then(KeptMemory::lasting_uuid);
     let device = host.tier().and_then(|tier| tier.device()).or(of_memory);
     Ok((host, kept, StartFacts { address, mooncake, lasting, page_kind, device }))
+}
+
+/// Checks that the far part of a pool is where it is bound to. The kernel moves pages of movable memory, CXL memory too
+/// if it was brought online that way, to DRAM when a device registers them: far memory would take DRAM then.
+fn check_far(pool: &Region, far: FarPart) -> Result<(), ShardStartError> {
+    let step = ((pool.bytes() - far.offset) / FAR_PAGES_CHECKED).max(1);
+    let node_at = |offset: usize| cpu::node_of(pool.address() + offset as u64);
+    match (far.offset..pool.bytes()).step_by(step).filter_map(node_at).find(|node| *node != far.node) {
+        Some(found) => Err(ShardStartError::FarMemoryMoved { node: far.node, found }),
+        None => Ok(()),
+    }
 }
 
 /// Tells the operator of damage, and of its repair.

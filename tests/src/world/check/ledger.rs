@@ -77,6 +77,17 @@ impl Ledger {
         }
     }
 
+    /// Checks that no peer uses either place of bytes that the shard moves.
+    pub(crate) fn may_move(&self, from: u64, to: u64, bytes: u64) -> CheckResult {
+        let is_in = |loan: &Loan, at: u64| loan.offset < at + bytes && at < loan.offset + loan.bytes;
+        match self.loans.iter().find(|loan| is_in(loan, from) || is_in(loan, to)) {
+            Some(loan) => {
+                Err(broken(Rule::Ledger, format!("{bytes} bytes move from {from} to {to}, which is {loan:?}")))
+            }
+            None => Ok(()),
+        }
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.loans.len()
     }

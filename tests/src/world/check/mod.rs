@@ -13,6 +13,7 @@
 
 mod device;
 pub(crate) mod epochs;
+mod far;
 pub(crate) mod handles;
 pub(crate) mod ledger;
 pub(crate) mod memory;

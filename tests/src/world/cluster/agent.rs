@@ -71,7 +71,7 @@ impl World {
             Input::AttachDevices { node: id, incarnation, devices }
         } else {
             let member = node.member(index, self.scenario.shards);
-            Input::Join { member, capacity_bytes: self.scenario.pool_bytes, version: "world".to_owned() }
+            Input::Join { member, capacity_bytes: self.scenario.host_bytes(), version: "world".to_owned() }
         };
         self.tell_control(Party::Node(index), Message::Node(index, incarnation.0, input));
     }
@@ -159,7 +159,7 @@ impl World {
             return self.begin_again(index);
         }
         let devices = self.disks_of(index).map(|devices| (devices, node.kept_since.unwrap_or(Epoch(0))));
-        let (capacity_bytes, version) = (self.scenario.pool_bytes, "world".to_owned());
+        let (capacity_bytes, version) = (self.scenario.host_bytes(), "world".to_owned());
         let offer = Offer { state: STATE, map: (**map).clone(), member, capacity_bytes, version, devices };
         let input = Input::Offer { offer: Box::new(offer) };
         let incarnation = node.incarnation;

@@ -19,6 +19,7 @@ use crate::world::check::{CheckResult, Rule, broken};
 use crate::world::cluster::departures::Departure;
 use crate::world::cluster::handover::Handover;
 use crate::world::cluster::memory::UNIT_BYTES;
+use crate::world::far::FarMemory;
 use crate::world::faults::device_pool::IncarnationDevice;
 use crate::world::faults::memory::FlippedBit;
 use crate::world::faults::tier::IncarnationTier;
@@ -85,6 +86,7 @@ pub(crate) struct ShardIncarnation {
     pub(crate) handles: Handles,
     pub(crate) tier: Option<IncarnationTier>,
     pub(crate) device: Option<IncarnationDevice>,
+    pub(crate) far: Option<FarMemory>,
     /// Its disk could not be opened, and its node is about to end.
     pub(crate) refused: bool,
     pub(crate) ending: bool,
@@ -258,7 +260,10 @@ impl World {
             ..StoreConfig::for_pool(self.scenario.pool_bytes)
         };
         self.scenario.device.into_iter().for_each(|device| device.configure(&mut config));
-        let store = Store::new(config, Version(first)).expect("the scenario's store is valid");
+        self.scenario.far.into_iter().for_each(|far| far.configure(&mut config));
+        let mut store = Store::new(config, Version(first)).expect("the scenario's store is valid");
+        let memory = PoolMemory::new(self.scenario.host_bytes());
+        let far = FarMemory::open(&self.scenario, &memory, &mut store);
         let identity = Identity {
             cluster: "world".to_owned(),
             node: NodeId(index as u64 + 1),
@@ -278,7 +283,7 @@ impl World {
                 let (pool, image) = self.open_memory(index, shard, &mut service);
                 (pool, Some(image))
             }
-            None => (PoolMemory::new(self.scenario.pool_bytes), None),
+            None => (memory, None),
         };
         service.control().set_fetch_limits(Self::fetch_limits(&self.scenario));
         let pace = ScrubPace { bytes_per_s: self.scenario.scrub_bytes_per_s, pause_ns: 200 * MS };
@@ -303,6 +308,7 @@ impl World {
             handles: Handles::default(),
             tier,
             device: IncarnationDevice::open(&self.scenario),
+            far,
             refused: false,
             ending: false,
             epoch: 0,
@@ -333,6 +339,7 @@ impl World {
             self.crash_client(fetcher);
             self.statistics.evictions += self.incarnations[incarnation].service.store().stats().evictions;
             self.count_device(incarnation);
+            self.count_far(incarnation);
         }
         let hit: Vec<u32> = self
             .connections

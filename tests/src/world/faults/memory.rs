@@ -8,6 +8,7 @@ use kvplane_store::{ObjectView, Replica};
 use crate::world::World;
 use crate::world::check::{Rule, broken};
 use crate::world::cluster::node::ShardIncarnation;
+use crate::world::far::PoolCopy;
 
 /// Byte of an object that is not as it was written.
 #[derive(Clone, Copy, Debug)]
@@ -17,6 +18,15 @@ pub(crate) struct FlippedBit {
     offset: u64,
     /// Byte that was written.
     written: u8,
+}
+
+impl FlippedBit {
+    /// Follows its byte, if a copy moves it.
+    pub(crate) const fn follow(&mut self, copy: &PoolCopy) {
+        if self.offset >= copy.from && self.offset < copy.from + copy.bytes {
+            self.offset = self.offset - copy.from + copy.to;
+        }
+    }
 }
 
 impl ShardIncarnation {
@@ -68,6 +78,7 @@ impl World {
         at.flips.push(FlippedBit { digest, version: view.version.0, offset, written });
         at.pool.copy_in(offset, &[written ^ 1 << bit]);
         self.statistics.flips += 1;
+        self.statistics.far.flips += u64::from(view.is_far);
         self.detail(offset, || format!("incarnation {incarnation}: bit {bit} of byte {offset} of {digest} flips"));
     }
 

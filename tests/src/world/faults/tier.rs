@@ -241,6 +241,8 @@ impl World {
         let (mut started, now_ns, trusting) = (Vec::new(), self.now_ns, self.scenario.has(Mischief::TrustDisk));
         let progress = self.incarnations[incarnation]
             .with_tier(trusting, |service, memory| service.drive_tier(now_ns, memory, &mut |op| started.push(op)));
+        // Some are reads to places that others have just left.
+        self.check_moves(incarnation);
         for op in started {
             self.start_op(incarnation, op);
         }

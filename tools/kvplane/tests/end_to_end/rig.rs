@@ -2,6 +2,7 @@
 //! that they were skipped.
 
 use std::fs;
+use std::path::PathBuf;
 
 use kvplane::Client;
 
@@ -130,12 +131,13 @@ fn cxl_memory_holds_what_dram_has_no_room_for() {
     let place = Workplace::new("cxl");
     let dev = place.dev("2M", &["--shards", "1", "--pacing", "park", "--pool-tier", "cxl:1M", "--metrics-port", "0"]);
     // Behind the nodes with cores.
+    let node = count("RIG_NUMA").max(1);
     let said = dev.wait_for("of far memory on NUMA node");
-    assert!(said.ends_with(&format!("node {}", count("RIG_NUMA").max(1))), "{said}");
+    assert!(said.ends_with(&format!("node {node}")), "{said}");
     let maps = fs::read_to_string(format!("/proc/{}/numa_maps", dev.id())).unwrap();
     let of_pool: Vec<&str> = maps.lines().filter(|line| line.contains("kvplane-pool-0")).collect();
-    let node = format!(" N{}=", count("RIG_NUMA").max(1));
-    assert!(of_pool.len() == 2 && of_pool.iter().any(|line| line.contains(&node)), "{of_pool:?}");
+    let pages = format!(" N{node}=");
+    assert!(of_pool.len() == 2 && of_pool.iter().any(|line| line.contains(&pages)), "{of_pool:?}");
     let value = |number: usize| (0..16_000).map(|at: usize| (at.wrapping_mul(31) ^ number) as u8).collect::<Vec<u8>>();
     for way in Way::BOTH {
         let mut client: Client = place.client(way);
@@ -151,6 +153,31 @@ fn cxl_memory_holds_what_dram_has_no_room_for() {
     let (_, text) = http_get(dev.address("counters of the shards on http://"), "/metrics");
     let hits = text.lines().find(|line| line.starts_with("kvplane_far_pool_hits_total")).expect("it is counted");
     assert!(!hits.ends_with(" 0"), "{hits}");
+    drop(dev);
+    if count("RIG_RXE") == 0 {
+        return;
+    }
+    // RDMA devices register the pool, and the kernel takes what is movable to other memory for that.
+    bring_online(node, "online_movable");
+    let refused = place.run(&["dev", "--pool", "2M", "--shards", "1", "--pool-tier", "cxl:1M"]);
+    bring_online(node, "online_kernel");
+    refused.failed(1, &[&format!("far memory went from NUMA node {node} to"), "--no-movable"]);
+}
+
+/// Takes the memory of a NUMA node offline, and online again in this way.
+fn bring_online(node: usize, way: &str) {
+    let entries = fs::read_dir(format!("/sys/devices/system/node/node{node}")).unwrap().flatten();
+    let is_block = |entry: &fs::DirEntry| {
+        entry.file_name().to_string_lossy().strip_prefix("memory").is_some_and(|number| number.parse::<u32>().is_ok())
+    };
+    // Their links in the directory of the node go away with its last memory: the blocks themselves stay.
+    let file = |block: fs::DirEntry| fs::canonicalize(block.path()).unwrap().join("state");
+    let files: Vec<PathBuf> = entries.filter(is_block).map(file).collect();
+    for state in ["offline", way] {
+        for file in &files {
+            fs::write(file, state).unwrap_or_else(|error| panic!("{state} to {}: {error}", file.display()));
+        }
+    }
 }
 
 /// Returns the number of a kind of devices of the machine, by the rig's variable.

@@ -47,6 +47,7 @@ impl Host {
             Self::Silence => ("replicas", "silence", "KVPLANE_LOSS_SEEDS"),
             Self::KeptMemory => ("memory", "restarts", "KVPLANE_MEMORY_SEEDS"),
             Self::Upgrades => ("memory", "upgrades", "KVPLANE_MEMORY_SEEDS"),
+            Self::FarMemory => ("memory", "far_memory", "KVPLANE_MEMORY_SEEDS"),
             Self::Quotas => ("tiers", "quotas", "KVPLANE_TIER_SEEDS"),
             Self::Departures => ("tiers", "departures", "KVPLANE_TIER_SEEDS"),
             Self::CopiesAgain => ("tiers", "copies_are_made_again_when_all_nodes_died", "KVPLANE_TIER_SEEDS"),

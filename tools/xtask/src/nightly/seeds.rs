@@ -51,8 +51,8 @@ impl Kind {
 }
 
 /// All kinds of simulation.
-const KINDS: [Kind; 37] = [
-    Kind::new("world", "seeds", "KVPLANE_SEEDS", 120),
+const KINDS: [Kind; 38] = [
+    Kind::new("world", "seeds", "KVPLANE_SEEDS", 100),
     Kind::new("world", "clocks", "KVPLANE_SEEDS", 20),
     Kind::new("world", "missed_epochs", "KVPLANE_SEEDS", 20),
     Kind::new("tiers", "seeds", "KVPLANE_TIER_SEEDS", 115),
@@ -83,6 +83,7 @@ const KINDS: [Kind; 37] = [
     Kind::new("replicas", "a_control_plane_that_loses_its_state_loses_no_object", "KVPLANE_LOSS_SEEDS", 20),
     Kind::new("memory", "restarts", "KVPLANE_MEMORY_SEEDS", 20),
     Kind::new("memory", "upgrades", "KVPLANE_MEMORY_SEEDS", 20),
+    Kind::new("memory", "far_memory", "KVPLANE_MEMORY_SEEDS", 20),
     Kind::new("tiers", "quotas", "KVPLANE_TIER_SEEDS", 20),
     Kind::new("devices", "seeds", "KVPLANE_DEVICE_POOL_SEEDS", 40),
     Kind::new("devices", "losses", "KVPLANE_DEVICE_POOL_SEEDS", 20),

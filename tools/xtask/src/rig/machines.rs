@@ -14,6 +14,8 @@ pub struct Machine {
     pub limit_s: u32,
     /// Part of the short suite.
     pub short: bool,
+    /// Tests of a program run one after the other: each starts processes, whose deadlines are those of a real machine.
+    pub alone: bool,
 }
 
 /// Run of a test program.
@@ -69,6 +71,7 @@ pub const ALL: [Machine; 8] = [
         ],
         limit_s: 600,
         short: true,
+        alone: false,
     },
     Machine {
         name: "disks",
@@ -80,6 +83,7 @@ pub const ALL: [Machine; 8] = [
         ],
         limit_s: 600,
         short: true,
+        alone: false,
     },
     Machine {
         name: "nvme-tcp",
@@ -87,6 +91,7 @@ pub const ALL: [Machine; 8] = [
         jobs: &[job("kvplane", Some("rig"), Some("drives::"))],
         limit_s: 240,
         short: true,
+        alone: false,
     },
     Machine {
         name: "nvme-rdma",
@@ -94,6 +99,7 @@ pub const ALL: [Machine; 8] = [
         jobs: &[job("kvplane", Some("rig"), Some("drives::"))],
         limit_s: 240,
         short: true,
+        alone: false,
     },
     Machine {
         name: "pci-nics",
@@ -107,6 +113,7 @@ pub const ALL: [Machine; 8] = [
         ],
         limit_s: 900,
         short: false,
+        alone: false,
     },
     Machine {
         name: "over-rdma",
@@ -118,6 +125,7 @@ pub const ALL: [Machine; 8] = [
         ],
         limit_s: 1200,
         short: false,
+        alone: false,
     },
     Machine {
         name: "over-rdma-store",
@@ -138,6 +146,7 @@ pub const ALL: [Machine; 8] = [
         ],
         limit_s: 1800,
         short: false,
+        alone: true,
     },
     Machine {
         name: "whole",
@@ -150,5 +159,6 @@ pub const ALL: [Machine; 8] = [
         ],
         limit_s: 1200,
         short: false,
+        alone: false,
     },
 ];

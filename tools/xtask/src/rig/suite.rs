@@ -69,10 +69,11 @@ fn unknown_machine(name: &str) -> Failure {
 /// Builds, then starts one machine after another. A failing machine does not end the run.
 pub fn run(workspace: &Workspace, request: &Request) -> Result<(), Failure> {
     super::prepare(workspace)?;
-    let built = build(workspace)?;
+    let chosen: Vec<&Machine> = machines::ALL.iter().filter(|machine| request.takes(machine)).collect();
+    let built = build(workspace, &targets(&chosen))?;
     let mut filter = Filter::timed(Runner::Cargo);
     let mut failures = Vec::new();
-    for machine in machines::ALL.iter().filter(|machine| request.takes(machine)) {
+    for machine in chosen {
         let began = Instant::now();
         let mut result = start(workspace, machine, &built, request, &mut filter);
         if result.as_ref().is_err_and(stood_still) {
@@ -107,11 +108,25 @@ fn explained(failure: &Failure, machine: &Machine) -> String {
     }
 }
 
-/// Builds the test programs and returns them. The whole workspace is built, so that features unify as they do for all
-/// tests, and a run after those builds nothing.
-fn build(workspace: &Workspace) -> Result<Vec<Binary>, Failure> {
-    let mut command = workspace.cargo(&["test", "--no-run", "--workspace", "--lib", "--bins", "--tests"]);
-    command.args(["--message-format", "json-render-diagnostics"]);
+/// Returns the options that select the test targets of machines: all targets if one runs all of a package.
+fn targets(machines: &[&Machine]) -> Vec<&'static str> {
+    let mut options = Vec::new();
+    for job in machines.iter().flat_map(|machine| machine.jobs) {
+        match job.target {
+            None => return vec!["--lib", "--bins", "--tests"],
+            Some("lib") if !options.contains(&"--lib") => options.push("--lib"),
+            Some(name) if name != "lib" && !options.contains(&name) => options.extend(["--test", name]),
+            Some(_) => {}
+        }
+    }
+    options
+}
+
+/// Builds the test programs of these targets and returns them. Packages of the whole workspace are selected, so that
+/// features unify as they do for all tests, and a run after those builds nothing.
+fn build(workspace: &Workspace, targets: &[&str]) -> Result<Vec<Binary>, Failure> {
+    let mut command = workspace.cargo(&["test", "--no-run", "--workspace"]);
+    command.args(targets).args(["--message-format", "json-render-diagnostics"]);
     eprintln!("+ {}", process::shown(&command));
     let output = command.stderr(Stdio::inherit()).output();
     let output = output.map_err(|error| process::not_started(&command, &error))?;
@@ -171,7 +186,7 @@ fn programs(machine: &Machine, built: &[Binary], words: &[String]) -> Result<Str
             let filter = kept.map(|filter| format!(" {filter}")).unwrap_or_default();
             let name = format!("{} {}{filter}", binary.package, binary.target);
             command.arg(name).arg(program_limit_s(machine).to_string()).arg(&binary.directory).arg(&binary.path);
-            command.args(kept).args(words).arg("--show-output");
+            command.args(kept).args(words).args(machine.alone.then_some("--test-threads=1")).arg("--show-output");
             text += &process::shown(&command);
             text.push('\n');
         }
@@ -221,6 +236,17 @@ mod tests {
     }
 
     #[test]
+    fn only_the_targets_of_the_machines_are_built() {
+        let of = |names: &[&str]| {
+            let chosen: Vec<&Machine> = machines::ALL.iter().filter(|machine| names.contains(&machine.name)).collect();
+            targets(&chosen).join(" ")
+        };
+        assert_eq!(of(&["nvme-tcp", "nvme-rdma"]), "--test rig");
+        assert_eq!(of(&["disks", "nvme-tcp"]), "--lib --test end_to_end --test rig");
+        assert_eq!(of(&["nvme-tcp", "whole"]), "--lib --bins --tests");
+    }
+
+    #[test]
     fn programs_run_in_their_packages_and_each_failure_counts() {
         let binary = |package: &str, target: &str| Binary {
             package: package.to_string(),
@@ -240,6 +266,8 @@ mod tests {
         let named = programs(&large, &built, &["x".to_string()]).unwrap();
         assert!(named.contains(" --ignored x --show-output"), "{named}");
         assert!(programs(machine, &built[1..], &[]).unwrap_err().message.contains("rig"));
+        let alone = programs(&Machine { alone: true, ..*machine }, &built, &[]).unwrap();
+        assert!(alone.contains(" drives:: --test-threads=1 --show-output"), "{alone}");
         let script = HEAD.to_string() + "run a 60 / false\nrun 'b c' 60 / true\nexit $failed\n";
         let output = Command::new("bash").args(["-c", &script]).output().unwrap();
         assert_eq!(output.status.code(), Some(1));

@@ -29,6 +29,8 @@ pub(super) enum Host {
     KeptMemory,
     /// Like `KeptMemory`, with upgrades of running nodes.
     Upgrades,
+    /// Shards with far memory behind little DRAM.
+    FarMemory,
     /// Tenants with quotas of SSD bytes.
     Quotas,
     /// Slots with two replicas and disks, while all nodes die at once.
@@ -509,6 +511,38 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         find: "            (State::Asking, SuccessorInput::Passed) => (State::Confirming, SuccessorStep::Confirm),",
         replace: "            (State::Asking, SuccessorInput::Passed) => (State::Serving, SuccessorStep::Serve),",
         host: Host::Upgrades,
+    },
+    Mutation {
+        name: "object-moves-under-its-readers",
+        invariant: "an object that others read stays where it is",
+        file: "dataplane/store/src/store/space.rs",
+        find: "let (bytes, is_shared) = (entry.bytes(), entry.pins() > 1);",
+        replace: "let (bytes, is_shared) = (entry.bytes(), entry.pins() > 1 << 20);",
+        host: Host::FarMemory,
+    },
+    Mutation {
+        name: "tail-stays-behind",
+        invariant: "an object that moves keeps its name",
+        file: "dataplane/store/src/store/space.rs",
+        find: "        copies.copy(tail_from, space.pool.tail_at(entry), bytes);",
+        replace: "        let _ = (tail_from, bytes);",
+        host: Host::FarMemory,
+    },
+    Mutation {
+        name: "eviction-drops-at-once",
+        invariant: "what DRAM evicts moves to far memory while that has room",
+        file: "dataplane/store/src/store/space.rs",
+        find: "        demote(self, id).or_else(|| drop_one(self, id))",
+        replace: "        drop_one(self, id).or_else(|| demote(self, id))",
+        host: Host::FarMemory,
+    },
+    Mutation {
+        name: "far-object-is-not-compared",
+        invariant: "damage in far memory is found and repaired as in DRAM",
+        file: "dataplane/store/src/service/damage/scrub.rs",
+        find: "if shard.peek(digest).is_none_or(|object| object.is_on_device) {",
+        replace: "if shard.peek(digest).is_none_or(|object| object.is_on_device || object.is_far) {",
+        host: Host::FarMemory,
     },
     Mutation {
         name: "records-exceed-their-limit",
