@@ -57,6 +57,7 @@ struct Streams {
     without: Rng,
     clocks: Rng,
     device: Rng,
+    reports: Rng,
 }
 
 /// Whole simulation.
@@ -90,6 +91,8 @@ pub(crate) struct World {
     /// Time when migrating slots were seen last.
     moved_ns: u64,
     segments: Segments,
+    /// Reports of complete imports that came, and may come again.
+    reports: Vec<cluster::exports::ReceivedReport>,
     /// Owners by epoch: computed once for all nodes.
     owners: BTreeMap<u64, Rc<SlotOwners>>,
     statistics: Statistics,
@@ -112,6 +115,7 @@ impl World {
             without: Rng::new(seed, "without disks"),
             clocks: Rng::new(seed, "clocks"),
             device: Rng::new(seed, "device copies"),
+            reports: Rng::new(seed, "reports of imports"),
         };
         let mut world = Self {
             now_ns: MS,
@@ -135,6 +139,7 @@ impl World {
             doubled: BTreeMap::new(),
             moved_ns: 0,
             segments: Segments::new(scenario.object_bytes),
+            reports: Vec::new(),
             owners: BTreeMap::new(),
             statistics: Statistics::default(),
             violation: None,
@@ -225,6 +230,7 @@ impl World {
             Event::Leave(node, incarnation) => self.leave(node, incarnation),
             Event::Depart(node, incarnation) => self.depart(node, incarnation),
             Event::Handover(node, number, turn) => self.handover(node, number, turn),
+            Event::ReportAgain(number) => self.report_again(number),
         }
     }
 

@@ -252,8 +252,9 @@ impl World {
         {
             running.service.follow(STATE, owners);
         }
-        let mut gone = BTreeSet::new();
+        let (mut gone, mut begins_export) = (BTreeSet::new(), false);
         for (digest, (served, exported, second)) in keys.iter().zip(of_before) {
+            begins_export |= !exported && running.service.inspect().exports(digest.slot());
             let still_second =
                 second.is_some() && second == running.service.inspect().second_since(digest.slot()) && !missed;
             if still_second && !exported {
@@ -286,6 +287,9 @@ impl World {
         }
         if !self.memory_follows(index, map) {
             return false;
+        }
+        if begins_export {
+            self.repeat_reports(index);
         }
         self.set_sources(index, owners);
         self.drain_service(index, None);

@@ -1,45 +1,77 @@
 //! Exported slots: slots that this shard lost, whose objects stay as they were for the new owners to fetch.
+//!
+//! An export ends when the new owner reports that it has imported everything, or loses the slot. A report names the map
+//! by which everything was imported: one from before the export began belongs to a former one.
 
 use std::collections::BTreeMap;
 
-use kvplane_proto::Digest;
+use kvplane_proto::{Digest, Status};
 use kvplane_proto::ids::{Epoch, Slot};
 use kvplane_proto::map::{ShardKey, SlotOwners};
 
-/// Exported slots, each with its new owner and the epoch of the map that assigned it.
+/// Export of a slot.
+#[derive(Clone, Copy, Debug)]
+struct Export {
+    /// New owner.
+    to: ShardKey,
+    /// Epoch of the map that assigned the slot to it.
+    since: Epoch,
+    /// True once the new owner has imported everything.
+    is_complete: bool,
+}
+
+/// Exported slots. Those that were imported completely are remembered until their new owner loses them.
 #[derive(Debug, Default)]
 pub(in crate::service) struct Exports {
-    to: BTreeMap<Slot, (ShardKey, Epoch)>,
+    exports: BTreeMap<Slot, Export>,
+    /// Number of exports that are complete.
+    complete: usize,
+    /// Number of exports that a new owner has reported as complete so far.
+    reported: u64,
 }
 
 impl Exports {
     /// Returns true if an object is in an exported slot.
     pub(in crate::service) fn has(&self, digest: Digest) -> bool {
-        !self.to.is_empty() && self.to.contains_key(&digest.slot())
+        !self.exports.is_empty() && self.has_slot(digest.slot())
     }
 
     /// Returns true if a peer with a map of this epoch may remove an object of an exported slot: a removal from before
     /// the export began does not concern it.
     pub(in crate::service) fn may_remove(&self, digest: Digest, epoch: Epoch) -> bool {
-        self.to.get(&digest.slot()).is_some_and(|(_, since)| *since <= epoch)
+        self.since(digest.slot()).is_some_and(|since| since <= epoch)
     }
 
     pub(in crate::service) fn has_slot(&self, slot: Slot) -> bool {
-        self.to.contains_key(&slot)
+        self.open(slot).is_some()
+    }
+
+    /// Returns true if a slot is exported, or was until its present owner had imported everything.
+    pub(in crate::service) fn has_had(&self, slot: Slot) -> bool {
+        self.exports.contains_key(&slot)
+    }
+
+    fn open(&self, slot: Slot) -> Option<&Export> {
+        self.exports.get(&slot).filter(|export| !export.is_complete)
     }
 
     /// Returns the epoch of the map that began the export of a slot.
     pub(in crate::service) fn since(&self, slot: Slot) -> Option<Epoch> {
-        self.to.get(&slot).map(|(_, since)| *since)
+        self.open(slot).map(|export| export.since)
     }
 
     /// Returns the exported slots, each with the epoch of the map that began its export.
     pub(in crate::service) fn slots(&self) -> impl Iterator<Item = (Slot, Epoch)> + '_ {
-        self.to.iter().map(|(slot, (_, since))| (*slot, *since))
+        self.exports.iter().filter(|(_, export)| !export.is_complete).map(|(slot, export)| (*slot, export.since))
     }
 
     pub(in crate::service) fn len(&self) -> usize {
-        self.to.len()
+        self.exports.len() - self.complete
+    }
+
+    /// Returns the number of exports that a new owner has reported as complete so far.
+    pub(in crate::service) const fn reported(&self) -> u64 {
+        self.reported
     }
 
     /// Begins the export of a slot whose former owner in the previous map was `former`. Returns true if its objects
@@ -53,23 +85,63 @@ impl Exports {
     ) -> bool {
         let Some(owners) = owners.filter(|owners| owners.past(slot) == Some(former)) else { return false };
         let Some(to) = owners.owner(slot).filter(|_| owners.former(slot) == Some(me)) else { return false };
-        self.to.insert(slot, (to, owners.epoch));
+        self.end(slot);
+        self.exports.insert(slot, Export { to, since: owners.epoch, is_complete: false });
         true
     }
 
-    /// Ends the export of a slot. Returns true if there was one.
-    pub(in crate::service) fn end(&mut self, slot: Slot) -> bool {
-        self.to.remove(&slot).is_some()
+    /// Ends the export of a slot whose new owner has imported everything by the map of this epoch. Returns true if
+    /// there was one; refuses a report from before it began.
+    pub(in crate::service) fn complete(&mut self, slot: Slot, epoch: Epoch) -> Result<bool, Status> {
+        let Some(export) = self.exports.get_mut(&slot).filter(|export| !export.is_complete) else { return Ok(false) };
+        if export.since > epoch {
+            return Err(Status::WrongOwner);
+        }
+        export.is_complete = true;
+        self.complete += 1;
+        self.reported += 1;
+        Ok(true)
     }
 
-    /// Ends the exports of slots that their new owner does not own any more, and returns these slots.
+    /// Ends the export of a slot. Returns true if there was one whose objects are here still.
+    pub(in crate::service) fn end(&mut self, slot: Slot) -> bool {
+        let Some(export) = self.exports.remove(&slot) else { return false };
+        self.complete -= usize::from(export.is_complete);
+        !export.is_complete
+    }
+
+    /// Ends the exports of slots that their new owner does not own any more. Returns those slots of them whose objects
+    /// are here still.
     pub(in crate::service) fn end_former(&mut self, owners: Option<&SlotOwners>) -> Vec<Slot> {
         let over = |slot: Slot, to: ShardKey| owners.is_none_or(|owners| owners.owner(slot) != Some(to));
-        let ended: Vec<Slot> =
-            self.to.iter().filter(|(slot, (to, _))| over(**slot, *to)).map(|(slot, _)| *slot).collect();
-        for slot in &ended {
-            self.to.remove(slot);
-        }
+        let former = self.exports.iter().filter(|(slot, export)| over(**slot, export.to)).map(|(slot, _)| *slot);
+        let mut ended: Vec<Slot> = former.collect();
+        ended.retain(|slot| self.end(*slot));
         ended
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
+
+    use super::*;
+
+    #[test]
+    fn a_report_ends_the_export_that_it_belongs_to_once() {
+        let to = ShardKey { node: NodeId(2), incarnation: Incarnation(1), shard: ShardId(0) };
+        let export = Export { to, since: Epoch(7), is_complete: false };
+        let mut exports = Exports::default();
+        exports.exports.extend([(Slot(3), export), (Slot(4), export)]);
+        assert_eq!(exports.complete(Slot(3), Epoch(6)), Err(Status::WrongOwner), "of an import before");
+        assert_eq!(exports.complete(Slot(5), Epoch(7)), Ok(false));
+        assert!(exports.has_slot(Slot(3)) && exports.len() == 2);
+        assert_eq!([7, 8, 6].map(|epoch| exports.complete(Slot(3), Epoch(epoch))), [Ok(true), Ok(false), Ok(false)]);
+        assert!(!exports.has_slot(Slot(3)) && exports.has_had(Slot(3)) && !exports.has(Slot(3).first_digest()));
+        assert_eq!((exports.len(), exports.reported(), exports.since(Slot(3))), (1, 1, None));
+        assert_eq!(exports.slots().collect::<Vec<_>>(), [(Slot(4), Epoch(7))]);
+        // A map that is lost ends both; only one of them still has objects here.
+        assert_eq!(exports.end_former(None), [Slot(4)]);
+        assert_eq!((exports.len(), exports.complete, exports.has_had(Slot(3))), (0, 0, false));
     }
 }
