@@ -36,7 +36,8 @@ use cluster::memory::Memories;
 use cluster::node::{Node, ShardIncarnation};
 use cluster::quotas::SsdQuotas;
 use faults::Trouble;
-use kvplane_proto::map::SlotOwners;
+use kvplane_proto::ids::Slot;
+use kvplane_proto::map::{ShardKey, SlotOwners};
 use kvplane_proto::rng::Rng;
 use network::Connection;
 use queue::{Event, Queue};
@@ -93,6 +94,8 @@ pub(crate) struct World {
     segments: Segments,
     /// Reports of complete imports that came, and may come again.
     reports: Vec<cluster::exports::ReceivedReport>,
+    /// Slots that importers have reported: importer, former owner, slot.
+    sent_reports: Vec<(usize, ShardKey, Slot)>,
     /// Owners by epoch: computed once for all nodes.
     owners: BTreeMap<u64, Rc<SlotOwners>>,
     statistics: Statistics,
@@ -140,6 +143,7 @@ impl World {
             moved_ns: 0,
             segments: Segments::new(scenario.object_bytes),
             reports: Vec::new(),
+            sent_reports: Vec::new(),
             owners: BTreeMap::new(),
             statistics: Statistics::default(),
             violation: None,

@@ -53,8 +53,8 @@ pub enum Request {
     ListCopy(Digest, PeerId),
     /// Removes the replica from this replica owner.
     DropCopy(Digest, PeerId),
-    /// Ends the export of the slot at this former owner: everything of it was imported, by the map of this epoch. For a
-    /// client of an owner, as [`Self::PutCopy`].
+    /// Ends the exports of this former owner to the owner of this slot: everything was imported, by the map of this
+    /// epoch. For a client of an owner, as [`Self::PutCopy`].
     EndExport(Slot, Epoch, PeerId),
     /// Has the owner drop the object's replicas on its replica owners, and replicate the object no more. `NotFound` if
     /// there was no replica.

@@ -57,7 +57,8 @@ pub enum Want {
     List(Digest, PageQuery),
     /// Drop of these objects.
     Drop(Vec<Digest>),
-    /// End of the exports of these slots: everything of them was imported, by the map of this epoch.
+    /// End of all exports to this shard by the map of this epoch, or an earlier one: everything was imported. Some of
+    /// their slots name the shard.
     EndExports(Vec<Slot>, Epoch),
     /// Write of this object, from the pool, to a replica owner.
     Copy {

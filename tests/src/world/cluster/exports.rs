@@ -4,6 +4,8 @@
 use std::collections::BTreeMap;
 
 use kvplane_proto::frame::Header;
+use kvplane_proto::ids::{Incarnation, NodeId, ShardId};
+use kvplane_proto::map::ShardKey;
 use kvplane_proto::message::{Kind, Operation};
 use kvplane_proto::rng::mix64;
 use kvplane_proto::{Digest, FrameFlags, RequestId};
@@ -104,20 +106,40 @@ impl World {
         self.drain_service(incarnation, None);
     }
 
-    /// Describes exports and reports of a shard that are not over at rest, and slots whose replicas it cannot record.
+    /// Remembers the report that a shard sends to a former owner.
+    pub(crate) fn note_report(&mut self, importer: usize, source: ShardKey, want: &Want) {
+        if let Want::EndExports(slots, _) = want {
+            self.sent_reports.extend(slots.iter().map(|slot| (importer, source, *slot)));
+        }
+    }
+
+    /// Describes reports that a former owner has not got at rest, and slots whose replicas a shard cannot record although
+    /// it exports nothing of them.
     pub(crate) fn exports_left(&self, incarnation: usize) -> Option<String> {
-        let inspect = self.incarnations[incarnation].service.inspect();
+        let shard = &self.incarnations[incarnation];
+        let inspect = shard.service.inspect();
         let moves = inspect.move_counters();
-        let unreported = inspect.unreported().count();
+        if Self::fetch_limits(&self.scenario).bytes_per_s == 0 {
+            return None;
+        }
+        let (unreported, unrecorded) = (inspect.unreported().count(), inspect.replica_slots_unrecorded() as u64);
+        if unreported > 0 || unrecorded > moves.exporting_slots {
+            let what = format!("{unreported} reports open and {unrecorded} slots whose replicas it cannot record");
+            return Some(format!("incarnation {incarnation} has {what}: {moves:?}"));
+        }
+        let key = ShardKey {
+            node: NodeId(shard.node as u64 + 1),
+            incarnation: Incarnation(self.nodes[shard.node].incarnation),
+            shard: ShardId(shard.shard),
+        };
         // A shard that missed maps imports nothing from its former owners.
-        let may_export = Self::fetch_limits(&self.scenario).bytes_per_s == 0 || self.statistics.missed > 0;
-        let unrecorded = inspect.replica_slots_unrecorded();
-        let is_over = unreported == 0 && (moves.exporting_slots == 0 && unrecorded == 0 || may_export);
-        (!is_over).then(|| {
-            format!(
-                "incarnation {incarnation} has {unreported} reports open and {unrecorded} slots whose replicas it \
-                 cannot record: {moves:?}"
-            )
+        let mut sent = self.sent_reports.iter().filter(|_| self.statistics.missed == 0);
+        sent.find(|(importer, source, slot)| {
+            let owner = &self.incarnations[*importer];
+            *source == key && owner.alive && owner.service.inspect().serves(*slot) && inspect.exports(*slot)
+        })
+        .map(|(importer, _, slot)| {
+            format!("incarnation {incarnation} exports {slot:?}, which incarnation {importer} has reported as imported")
         })
     }
 

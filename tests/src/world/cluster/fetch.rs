@@ -136,6 +136,7 @@ impl World {
             self.incarnations[incarnation].service.fetched(token, FetchDone::Failed(Status::NotFound), now_ns);
             return;
         }
+        self.note_report(incarnation, source, &want);
         let peer = peer.filter(|_| !self.loses_report(&want));
         let room = peer.and_then(|peer| self.requests_of(index, incarnation, &want, peer));
         let waited = matches!(

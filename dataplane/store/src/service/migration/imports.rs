@@ -47,7 +47,7 @@ pub(super) enum Call {
     List(u32),
     Changes(u32),
     Drop { source: u32, digests: Vec<Digest> },
-    EndExports { source: ShardKey, slots: Vec<Slot>, epoch: Epoch },
+    EndExports { source: ShardKey, epoch: Epoch },
 }
 
 /// Consequences of a change of an object here.

@@ -34,8 +34,8 @@ use kvplane_proto::message::KeyItem;
 
 use self::changes::Witness;
 use self::imports::Imports;
-use self::reports::Reports;
 pub(super) use self::imports::Waiter;
+use self::reports::Reports;
 use super::fetches::FetchLimits;
 use super::local::LocalStore;
 use super::shard::Shard;

@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use kvplane_proto::ids::RequestId;
+use kvplane_proto::map::ShardKey;
 use kvplane_proto::message::{KeyPage, SizeReply};
 use kvplane_proto::{Digest, Status};
 
 use super::Migration;
-use super::imports::{Call, Object, Waiter};
+use super::imports::{Call, Imports, Object, Waiter};
 use super::objects::End;
 use super::sources::ListedObject;
 use crate::service::fetches::{Fetch, FetchDone, Want};
@@ -33,7 +34,9 @@ impl Migration {
         if local.heard_epoch() != local.shard.ownership.epoch() {
             return None;
         }
-        if let Some(fetch) = self.reports.next(&mut local.shard, &mut self.imports.calls) {
+        let Imports { calls, sources, .. } = &mut self.imports;
+        let is_source = |key: ShardKey| sources.values().any(|source| source.key == key);
+        if let Some(fetch) = self.reports.next(&mut local.shard, calls, is_source) {
             return Some(fetch);
         }
         if self.imports.sources.is_empty() {
@@ -90,8 +93,8 @@ impl Migration {
             (Call::Drop { source, digests }, done) => {
                 self.dropped_there(local, source, &digests, done == FetchDone::Dropped);
             }
-            (Call::EndExports { source, slots, epoch }, done) => {
-                self.reports.answered(source, &slots, epoch, done == FetchDone::Dropped, now_ns);
+            (Call::EndExports { source, epoch }, done) => {
+                self.reports.answered(source, epoch, done == FetchDone::Dropped, now_ns);
             }
         }
         true
@@ -255,16 +258,15 @@ impl Migration {
         self.check_source(local, source);
     }
 
-    /// Ends the import from a source if all its objects are imported, or gone. The source is to end its exports, except
-    /// those with an object that cannot be imported.
+    /// Ends the import from a source if all its objects are imported, or gone. The source is to end its exports, unless
+    /// it keeps an object that cannot be imported.
     pub(super) fn check_source(&mut self, local: &LocalStore, source: u32) {
         let Some(entry) = self.imports.sources.get_mut(&source) else { return };
         entry.repeat_walk();
         if entry.is_done() {
             let (key, incomplete) = (entry.key, core::mem::take(&mut entry.incomplete));
             self.witness.end_absence(self.imports.slots_of(source), key);
-            let complete = self.imports.slots_of(source).filter(|slot| !incomplete.contains(slot));
-            self.reports.add(key, complete, local.shard.ownership.epoch());
+            self.reports.add(key, self.imports.slots_of(source), incomplete, local.shard.ownership.epoch());
             self.imports.forget(source);
         }
     }

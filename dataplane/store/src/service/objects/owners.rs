@@ -165,8 +165,8 @@ impl Objects {
         lost
     }
 
-    /// Ends the exports of the slots that the new owner has imported completely. What is left of them here was imported,
-    /// removed or replaced there, and is void. A report by an earlier map than that of an export is refused.
+    /// Ends the exports to a new owner that has imported everything. What is left of them here was imported, removed or
+    /// replaced there, and is void. A report by an earlier map than that of an export is refused.
     pub(in crate::service) fn end_exports(
         &mut self,
         context: &RequestContext,
@@ -181,11 +181,10 @@ impl Objects {
             if refused.is_some() {
                 break;
             }
-            let slot = item.digest.slot();
-            match shard.exports.complete(slot, Epoch(item.version.0)) {
-                Ok(is_ended) => {
-                    bits.push(is_ended);
-                    ended.extend(is_ended.then_some(slot));
+            match shard.exports.complete(item.digest.slot(), Epoch(item.version.0)) {
+                Ok(slots) => {
+                    bits.push(!slots.is_empty());
+                    ended.extend(slots);
                 }
                 Err(status) => refused = Some(status),
             }

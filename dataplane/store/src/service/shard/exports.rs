@@ -1,13 +1,14 @@
 //! Exported slots: slots that this shard lost, whose objects stay as they were for the new owners to fetch.
 //!
-//! An export ends when the new owner reports that it has imported everything, or loses the slot. A report names the map
-//! by which everything was imported: one from before the export began belongs to a former one.
+//! An export ends when the new owner reports that it has imported everything, or loses the slot. A report ends all
+//! exports to its sender that began by the map that it names, or before. It names a slot of the sender: if the export of
+//! that slot began later, the report belongs to another import of the slot, by whomever.
 
 use std::collections::BTreeMap;
 
-use kvplane_proto::{Digest, Status};
 use kvplane_proto::ids::{Epoch, Slot};
 use kvplane_proto::map::{ShardKey, SlotOwners};
+use kvplane_proto::{Digest, Status};
 
 /// Export of a slot.
 #[derive(Clone, Copy, Debug)]
@@ -90,17 +91,23 @@ impl Exports {
         true
     }
 
-    /// Ends the export of a slot whose new owner has imported everything by the map of this epoch. Returns true if
-    /// there was one; refuses a report from before it began.
-    pub(in crate::service) fn complete(&mut self, slot: Slot, epoch: Epoch) -> Result<bool, Status> {
-        let Some(export) = self.exports.get_mut(&slot).filter(|export| !export.is_complete) else { return Ok(false) };
-        if export.since > epoch {
+    /// Ends all exports to the new owner of this slot, who has imported everything by the map of this epoch. Returns the
+    /// slots whose exports have ended; refuses a report from before the export of this slot began.
+    pub(in crate::service) fn complete(&mut self, slot: Slot, epoch: Epoch) -> Result<Vec<Slot>, Status> {
+        let Some(Export { to, since, .. }) = self.exports.get(&slot).copied() else { return Ok(Vec::new()) };
+        if since > epoch {
             return Err(Status::WrongOwner);
         }
-        export.is_complete = true;
-        self.complete += 1;
-        self.reported += 1;
-        Ok(true)
+        let mut ended = Vec::new();
+        for (slot, export) in &mut self.exports {
+            if export.to == to && export.since <= epoch && !export.is_complete {
+                export.is_complete = true;
+                ended.push(*slot);
+            }
+        }
+        self.complete += ended.len();
+        self.reported += ended.len() as u64;
+        Ok(ended)
     }
 
     /// Ends the export of a slot. Returns true if there was one whose objects are here still.
@@ -129,18 +136,23 @@ mod tests {
 
     #[test]
     fn a_report_ends_the_export_that_it_belongs_to_once() {
-        let to = ShardKey { node: NodeId(2), incarnation: Incarnation(1), shard: ShardId(0) };
-        let export = Export { to, since: Epoch(7), is_complete: false };
+        let shard = |node| ShardKey { node: NodeId(node), incarnation: Incarnation(1), shard: ShardId(0) };
+        let export = |node, since| Export { to: shard(node), since: Epoch(since), is_complete: false };
         let mut exports = Exports::default();
-        exports.exports.extend([(Slot(3), export), (Slot(4), export)]);
+        let begun =
+            [(Slot(2), export(2, 5)), (Slot(3), export(2, 7)), (Slot(4), export(3, 7)), (Slot(5), export(2, 8))];
+        exports.exports.extend(begun);
         assert_eq!(exports.complete(Slot(3), Epoch(6)), Err(Status::WrongOwner), "of an import before");
-        assert_eq!(exports.complete(Slot(5), Epoch(7)), Ok(false));
-        assert!(exports.has_slot(Slot(3)) && exports.len() == 2);
-        assert_eq!([7, 8, 6].map(|epoch| exports.complete(Slot(3), Epoch(epoch))), [Ok(true), Ok(false), Ok(false)]);
+        assert_eq!(exports.complete(Slot(6), Epoch(7)), Ok(vec![]));
+        assert!(exports.has_slot(Slot(3)) && exports.len() == 4);
+        assert_eq!(exports.complete(Slot(3), Epoch(7)), Ok(vec![Slot(2), Slot(3)]), "not one that began later");
+        assert_eq!(exports.complete(Slot(3), Epoch(7)), Ok(vec![]), "once");
+        assert_eq!(exports.complete(Slot(3), Epoch(6)), Err(Status::WrongOwner));
         assert!(!exports.has_slot(Slot(3)) && exports.has_had(Slot(3)) && !exports.has(Slot(3).first_digest()));
-        assert_eq!((exports.len(), exports.reported(), exports.since(Slot(3))), (1, 1, None));
+        assert_eq!((exports.len(), exports.reported(), exports.since(Slot(3))), (2, 2, None));
+        assert_eq!(exports.complete(Slot(2), Epoch(8)), Ok(vec![Slot(5)]));
         assert_eq!(exports.slots().collect::<Vec<_>>(), [(Slot(4), Epoch(7))]);
-        // A map that is lost ends both; only one of them still has objects here.
+        // A map that is lost ends all; only one of them still has objects here.
         assert_eq!(exports.end_former(None), [Slot(4)]);
         assert_eq!((exports.len(), exports.complete, exports.has_had(Slot(3))), (0, 0, false));
     }
