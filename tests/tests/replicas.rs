@@ -87,6 +87,7 @@ fn flipped_bits() {
 fn recorded_replicas() {
     let (total, count) = run_all("KVPLANE_LOSS_SEEDS", 20, Scenario::of_recorded_replicas);
     assert!(count < 10 || total.copies > 0 && total.evictions > 0, "nothing was put to the test: {total}");
+    assert!(count < 10 || total.ended_exports > 0, "no export has ended: {total}");
 }
 
 /// Bytes of records on disks are damaged: no client gets a wrong byte, nothing is missing of which another node has a

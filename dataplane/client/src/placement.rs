@@ -170,7 +170,8 @@ impl Placement {
         match slice.request {
             Request::PutCopy(..) | Request::DropCopy(..) => (of_batch(), FrameFlags::REPLICATE),
             Request::GetCopy(..) | Request::ListCopy(..) => (of_batch(), FrameFlags::READ_REPLICA),
-            Request::Remove(_) if self.is_of_sources() => (of_batch(), FrameFlags::NONE),
+            Request::EndExport(..) => (of_batch(), FrameFlags::NONE),
+            Request::Remove(_) | Request::RemoveHead(_) if self.is_of_sources() => (of_batch(), FrameFlags::NONE),
             _ if slice.is_of_replica() => (self.epoch(), FrameFlags::READ_REPLICA),
             _ => (self.epoch(), FrameFlags::NONE),
         }
@@ -195,8 +196,9 @@ impl Placement {
     /// Returns true if a request is never retried: a shard that replicates or migrates decides on the next step itself.
     pub(crate) const fn is_tried_once(&self, request: &Request) -> bool {
         match request {
-            Request::PutCopy(..) | Request::GetCopy(..) | Request::ListCopy(..) | Request::DropCopy(..) => true,
-            Request::Remove(_) => self.is_of_sources(),
+            Request::PutCopy(..) | Request::GetCopy(..) | Request::ListCopy(..) => true,
+            Request::DropCopy(..) | Request::EndExport(..) => true,
+            Request::Remove(_) | Request::RemoveHead(_) => self.is_of_sources(),
             _ => false,
         }
     }

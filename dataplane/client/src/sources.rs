@@ -16,15 +16,17 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// Returns the peer of a shard; `None` unless it is at present the source, or a replica owner, of any slot.
+    /// Returns the peer of a shard; `None` unless it is at present the source, or a replica owner, of any slot, or is to
+    /// end its exports.
     #[must_use]
     pub fn peer(&self, source: &ShardKey) -> Option<PeerId> {
         self.peers.get(source).copied()
     }
 
     /// Makes `client` pull each slot from the shard that `source_of` returns, and opens the peers of the shards that
-    /// `keepers_of` returns, for replicas; at the addresses of this map. Closes the peers that are no longer named. A
-    /// former owner on `host` (a boot id; empty if unknown) is reached over shared memory.
+    /// `keepers_of` returns, for replicas, and those of `former` owners that are to end their exports; at the addresses
+    /// of this map. Closes the peers that are no longer named. A former owner on `host` (a boot id; empty if unknown) is
+    /// reached over shared memory.
     pub fn follow<'a>(
         &mut self,
         client: &mut Client,
@@ -32,6 +34,7 @@ impl Sources {
         host: &str,
         source_of: impl Fn(Slot) -> Option<ShardKey>,
         keepers_of: impl Fn(Slot) -> &'a [ShardKey],
+        former: impl Iterator<Item = ShardKey>,
         now_ns: u64,
     ) {
         let mut peers = BTreeMap::new();
@@ -55,10 +58,10 @@ impl Sources {
             Some(peer)
         };
         let sources = SourcePeers::each(|slot| peer_of(client, source_of(slot)?));
-        let mut keepers = BTreeSet::new();
-        slots().flat_map(&keepers_of).for_each(|keeper| _ = keepers.insert(*keeper));
-        for keeper in keepers {
-            peer_of(client, keeper);
+        let mut others: BTreeSet<ShardKey> = former.collect();
+        slots().flat_map(&keepers_of).for_each(|keeper| _ = others.insert(*keeper));
+        for other in others {
+            peer_of(client, other);
         }
         client.set_sources(SourcePeers { epoch: owners.epoch, sources }, now_ns);
         for (key, peer) in std::mem::replace(&mut self.peers, peers) {

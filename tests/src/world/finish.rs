@@ -140,6 +140,10 @@ impl World {
                 self.violate(broken(Rule::Liveness, what));
                 return;
             }
+            if let Some(what) = self.exports_left(index) {
+                self.violate(broken(Rule::Liveness, what));
+                return;
+            }
             if let Some(what) = self.copies_missing(index) {
                 self.violate(broken(Rule::Liveness, what));
                 return;

@@ -37,7 +37,8 @@ use cluster::memory::Memories;
 use cluster::node::{Node, ShardIncarnation};
 use cluster::quotas::SsdQuotas;
 use faults::Trouble;
-use kvplane_proto::map::SlotOwners;
+use kvplane_proto::ids::Slot;
+use kvplane_proto::map::{ShardKey, SlotOwners};
 use kvplane_proto::rng::Rng;
 use network::Connection;
 use queue::{Event, Queue};
@@ -58,6 +59,7 @@ struct Streams {
     without: Rng,
     clocks: Rng,
     device: Rng,
+    reports: Rng,
 }
 
 /// Whole simulation.
@@ -91,6 +93,10 @@ pub(crate) struct World {
     /// Time when migrating slots were seen last.
     moved_ns: u64,
     segments: Segments,
+    /// Reports of complete imports that came, and may come again.
+    reports: Vec<cluster::exports::ReceivedReport>,
+    /// Slots that importers have reported: importer, former owner, slot.
+    sent_reports: Vec<(usize, ShardKey, Slot)>,
     /// Owners by the newest epochs: computed once for all nodes.
     owners: BTreeMap<u64, Rc<SlotOwners>>,
     statistics: Statistics,
@@ -113,6 +119,7 @@ impl World {
             without: Rng::new(seed, "without disks"),
             clocks: Rng::new(seed, "clocks"),
             device: Rng::new(seed, "device copies"),
+            reports: Rng::new(seed, "reports of imports"),
         };
         let mut world = Self {
             now_ns: MS,
@@ -136,6 +143,8 @@ impl World {
             doubled: BTreeMap::new(),
             moved_ns: 0,
             segments: Segments::new(scenario.object_bytes),
+            reports: Vec::new(),
+            sent_reports: Vec::new(),
             owners: BTreeMap::new(),
             statistics: Statistics::default(),
             violation: None,
@@ -226,6 +235,7 @@ impl World {
             Event::Leave(node, incarnation) => self.leave(node, incarnation),
             Event::Depart(node, incarnation) => self.depart(node, incarnation),
             Event::Handover(node, number, turn) => self.handover(node, number, turn),
+            Event::ReportAgain(number) => self.report_again(number),
         }
     }
 

@@ -84,6 +84,8 @@ pub(crate) enum Event {
     Depart(usize, u64),
     /// A process of a handover has its turn: node, handover.
     Handover(usize, u32, Turn),
+    /// A report of a complete import comes again: its number.
+    ReportAgain(usize),
 }
 
 /// Message to or from the control plane.
@@ -213,6 +215,7 @@ impl Event {
             Self::DeviceCopied(incarnation, copy) => (30, *incarnation as u64, u64::from(*copy)),
             Self::DeviceGarbage(incarnation, offset, _) => (31, *incarnation as u64, *offset),
             Self::Handover(node, number, turn) => (32, *node as u64, u64::from(*number) << 12 ^ turn.word()),
+            Self::ReportAgain(number) => (33, *number as u64, 0),
         }
     }
 }

@@ -98,7 +98,10 @@ impl World {
         self.look_before_commits(index, &header, body);
         let forged = self.forge_replace(&header, body);
         let told = forged.as_deref().unwrap_or(body);
-        let to = self.incarnations[incarnation].service.request(peer, &header, told, self.now_ns);
+        let to = match self.is_report(index, &header) {
+            true => self.pass_report(index, &header, told),
+            false => self.incarnations[incarnation].service.request(peer, &header, told, self.now_ns),
+        };
         self.write_tails(incarnation);
         self.detail(u64::from(header.kind.code()), || {
             format!("incarnation {incarnation} receives {:?}: {to:?}", header.kind)

@@ -131,6 +131,8 @@ pub struct Statistics {
     pub evictions: u64,
     /// Objects that shards imported from former owners of their slots.
     pub imports: u64,
+    /// Times that the report of a new owner ended exports.
+    pub ended_exports: u64,
     /// Replicas that replica owners took.
     pub copies: u64,
     /// Objects that were replicated because they were hot, at the last incarnations of shards.
@@ -199,6 +201,7 @@ impl Statistics {
         self.flips += other.flips;
         self.repaired += other.repaired;
         self.imports += other.imports;
+        self.ended_exports += other.ended_exports;
         self.copies += other.copies;
         self.hot += other.hot;
         self.chosen += other.chosen;
@@ -236,6 +239,7 @@ impl fmt::Display for Statistics {
             stale_frames,
             commits,
             imports,
+            ended_exports,
             copies,
             chosen,
             evictions,
@@ -243,7 +247,8 @@ impl fmt::Display for Statistics {
             ..
         } = self;
         write!(f, "{batches} batches, {hits} objects read, {puts} puts acknowledged, {commits} versions, ")?;
-        write!(f, "{imports} objects imported, {copies} replicated, {chosen} gets sent to replica owners, ")?;
+        write!(f, "{imports} objects imported, {ended_exports} reports that ended exports, {copies} replicated, ")?;
+        write!(f, "{chosen} gets sent to replica owners, ")?;
         write!(f, "{evictions} evictions, {epochs} epochs, {faults} faults, {corrupt} corrupt payloads, ")?;
         writeln!(f, "{stale_frames} stale frames, {} times maps were missed", self.missed)?;
         if self.disk_ops > 0 {

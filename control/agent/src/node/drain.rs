@@ -99,9 +99,9 @@ impl Node {
             if asked.is_none_or(|asked| asked.elapsed() >= REQUEST_INTERVAL) {
                 let silence =
                     match self.request_drain(if wait.accepted { REQUEST_INTERVAL } else { wait.silence_limit }) {
-                        // The slots have migrated away, and the node that fetches them is draining too: it waits for
-                        // them.
-                        Err(error) if wait.accepted && is_last_owner(&error) && self.is_exporting()? => None,
+                        // The slots have migrated away, and the node that fetches them, or has fetched them, is
+                        // draining too.
+                        Err(error) if wait.accepted && is_last_owner(&error) && self.has_left()? => None,
                         said => said?,
                     };
                 asked = Some(Instant::now());
@@ -171,8 +171,11 @@ impl Node {
         }
     }
 
-    fn is_exporting(&self) -> Result<bool, Error> {
-        Ok(self.snapshots()?.iter().any(|shard| shard.moves.exporting_slots > 0))
+    /// Returns true if other nodes fetch this node's objects, or have fetched all of them.
+    fn has_left(&self) -> Result<bool, Error> {
+        let snapshots = self.snapshots()?;
+        let is_exporting = snapshots.iter().any(|shard| shard.moves.exporting_slots > 0);
+        Ok(is_exporting || snapshots.iter().all(|shard| objects_of(shard) == 0))
     }
 
     /// Sends the drain request. Returns the error if the control plane did not answer, or is about to be replaced.

@@ -14,7 +14,7 @@ use crate::node::Node;
 /// Metric of a shard: name, help text, and the function that reads its value.
 type Number = (&'static str, &'static str, fn(&ShardSnapshot) -> u64);
 
-const COUNTERS: [Number; 39] = [
+const COUNTERS: [Number; 40] = [
     ("kvplane_shard_requests_total", "Requests that arrived.", |one| one.service.requests),
     ("kvplane_shard_get_bytes_total", "Bytes of objects sent or lent to peers.", |one| one.service.get_bytes),
     ("kvplane_shard_put_bytes_total", "Bytes of objects received.", |one| one.service.put_bytes),
@@ -57,6 +57,9 @@ const COUNTERS: [Number; 39] = [
     }),
     ("kvplane_shard_imported_total", "Objects migrated to this shard.", |one| one.moves.imported),
     ("kvplane_shard_imported_bytes_total", "Bytes of objects migrated to this shard.", |one| one.moves.imported_bytes),
+    ("kvplane_shard_exports_completed_total", "Exported slots of which new owners imported everything.", |one| {
+        one.moves.exports_completed
+    }),
     (
         "kvplane_shard_imports_failed_total",
         "Imports that failed: a former owner did not answer, or no memory.",

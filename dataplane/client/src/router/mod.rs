@@ -125,7 +125,8 @@ impl Router {
             | Request::PutCopy(.., peer)
             | Request::GetCopy(.., peer)
             | Request::ListCopy(_, peer)
-            | Request::DropCopy(_, peer) => Some(peer),
+            | Request::DropCopy(_, peer)
+            | Request::EndExport(_, _, peer) => Some(peer),
         };
         let Some(peer) = peer else {
             self.complete(id.index, Status::NoOwner);

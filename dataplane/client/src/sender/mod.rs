@@ -151,9 +151,8 @@ impl Sender<'_> {
             (_, Request::Exists(_) | Request::Prefetch(_)) => self.send_digests(lane, Operation::Exists),
             (_, Request::Asks(_, from, count)) => self.send_asked(lane, first.index, from, count),
             (_, Request::Size(_)) => self.send_digests(lane, Operation::Size),
-            (_, Request::Remove(_) | Request::RemoveHead(_) | Request::RemoveHeadOf(..) | Request::DropCopy(..)) => {
-                self.send_digests(lane, Operation::Remove);
-            }
+            (_, Request::Remove(_) | Request::RemoveHead(_) | Request::RemoveHeadOf(..))
+            | (_, Request::DropCopy(..) | Request::EndExport(..)) => self.send_digests(lane, Operation::Remove),
             (_, Request::RemoveCopy(_)) => self.send_digests(lane, Operation::RemoveCopy),
             (_, Request::Retain(_)) => self.send_digests(lane, Operation::Retain),
             (_, Request::OpenSegment(_)) => self.send_open(lane, first.index),

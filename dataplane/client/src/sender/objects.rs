@@ -12,7 +12,7 @@
 use kvplane_proto::digest::Digest;
 use kvplane_proto::flags::FrameFlags;
 use kvplane_proto::frame::Header;
-use kvplane_proto::ids::RequestId;
+use kvplane_proto::ids::{Epoch, RequestId, Version};
 use kvplane_proto::limits::Limits;
 use kvplane_proto::message::{
     DigestItem, FillItem, GetItem, IdItem, Item, Kind, Operation, PageQuery, PutItem, RangeItem, ReadItem, RetainItem,
@@ -44,9 +44,9 @@ impl Sender<'_> {
             }
             (header.argument, header.flags) = wanted;
             match request {
-                Request::RemoveHeadOf(_, version) => {
+                Request::RemoveHeadOf(_, Version(number)) | Request::EndExport(_, Epoch(number), _) => {
                     most = most.min(Limits::BODY_BYTES / VersionItem::BYTES);
-                    VersionItem { digest, version }.encode(self.outbox().writer());
+                    VersionItem { digest, version: Version(number) }.encode(self.outbox().writer());
                 }
                 Request::Retain(item) => item.encode(self.outbox().writer()),
                 _ => DigestItem { digest }.encode(self.outbox().writer()),
@@ -321,6 +321,7 @@ const fn digest_for(operation: Operation, request: &Request) -> Option<Digest> {
         | (Operation::Retain, Request::Retain(RetainItem { digest, .. }))
         | (Operation::Lookup, Request::Get(digest, _) | Request::GetRange(digest, ..))
         | (Operation::Lookup, Request::GetHead(digest, _) | Request::GetCopy(digest, ..)) => Some(*digest),
+        (Operation::Remove, Request::EndExport(slot, ..)) => Some(slot.first_digest()),
         _ => None,
     }
 }
@@ -331,6 +332,7 @@ const fn flags_of(request: &Request) -> FrameFlags {
         Request::Prefetch(_) => FrameFlags::PREFETCH,
         Request::GetHead(..) | Request::GetCopy(..) | Request::RemoveHead(_) => FrameFlags::HEADS,
         Request::RemoveHeadOf(..) => FrameFlags::HEADS.with(FrameFlags::OF_VERSION, true),
+        Request::EndExport(..) => FrameFlags::NONE.with(FrameFlags::OF_VERSION, true),
         Request::PeekRange(..) => FrameFlags::UNCOMMITTED,
         _ => FrameFlags::NONE,
     }

@@ -1,7 +1,7 @@
 //! Requests of a batch, and their results.
 
 use kvplane_proto::digest::Digest;
-use kvplane_proto::ids::Version;
+use kvplane_proto::ids::{Epoch, Slot, Version};
 use kvplane_proto::map::ReplicaSet;
 use kvplane_proto::message::{PageQuery, RetainItem};
 use kvplane_proto::status::Status;
@@ -53,6 +53,9 @@ pub enum Request {
     ListCopy(Digest, PeerId),
     /// Removes the replica from this replica owner.
     DropCopy(Digest, PeerId),
+    /// Ends the exports of this former owner to the owner of this slot: everything was imported, by the map of this
+    /// epoch. For a client of an owner, as [`Self::PutCopy`].
+    EndExport(Slot, Epoch, PeerId),
     /// Has the owner drop the object's replicas on its replica owners, and replicate the object no more. `NotFound` if
     /// there was no replica.
     RemoveCopy(Digest),
@@ -189,7 +192,8 @@ impl Request {
             | Self::PutCopy(.., peer)
             | Self::GetCopy(.., peer)
             | Self::ListCopy(_, peer)
-            | Self::DropCopy(_, peer) => Some(peer),
+            | Self::DropCopy(_, peer)
+            | Self::EndExport(_, _, peer) => Some(peer),
             _ => None,
         }
     }

@@ -94,9 +94,10 @@ impl Fetcher {
 
     /// Updates the former owners to fetch from, after the service has followed this map.
     pub(crate) fn follow(&mut self, service: &Service, owners: &SlotOwners, now_ns: u64) {
+        let source_of = |slot| service.inspect().source_of(slot);
         let keepers = |slot| service.inspect().replica_peers(slot);
-        let client = self.side.client();
-        self.sources.follow(client, owners, &self.host, |slot| service.inspect().source_of(slot), keepers, now_ns);
+        let former = service.inspect().unreported();
+        self.sources.follow(self.side.client(), owners, &self.host, source_of, keepers, former, now_ns);
     }
 
     /// Handles the answers of former owners, and submits the service's next fetches. Returns true if there were any.
@@ -156,7 +157,7 @@ impl Fetcher {
             (Want::Sizes(_), None) => {
                 FetchDone::Sizes(results.iter().map(|result| (result.status, result.bytes)).collect())
             }
-            (Want::Drop(_), None) => FetchDone::Dropped,
+            (Want::Drop(_) | Want::EndExports(..), None) => FetchDone::Dropped,
             (Want::Describe(_) | Want::DescribeCopy(_) | Want::List(..), None) => {
                 page.map_or(FetchDone::Failed(first), FetchDone::Page)
             }
@@ -176,6 +177,9 @@ impl Fetcher {
         match want {
             Want::Sizes(digests) => digests.iter().map(|digest| Request::Size(*digest)).collect(),
             Want::Drop(digests) => digests.iter().map(|digest| Request::RemoveHead(*digest)).collect(),
+            Want::EndExports(slots, epoch) => {
+                slots.iter().map(|slot| Request::EndExport(*slot, *epoch, peer)).collect()
+            }
             Want::Describe(digest) => vec![Request::List(*digest, one)],
             Want::DescribeCopy(digest) => vec![Request::ListCopy(*digest, peer)],
             Want::List(digest, from) => vec![Request::List(*digest, *from)],

@@ -1,6 +1,6 @@
 //! Requests to other shards, which the host sends, and their outcomes.
 
-use kvplane_proto::ids::Version;
+use kvplane_proto::ids::{Epoch, Slot, Version};
 use kvplane_proto::map::ShardKey;
 use kvplane_proto::message::{ObjectPriority, PageQuery};
 use kvplane_proto::{Digest, Status};
@@ -57,6 +57,9 @@ pub enum Want {
     List(Digest, PageQuery),
     /// Drop of these objects.
     Drop(Vec<Digest>),
+    /// End of all exports to this shard by the map of this epoch, or an earlier one: everything was imported. Some of
+    /// their slots name the shard.
+    EndExports(Vec<Slot>, Epoch),
     /// Write of this object, from the pool, to a replica owner.
     Copy {
         digest: Digest,
@@ -90,7 +93,7 @@ pub enum FetchDone {
     Page(Vec<u8>),
     /// The object was received: its length, and the checksum of its bytes.
     Object(u64, u64),
-    /// The objects were dropped.
+    /// The objects were dropped, or the exports ended.
     Dropped,
     /// The replica was written.
     Copied,

@@ -152,6 +152,19 @@ impl<'a> Inspection<'a> {
         self.objects.migration.source_of(slot)
     }
 
+    /// Returns the number of slots whose replicas this shard, as their replica owner, cannot record on its SSD yet: the
+    /// SSD has, or may have, other records of them.
+    #[must_use]
+    pub fn replica_slots_unrecorded(self) -> usize {
+        let ssd = self.objects.local.ssd().filter(|ssd| !ssd.is_degraded());
+        ssd.map_or(0, |ssd| ssd.replicas.closed())
+    }
+
+    /// Returns the former owners of slots that this shard has imported, as far as they do not know that yet.
+    pub fn unreported(self) -> impl Iterator<Item = ShardKey> + 'a {
+        self.objects.migration.unreported()
+    }
+
     /// Returns the progress of migration.
     #[must_use]
     pub fn move_counters(self) -> MoveCounters {
@@ -159,6 +172,7 @@ impl<'a> Inspection<'a> {
         let all_here = migration.is_done() && replication.has_walked();
         MoveCounters {
             exporting_slots: local.shard.exports.len() as u64,
+            exports_completed: local.shard.exports.reported(),
             settled: all_here || migration.limits().bytes_per_s == 0,
             ..migration.counters()
         }

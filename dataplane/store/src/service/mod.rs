@@ -378,7 +378,7 @@ impl Service {
                         tiering.promotion.end_pass(&tiering.ssd, shard, digest);
                     }
                 }
-                Effect::Written { digest, is_settled } => migration.written(digest, is_settled, shard.now_ns),
+                Effect::Written { digest, is_settled } => migration.written(local, digest, is_settled),
                 Effect::Imported { digest, version } => {
                     let waits = replication.waits_of(shard, digest);
                     replication.replicate(shard, digest, version, waits, None);

@@ -47,6 +47,8 @@ pub(crate) struct HeldHandles {
     pub(super) there: BTreeSet<Digest>,
     /// The client was notified that the shard wants to close.
     pub(crate) end_told: bool,
+    /// A shard's client has requested something on the connection.
+    pub(crate) fetches: bool,
 }
 
 impl HeldHandles {
@@ -64,8 +66,11 @@ impl HeldHandles {
 impl World {
     /// Observes a request that was passed to the service.
     pub(crate) fn observe_request(&mut self, index: u32, header: &Header, body: &[u8], to: Destination) {
+        let clients = self.scenario.clients;
         let Some(connection) = self.connections.get_mut(&index) else { return };
         let incarnation = connection.incarnation;
+        let is_greeting = matches!(header.kind, Kind::Request(Operation::Hello | Operation::Prove));
+        connection.held.fetches |= connection.client >= clients && !is_greeting;
         match (header.kind, to) {
             (Kind::Request(Operation::Put), Destination::Pool { offset }) => {
                 let Some((item, _)) = decode_puts(body, header.items).and_then(|mut puts| puts.next()) else { return };

@@ -256,10 +256,11 @@ impl World {
         {
             running.service.follow(STATE, owners);
         }
-        let mut gone = BTreeSet::new();
+        let (mut gone, mut begins_export) = (BTreeSet::new(), false);
         let mut moved = Vec::new();
         for (digest, (served, exported, second)) in keys.iter().zip(of_before) {
             let inspected = running.service.inspect();
+            begins_export |= !exported && inspected.exports(digest.slot());
             let role = (inspected.serves(digest.slot()), inspected.second_since(digest.slot()));
             moved.extend((role != (served, second)).then_some(*digest));
             let still_second =
@@ -295,6 +296,9 @@ impl World {
         }
         if !self.memory_follows(index, map) {
             return false;
+        }
+        if begins_export {
+            self.repeat_reports(index);
         }
         self.set_sources(index, owners);
         self.drain_service(index, None);

@@ -110,7 +110,8 @@ impl World {
         let own_host = &self.nodes[self.incarnations[incarnation].node].host;
         let source_of = |slot| service.inspect().source_of(slot);
         let keepers_of = |slot| service.inspect().replica_peers(slot);
-        fetcher.sources.follow(&mut host.client, owners, own_host, source_of, keepers_of, now_ns);
+        let former = service.inspect().unreported();
+        fetcher.sources.follow(&mut host.client, owners, own_host, source_of, keepers_of, former, now_ns);
         self.drain_client(index);
     }
 
@@ -135,6 +136,8 @@ impl World {
             self.incarnations[incarnation].service.fetched(token, FetchDone::Failed(Status::NotFound), now_ns);
             return;
         }
+        self.note_report(incarnation, source, &want);
+        let peer = peer.filter(|_| !self.loses_report(&want));
         let room = peer.and_then(|peer| self.requests_of(index, incarnation, &want, peer));
         let waited = matches!(
             want,
@@ -169,7 +172,10 @@ impl World {
         let one = PageQuery { names: true, one: true, ..PageQuery::default() };
         let requests = match want {
             Want::Sizes(digests) => digests.iter().map(|digest| Request::Size(*digest)).collect(),
-            Want::Drop(digests) => digests.iter().map(|digest| Request::Remove(*digest)).collect(),
+            Want::Drop(digests) => digests.iter().map(|digest| Request::RemoveHead(*digest)).collect(),
+            Want::EndExports(slots, epoch) => {
+                slots.iter().map(|slot| Request::EndExport(*slot, *epoch, peer)).collect()
+            }
             Want::Describe(digest) => vec![Request::List(*digest, one)],
             Want::DescribeCopy(digest) => vec![Request::ListCopy(*digest, peer)],
             Want::List(digest, from) => vec![Request::List(*digest, *from)],
@@ -236,7 +242,9 @@ impl World {
         self.detail(first as u64, || format!("incarnation {incarnation} completes {want:?}: {results:?}"));
         let failed = |status: &Status| !matches!(status, Status::Ok | Status::NotFound | Status::Stale);
         let broken = results.iter().map(|result| result.status).find(failed);
+        let is_lost = self.loses_answer(&want);
         let done = match (&want, broken) {
+            (Want::EndExports(..), _) if is_lost => FetchDone::Failed(Status::Unreachable),
             (Want::Copy { .. }, None) if first == Status::Ok => FetchDone::Copied,
             (Want::Copy { .. }, _) => FetchDone::Failed(first),
             (Want::DropCopies(_), _) => crate::world::cluster::copies::drops_done(&results),
@@ -244,7 +252,7 @@ impl World {
             (Want::Sizes(_), None) => {
                 FetchDone::Sizes(results.iter().map(|result| (result.status, result.bytes)).collect())
             }
-            (Want::Drop(_), None) => FetchDone::Dropped,
+            (Want::Drop(_) | Want::EndExports(..), None) => FetchDone::Dropped,
             (Want::List(_, from), None) if from.changes && self.scenario.has(Mischief::HideChanges) => {
                 page.map_or(FetchDone::Failed(first), |page| FetchDone::Page(without_changes(&page)))
             }

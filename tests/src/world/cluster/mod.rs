@@ -5,6 +5,7 @@ pub(crate) mod agent;
 pub(crate) mod control;
 pub(crate) mod copies;
 pub(crate) mod departures;
+pub(crate) mod exports;
 pub(crate) mod fetch;
 pub(crate) mod handover;
 pub(crate) mod joins;

@@ -150,7 +150,7 @@ impl Witness {
             *steady = if stays { began } else { owners.since };
             let mine = now == Some(me);
             if !mine {
-                if !shard.exports.has_slot(slot) {
+                if !shard.exports.has_had(slot) {
                     self.forget(slot);
                 }
                 continue;

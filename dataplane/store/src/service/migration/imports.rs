@@ -47,6 +47,7 @@ pub(super) enum Call {
     List(u32),
     Changes(u32),
     Drop { source: u32, digests: Vec<Digest> },
+    EndExports { source: ShardKey, epoch: Epoch },
 }
 
 /// Consequences of a change of an object here.
@@ -144,6 +145,13 @@ impl Imports {
     pub(super) fn drop_there(&mut self, source: u32, digest: Digest) {
         if let Some(source) = self.sources.get_mut(&source) {
             source.drop_object(digest);
+        }
+    }
+
+    /// Notes an object that cannot be imported: its source keeps it, and the import of its slot is never complete.
+    pub(super) fn leave_there(&mut self, source: u32, digest: Digest) {
+        if let Some(source) = self.sources.get_mut(&source) {
+            source.incomplete.insert(digest.slot());
         }
     }
 

@@ -3,7 +3,8 @@
 //! A shard that loses a slot keeps its objects, frozen, for the new owner alone (*exports*). The shard that gains the
 //! slot serves it at once (*imports*): it fetches objects that requests need from the former owner, and in the
 //! background it fetches all others, object by object, and has the former owner drop those that were imported. So an
-//! object is imported at most once, by its owner, and only the owner answers for it.
+//! object is imported at most once, by its owner, and only the owner answers for it. When everything is imported, it
+//! reports that, and the former owner ends the exports.
 //!
 //! Correctness:
 //! * The former owner answers for a lost slot only once it has learned of the loss by a map at least as new as the
@@ -23,6 +24,7 @@ mod imports;
 mod objects;
 mod pace;
 mod questions;
+mod reports;
 mod sources;
 
 use kvplane_proto::Digest;
@@ -33,6 +35,7 @@ use kvplane_proto::message::KeyItem;
 use self::changes::Witness;
 use self::imports::Imports;
 pub(super) use self::imports::Waiter;
+use self::reports::Reports;
 use super::fetches::FetchLimits;
 use super::local::LocalStore;
 use super::shard::Shard;
@@ -63,6 +66,8 @@ pub struct MoveCounters {
     pub settled: bool,
     /// Imports that were abandoned because too much was written while the former owner did not answer.
     pub abandoned: u64,
+    /// Exports of slots that ended because the new owner had imported everything.
+    pub exports_completed: u64,
 }
 
 /// Importing side of migration, and the changes recorded for owners that come back. Exports are part of the shard,
@@ -70,6 +75,7 @@ pub struct MoveCounters {
 #[derive(Debug, Default)]
 pub(super) struct Migration {
     imports: Imports,
+    reports: Reports,
     /// Changes in slots whose former owner is absent.
     witness: Witness,
     counters: MoveCounters,
@@ -89,6 +95,11 @@ impl Migration {
     /// Returns the shard that the objects of a slot are fetched from, if any.
     pub(super) fn source_of(&self, slot: Slot) -> Option<ShardKey> {
         self.imports.owner_before(slot)
+    }
+
+    /// Returns the former owners that have not answered the report that everything was imported.
+    pub(super) fn unreported(&self) -> impl Iterator<Item = ShardKey> + '_ {
+        self.reports.sources()
     }
 
     /// Returns true if all objects of gained slots are here.
@@ -142,6 +153,7 @@ impl Migration {
     ) {
         self.witness.follow(&local.shard, heard, missed, owners);
         self.imports.follow(&local.shard, heard, missed, owned, owners);
+        self.reports.follow(heard, missed, owned, owners);
         self.with_sources(|sources| local.weigh_doubts(sources, owned, owners));
     }
 
@@ -183,6 +195,6 @@ impl Migration {
 
     /// Returns the time at which [`Self::poll`] may have a new request.
     pub(super) fn poll_timeout(&self, now_ns: u64) -> Option<u64> {
-        self.imports.poll_timeout(now_ns)
+        [self.imports.poll_timeout(now_ns), self.reports.poll_timeout(now_ns)].into_iter().flatten().min()
     }
 }

@@ -47,7 +47,7 @@ impl Migration {
             let listed = entry.queue.pop_front()?;
             let digest = listed.item.digest;
             if !imports.is_current(source, digest) || imports.objects.contains_key(&digest) {
-                self.check_source(source);
+                self.check_source(local, source);
                 continue;
             }
             if local.on_ssd(digest).is_some() {
@@ -112,6 +112,9 @@ impl Migration {
                 if status == Status::Exists {
                     self.keep_moved(local, source, digest);
                 }
+                if status == Status::TooLarge {
+                    self.imports.leave_there(source, digest);
+                }
                 let ends = matches!(status, Status::Exists | Status::TooLarge);
                 self.object_ended(local, digest, if ends { End::Settled } else { End::Busy });
                 return None;
@@ -139,8 +142,8 @@ impl Migration {
         let (source, demanded) = (object.source, object.demanded);
         let Some((reservation, reserved_bytes)) = object.extent else { return };
         let current = !object.void && self.imports.is_current(source, digest);
-        let fits = bytes == reserved_bytes;
-        if !current || !fits || !local.shard.ownership.owns(digest) || local.on_ssd(digest).is_some() {
+        let fits = bytes == reserved_bytes && local.shard.ownership.owns(digest);
+        if !current || !fits || local.on_ssd(digest).is_some() {
             self.object_ended(local, digest, if current && !fits { End::Failed } else { End::Settled });
             return;
         }
@@ -184,7 +187,7 @@ impl Migration {
 
     /// Handles an object that does not wait for the SSD any more: it is written, or memory has lost it, or the SSD
     /// refused it. If it was imported, its source drops its copy, or, unless it `is_settled`, sends it again.
-    pub(in crate::service) fn written(&mut self, digest: Digest, is_settled: bool, now_ns: u64) {
+    pub(in crate::service) fn written(&mut self, local: &LocalStore, digest: Digest, is_settled: bool) {
         let source = self.imports.source_of(digest);
         let Some(entry) = self.imports.sources.get_mut(&source) else { return };
         if !entry.unwritten.remove(&digest) {
@@ -193,9 +196,9 @@ impl Migration {
         if is_settled {
             entry.drop_object(digest);
         } else {
-            entry.look_again(now_ns);
+            entry.look_again(local.shard.now_ns);
         }
-        self.check_source(source);
+        self.check_source(local, source);
     }
 
     /// Ends the import of an object: its waiters get the object if it is here, or are to retry if there was no memory
@@ -226,6 +229,6 @@ impl Migration {
                 Waiter::Tenant => local.shard.effects.note(Effect::TenantSettled(digest)),
             }
         }
-        self.check_source(source);
+        self.check_source(local, source);
     }
 }

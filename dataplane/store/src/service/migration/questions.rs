@@ -3,11 +3,12 @@
 use std::collections::BTreeMap;
 
 use kvplane_proto::ids::RequestId;
+use kvplane_proto::map::ShardKey;
 use kvplane_proto::message::{KeyPage, SizeReply};
 use kvplane_proto::{Digest, Status};
 
 use super::Migration;
-use super::imports::{Call, Object, Waiter};
+use super::imports::{Call, Imports, Object, Waiter};
 use super::objects::End;
 use super::sources::ListedObject;
 use crate::service::fetches::{Fetch, FetchDone, Want};
@@ -30,7 +31,15 @@ impl Migration {
             return Some(fetch);
         }
         // While new slots are not durable they are not served, and their objects could not be imported.
-        if self.imports.sources.is_empty() || local.heard_epoch() != local.shard.ownership.epoch() {
+        if local.heard_epoch() != local.shard.ownership.epoch() {
+            return None;
+        }
+        let Imports { calls, sources, .. } = &mut self.imports;
+        let is_source = |key: ShardKey| sources.values().any(|source| source.key == key);
+        if let Some(fetch) = self.reports.next(&mut local.shard, calls, is_source) {
+            return Some(fetch);
+        }
+        if self.imports.sources.is_empty() {
             return None;
         }
         self.imports.pace.allow(local.shard.now_ns);
@@ -42,7 +51,7 @@ impl Migration {
             let next = next.or_else(|| self.imports.next_page(&mut local.shard, source));
             if next.is_none() {
                 // Its last objects may have gone to another source together with their slot.
-                self.check_source(source);
+                self.check_source(local, source);
             }
             next
         })
@@ -79,10 +88,13 @@ impl Migration {
             (Call::Changes(source), done) => {
                 self.changes_not_told(local, source, done == FetchDone::Failed(Status::BadRequest));
             }
-            (Call::List(source), FetchDone::Page(page)) => self.listed(source, &page, now_ns),
+            (Call::List(source), FetchDone::Page(page)) => self.listed(local, source, &page),
             (Call::List(source), _) => self.not_listed(source, now_ns),
             (Call::Drop { source, digests }, done) => {
-                self.dropped_there(source, &digests, done == FetchDone::Dropped, now_ns);
+                self.dropped_there(local, source, &digests, done == FetchDone::Dropped);
+            }
+            (Call::EndExports { source, epoch }, done) => {
+                self.reports.answered(source, epoch, done == FetchDone::Dropped, now_ns);
             }
         }
         true
@@ -204,12 +216,12 @@ impl Migration {
         told.retain(|slot, _| slots.binary_search(slot).is_ok());
         local.compare_slots(&slots, &told);
         self.witness.inherit(told, local.shard.ownership.key());
-        self.check_source(source);
+        self.check_source(local, source);
     }
 
     fn described(&mut self, local: &mut LocalStore, digest: Digest, page: &[u8]) {
-        let page = KeyPage::decode(page);
-        let key = page.as_ref().and_then(|page| page.keys().find(|key| key.item.digest == digest));
+        let Some(page) = KeyPage::decode(page) else { return self.object_ended(local, digest, End::Failed) };
+        let key = page.keys().find(|key| key.item.digest == digest);
         let void = self.imports.objects.get(&digest).is_none_or(|object| object.void);
         let Some(key) = key.filter(|_| !void) else {
             self.object_ended(local, digest, End::Settled);
@@ -221,12 +233,12 @@ impl Migration {
         }
     }
 
-    fn listed(&mut self, source: u32, page: &[u8], now_ns: u64) {
+    fn listed(&mut self, local: &LocalStore, source: u32, page: &[u8]) {
         let Some(entry) = self.imports.sources.get_mut(&source) else { return };
         if entry.take_page(page) {
-            self.check_source(source);
+            self.check_source(local, source);
         } else {
-            self.not_listed(source, now_ns);
+            self.not_listed(source, local.shard.now_ns);
         }
     }
 
@@ -237,22 +249,24 @@ impl Migration {
     }
 
     /// Handles the outcome of a drop request: dropped objects cannot be imported any more.
-    fn dropped_there(&mut self, source: u32, digests: &[Digest], done: bool, now_ns: u64) {
+    fn dropped_there(&mut self, local: &LocalStore, source: u32, digests: &[Digest], done: bool) {
         let Some(entry) = self.imports.sources.get_mut(&source) else { return };
-        entry.dropped(digests, done, now_ns);
+        entry.dropped(digests, done, local.shard.now_ns);
         if done {
             self.imports.unmask(digests);
         }
-        self.check_source(source);
+        self.check_source(local, source);
     }
 
-    /// Ends the import from a source if all its objects are imported, or gone.
-    pub(super) fn check_source(&mut self, source: u32) {
+    /// Ends the import from a source if all its objects are imported, or gone. The source is to end its exports, unless
+    /// it keeps an object that cannot be imported.
+    pub(super) fn check_source(&mut self, local: &LocalStore, source: u32) {
         let Some(entry) = self.imports.sources.get_mut(&source) else { return };
         entry.repeat_walk();
         if entry.is_done() {
-            let key = entry.key;
+            let (key, incomplete) = (entry.key, core::mem::take(&mut entry.incomplete));
             self.witness.end_absence(self.imports.slots_of(source), key);
+            self.reports.add(key, self.imports.slots_of(source), incomplete, local.shard.ownership.epoch());
             self.imports.forget(source);
         }
     }

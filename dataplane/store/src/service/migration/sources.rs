@@ -30,11 +30,30 @@ pub(super) struct ListedObject {
 
 /// Backoff from a former owner that did not answer.
 #[derive(Debug, Default)]
-struct Backoff {
+pub(super) struct Backoff {
     failures: u32,
     retry_ns: u64,
-    /// Time until which requests do not wait for it.
-    muted_ns: u64,
+}
+
+impl Backoff {
+    /// Backs off after a failure. Many requests that fail by one outage count as one failure.
+    pub(super) fn failed(&mut self, now_ns: u64) {
+        if now_ns < self.retry_ns {
+            return;
+        }
+        self.failures += 1;
+        self.retry_ns = now_ns.saturating_add((RETRY_NS << self.failures.min(10)).min(RETRY_MOST_NS));
+    }
+
+    /// Ends the backoff, as the other side answers.
+    pub(super) const fn succeeded(&mut self) {
+        (self.failures, self.retry_ns) = (0, 0);
+    }
+
+    /// Returns the time of the next attempt after a failure.
+    pub(super) const fn retry_ns(&self) -> u64 {
+        self.retry_ns
+    }
 }
 
 /// Former owner of slots that were gained by one layout.
@@ -52,6 +71,10 @@ pub(super) struct Source {
     /// True if an object could not be fetched: the walk is repeated.
     again: bool,
     backoff: Backoff,
+    /// Time until which requests do not wait for it.
+    muted_ns: u64,
+    /// Slots of which it keeps an object that cannot be imported.
+    pub(super) incomplete: BTreeSet<Slot>,
     pub(super) queue: VecDeque<ListedObject>,
     /// Objects that it is to drop.
     drops: VecDeque<Digest>,
@@ -73,6 +96,8 @@ impl Source {
             changes: Some((PageQuery { changes: true, ..PageQuery::default() }, BTreeMap::new())),
             again: false,
             backoff: Backoff::default(),
+            muted_ns: 0,
+            incomplete: BTreeSet::new(),
             queue: VecDeque::new(),
             drops: VecDeque::new(),
             dropping: false,
@@ -81,14 +106,9 @@ impl Source {
         }
     }
 
-    /// Backs off after a failure of the source. Many requests that fail by one outage count as one failure.
+    /// Backs off after a failure of the source.
     pub(super) fn failed(&mut self, now_ns: u64) {
-        let backoff = &mut self.backoff;
-        if now_ns < backoff.retry_ns {
-            return;
-        }
-        backoff.failures += 1;
-        backoff.retry_ns = now_ns.saturating_add((RETRY_NS << backoff.failures.min(10)).min(RETRY_MOST_NS));
+        self.backoff.failed(now_ns);
     }
 
     /// Repeats the walk later, to find an object again that could not be imported.
@@ -104,11 +124,11 @@ impl Source {
 
     /// Keeps requests from waiting for the source for a while.
     pub(super) const fn mute(&mut self, now_ns: u64) {
-        self.backoff.muted_ns = now_ns.saturating_add(MUTED_NS);
+        self.muted_ns = now_ns.saturating_add(MUTED_NS);
     }
 
     pub(super) const fn is_muted(&self, now_ns: u64) -> bool {
-        self.backoff.muted_ns > now_ns
+        self.muted_ns > now_ns
     }
 
     /// Returns true while the source has not reported all changes in its slots.
@@ -189,7 +209,7 @@ impl Source {
         let (page, (at, told)) = (KeyPage::decode(page)?, self.changes.as_mut()?);
         // The source answers, whatever failed before.
         self.asking = false;
-        (self.backoff.failures, self.backoff.retry_ns) = (0, 0);
+        self.backoff.succeeded();
         changes::take_items(told, page.keys().map(|key| key.item));
         let reply = page.reply();
         *at = PageQuery { walk: reply.walk, from: reply.next, ..*at };

@@ -2,16 +2,22 @@
 
 use kvplane_proto::Digest;
 use kvplane_proto::Status;
+use kvplane_proto::frame::Header;
 use kvplane_proto::ids::{Epoch, Incarnation, SLOTS, Slot};
 use kvplane_proto::map::SlotOwners;
+use kvplane_proto::message::{Bitmap, Operation, VersionItem};
 use kvplane_tier::SlotSet;
 
 use super::Objects;
+use crate::service::local::LocalStore;
 use crate::service::replication::records::{begin_replicas, end_replicas};
 use crate::service::shard::Relation;
+use crate::service::shard::answers::items_of;
+use crate::service::shard::context::RequestContext;
 use crate::service::shard::slot_table::SlotTable;
 use crate::service::tiering::note_exports;
 use crate::service::types::{CloseReason, MapStanding};
+use crate::store::{OwnershipChange, ReplicaRole};
 
 /// Map that assigns slots to this shard and removes others.
 pub(in crate::service) struct OwnerChange {
@@ -104,7 +110,7 @@ impl Objects {
                 continue;
             }
             if self.local.shard.exports.end(slot) {
-                self.local.lose_slot(slot, false);
+                lose_exported(&mut self.local, slot);
                 cleared.insert(slot);
             }
             if mine {
@@ -129,9 +135,9 @@ impl Objects {
         let me = local.shard.ownership.key();
         // A shard without slots was away, or its node is: its objects on an SSD are kept to be reconciled.
         let idle = !(0..SLOTS as u16).any(owned);
-        let ended = local.shard.exports.end_former(owners);
+        let ended: BTreeSet<Slot> = local.shard.exports.end_former(owners).into_iter().collect();
         let mut lost = !ended.is_empty();
-        ended.into_iter().for_each(|slot| local.lose_slot(slot, false));
+        drop_exported(local, &ended);
         // A slot that leaves again before it is served is lost like one that was served: an SSD may have its objects.
         let pending = local.pending_slots();
         for slot in (0..SLOTS as u16).map(Slot) {
@@ -153,6 +159,41 @@ impl Objects {
         lost
     }
 
+    /// Ends the exports to a new owner that has imported everything. What is left of them here was imported, removed or
+    /// replaced there, and is void. A report by an earlier map than that of an export is refused.
+    pub(in crate::service) fn end_exports(
+        &mut self,
+        context: &RequestContext,
+        header: &Header,
+        body: &[u8],
+    ) -> Result<(), CloseReason> {
+        let reports = items_of::<VersionItem>(header, body)?;
+        let shard = &mut self.local.shard;
+        let mut refused = (context.epoch > shard.ownership.epoch()).then_some(Status::WrongOwner);
+        let (mut bits, mut ended) = (Vec::new(), BTreeSet::new());
+        for item in reports {
+            if refused.is_some() {
+                break;
+            }
+            match shard.exports.complete(item.digest.slot(), Epoch(item.version.0)) {
+                Ok(slots) => {
+                    bits.push(!slots.is_empty());
+                    ended.extend(slots);
+                }
+                Err(status) => refused = Some(status),
+            }
+        }
+        drop_exported(&mut self.local, &ended);
+        let shard = &mut self.local.shard;
+        match refused {
+            Some(status) => shard.refuse(context.peer, Operation::Remove, header.request, status),
+            None => shard.answers.items(context.peer, Operation::Remove, header.request, bits.len(), |body| {
+                Bitmap::encode(bits, body);
+            }),
+        }
+        Ok(())
+    }
+
     /// Starts a new incarnation of the shard. Returns true if it had slots of which the SSD keeps objects.
     pub(in crate::service) fn begin_incarnation(&mut self, incarnation: Incarnation) -> bool {
         let before = self.local.shard.ownership.key();
@@ -167,5 +208,27 @@ impl Objects {
             self.local.refuse_void_puts();
         }
         kept
+    }
+}
+
+/// Drops what is left of slots whose export has ended: records, unless they are those of replicas, and objects in
+/// memory, but not the replicas that the new owner has written.
+fn drop_exported(local: &mut LocalStore, slots: &BTreeSet<Slot>) {
+    if slots.is_empty() {
+        return;
+    }
+    slots.iter().for_each(|slot| lose_exported(local, *slot));
+    let shard = &mut local.shard;
+    shard.counters.dropped_objects += shard.store.reassign(|digest, role| {
+        let is_left = role != ReplicaRole::Replica && slots.contains(&digest.slot());
+        if is_left { OwnershipChange::Dropped } else { OwnershipChange::Unchanged }
+    });
+}
+
+/// Makes the records of a slot void whose export has ended. One that had no objects when its export began may have
+/// replica records since, which stay.
+fn lose_exported(local: &mut LocalStore, slot: Slot) {
+    if !local.ssd().is_some_and(|ssd| ssd.replicas.is_open(slot)) {
+        local.lose_slot(slot, false);
     }
 }

@@ -8,6 +8,7 @@ use kvplane_proto::message::{Bitmap, DigestItem, Operation, VersionItem};
 use kvplane_proto::{Digest, FrameFlags, Status};
 
 use super::Objects;
+use crate::service::local::LocalStore;
 use crate::service::shard::answers::items_of;
 use crate::service::shard::context::RequestContext;
 use crate::service::shard::deferrals::Replies;
@@ -19,6 +20,11 @@ use crate::store::{OwnershipChange, ReplicaRole};
 
 /// Bits of a removal's objects: those that existed, and those that are kept because they are stripe heads.
 type RemovalBits = (Vec<bool>, Vec<bool>);
+
+/// Returns true if the records of an object's slot are those of replicas, and nothing of the slot is exported any more.
+fn has_replica_records(local: &LocalStore, digest: Digest) -> bool {
+    local.ssd().is_some_and(|ssd| ssd.replicas.is_open(digest.slot()))
+}
 
 /// Decodes the objects of a removal, and their versions if only these are to be removed.
 fn removals(header: &Header, body: &[u8]) -> Result<(Vec<Digest>, Vec<Version>), CloseReason> {
@@ -55,6 +61,9 @@ impl Objects {
         if context.flags.has(FrameFlags::REPLICATE) {
             return self.drop_replicas(context, header, body);
         }
+        if context.fetches && context.flags.has(FrameFlags::OF_VERSION) {
+            return self.end_exports(context, header, body);
+        }
         let (digests, versions) = removals(header, body)?;
         if !self.answers_for_all(context, Operation::Remove, header, digests.iter().copied()) {
             return Ok(());
@@ -69,6 +78,7 @@ impl Objects {
         let foreign = |(at, digest): (usize, &Digest)| {
             local.is_foreign(context, *digest)
                 || !local.shard.is_for_peer(context, *digest)
+                || context.fetches && has_replica_records(local, *digest)
                 || !local.shard.has_version(*digest, versions.get(at).copied())
         };
         let foreign: Vec<bool> = digests.iter().enumerate().map(foreign).collect();

@@ -4,12 +4,13 @@
 use std::collections::BTreeMap;
 
 use kvplane_proto::frame::{Header, VERSION};
-use kvplane_proto::ids::{Epoch, Incarnation, NodeId, RequestId, ShardId, Version};
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId, RequestId, ShardId, Slot, Version};
 use kvplane_proto::map::{Claim, ClusterMap, Former, Member, ShardAddress, ShardKey, SlotOwners};
 use kvplane_proto::message::{
-    Bitmap, DigestItem, GetItem, Hello, Kind, ListItem, Operation, PutItem, PutOptions, SizeReply, decode_items,
+    Bitmap, DigestItem, GetItem, Hello, Kind, ListItem, Operation, PutItem, PutOptions, SizeReply, VersionItem,
+    decode_items,
 };
-use kvplane_proto::{Digest, Status};
+use kvplane_proto::{Digest, FrameFlags, Status};
 use proptest::prelude::*;
 
 use super::rig::{body_of, config};
@@ -252,7 +253,29 @@ impl Cluster {
         answers
     }
 
+    /// Reports to a former owner, by the map of `epoch`, that everything of these slots was imported by the map of
+    /// `complete`. Returns the status, and the exports that have ended.
+    fn report(&mut self, source: usize, epoch: Epoch, slots: &[Slot], complete: Epoch) -> (Status, Vec<bool>) {
+        self.requests += 1;
+        let request = RequestId { index: self.requests, generation: 1 };
+        let item = |slot: &Slot| VersionItem { digest: slot.first_digest(), version: Version(complete.0) };
+        let body = body_of(slots.iter().map(item));
+        let header = Header::request(Kind::Request(Operation::Remove), request).with_body(&body, slots.len());
+        let mut header = header.with_argument(epoch.0);
+        header.flags = FrameFlags::NONE.with(FrameFlags::OF_VERSION, true);
+        self.shards[source].request(PeerKey { index: 1, generation: 1 }, &header, &body, self.now_ns);
+        let (header, body) = self.answers(source).pop().expect("an answer");
+        let bits = Bitmap::decode(&body, slots.len() as u32).filter(|_| header.status == Status::Ok);
+        (header.status, bits.map_or_else(Vec::new, |bits| (0..slots.len()).map(|at| bits.get(at)).collect()))
+    }
+
     fn answer_of(&mut self, source: usize, epoch: Epoch, want: &Want) -> FetchDone {
+        if let Want::EndExports(slots, complete) = want {
+            return match self.report(source, epoch, slots, *complete).0 {
+                Status::Ok => FetchDone::Dropped,
+                status => FetchDone::Failed(status),
+            };
+        }
         let (operation, bodies) = match want {
             Want::Sizes(digests) => {
                 (Operation::Size, digests.iter().map(|&digest| body_of([DigestItem { digest }])).collect())
@@ -272,6 +295,7 @@ impl Cluster {
                 let request = RequestId { index: 5, generation: 5 };
                 (Operation::Get, vec![body_of([GetItem { digest: *digest, request, capacity_bytes: extent.bytes }])])
             }
+            Want::EndExports(..) => unreachable!("it was answered above"),
             Want::Copy { .. } | Want::DropCopies(_) | Want::Repair(..) | Want::DescribeCopy(_) => {
                 panic!("slots have one owner here")
             }
@@ -322,6 +346,78 @@ fn removal_for_an_earlier_epoch_is_fenced_after_another_migration() {
     assert_eq!(remove(&mut cluster, once), [Status::WrongOwner]);
     assert_eq!(cluster.get(1), Some(Some(101)));
     assert_eq!(remove(&mut cluster, again), [Status::Ok]);
+}
+
+/// Answers all requests between shards; the time advances.
+fn settle(cluster: &mut Cluster) {
+    for _ in 0..20 {
+        cluster.now_ns += 1_000_000_000;
+        (0..3).for_each(|shard| cluster.poll(shard));
+        while !cluster.asked.is_empty() {
+            let _ = cluster.tell(0, true);
+        }
+    }
+}
+
+#[test]
+fn an_export_ends_with_the_report_of_its_own_import() {
+    let mut cluster = Cluster::new();
+    let slot = digest(1).slot();
+    let change = |cluster: &mut Cluster, weights| {
+        cluster.change(weights);
+        (0..3).for_each(|shard| cluster.hear(shard));
+        cluster.map.epoch
+    };
+    let exports = |cluster: &Cluster| cluster.shards[0].inspect().move_counters().exporting_slots;
+    change(&mut cluster, [1, 0, 0]);
+    settle(&mut cluster);
+    cluster.put(1, 100);
+    let once = change(&mut cluster, [0, 1, 0]);
+    assert!(cluster.shards[0].inspect().exports(slot));
+    settle(&mut cluster);
+    assert_eq!((exports(&cluster), cluster.shards[0].store().exists(digest(1))), (0, false));
+    assert!(cluster.shards[0].inspect().move_counters().exports_completed > 0);
+    assert_eq!(cluster.report(0, once, &[slot], once), (Status::Ok, vec![false]), "it came twice");
+    let back = change(&mut cluster, [1, 0, 0]);
+    settle(&mut cluster);
+    cluster.put(1, 101);
+    let again = change(&mut cluster, [0, 1, 0]);
+    for late in [once, back] {
+        let requested = cluster.map.epoch;
+        assert_eq!(cluster.report(0, requested, &[slot], late), (Status::WrongOwner, vec![]));
+    }
+    assert!(cluster.shards[0].inspect().exports(slot) && cluster.shards[0].store().exists(digest(1)));
+    assert_eq!(cluster.report(0, Epoch(again.0 + 1), &[slot], again).0, Status::WrongOwner, "its map is newer");
+    settle(&mut cluster);
+    assert_eq!((exports(&cluster), cluster.get(1)), (0, Some(Some(101))));
+}
+
+/// Its next report names the newest map, by which the export is still the same.
+#[test]
+fn a_report_is_repeated_until_it_is_answered() {
+    let mut cluster = Cluster::new();
+    cluster.change([1, 0, 0]);
+    (0..3).for_each(|shard| cluster.hear(shard));
+    settle(&mut cluster);
+    cluster.put(1, 100);
+    cluster.change([0, 1, 0]);
+    (0..3).for_each(|shard| cluster.hear(shard));
+    let is_report = |asked: &(usize, Epoch, Fetch)| matches!(asked.2.want, Want::EndExports(..));
+    let mut reports = 0;
+    while reports < 3 {
+        cluster.now_ns += 1_000_000_000;
+        (0..3).for_each(|shard| cluster.poll(shard));
+        while !cluster.asked.is_empty() {
+            let good = !is_report(&cluster.asked[0]);
+            reports += u32::from(!good);
+            let _ = cluster.tell(0, good);
+        }
+        assert!(cluster.shards[0].inspect().exports(digest(1).slot()));
+    }
+    assert_eq!(cluster.shards[1].inspect().unreported().count(), 1);
+    settle(&mut cluster);
+    assert_eq!(cluster.shards[0].inspect().move_counters().exporting_slots, 0);
+    assert_eq!((cluster.shards[1].inspect().unreported().count(), cluster.get(1)), (0, Some(Some(100))));
 }
 
 /// The slot of one object may have come back to its former owner meanwhile; the rest would be fetched again, or be a
@@ -468,6 +564,7 @@ proptest! {
             assert_eq!((stats.pins, stats.reservations), (0, 0), "nothing is held");
             let moves = shard.inspect().move_counters();
             assert_eq!(moves.importing_slots, 0, "all has come: {moves:?}");
+            assert_eq!(shard.inspect().unreported().count(), 0);
         }
         for key in 0..KEYS {
             check_get(&mut cluster, key);
@@ -486,19 +583,15 @@ proptest! {
             (0..3).for_each(|shard| cluster.hear(shard));
             let first = cluster.map.epoch.0 % KEYS;
             assert_eq!(cluster.get(first), Some(Some(100 + first)), "an import is requested at once");
-            for _ in 0..20 {
-                cluster.now_ns += 1_000_000_000;
-                (0..3).for_each(|shard| cluster.poll(shard));
-                while !cluster.asked.is_empty() {
-                    let _ = cluster.tell(0, true);
-                }
-            }
+            settle(&mut cluster);
             for key in 0..KEYS {
                 assert_eq!(cluster.get(key), Some(Some(100 + key)), "key {key}");
             }
             let objects = |shard: &Service| shard.store().stats().objects;
             let held: u64 = cluster.shards.iter().map(objects).sum();
             assert_eq!(held, KEYS, "former owners have dropped what has moved");
+            let exports = |shard: &Service| shard.inspect().move_counters().exporting_slots;
+            assert_eq!(cluster.shards.iter().map(exports).sum::<u64>(), 0, "all exports have ended");
         }
     }
 }

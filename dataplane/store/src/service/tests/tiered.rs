@@ -6,6 +6,7 @@ mod away;
 mod backlog;
 mod copies;
 mod damaged;
+mod exported;
 mod memory;
 mod quotas;
 mod recovering;

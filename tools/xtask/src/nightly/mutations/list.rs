@@ -216,6 +216,34 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         host: Host::RecordedReplicas,
     },
     Mutation {
+        name: "late-report-ends-a-newer-export",
+        invariant: "the report of an import ends no later export of the slot",
+        file: "dataplane/store/src/service/shard/exports.rs",
+        find: "        let Some(Export { to, since, .. }) = self.exports.get(&slot).copied() else { return Ok(Vec::new()) };",
+        replace: "        let Some(Export { to, since, .. }) = self.exports.get(&slot).copied() else { return Ok(Vec::new()) };
+        let epoch = epoch.max(since);",
+        host: Host::RecordedReplicas,
+    },
+    Mutation {
+        name: "report-before-the-last-object",
+        invariant: "when an export ends, the new owner has every object of the slot",
+        file: "dataplane/store/src/service/migration/sources.rs",
+        find: "            && self.open == 0
+            && self.unwritten.is_empty()",
+        replace: "            && self.unwritten.is_empty()",
+        host: Host::RecordedReplicas,
+    },
+    Mutation {
+        name: "lost-report-is-not-repeated",
+        invariant: "every export ends once everything was imported, so that replicas are recorded",
+        file: "dataplane/store/src/service/migration/reports.rs",
+        find: "        if !done {
+            report.backoff.failed(now_ns);",
+        replace: "        if !done && report.slots.is_empty() {
+            report.backoff.failed(now_ns);",
+        host: Host::RecordedReplicas,
+    },
+    Mutation {
         name: "cancelled-batch-leaves-its-io",
         invariant: "when a call returns, no transfer is in flight on the caller's buffers",
         file: "dataplane/client/src/router/mod.rs",

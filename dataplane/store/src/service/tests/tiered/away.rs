@@ -106,7 +106,7 @@ fn tell(world: &mut World, told: &ChangeReply<'_>) -> usize {
                 ListReply { walk: 1, next: 0, items: 0 }.encode(&mut page);
                 FetchDone::Page(page)
             }
-            Want::Drop(_) => FetchDone::Dropped,
+            Want::Drop(_) | Want::EndExports(..) => FetchDone::Dropped,
             _ => FetchDone::Failed(Status::NotFound),
         };
         world.service.fetched(fetch.token, done, world.now_ns);

@@ -79,9 +79,9 @@ fn a_put_that_is_removed_before_it_is_written_succeeds() {
     world.end();
 }
 
-const OTHER: NodeId = NodeId(8);
+pub(super) const OTHER: NodeId = NodeId(8);
 
-fn member(node: NodeId, incarnation: Incarnation, weight: u32) -> Member {
+pub(super) fn member(node: NodeId, incarnation: Incarnation, weight: u32) -> Member {
     Member {
         node,
         incarnation,
@@ -93,7 +93,7 @@ fn member(node: NodeId, incarnation: Incarnation, weight: u32) -> Member {
 }
 
 /// Makes all slots of this shard imports from another node; returns keys in them.
-fn with_a_former_owner(world: &mut World) -> Vec<u8> {
+pub(super) fn with_a_former_owner(world: &mut World) -> Vec<u8> {
     let us = identity();
     let members = |ours, others| vec![member(us.node, us.incarnation, ours), member(OTHER, Incarnation(1), others)];
     let before = ClusterMap { epoch: Epoch(world.epoch + 1), replicas: 1, members: members(0, 1), former: None };
@@ -113,7 +113,7 @@ fn with_a_former_owner(world: &mut World) -> Vec<u8> {
     (0..=255).filter(ours).collect()
 }
 
-fn page_of(key: u8, bytes: u64) -> FetchDone {
+pub(super) fn page_of(key: u8, bytes: u64) -> FetchDone {
     let mut page = Vec::new();
     ListReply { walk: 0, next: 0, items: 1 }.encode(&mut page);
     let item = KeyItem::plain(digest(key), Version(1), bytes, KeyItem::IN_MEMORY);
@@ -121,7 +121,7 @@ fn page_of(key: u8, bytes: u64) -> FetchDone {
     FetchDone::Page(page)
 }
 
-fn empty_page() -> FetchDone {
+pub(super) fn empty_page() -> FetchDone {
     let mut page = Vec::new();
     ListReply { walk: 0, next: 0, items: 0 }.encode(&mut page);
     FetchDone::Page(page)
@@ -151,6 +151,7 @@ fn serve(world: &mut World, key: u8, bytes: &[u8]) -> bool {
                     assert!(kept || !digests.contains(&digest(key)), "it is dropped before the SSD here has it");
                     FetchDone::Dropped
                 }
+                Want::EndExports(..) => FetchDone::Dropped,
                 other => panic!("{other:?} was not due"),
             };
             world.service.fetched(token, done, world.now_ns);

@@ -11,7 +11,7 @@ use super::world::{ReceivedAnswer, World, bytes_of};
 use crate::service::{Fetch, FetchDone, MemoryExtent, Path, PayloadTo, PeerKey, RecordRepairCounters, Want};
 
 /// Connection of the other node.
-const OTHER: PeerKey = PeerKey { index: 1, generation: 1 };
+pub(super) const FETCHING: PeerKey = PeerKey { index: 1, generation: 1 };
 
 /// Returns the description of an object by another node.
 fn page_of(digest: Digest, bytes: u64) -> Vec<u8> {
@@ -136,33 +136,39 @@ fn of_other(world: &mut World, operation: Operation, flags: FrameFlags, body: &[
     let mut header = Header::request(Kind::Request(operation), request).with_body(body, 1);
     (header.argument, header.flags) = (5, flags);
     world.expect(request);
-    world.service.request(OTHER, &header, body, world.now_ns);
+    world.service.request(FETCHING, &header, body, world.now_ns);
     world.settle();
     world.take_answered().expect("it was answered")
+}
+
+/// Has the other node, by the map of this epoch, write a replica of an object here; returns its checksum.
+pub(super) fn take_replica(world: &mut World, key: u8, bytes: &[u8], epoch: u64) -> u64 {
+    let item =
+        PutItem::plain(digest(key), bytes.len() as u64).with_options(&PutOptions { replicas: 2, ..Default::default() });
+    let body = body_of([item]);
+    let (request, sum) = (world.next_request(), payload_checksum(bytes));
+    let header = Header::request(Kind::Request(Operation::Put), request).with_body(&body, 1);
+    let mut header = header.with_payload(bytes.len() as u64, Some(sum));
+    (header.argument, header.flags) = (epoch, header.flags | FrameFlags::REPLICATE);
+    world.expect(request);
+    let PayloadTo::Extent(extent) = world.service.request(FETCHING, &header, &body, world.now_ns) else {
+        panic!("the replica is taken")
+    };
+    world.hear();
+    world.memory.pool[extent.offset as usize..][..bytes.len()].copy_from_slice(bytes);
+    world.service.payload_done(FETCHING, Some(sum), world.now_ns);
+    sum
 }
 
 #[test]
 fn a_replica_is_recorded_read_from_there_and_removed() {
     let (mut world, owners, _) = first_owner(2020, 1);
-    world.join_with(OTHER, Path::Stream, &Hello { fetches: true, ..hello() });
+    world.join_with(FETCHING, Path::Stream, &Hello { fetches: true, ..hello() });
     world.hear();
     let is_theirs = |key: &u8| world.service.inspect().second_since(digest(*key).slot()).is_some();
     let key = (0..200).find(is_theirs).expect("this shard is a replica owner");
     let (bytes, object) = (bytes_of(1), digest(key));
-    let item =
-        PutItem::plain(object, bytes.len() as u64).with_options(&PutOptions { replicas: 2, ..Default::default() });
-    let body = body_of([item]);
-    let (request, sum) = (world.next_request(), payload_checksum(&bytes));
-    let header = Header::request(Kind::Request(Operation::Put), request).with_body(&body, 1);
-    let mut header = header.with_payload(bytes.len() as u64, Some(sum));
-    (header.argument, header.flags) = (5, header.flags | FrameFlags::REPLICATE);
-    world.expect(request);
-    let PayloadTo::Extent(extent) = world.service.request(OTHER, &header, &body, world.now_ns) else {
-        panic!("the replica is taken")
-    };
-    world.hear();
-    world.memory.pool[extent.offset as usize..][..bytes.len()].copy_from_slice(&bytes);
-    world.service.payload_done(OTHER, Some(sum), world.now_ns);
+    let sum = take_replica(&mut world, key, &bytes, 5);
     // The slot is opened once the note without it is durable, and nothing else of it is on the SSD.
     for _ in 0..400 {
         world.step();
@@ -177,7 +183,7 @@ fn a_replica_is_recorded_read_from_there_and_removed() {
         let body = body_of([item]);
         let mut header = Header::request(Kind::Request(Operation::Get), item.request).with_body(&body, 1);
         (header.argument, header.flags) = (5, FrameFlags::READ_REPLICA);
-        world.service.request(OTHER, &header, &body, world.now_ns);
+        world.service.request(FETCHING, &header, &body, world.now_ns);
     };
     let get = |world: &mut World| {
         ask(world);

@@ -2,9 +2,9 @@
 //!
 //! All records of an *open* slot are replica records. A slot of which this shard is the replica owner is opened when
 //! the SSD has no other record of it, and the durable ownership note does not name it: so a restart makes all replica
-//! records void, as another incarnation of a replica owner has no replicas. An exported slot can be opened only if its
-//! export began with nothing in it: nobody tells this shard when a new owner has imported it. A slot is closed as soon
-//! as this shard is the replica owner of another incarnation of the owner, or none.
+//! records void, as another incarnation of a replica owner has no replicas. An exported slot can be opened when the new
+//! owner has reported that it has imported everything, or at once if its export began with nothing in it. A slot is
+//! closed as soon as this shard is the replica owner of another incarnation of the owner, or none.
 
 use kvplane_proto::Digest;
 use kvplane_proto::ids::{Epoch, Slot};
@@ -83,6 +83,11 @@ impl ReplicaRecords {
         waiting.push(digest);
         self.waiting_replicas += 1;
         true
+    }
+
+    /// Returns the number of slots that are to be opened.
+    pub(in crate::service) fn closed(&self) -> usize {
+        self.waiting.len()
     }
 
     /// Returns true if slots are to be opened and an attempt is due.
