@@ -153,7 +153,7 @@ impl Migration {
     ) {
         self.witness.follow(&local.shard, heard, missed, owners);
         self.imports.follow(&local.shard, heard, missed, owned, owners);
-        self.reports.follow(heard, missed, owned, owners);
+        self.reports.follow(local.shard.ownership.key(), heard, missed, owned, owners);
         self.with_sources(|sources| local.weigh_doubts(sources, owned, owners));
     }
 

@@ -56,10 +56,11 @@ impl Reports {
         self.open.iter().filter(|(_, report)| report.incomplete.is_empty()).map(|(source, _)| *source)
     }
 
-    /// Follows a map after epoch `heard`: forgets the slots that are not `owned` any more, or were gained again, and
-    /// former owners that are gone.
+    /// Follows a map after epoch `heard`: forgets the slots that this shard, `me`, does not own any more, or has gained
+    /// again, and former owners that are gone.
     pub(super) fn follow(
         &mut self,
+        me: ShardKey,
         heard: Epoch,
         missed: bool,
         owned: &dyn Fn(u16) -> bool,
@@ -68,7 +69,9 @@ impl Reports {
         let owners = owners.filter(|_| !missed);
         self.open.retain(|source, report| {
             let Some(owners) = owners.filter(|owners| owners.address(*source).is_some()) else { return false };
-            let stays = |slot: Slot| owned(slot.0) && !owners.slot_has_changed(slot, heard);
+            // A new layout leaves most slots where they are.
+            let is_gained = |slot: Slot| owners.slot_has_changed(slot, heard) && owners.former(slot) != Some(me);
+            let stays = |slot: Slot| owned(slot.0) && !is_gained(slot);
             report.slots.retain(|slot, _| stays(*slot));
             report.incomplete.retain(|slot| stays(*slot));
             !report.slots.is_empty()

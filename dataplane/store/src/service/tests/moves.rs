@@ -415,6 +415,9 @@ fn a_report_is_repeated_until_it_is_answered() {
         assert!(cluster.shards[0].inspect().exports(digest(1).slot()));
     }
     assert_eq!(cluster.shards[1].inspect().unreported().count(), 1);
+    // The next layout leaves the slot where it is.
+    cluster.change([0, 1, 1]);
+    (0..3).for_each(|shard| cluster.hear(shard));
     settle(&mut cluster);
     assert_eq!(cluster.shards[0].inspect().move_counters().exporting_slots, 0);
     assert_eq!((cluster.shards[1].inspect().unreported().count(), cluster.get(1)), (0, Some(Some(100))));

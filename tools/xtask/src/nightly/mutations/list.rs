@@ -241,7 +241,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
             report.backoff.failed(now_ns);",
         replace: "        if !done && report.slots.is_empty() {
             report.backoff.failed(now_ns);",
-        host: Host::RecordedReplicas,
+        host: Host::DamagedRecords,
     },
     Mutation {
         name: "cancelled-batch-leaves-its-io",
