@@ -90,7 +90,7 @@ pub(crate) struct World {
     /// Time when migrating slots were seen last.
     moved_ns: u64,
     segments: Segments,
-    /// Owners by the newest epochs: computed once for all nodes.
+    /// Owners by the newest epochs, and those that shards follow: computed once for all nodes.
     owners: BTreeMap<u64, Rc<SlotOwners>>,
     statistics: Statistics,
     violation: Option<Violation>,
