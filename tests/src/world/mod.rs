@@ -97,7 +97,7 @@ pub(crate) struct World {
     reports: Vec<cluster::exports::ReceivedReport>,
     /// Slots that importers have reported: importer, former owner, slot.
     sent_reports: Vec<(usize, ShardKey, Slot)>,
-    /// Owners by the newest epochs: computed once for all nodes.
+    /// Owners by the newest epochs, and those that shards follow: computed once for all nodes.
     owners: BTreeMap<u64, Rc<SlotOwners>>,
     statistics: Statistics,
     violation: Option<Violation>,

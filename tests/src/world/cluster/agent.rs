@@ -24,7 +24,7 @@ const AGENT_NS: u64 = 100 * MS;
 /// Identity of the cluster state, which outlives the control plane's processes here.
 const STATE: u64 = 1;
 
-/// Maps whose owners are kept: older ones are late, and rare.
+/// Maps whose owners are kept, beside those that shards follow.
 const OWNERS_MOST: usize = 8;
 
 impl World {
@@ -336,7 +336,9 @@ impl World {
         let owners = Rc::new(SlotOwners::of(map));
         self.owners.insert(map.epoch.0, Rc::clone(&owners));
         if self.owners.len() > OWNERS_MOST {
-            self.owners.pop_first();
+            let Self { owners, incarnations, .. } = self;
+            let is_followed = |epoch| incarnations.iter().any(|shard| shard.alive && shard.epoch == epoch);
+            owners.retain(|epoch, _| *epoch == map.epoch.0 || is_followed(*epoch));
         }
         owners
     }
