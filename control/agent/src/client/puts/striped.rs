@@ -140,17 +140,28 @@ impl StripedPuts {
         whole: &mut WholePuts,
         objects: &mut Objects,
     ) -> Result<Option<Put>, Error> {
-        let bytes = put.bytes();
+        let (bytes, digest) = (put.bytes(), put.digest);
         let mut draw = Rng::new(random_u64()?, "stripe");
         // A node that owns a hundredth of all slots is hit by one draw in a hundred.
-        let head = (0..DRAWS)
-            .map(|_| Head::new(bytes, bytes, u128::from(draw.next_u64()) << 64 | u128::from(draw.next_u64())))
-            .find(|head| is_there(head.digest(put.digest, 0)));
-        let Some(head) = head else { return Ok(None) };
+        let mut draw_head = || {
+            (0..DRAWS)
+                .map(|_| Head::new(bytes, bytes, u128::from(draw.next_u64()) << 64 | u128::from(draw.next_u64())))
+                .find(|head| is_there(head.digest(digest, 0)))
+        };
+        let Some(mut head) = draw_head() else { return Ok(None) };
         let Some((former, put)) = put.replacing(objects)? else { return Ok(Some(Put::Exists)) };
-        let outcome = match self.put_in_stripes(&put, &head, whole, objects) {
-            Err(error) if matches!(error.status(), Some(Status::NoSpace | Status::TooLarge)) => return Ok(None),
-            outcome => outcome?,
+        let mut tries = 1;
+        let outcome = loop {
+            let outcome = self.put_in_stripes(&put, &head, whole, objects);
+            match outcome.as_ref().err().and_then(Error::status) {
+                // An attempt of this very put stored it, and its acknowledgement was lost: as in `put`.
+                Some(Status::Exists) if tries < TRIES => {
+                    let Some(next) = draw_head() else { return Ok(None) };
+                    (head, tries) = (next, tries + 1);
+                }
+                Some(Status::NoSpace | Status::TooLarge) => return Ok(None),
+                _ => break outcome?,
+            }
         };
         if let (Put::Stored(_), Some(former)) = (outcome, former) {
             objects.remove_stripes(put.digest, &former)?;
