@@ -16,8 +16,8 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// Returns the peer of a shard; `None` unless it is at present the source, or a replica owner, of any slot, or is to
-    /// end its exports.
+    /// Returns the peer of a shard; `None` unless it is at present the source, or a replica owner, of any slot, or is
+    /// to end its exports.
     #[must_use]
     pub fn peer(&self, source: &ShardKey) -> Option<PeerId> {
         self.peers.get(source).copied()
@@ -25,8 +25,8 @@ impl Sources {
 
     /// Makes `client` pull each slot from the shard that `source_of` returns, and opens the peers of the shards that
     /// `keepers_of` returns, for replicas, and those of `former` owners that are to end their exports; at the addresses
-    /// of this map. Closes the peers that are no longer named. A former owner on `host` (a boot id; empty if unknown) is
-    /// reached over shared memory.
+    /// of this map. Closes the peers that are no longer named. A former owner on `host` (a boot id; empty if unknown)
+    /// is reached over shared memory.
     pub fn follow<'a>(
         &mut self,
         client: &mut Client,

@@ -113,8 +113,8 @@ impl World {
         }
     }
 
-    /// Describes reports that a former owner has not got at rest, and slots whose replicas a shard cannot record although
-    /// it exports nothing of them.
+    /// Describes reports that a former owner has not got at rest, and slots whose replicas a shard cannot record
+    /// although it exports nothing of them.
     pub(crate) fn exports_left(&self, incarnation: usize) -> Option<String> {
         let shard = &self.incarnations[incarnation];
         let inspect = shard.service.inspect();

@@ -1,8 +1,8 @@
 //! Exported slots: slots that this shard lost, whose objects stay as they were for the new owners to fetch.
 //!
 //! An export ends when the new owner reports that it has imported everything, or loses the slot. A report ends all
-//! exports to its sender that began by the map that it names, or before. It names a slot of the sender: if the export of
-//! that slot began later, the report belongs to another import of the slot, by whomever.
+//! exports to its sender that began by the map that it names, or before. It names a slot of the sender: if the export
+//! of that slot began later, the report belongs to an earlier import of the slot.
 
 use kvplane_proto::ids::{Epoch, Slot};
 use kvplane_proto::map::{ShardKey, SlotOwners};
@@ -91,8 +91,8 @@ impl Exports {
         true
     }
 
-    /// Ends all exports to the new owner of this slot, who has imported everything by the map of this epoch. Returns the
-    /// slots whose exports have ended; refuses a report from before the export of this slot began.
+    /// Ends all exports to the new owner of this slot, which has imported everything by the map of this epoch. Returns
+    /// the slots whose exports have ended; refuses a report from before the export of this slot began.
     pub(in crate::service) fn complete(&mut self, slot: Slot, epoch: Epoch) -> Result<Vec<Slot>, Status> {
         let Some(Export { to, since, .. }) = self.exports.get(slot).copied() else { return Ok(Vec::new()) };
         if since > epoch {

@@ -219,9 +219,9 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         name: "late-report-ends-a-newer-export",
         invariant: "the report of an import ends no later export of the slot",
         file: "dataplane/store/src/service/shard/exports.rs",
-        find: "        let Some(Export { to, since, .. }) = self.exports.get(&slot).copied() else { return Ok(Vec::new()) };",
-        replace: "        let Some(Export { to, since, .. }) = self.exports.get(&slot).copied() else { return Ok(Vec::new()) };
-        let epoch = epoch.max(since);",
+        find: "        if since > epoch {",
+        replace: "        let epoch = epoch.max(since);
+        if since > epoch {",
         host: Host::RecordedReplicas,
     },
     Mutation {
