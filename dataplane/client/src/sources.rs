@@ -12,10 +12,19 @@ use crate::types::{PeerAddress, PeerId, PeerKind};
 /// Former owners and replica owners with an open peer.
 #[derive(Debug, Default)]
 pub struct Sources {
+    /// Boot id of the importer's host; empty if unknown.
+    host: String,
     peers: BTreeMap<ShardKey, PeerId>,
 }
 
 impl Sources {
+    /// Returns the sources, none yet, of an importer on `host` (a boot id; empty if unknown): a former owner on the same
+    /// host is reached over shared memory.
+    #[must_use]
+    pub const fn new(host: String) -> Self {
+        Self { host, peers: BTreeMap::new() }
+    }
+
     /// Returns the peer of a shard; `None` unless it is at present the source, or a replica owner, of any slot, or is
     /// to end its exports.
     #[must_use]
@@ -25,26 +34,24 @@ impl Sources {
 
     /// Makes `client` pull each slot from the shard that `source_of` returns, and opens the peers of the shards that
     /// `keepers_of` returns, for replicas, and those of `former` owners that are to end their exports; at the addresses
-    /// of this map. Closes the peers that are no longer named. A former owner on `host` (a boot id; empty if unknown)
-    /// is reached over shared memory.
+    /// of this map. Closes the peers that are no longer named.
     pub fn follow<'a>(
         &mut self,
         client: &mut Client,
         owners: &SlotOwners,
-        host: &str,
         source_of: impl Fn(Slot) -> Option<ShardKey>,
         keepers_of: impl Fn(Slot) -> &'a [ShardKey],
         former: impl Iterator<Item = ShardKey>,
         now_ns: u64,
     ) {
-        let mut peers = BTreeMap::new();
+        let (host, mut peers) = (&self.host, BTreeMap::new());
         let mut peer_of = |client: &mut Client, key: ShardKey| {
             // Thousands of slots have few different owners.
             if let Some(peer) = peers.get(&key) {
                 return Some(*peer);
             }
             let (its_host, address) = owners.address(key)?;
-            let near = !host.is_empty() && host == its_host;
+            let near = !host.is_empty() && *host == its_host;
             let address = PeerAddress {
                 kind: PeerKind::Native,
                 node: key.node,

@@ -59,7 +59,6 @@ pub(crate) struct Fetcher {
     side: ClientSide,
     /// Client's index of the pool among its buffers.
     buffer: u32,
-    host: String,
     sources: Sources,
     open: BTreeMap<BatchId, (u64, Want)>,
 }
@@ -79,7 +78,7 @@ impl Fetcher {
         service.control().set_fetch_limits(config.limits);
         let mut side = ClientSide::new(config.client(), connections, None, verify_shared)?;
         let buffer = side.add_buffer(connections, Arc::clone(pool));
-        Ok(Self { side, buffer, host: config.host.clone(), sources: Sources::default(), open: BTreeMap::new() })
+        Ok(Self { side, buffer, sources: Sources::new(config.host.clone()), open: BTreeMap::new() })
     }
 
     /// Returns the client's side, with its lanes.
@@ -97,7 +96,7 @@ impl Fetcher {
         let source_of = |slot| service.inspect().source_of(slot);
         let keepers = |slot| service.inspect().replica_peers(slot);
         let former = service.inspect().unreported();
-        self.sources.follow(self.side.client(), owners, &self.host, source_of, keepers, former, now_ns);
+        self.sources.follow(self.side.client(), owners, source_of, keepers, former, now_ns);
     }
 
     /// Handles the answers of former owners, and submits the service's next fetches. Returns true if there were any.

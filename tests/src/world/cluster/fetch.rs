@@ -70,6 +70,7 @@ impl World {
     /// Creates the client that will fetch for the next incarnation of a shard.
     pub(crate) fn add_fetcher(&mut self, host: String) -> usize {
         let index = self.clients.len();
+        let sources = Sources::new(host.clone());
         let config = Config {
             cluster: "world".to_owned(),
             client: (index as u64) << 32 | 1,
@@ -82,7 +83,7 @@ impl World {
             fetches: true,
             ..Config::default()
         };
-        let fetcher = Fetcher { incarnation: self.incarnations.len(), ..Fetcher::default() };
+        let fetcher = Fetcher { incarnation: self.incarnations.len(), sources, ..Fetcher::default() };
         let slots = if self.scenario.replicas > 1 { SLOTS_WITH_COPIES } else { SLOTS_OF_MEMORY };
         let memory = Memory::new(slots, self.scenario.object_bytes);
         self.clients.push(ClientHost::for_shard(Client::new(config), memory, fetcher));
@@ -107,11 +108,10 @@ impl World {
         let service = &self.incarnations[incarnation].service;
         let host = &mut self.clients[index];
         let Some(fetcher) = &mut host.fetcher else { return };
-        let own_host = &self.nodes[self.incarnations[incarnation].node].host;
         let source_of = |slot| service.inspect().source_of(slot);
         let keepers_of = |slot| service.inspect().replica_peers(slot);
         let former = service.inspect().unreported();
-        fetcher.sources.follow(&mut host.client, owners, own_host, source_of, keepers_of, former, now_ns);
+        fetcher.sources.follow(&mut host.client, owners, source_of, keepers_of, former, now_ns);
         self.drain_client(index);
     }
 
