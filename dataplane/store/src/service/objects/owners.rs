@@ -1,5 +1,7 @@
 //! Changes of ownership: a map assigns slots to this shard and removes others, and each component acts on it.
 
+use std::collections::BTreeSet;
+
 use kvplane_proto::Digest;
 use kvplane_proto::Status;
 use kvplane_proto::frame::Header;
