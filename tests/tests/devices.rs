@@ -1,13 +1,14 @@
 //! Seeds of the World whose shards have device pools, and bugs that its checkers must find.
 //! `KVPLANE_DEVICE_POOL_SEEDS` sets their number (12; 6 with losses), `KVPLANE_SEED` the first (0).
 
-use kvplane_tests::world::{Mischief, Rule, Scenario, Statistics, number, run, run_seeds};
+use kvplane_tests::world::{Mischief, Rule, Scenario, SeedTest, Statistics, number, run, run_seeds};
 
 /// Runs as many seeds of a kind as requested; returns their number and statistics.
 fn run_some(default: u64, of: fn(u64) -> Scenario) -> (u64, Statistics) {
     let count = number("KVPLANE_DEVICE_POOL_SEEDS", number("KVPLANE_SEEDS", default));
     let first = number("KVPLANE_SEED", 0);
-    let (total, failed) = run_seeds(first..first + count, 5, of, |_, _| {});
+    let test = SeedTest { file: "devices", variable: "KVPLANE_DEVICE_POOL_SEEDS" };
+    let (total, failed) = run_seeds(test, first..first + count, 5, of, |_, _| {});
     println!("{count} seeds: {total}");
     assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above with the command that repeats it");
     (count, total)

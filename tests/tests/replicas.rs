@@ -1,12 +1,13 @@
 //! Seeds of the World in which slots have several owners, and bugs that its checkers must find. `KVPLANE_SEEDS` sets
 //! their number (20), `KVPLANE_SEED` the first (0).
 
-use kvplane_tests::world::{Mischief, Rule, Scenario, Statistics, number, run, run_seeds};
+use kvplane_tests::world::{Mischief, Rule, Scenario, SeedTest, Statistics, number, run, run_seeds};
 
 /// Runs seeds, all of which must pass; the variable sets their number. Returns what happened in them, and their number.
-fn run_all(variable: &str, default: u64, scenario: fn(u64) -> Scenario) -> (Statistics, u64) {
+fn run_all(variable: &'static str, default: u64, scenario: fn(u64) -> Scenario) -> (Statistics, u64) {
     let (first, count) = (number("KVPLANE_SEED", 0), number(variable, default));
-    let (total, failed) = run_seeds(first..first + count, 5, scenario, |_, _| {});
+    let test = SeedTest { file: "replicas", variable };
+    let (total, failed) = run_seeds(test, first..first + count, 5, scenario, |_, _| {});
     let Statistics { doubled, flips, repaired, .. } = total;
     println!("{total}; {doubled} objects with several owners, {flips} flipped bits, {repaired} repairs");
     assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above");
@@ -138,9 +139,17 @@ fn seeds_that_failed_once() {
     // A fault of the World: the record of an object came back whose removal was not answered.
     run(Scenario::of_recorded_replicas(777)).unwrap_or_else(|failure| panic!("{failure}"));
     // Faults of the World: a scrub that was ordered from a shard at rest, whose host did not look after it, and records
-    // of slots that went to another owner, which drops them.
-    for seed in [25, 120, 318] {
+    // of slots that went to another owner, which drops them; and what the last puts and gets evict, whose replicas take
+    // a walk through the SSD.
+    for seed in [25, 120, 318, 1042, 1078] {
         run(Scenario::of_damaged_records(seed)).unwrap_or_else(|failure| panic!("{failure}"));
+    }
+    // An object that a get promoted, and that lacked a replica for as long as it stayed in memory.
+    run(Scenario::of_damaged_records(981)).unwrap_or_else(|failure| panic!("{failure}"));
+    // A new version at one replica owner, while another still had the former one; imports that were complete, and not
+    // reported.
+    for seed in [1007, 1181, 1226] {
+        run(Scenario::of_hot_with_many(seed)).unwrap_or_else(|failure| panic!("{failure}"));
     }
 }
 

@@ -1,12 +1,14 @@
 //! Seeds of the World. `KVPLANE_SEEDS` sets their number (20), `KVPLANE_SEED` the first (0).
 
-use kvplane_tests::world::{Scenario, number, run, run_seeds, run_with_lines};
+use kvplane_tests::world::{Scenario, SeedTest, number, run, run_seeds, run_with_lines};
+
+const TEST: SeedTest = SeedTest { file: "world", variable: "KVPLANE_SEEDS" };
 
 #[test]
 fn seeds() {
     let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_SEEDS", 20));
     let mut events = 0;
-    let (total, failed) = run_seeds(first..first + count, 10, Scenario::of_seed, |seed, outcome| {
+    let (total, failed) = run_seeds(TEST, first..first + count, 10, Scenario::of_seed, |seed, outcome| {
         events += outcome.events;
         if (seed - first + 1).is_multiple_of(50) {
             println!("{} of {count} seeds, {events} events", seed - first + 1);
@@ -20,7 +22,7 @@ fn seeds() {
 #[test]
 fn clocks() {
     let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_SEEDS", 20));
-    let (total, failed) = run_seeds(first..first + count, 10, Scenario::of_clocks, |_, _| {});
+    let (total, failed) = run_seeds(TEST, first..first + count, 10, Scenario::of_clocks, |_, _| {});
     println!("{total}");
     assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above");
     assert!(count < 10 || total.hits > 0, "nothing was read: {total}");
@@ -30,7 +32,7 @@ fn clocks() {
 #[test]
 fn missed_epochs() {
     let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_SEEDS", 20));
-    let (total, failed) = run_seeds(first..first + count, 10, Scenario::of_missed_epochs, |_, _| {});
+    let (total, failed) = run_seeds(TEST, first..first + count, 10, Scenario::of_missed_epochs, |_, _| {});
     println!("{total}");
     assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above");
     assert!(count < 10 || total.epochs > count, "no slot moved: {total}");

@@ -20,7 +20,7 @@
 //! Leases do not expire: a shard keeps its last lease while the control plane is unreachable, and the leases of a node
 //! end with its incarnation. No clock is read, so a clock jump has no effect.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use bincode::{Decode, Encode};
 use kvplane_proto::digest::tenant_number;
@@ -65,6 +65,8 @@ struct Shard {
     uses: BTreeMap<u32, TenantFigures>,
     /// Upper bound of the lease that the shard may believe to have, of each tenant with a quota.
     granted: BTreeMap<u32, u64>,
+    /// Tenants that were removed when the shard last reported.
+    removed: BTreeSet<u32>,
 }
 
 /// Uses and leases of all shards. Not durable: shards report them again.
@@ -146,9 +148,12 @@ impl Quotas {
         let quotas = cluster.tenants().map(|(tenant, ssd)| TenantQuota::of_ssd(tenant, ssd));
         let quotas = quotas.filter(|quota| quota.bytes.is_some() || quota.weight != 1);
         let removed = cluster.removed_tenants().map(|name| tenant_number(name.as_bytes()));
-        let removed = removed.map(|number| TenantQuota { number, bytes: Some(0), weight: 1 });
-        let quotas: Vec<TenantQuota> = quotas.chain(removed).collect();
-        self.sync(who, ssd_bytes, uses, quotas.into_iter(), all_known)
+        let removed: BTreeSet<u32> = removed.collect();
+        let none = removed.iter().map(|number| TenantQuota { number: *number, bytes: Some(0), weight: 1 });
+        let quotas: Vec<TenantQuota> = quotas.chain(none).collect();
+        let leases = self.sync(who, ssd_bytes, uses, quotas.into_iter(), all_known);
+        self.shards.entry(who).or_default().removed = removed;
+        leases
     }
 
     /// Returns the tenants that were removed, and of which no SSD has any record, as far as all shards of all live
@@ -160,10 +165,12 @@ impl Quotas {
             return Vec::new();
         }
         let number = |name: &str| tenant_number(name.as_bytes());
-        // A shard that does not have the lease yet may still write records.
+        // A shard that does not have the lease yet may still write records; and so may one whose last report is of before
+        // the tenant was set and removed again, as it may have got other leases since.
         let is_free = |shard: &Shard, number: u32| {
-            let one = shard.uses.get(&number);
-            shard.pool_bytes == 0 || one.is_some_and(|one| one.used_bytes == 0 && one.lease_bytes == Some(0))
+            let has_none = |one: &TenantFigures| one.used_bytes == 0 && one.lease_bytes == Some(0);
+            let is_known = shard.removed.contains(&number);
+            shard.pool_bytes == 0 || is_known && shard.uses.get(&number).is_some_and(has_none)
         };
         let is_freed = |name: &&str| self.shards.values().all(|shard| is_free(shard, number(name)));
         removed.filter(is_freed).map(str::to_owned).collect()

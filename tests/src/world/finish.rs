@@ -15,6 +15,8 @@ use kvplane_store::service::Tiering;
 const HEAL_NS: u64 = 8_000 * MS;
 /// All pauses between the retries of a failing write, with a margin.
 const RETRIES_NS: u64 = 100_000 * MS;
+/// Some walks through the SSD for objects that lack a replica, each a pause and the walk through memory, with a margin.
+const REPLICATE_NS: u64 = 10_000 * MS;
 /// Deadline of a final put or get.
 const PROBE_NS: u64 = 3_000 * MS;
 
@@ -36,14 +38,25 @@ impl World {
         }
         self.probe_doubled();
         self.probe_everything();
+        self.rest();
+        if !self.are_replicas_there() {
+            // What the last puts and gets evicted lacks a replica.
+            let until_ns = self.now_ns + REPLICATE_NS;
+            self.run_until(until_ns, Self::are_replicas_there);
+            self.rest();
+        }
+        self.check_quotas();
+        self.check_rest();
+        self.collect();
+    }
+
+    /// Lets all requests and writes end.
+    fn rest(&mut self) {
         let until_ns = self.now_ns + 1000 * MS;
         self.run_until(until_ns, |_| false);
         // An object whose write failed is pinned until the retries are over.
         let until_ns = self.now_ns + RETRIES_NS;
         self.run_until(until_ns, Self::are_tiers_written);
-        self.check_quotas();
-        self.check_rest();
-        self.collect();
     }
 
     /// Returns true if no shard has pending writes to its disk.
@@ -52,6 +65,12 @@ impl World {
             incarnation.service.inspect().tier().map(Tiering::snapshot).is_some_and(|snapshot| snapshot.backlog > 0)
         };
         !self.incarnations.iter().any(|incarnation| incarnation.alive && behind(incarnation))
+    }
+
+    /// Returns true if no shard lacks a replica that must exist at rest.
+    fn are_replicas_there(&self) -> bool {
+        let mut alive = (0..self.incarnations.len()).filter(|incarnation| self.incarnations[*incarnation].alive);
+        alive.all(|incarnation| self.copies_missing(incarnation).is_none())
     }
 
     fn check_batches(&mut self) {

@@ -42,7 +42,7 @@ use kvplane_proto::map::{ShardKey, SlotOwners};
 use kvplane_proto::rng::Rng;
 use network::Connection;
 use queue::{Event, Queue};
-pub use runner::{Failure, Outcome, number, run, run_seeds, run_with_lines};
+pub use runner::{Failure, Outcome, SeedTest, number, run, run_seeds, run_with_lines};
 use scenario::MS;
 pub use scenario::{Mischief, Scenario};
 pub use statistics::{FarCounts, MemoryCounts, QuotaCounts, Statistics};

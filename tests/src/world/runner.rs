@@ -24,8 +24,6 @@ pub struct Outcome {
 pub struct Failure {
     /// Seed of the run.
     pub seed: u64,
-    /// Test that runs such scenarios.
-    pub test: &'static str,
     /// Broken rule.
     pub violation: Violation,
     /// Last events, oldest first; empty unless requested.
@@ -37,12 +35,24 @@ impl std::fmt::Display for Failure {
         for line in &self.lines {
             writeln!(f, "{line}")?;
         }
-        writeln!(f, "seed {} broke {:?}: {}", self.seed, self.violation.rule, self.violation.what)?;
-        write!(
-            f,
-            "again: KVPLANE_SEED={} KVPLANE_SEEDS=1 cargo test -p kvplane-tests --test {} -- --nocapture",
-            self.seed, self.test
-        )
+        write!(f, "seed {} broke {:?}: {}", self.seed, self.violation.rule, self.violation.what)
+    }
+}
+
+/// Test that runs seeds of a kind.
+#[derive(Clone, Copy, Debug)]
+pub struct SeedTest {
+    /// Name of its file.
+    pub file: &'static str,
+    /// Environment variable that sets the number of seeds.
+    pub variable: &'static str,
+}
+
+impl SeedTest {
+    /// Returns the command that runs one seed again.
+    fn command(self, seed: u64) -> String {
+        let Self { file, variable } = self;
+        format!("KVPLANE_SEED={seed} {variable}=1 cargo test -p kvplane-tests --test {file} -- --nocapture")
     }
 }
 
@@ -58,12 +68,14 @@ pub fn number(name: &str, default: u64) -> u64 {
     }
 }
 
-/// Runs the scenario of each seed, passes successful outcomes to `each`, and shows the last events of failures, until
-/// `most` have failed; returns the sum of the statistics, and the seeds that failed.
+/// Runs the scenario of each seed, passes successful outcomes to `each`, and shows the last events of failures, with the
+/// command of `test` that repeats them, until `most` have failed; returns the sum of the statistics, and the seeds that
+/// failed.
 ///
 /// # Panics
 /// Panics if a seed fails once and not again.
 pub fn run_seeds(
+    test: SeedTest,
     seeds: impl IntoIterator<Item = u64>,
     most: usize,
     scenario: impl Fn(u64) -> Scenario,
@@ -79,7 +91,7 @@ pub fn run_seeds(
             Err(_) => {
                 // The run is repeated for its last events: it is the same every time.
                 let failure = run_with_lines(scenario(seed)).expect_err("a seed fails every time or never");
-                println!("{failure}");
+                println!("{failure}\nagain: {}", test.command(seed));
                 failed.push(seed);
             }
         }
@@ -108,17 +120,6 @@ pub fn run_with_lines(scenario: Scenario) -> Result<Outcome, Failure> {
 }
 
 fn start(scenario: Scenario, kept_lines: usize) -> Result<Outcome, Failure> {
-    let test = if scenario.kept.is_some() || scenario.far.is_some() {
-        "memory"
-    } else if scenario.device.is_some() {
-        "devices"
-    } else if scenario.tier.is_some() {
-        "tiers"
-    } else if scenario.replicas > 1 {
-        "replicas"
-    } else {
-        "world"
-    };
     let seed = scenario.seed;
     let tier = scenario.tier.as_ref().filter(|_| kept_lines > 0).map(|tier| tier.to_string());
     let mut world = World::new(scenario, kept_lines);
@@ -131,7 +132,7 @@ fn start(scenario: Scenario, kept_lines: usize) -> Result<Outcome, Failure> {
     match world.violation.take() {
         Some(violation) => {
             let lines = tier.into_iter().chain(world.trace.lines()).collect();
-            Err(Failure { seed, test, violation, lines })
+            Err(Failure { seed, violation, lines })
         }
         None => Ok(Outcome { hash: world.trace.hash(), events: world.trace.events, statistics: world.statistics }),
     }

@@ -3,12 +3,15 @@
 //! it. `KVPLANE_MEMORY_SEEDS`, or `KVPLANE_SEEDS`, sets their
 //! number (20), `KVPLANE_SEED` the first (0).
 
-use kvplane_tests::world::{FarCounts, MemoryCounts, Mischief, Rule, Scenario, Statistics, number, run, run_seeds};
+use kvplane_tests::world::{
+    FarCounts, MemoryCounts, Mischief, Rule, Scenario, SeedTest, Statistics, number, run, run_seeds,
+};
 
 /// Runs seeds, all of which must pass. Returns what happened in them, and their number.
 fn run_all(scenario: fn(u64) -> Scenario) -> (Statistics, u64) {
     let (first, count) = (number("KVPLANE_SEED", 0), number("KVPLANE_MEMORY_SEEDS", number("KVPLANE_SEEDS", 20)));
-    let (total, failed) = run_seeds(first..first + count, 5, scenario, |_, _| {});
+    let test = SeedTest { file: "memory", variable: "KVPLANE_MEMORY_SEEDS" };
+    let (total, failed) = run_seeds(test, first..first + count, 5, scenario, |_, _| {});
     println!("{total}");
     assert!(failed.is_empty(), "seeds that failed: {failed:?}; each is shown above");
     (total, count)

@@ -3,8 +3,10 @@
 use crate::support;
 
 use kvplane_cluster::{
-    ClientId, Cluster, ClusterConfig, Input, MemberState, Record, Rejection, Reply, SegmentOwner, StartError,
+    ClientId, Cluster, ClusterConfig, Input, MemberState, Quotas, Record, Rejection, Reply, SegmentOwner,
+    ShardIncarnation, StartError, Tenant, TenantFigures,
 };
+use kvplane_proto::digest::tenant_number;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use support::{Driver, MS, config, member, owned_by, records, segment};
 
@@ -377,4 +379,41 @@ fn devices_count_only_while_every_incarnation_has_them() {
     // The report of an ended incarnation is rejected.
     let late = Input::AttachDevices { node: NodeId(1), incarnation: Incarnation(9), devices: 8 };
     assert!(matches!(driver.handle(late), Err(Rejection::StaleIncarnation { .. })));
+}
+
+#[test]
+fn reports_from_before_a_tenant_was_removed_do_not_say_that_it_has_no_records() {
+    let mut driver = Driver::new(config());
+    driver.join(member(1, 1, 7000)).unwrap();
+    driver.join(member(2, 1, 7001)).unwrap();
+    let (name, number) = ("acme".to_owned(), tenant_number(b"acme"));
+    let set = Input::SetTenant { tenant: Tenant { name: name.clone(), dram_bytes: None, weight: 1 } };
+    let remove = Input::RemoveTenant { name: name.clone() };
+    let mut quotas = Quotas::of_ssds();
+    // Returns the lease that the shard of a node gets.
+    let report = |quotas: &mut Quotas, driver: &Driver, node: u64, lease_bytes: Option<u64>| {
+        let who = ShardIncarnation { node, incarnation: 1, shard: 0 };
+        let uses = vec![TenantFigures { number, lease_bytes, ..TenantFigures::default() }];
+        let leases = quotas.sync_ssd(who, 1 << 30, uses, &driver.cluster);
+        leases.into_iter().find(|lease| lease.number == number).map(|lease| lease.bytes)
+    };
+    driver.handle(set.clone()).unwrap();
+    driver.handle(remove.clone()).unwrap();
+    for node in [1, 2] {
+        assert_eq!(report(&mut quotas, &driver, node, None), Some(Some(0)));
+    }
+    assert!(quotas.freed_tenants(&driver.cluster).is_empty(), "they did not have these leases");
+    // Both have evicted its records, and the first is no longer limited when the tenant is removed again.
+    for node in [1, 2] {
+        report(&mut quotas, &driver, node, Some(0));
+    }
+    assert_eq!(quotas.freed_tenants(&driver.cluster), [name.clone()]);
+    driver.handle(set).unwrap();
+    assert_eq!(report(&mut quotas, &driver, 1, Some(0)), None);
+    driver.handle(remove).unwrap();
+    assert!(quotas.freed_tenants(&driver.cluster).is_empty());
+    // The second was answered nothing else meanwhile.
+    report(&mut quotas, &driver, 1, None);
+    report(&mut quotas, &driver, 1, Some(0));
+    assert_eq!(quotas.freed_tenants(&driver.cluster), [name]);
 }

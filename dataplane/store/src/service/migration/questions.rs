@@ -34,9 +34,7 @@ impl Migration {
         if local.heard_epoch() != local.shard.ownership.epoch() {
             return None;
         }
-        let Imports { calls, sources, .. } = &mut self.imports;
-        let is_source = |key: ShardKey| sources.values().any(|source| source.key == key);
-        if let Some(fetch) = self.reports.next(&mut local.shard, calls, is_source) {
+        if let Some(fetch) = self.next_report(local) {
             return Some(fetch);
         }
         if self.imports.sources.is_empty() {
@@ -44,7 +42,7 @@ impl Migration {
         }
         self.imports.pace.allow(local.shard.now_ns);
         let sources: Vec<u32> = self.imports.sources.keys().copied().collect();
-        sources.into_iter().find_map(|source| {
+        let next = sources.into_iter().find_map(|source| {
             let (imports, shard) = (&mut self.imports, &mut local.shard);
             let next = imports.next_drop(shard, source).or_else(|| imports.next_changes(shard, source));
             let next = next.or_else(|| self.next_object(local, source));
@@ -54,7 +52,16 @@ impl Migration {
                 self.check_source(local, source);
             }
             next
-        })
+        });
+        // An import that was found to be complete is reported at once: nothing else may happen here for long.
+        next.or_else(|| self.next_report(local))
+    }
+
+    /// Returns the next report that is due to a former owner from which everything was imported.
+    fn next_report(&mut self, local: &mut LocalStore) -> Option<Fetch> {
+        let Imports { calls, sources, .. } = &mut self.imports;
+        let is_source = |key: ShardKey| sources.values().any(|source| source.key == key);
+        self.reports.next(&mut local.shard, calls, is_source)
     }
 
     /// Handles the answer of a former owner, or the failure to get one. No I/O writes to the object's extent any more.

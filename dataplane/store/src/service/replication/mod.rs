@@ -16,8 +16,9 @@
 //!   lease). When a new map assigns other replica owners, the former ones get no removal requests any more; removals
 //!   and puts of objects that they had replicas of are then acknowledged only when all such leases have expired. A
 //!   client with an older map gets no lease.
-//! * No replica of an object is sent to a replica owner while a removal of one is outstanding there, and no removal
-//!   while a replica is being sent there. Requests that were given up on a lost connection are never carried out later:
+//! * No replica of an object is sent to a replica owner while a removal of one is outstanding there, or while that of
+//!   another version is at any replica owner: a client with a lease may read at all of them, and none is to have an
+//!   older version than another. No removal is sent while a replica is being sent there. Requests that were given up on a lost connection are never carried out later:
 //!   the client fences the connection.
 //! * The replica owner accepts and drops replicas only while the newest map that it knows makes it a replica owner of
 //!   this very incarnation of the owner ([`Relation`]), and only from a peer whose map is at least as new as that
@@ -311,11 +312,12 @@ impl Replication {
         self.removals.bound();
         // Replicas in flight since before the change may be written at replica owners that are ones again, without
         // being recorded here.
-        for (digest, owner) in self.pushes.voided() {
+        for (digest, version, owner) in self.pushes.voided() {
             if shard.replicas.number_of(digest.slot(), owner).is_some() {
-                self.removals.add(digest, owner);
+                self.removals.add(digest, version, owner);
             }
         }
+        self.pushes.resume(&self.removals);
         self.look_for_unreplicated(shard);
     }
 
@@ -430,7 +432,12 @@ impl Replication {
     /// this component.
     pub(super) fn fetched(&mut self, shard: &mut Shard, token: u64, done: &FetchDone) -> bool {
         let Self { removals, pushes, owners, walk, .. } = self;
-        pushes.fetched(shard, removals, owners, walk, token, done) || removals.fetched(shard, owners, token, done)
+        if pushes.fetched(shard, removals, owners, walk, token, done) {
+            return true;
+        }
+        let is_removal = removals.fetched(shard, owners, token, done);
+        pushes.resume(removals);
+        is_removal
     }
 
     /// Times out replies that have waited for a replica owner for too long.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use kvplane_proto::Digest;
-use kvplane_proto::ids::Slot;
+use kvplane_proto::ids::{Slot, Version};
 use kvplane_proto::map::ShardKey;
 
 use crate::service::shard::deferrals::DeferredItem;
@@ -29,6 +29,8 @@ struct OutstandingRemoval {
 #[derive(Clone, Copy, Debug)]
 struct ReplicaDrop {
     owner: ShardKey,
+    /// Version that the replica is of, if it can be of no other one.
+    version: Option<Version>,
     /// Token of the request in flight about it; 0 for none.
     asked: u64,
 }
@@ -38,10 +40,16 @@ impl OutstandingRemoval {
         self.drops.iter().any(|drop| drop.owner == owner)
     }
 
-    fn add(&mut self, owner: ShardKey) {
-        if !self.is_at(owner) {
-            self.drops.push(ReplicaDrop { owner, asked: 0 });
+    fn add(&mut self, owner: ShardKey, version: Option<Version>) {
+        match self.drops.iter_mut().find(|drop| drop.owner == owner) {
+            Some(drop) => drop.version = drop.version.filter(|known| version == Some(*known)),
+            None => self.drops.push(ReplicaDrop { owner, version, asked: 0 }),
         }
+    }
+
+    /// Returns true if a replica that has to be removed may be of another version.
+    fn has_other(&self, version: Version) -> bool {
+        self.drops.iter().any(|drop| drop.version != Some(version))
     }
 }
 
@@ -72,11 +80,12 @@ impl OutstandingRemovals {
         self.removals.len()
     }
 
-    /// Records that a replica owner may have a replica of the object that has to be removed.
-    pub(super) fn add(&mut self, digest: Digest, owner: ShardKey) {
+    /// Records that a replica owner may have a replica of the object that has to be removed: of this version, or of any
+    /// one.
+    pub(super) fn add(&mut self, digest: Digest, owner: ShardKey, version: Option<Version>) {
         let of_slot = self.removals.get(&all_of(digest.slot()));
         if !of_slot.is_some_and(|removal| removal.is_at(owner)) {
-            self.removals.entry(digest).or_default().add(owner);
+            self.removals.entry(digest).or_default().add(owner, version);
             self.idle_ns = 0;
         }
     }
@@ -98,7 +107,7 @@ impl OutstandingRemovals {
                 asked.insert(digest, removal);
             } else {
                 let slot = slots.entry(all_of(digest.slot())).or_default();
-                removal.drops.iter().for_each(|drop| slot.add(drop.owner));
+                removal.drops.iter().for_each(|drop| slot.add(drop.owner, None));
                 slot.lapses_ns = slot.lapses_ns.max(removal.lapses_ns);
                 slot.waiters.extend(removal.waiters);
             }
@@ -118,6 +127,13 @@ impl OutstandingRemovals {
         let of = |digest: Digest| self.removals.get(&digest);
         let is_at = |removal: &OutstandingRemoval| removal.is_at(owner) || removal.lapses_ns > 0;
         of(digest).is_some_and(is_at) || of(all_of(digest.slot())).is_some_and(is_at)
+    }
+
+    /// Returns true if a replica of an object has to be removed at any replica owner that may be of another version
+    /// than this one.
+    pub(super) fn has_other(&self, digest: Digest, version: Version) -> bool {
+        let of = |digest: Digest| self.removals.get(&digest).is_some_and(|removal| removal.has_other(version));
+        of(digest) || of(all_of(digest.slot()))
     }
 
     /// Forgets the removals of an object at replica owners for which `is_owner` returns false. Returns true if there
@@ -261,7 +277,7 @@ mod tests {
     #[test]
     fn a_removal_is_outstanding_until_the_replica_owner_acknowledges_it() {
         let mut outstanding = OutstandingRemovals::default();
-        outstanding.add(digest(1, 5), OWNER);
+        outstanding.add(digest(1, 5), OWNER, None);
         assert!(outstanding.has(digest(1, 5)) && !outstanding.has(digest(1, 6)) && outstanding.is_due(0));
         let next = outstanding.next(7, |_, _| true);
         assert_eq!(next, Some((OWNER, vec![digest(1, 5)])));
@@ -278,7 +294,7 @@ mod tests {
     fn a_removal_is_outstanding_until_every_replica_owner_acknowledges_it() {
         let mut outstanding = OutstandingRemovals::default();
         for (number, owner) in [(5, OWNER), (5, OTHER), (6, OTHER)] {
-            outstanding.add(digest(1, number), owner);
+            outstanding.add(digest(1, number), owner, None);
         }
         assert_eq!(outstanding.next(7, |_, _| true), Some((OWNER, vec![digest(1, 5)])));
         assert_eq!(outstanding.next(8, |_, _| true), Some((OTHER, vec![digest(1, 5), digest(1, 6)])));
@@ -296,14 +312,33 @@ mod tests {
     fn too_many_removals_are_merged_into_slots() {
         let mut outstanding = OutstandingRemovals::default();
         (1..=OUTSTANDING_MOST as u64 + 1)
-            .for_each(|number| outstanding.add(digest((number % 3) as u16, number), OWNER));
+            .for_each(|number| outstanding.add(digest((number % 3) as u16, number), OWNER, Some(Version(1))));
+        assert!(!outstanding.has_other(digest(2, 12344), Version(1)));
         outstanding.bound();
         assert_eq!(outstanding.len(), 3);
+        assert!(outstanding.has_other(digest(2, 12344), Version(1)), "versions of a slot are not known");
         assert!(outstanding.has(digest(2, 12345)));
-        outstanding.add(digest(2, 1), OWNER);
+        outstanding.add(digest(2, 1), OWNER, None);
         assert_eq!(outstanding.len(), 3, "all of the slot is outstanding already");
-        outstanding.add(digest(2, 1), OTHER);
+        outstanding.add(digest(2, 1), OTHER, None);
         assert_eq!(outstanding.len(), 4, "but not at another replica owner");
+    }
+
+    #[test]
+    fn a_removal_names_the_version_if_it_can_be_of_no_other() {
+        let (mut outstanding, object) = (OutstandingRemovals::default(), digest(1, 5));
+        let has = |outstanding: &OutstandingRemovals| [1, 2].map(|of| outstanding.has_other(object, Version(of)));
+        assert_eq!(has(&outstanding), [false, false]);
+        outstanding.add(object, OWNER, Some(Version(2)));
+        assert_eq!(has(&outstanding), [true, false]);
+        outstanding.add(object, OTHER, Some(Version(2)));
+        outstanding.add(object, OWNER, Some(Version(1)));
+        assert_eq!(has(&outstanding), [true, true], "one replica owner may have either");
+        assert!(outstanding.next(7, |_, owner| owner == OWNER).is_some());
+        outstanding.answered(object, 7, true, 0);
+        assert_eq!(has(&outstanding), [true, false]);
+        outstanding.add(object, OTHER, None);
+        assert_eq!(has(&outstanding), [true, true]);
     }
 
     #[test]

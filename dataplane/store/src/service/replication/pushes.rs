@@ -49,6 +49,9 @@ pub(super) struct Pushes {
     queue: VecDeque<(Digest, Version)>,
     /// Objects and replica owners of the requests that replica owners have not answered yet.
     calls: BTreeMap<u64, (Digest, ShardKey)>,
+    /// Objects for whose replicas replies wait, and of which other versions are to be removed first at replica owners
+    /// that are in backoff.
+    held: Vec<(Digest, Version)>,
     /// Replies that wait for replicas.
     waits: Waits,
     counters: PushCounters,
@@ -60,6 +63,8 @@ enum NextPush {
     To(ShardKey),
     /// It is sent once the replica in flight to a replica owner, or the outstanding removal there, is done.
     Later,
+    /// It is sent once other versions have been removed at replica owners of which some are in backoff.
+    Held,
     /// It is sent to no other replica owner now. With true if some that is to have it is in backoff.
     Nowhere(bool),
 }
@@ -138,9 +143,23 @@ impl Pushes {
         self.sent.iter_mut().for_each(|((digest, owner), push)| push.void |= pick(digest.slot(), *owner));
     }
 
-    /// Returns the objects whose replicas are in flight since before owners changed, each with the replica owner.
-    pub(super) fn voided(&self) -> Vec<(Digest, ShardKey)> {
-        self.sent.iter().filter(|(_, push)| push.void).map(|(key, _)| *key).collect()
+    /// Returns the objects whose replicas are in flight since before owners changed, each with its version and the
+    /// replica owner.
+    pub(super) fn voided(&self) -> Vec<(Digest, Version, ShardKey)> {
+        let void = self.sent.iter().filter(|(_, push)| push.void);
+        void.map(|((digest, owner), push)| (*digest, push.version, *owner)).collect()
+    }
+
+    /// Enqueues the objects again of which no other version is to be removed any more.
+    pub(super) fn resume(&mut self, removals: &ReplicaRemovals) {
+        let (waits, queue) = (&self.waits, &mut self.queue);
+        self.held.retain(|(digest, version)| {
+            let is_held = removals.has_other(*digest, *version);
+            if !is_held {
+                queue.push_front((*digest, *version));
+            }
+            is_held && waits.has(*digest)
+        });
     }
 
     /// Makes a reply wait for replicas of a version.
@@ -212,6 +231,12 @@ impl Pushes {
                     self.end_wait(&mut local.shard, digest, version, true);
                 }
                 NextPush::Later => self.queue.push_back((digest, version)),
+                NextPush::Held => {
+                    if self.waits.has(digest) && self.held.len() < QUEUE_MOST {
+                        self.held.push((digest, version));
+                    }
+                    walk.repeat(&local.shard);
+                }
                 NextPush::Nowhere(rests) => {
                     if rests {
                         // A replica owner is in backoff; the walk finds its objects again.
@@ -241,6 +266,12 @@ impl Pushes {
         let copies = objects.copies(digest);
         if !is_owed || !is_version || !shard.replicas.lacks(digest, copies) {
             return NextPush::Nowhere(false);
+        }
+        if removals.has_other(digest, version) {
+            let owners_of = shard.replicas.owners_of(digest.slot());
+            let mut removed_at = owners_of.iter().filter(|owner| removals.is_outstanding_at(digest, **owner));
+            let rests = removed_at.any(|owner| owners.rests(*owner, shard.now_ns));
+            return if rests { NextPush::Held } else { NextPush::Later };
         }
         let (mut rests, mut is_later) = (false, false);
         let possible = shard.replicas.possible(digest, copies);
@@ -311,7 +342,7 @@ impl Pushes {
         for number in surplus.iter() {
             let owner = shard.replicas.owners_of(digest.slot()).get(number).copied();
             if let Some(owner) = owner.filter(|_| shard.store.objects_mut().note_copy(digest, version, number, false)) {
-                removals.add(digest, owner);
+                removals.add(digest, version, owner);
             }
         }
     }
@@ -355,7 +386,7 @@ impl Pushes {
                 if live && let Some(number) = shard.replicas.number_of(digest.slot(), owner) {
                     store.objects_mut().note_copy(digest, version, number, false);
                     if !refused {
-                        removals.add(digest, owner);
+                        removals.add(digest, version, owner);
                     }
                 }
                 if refused || *status == Status::Corrupt {

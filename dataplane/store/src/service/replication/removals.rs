@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use kvplane_proto::ids::Slot;
+use kvplane_proto::ids::{Slot, Version};
 use kvplane_proto::map::{ReplicaSet, ShardKey};
 use kvplane_proto::{Digest, Limits, Status};
 
@@ -67,7 +67,7 @@ impl ReplicaRemovals {
     /// Records that these replica owners may have a replica that has to be removed.
     fn add_at(&mut self, shard: &Shard, digest: Digest, at: ReplicaSet) {
         let owners = shard.replicas.owners_of(digest.slot());
-        at.iter().filter_map(|number| owners.get(number)).for_each(|owner| self.outstanding.add(digest, *owner));
+        at.iter().filter_map(|number| owners.get(number)).for_each(|owner| self.outstanding.add(digest, *owner, None));
     }
 
     /// Returns true if a replica owner may have a replica that has to be removed before a request for its object is
@@ -79,6 +79,12 @@ impl ReplicaRemovals {
     /// Returns true if a replica of an object has to be removed at this replica owner before another is sent there.
     pub(super) fn is_outstanding_at(&self, digest: Digest, owner: ShardKey) -> bool {
         self.outstanding.has_at(digest, owner)
+    }
+
+    /// Returns true if another version of an object than this one may have a replica that has to be removed, at any
+    /// replica owner.
+    pub(super) fn has_other(&self, digest: Digest, version: Version) -> bool {
+        self.outstanding.has_other(digest, version)
     }
 
     /// Returns true if any removal of a replica is outstanding.
@@ -99,9 +105,9 @@ impl ReplicaRemovals {
         (0..digests.len()).filter(|at| self.is_outstanding(digests[*at])).collect()
     }
 
-    /// Records that a replica owner may have a replica that has to be removed.
-    pub(super) fn add(&mut self, digest: Digest, owner: ShardKey) {
-        self.outstanding.add(digest, owner);
+    /// Records that a replica owner may have a replica of this version, and of no other, that has to be removed.
+    pub(super) fn add(&mut self, digest: Digest, version: Version, owner: ShardKey) {
+        self.outstanding.add(digest, owner, Some(version));
     }
 
     /// Allows requests to replica owners at once, after a change.
@@ -272,7 +278,7 @@ impl ReplicaRemovals {
 
 #[cfg(test)]
 mod tests {
-    use kvplane_proto::ids::{Incarnation, NodeId, RequestId, ShardId, Version};
+    use kvplane_proto::ids::{Incarnation, NodeId, RequestId, ShardId};
 
     use super::*;
     use crate::service::shard::deferrals::{PutReply, Replies};
@@ -320,7 +326,7 @@ mod tests {
     #[test]
     fn a_reply_is_refused_when_the_replica_owner_does_not_acknowledge_in_time() {
         let (mut shard, mut removals) = (shard(), ReplicaRemovals::default());
-        removals.add(OBJECT, shard.ownership.key());
+        removals.add(OBJECT, Version(1), shard.ownership.key());
         let item = put(&mut shard);
         removals.wait(&mut shard, OBJECT, item);
         shard.now_ns = removals.poll_timeout().expect("a reply waits");

@@ -15,7 +15,7 @@ pub(in crate::service) enum Effect {
     SlotsServed,
     /// The tier's index has changed as a whole: its objects may lack replicas.
     RecordsChanged,
-    /// An object was promoted from the SSD and lacks its replica.
+    /// An object was promoted from the SSD and lacks a replica.
     LacksReplica,
     /// An object does not wait for the SSD any more: it is written, or the SSD refused it, or memory has lost it.
     Written {

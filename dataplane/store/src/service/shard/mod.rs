@@ -207,14 +207,18 @@ impl Shard {
         store.stats().free_bytes.saturating_sub(store.config().pool_bytes / FREE_PART)
     }
 
-    /// Returns true if an object from the SSD stays in memory, because it lacks a replica, which is sent from there.
-    pub(super) fn stays_for_replica(&self, digest: Digest) -> bool {
+    /// Returns true if an object in memory lacks a replica, which is sent from there.
+    pub(super) fn lacks_replica(&self, digest: Digest) -> bool {
         let objects = self.store.objects();
         self.store.exists(digest)
             && objects.replica(digest).is_owed_a_copy()
             && self.ownership.owns(digest)
             && self.replicas.lacks(digest, objects.copies(digest))
-            && self.free_for_replicas() > 0
+    }
+
+    /// Returns true if an object from the SSD stays in memory, because it lacks a replica.
+    pub(super) fn stays_for_replica(&self, digest: Digest) -> bool {
+        self.lacks_replica(digest) && self.free_for_replicas() > 0
     }
 
     /// Serves these slots and no others, by the map of this epoch.

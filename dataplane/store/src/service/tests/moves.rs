@@ -423,6 +423,24 @@ fn a_report_is_repeated_until_it_is_answered() {
     assert_eq!((cluster.shards[1].inspect().unreported().count(), cluster.get(1)), (0, Some(Some(100))));
 }
 
+/// What the former owner lists was put here meanwhile, so no answer of its follows that would end the import.
+#[test]
+fn an_import_that_ends_between_two_answers_is_reported_at_once() {
+    let mut cluster = Cluster::new();
+    cluster.change([1, 0, 0]);
+    (0..3).for_each(|shard| cluster.hear(shard));
+    settle(&mut cluster);
+    cluster.put(1, 100);
+    cluster.change([0, 1, 0]);
+    (0..3).for_each(|shard| cluster.hear(shard));
+    cluster.put(1, 101);
+    while !cluster.asked.is_empty() {
+        let _ = cluster.tell(0, true);
+    }
+    assert_eq!(cluster.shards[1].inspect().unreported().count(), 0);
+    assert_eq!((cluster.shards[0].inspect().move_counters().exporting_slots, cluster.get(1)), (0, Some(Some(101))));
+}
+
 /// The slot of one object may have come back to its former owner meanwhile; the rest would be fetched again, or be a
 /// miss.
 #[test]

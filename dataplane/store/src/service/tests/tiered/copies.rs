@@ -118,3 +118,33 @@ fn the_replica_of_a_put_is_made_again_by_the_next_incarnation() {
         world.end();
     }
 }
+
+/// Memory has no free room, so an object that a get reads is kept for the get alone. The walk through the SSD then
+/// passes over it.
+#[test]
+fn an_object_that_a_get_promotes_is_replicated_if_it_lacks_a_replica() {
+    for seed in 0..6 {
+        let (mut world, _, keys) = first_owner(2000 + seed, 60);
+        let lacking = digest(keys[0]);
+        put(&mut world, keys[0], 2);
+        while let Some(fetch) = world.service.poll_fetch(world.now_ns) {
+            world.service.fetched(fetch.token, FetchDone::Failed(Status::NoSpace), world.now_ns);
+        }
+        let refused_ns = world.now_ns;
+        let is_full = |world: &World| {
+            let store = world.service.store();
+            store.stats().free_bytes <= store.config().pool_bytes / 8 && !store.exists(lacking)
+        };
+        let mut others = keys[1..].iter();
+        while !is_full(&world) {
+            put(&mut world, *others.next().expect("memory is full after fewer objects"), 0);
+        }
+        assert!(world.now_ns < refused_ns + 500_000_000, "the walk through memory begins later");
+        assert!(copied(&mut world, 700).is_empty());
+        world.get(keys[0]);
+        world.settle();
+        assert!(world.service.store().exists(lacking));
+        assert_eq!(copied(&mut world, 3_000), BTreeSet::from([lacking]));
+        world.end();
+    }
+}

@@ -417,31 +417,37 @@ impl Promotion {
             shard.store.drop_copy(digest);
             return;
         }
-        let store = &mut shard.store;
-        if was_read_for_replica || stays {
-            // Kept like an object that was put.
+        // Kept like an object that was put, if for a replica.
+        let for_replica = was_read_for_replica || stays;
+        if for_replica {
             self.prefetched.take(digest);
-            self.tails.want(ssd, shard, digest);
-            shard.effects.note(Effect::LacksReplica);
-            return;
         }
-        if let Some(until_ns) = self.prefetched.until_ns(digest) {
+        let kept = match self.prefetched.until_ns(digest) {
             // A prefetched object waits for a get, until it expires.
-            if until_ns > now_ns {
-                self.tails.want(ssd, shard, digest);
-            } else {
+            Some(until_ns) if until_ns > now_ns => true,
+            Some(_) => {
                 self.prefetched.take(digest);
                 ssd.counters.prefetches_expired += 1;
-                store.drop_copy(digest);
+                false
             }
+            None if for_replica => true,
+            None if ssd.frequency.estimate(digest) >= ssd.policy.promote_times => {
+                ssd.counters.promotions += 1;
+                true
+            }
+            None => {
+                ssd.counters.passed_through += 1;
+                false
+            }
+        };
+        if !kept {
+            shard.store.drop_copy(digest);
             return;
         }
-        if ssd.frequency.estimate(digest) >= ssd.policy.promote_times {
-            ssd.counters.promotions += 1;
-            self.tails.want(ssd, shard, digest);
-        } else {
-            ssd.counters.passed_through += 1;
-            store.drop_copy(digest);
+        self.tails.want(ssd, shard, digest);
+        // Also of one that is kept to be read: the walk through the SSD passes over what memory has.
+        if for_replica || shard.lacks_replica(digest) {
+            shard.effects.note(Effect::LacksReplica);
         }
     }
 
