@@ -44,8 +44,6 @@ FILES = {
     "test_buffer_pool_native.py": {},
     "test_distributed_object_store.py": {
         "test_client_tear_down": "may: what a store that closes had is handed to other members, where there are any",
-        "test_basic_get_hostname": "a store with memory is named as replica descriptors name it: by address, not `localhost`",
-        "test_zero_local_buffer_size": "a put needs no local buffer here: it succeeds without one",
     },
     "test_replicated_distributed_object_store.py": {},
     "test_batch_replica_clear.py": {
