@@ -477,7 +477,11 @@ class Others(Case):
         self.assertEqual(self.store.get_replica_desc("x"), [])
         self.assertEqual(self.store.create_copy_task("x", ["a"]), ((0, 0), -704))
         self.assertEqual(self.store.create_copy_task("k", ["a"]), ((0, 0), -1012))
-        self.assertEqual(self.store.create_move_task("k", "a", "b"), ((0, 0), -1012))
+        end = descriptor.transport_endpoint
+        for key, source, target, code in (
+            ("x", end, "b", -704), ("k", end, "b", -600), ("k", "a", end, -600), ("k", end, end, -600),
+        ):  # fmt: skip
+            self.assertEqual(self.store.create_move_task(key, source, target), ((0, 0), code))
         self.assertEqual(self.store.query_task((1, 2)), (None, -1400))
         self.assertEqual(self.store.query_task((0, 2)), (None, -1400))
         self.assertEqual(self.store.batch_replica_clear(["k", "x"]), ["k"])
@@ -587,6 +591,11 @@ class Others(Case):
         host, _, port = name.partition(":")
         self.assertEqual(host, "localhost")
         self.assertIn(int(port), range(12_300, 14_300))
+        self.assertEqual(self.store.put("moves", b"value"), 0)
+        (replica,) = self.store.get_replica_desc("moves")
+        end = replica.get_memory_descriptor().buffer_descriptor.transport_endpoint
+        (more,) = other.allocate_and_mount_segment(4 << 20)["segment_ids"]
+        self.assertEqual(self.store.create_move_task("moves", end, more), ((0, 0), -1012))
         # Another process knows the segment by its address, and finds it under this name, too.
         seen = bed.python(
             f"""

@@ -64,8 +64,6 @@ FILES = {
         "test_copy_to_exist_segments": _NAME,
         "test_basic_move_operation": _MOVE,
         "test_concurrent_move_operations": _MOVE,
-        "test_move_to_same_segment": _MOVE,
-        "test_move_with_unknown_segments": _MOVE,
     },
     "test_fast_copy.py": {},
     "test_put_get_tensor.py": {},

@@ -706,11 +706,16 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         return ((0, number), code)
 
     def create_move_task(self, key, source, target):
-        """Not supported: the owner of an object follows from its key, and a node is emptied by draining it. Returns
-        (id, error code)."""
-        if self._native is None:
+        """Not supported: the owner of an object follows from its key, and a node is emptied by draining it. Segments that
+        make no sense are INVALID_PARAMS, as in the original. Returns (id, error code)."""
+        native = self._native
+        if native is None:
             return ((0, 0), _unset())
-        return ((0, 0), NOT_SUPPORTED if self.is_exist(key) == 1 else OBJECT_NOT_FOUND)
+        if self.is_exist(key) != 1:
+            return ((0, 0), OBJECT_NOT_FOUND)
+        source, target = segment_of(source), segment_of(target)
+        makes_sense = source != target and source in native.replicas([key])[0] and native.has_segment(target)
+        return ((0, 0), NOT_SUPPORTED if makes_sense else INVALID_PARAMS)
 
     def query_task(self, task_id):
         """Returns the state of a task: (state, 0), or (None, error code)."""
@@ -728,10 +733,9 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         return (task, 0)
 
     def begin_weight_snapshot(self, snapshot, adapter):
-        """Opens a writer of a snapshot of a model's weights above this store."""
-        from mooncake.reshard.weight import store as weights
-
-        return weights.begin_weight_snapshot(self, snapshot, adapter)
+        """Not supported: weights are put in parts of the caller's, or published by `kvplane.p2p`, and read under another
+        layout by `ObjectStore.reshard`."""
+        raise NotImplementedError("there is no store of weights here: publish and reshard them with kvplane.p2p.ObjectStore")
 
     def get_offload_rpc_read_count(self):
         """Returns the number of reads from other clients' disks: always 0."""

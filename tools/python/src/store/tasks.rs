@@ -30,6 +30,11 @@ pub(crate) fn replicas(clients: &Clients, keys: &Keys) -> Vec<Vec<String>> {
     places.into_iter().map(|shards| shards.iter().map(ToString::to_string).collect()).collect()
 }
 
+/// Returns true if a member of the cluster has a segment of this name, by the map in use.
+pub(crate) fn has_segment(clients: &Clients, name: &str) -> bool {
+    clients.with(|member| member.client.placement().node_of_segment(name).is_some()).unwrap_or_default()
+}
+
 /// Removes the replicas of these objects. Returns for each 1 if there was one, 0 if not, or an error code.
 pub(crate) fn remove_copies(clients: &Clients, keys: &Keys) -> Vec<i64> {
     each(clients, keys, |client, keys| client.replicas().remove(keys))
