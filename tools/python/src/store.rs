@@ -496,11 +496,6 @@ impl Store {
         waiting(py, move || tasks::create(&self.clients, &keys, &targets))
     }
 
-    /// Returns true if a member of the cluster has a segment of this name, by the map in use.
-    fn has_segment(&self, py: Python<'_>, name: &str) -> PyResult<bool> {
-        waiting(py, || tasks::has_segment(&self.clients, name))
-    }
-
     /// Returns the state of a task, or an error code.
     fn task(
         &self,

@@ -582,6 +582,8 @@ class Others(Case):
         self.assertTrue(there)
         cleared = self.store.batch_replica_clear(keys, name)
         self.assertEqual(sorted(cleared), there)
+        self.assertEqual(other.close(), 0)
+        self.assertEqual(mooncake.store.segment_of(name), "127.0.0.1:12345")
 
     def test_a_name_without_a_port_gets_that_of_the_memory(self):
         other = MooncakeDistributedStore()

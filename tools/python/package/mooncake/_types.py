@@ -287,6 +287,12 @@ def own_segment(name, segment):
         _OWN[name] = segment
 
 
+def disown_segment(segment):
+    """Forgets the names of a segment that this process provides no more: another process may get its port."""
+    for name in [name for name, own in list(_OWN.items()) if own == segment]:
+        _OWN.pop(name, None)
+
+
 def name_here(segment):
     """Returns the name of a segment in this process: that of its store if that is of this process, else its address."""
     return next((name for name, own in list(_OWN.items()) if own == segment), segment)

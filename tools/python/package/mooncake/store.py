@@ -38,6 +38,7 @@ from mooncake._types import (
     TaskType,
     TensorParallelism,
     check_truth,
+    disown_segment,
     group_number,
     groups_of,
     kept,
@@ -176,6 +177,8 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
     def __init__(self):
         self._native = None
         self._hostname = ""
+        #: Address of the segment of `setup`, if there is one.
+        self._segment = ""
         self._setting_up = threading.Lock()
         #: False if `setup` got a local buffer of 0 bytes: puts that copy are then rejected.
         self._copies = True
@@ -195,6 +198,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
             http.close(wait=False)
         if native is not None:
             native.close()
+            disown_segment(self._segment)
 
     # --- setup -----------------------------------------------------------------------------------------------------
 
@@ -343,8 +347,9 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
                 native.close()
                 return joined
         self._native = native
+        self._segment = joined if segment > 0 else ""
         self._hostname = name_of_segment(hostname, joined) if segment > 0 else _with_port(hostname)
-        own_segment(self._hostname, joined if segment > 0 else "")
+        own_segment(self._hostname, self._segment)
         return 0
 
     def setup_dummy(self, mem_pool_size, local_buffer_size, server_address):
@@ -383,6 +388,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         self._pool.close()
         if native is not None:
             native.close()
+        disown_segment(self._segment)
         return 0
 
     def health_check(self):
@@ -714,7 +720,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         if self.is_exist(key) != 1:
             return ((0, 0), OBJECT_NOT_FOUND)
         source, target = segment_of(source), segment_of(target)
-        makes_sense = source != target and source in native.replicas([key])[0] and native.has_segment(target)
+        makes_sense = source != target and source in native.replicas([key])[0] and _native.has_segment(native, target)
         return ((0, 0), NOT_SUPPORTED if makes_sense else INVALID_PARAMS)
 
     def query_task(self, task_id):
