@@ -88,7 +88,7 @@ def run(arguments):
 
     size, count = (arguments.mib << 20) // arguments.members, arguments.members
     store = MooncakeDistributedStore()
-    assert store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", "") == 0
+    assert store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", "") == 0
     transfer = MooncakeBundleTransfer(store, "bench")
     memory = numpy.zeros(2 * size * count, numpy.uint8)
     memory[: size * count] = numpy.random.default_rng(1).integers(0, 256, size * count, dtype=numpy.uint8)

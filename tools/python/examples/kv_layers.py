@@ -25,7 +25,7 @@ def main():
     arguments = parser.parse_args()
 
     store = MooncakeDistributedStore()
-    if store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", arguments.master) != 0:
+    if store.setup("localhost", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", arguments.master) != 0:
         raise SystemExit("no cluster: start `kvplane dev`")
 
     # [layers, keys and values, tokens, heads, dim]

@@ -80,6 +80,7 @@ fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(last_error, module)?)?;
     module.add_function(wrap_pyfunction!(block_hashes, module)?)?;
     module.add_function(wrap_pyfunction!(devices, module)?)?;
+    module.add_function(wrap_pyfunction!(store::tasks::has_segment, module)?)?;
     module.add_function(wrap_pyfunction!(memory::device_memory::location, module)?)?;
     module.add_function(wrap_pyfunction!(memory::host_memory::read_memory, module)?)?;
     module.add_function(wrap_pyfunction!(memory::host_memory::write_memory, module)?)?;

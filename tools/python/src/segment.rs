@@ -1,6 +1,8 @@
 //! Memory that this process provides to the cluster: storage nodes of one shard each.
 
 use std::fmt;
+use std::net::{IpAddr, TcpListener};
+use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -21,6 +23,8 @@ const DRAIN: Duration = Duration::from_secs(60);
 const MOVES_PATIENCE: Duration = Duration::from_secs(2);
 /// Longest drain when a store closes or the interpreter exits, which should not take long.
 const CLOSE: Duration = Duration::from_secs(4);
+/// Ports of which a node has the first free one from a place that depends on its process, as the original's clients do.
+const PORTS: Range<u16> = 12_300..14_300;
 /// Minimum memory of a node.
 const LEAST_BYTES: u64 = 2 << 20;
 
@@ -68,6 +72,17 @@ fn join_deadline(bytes: u64) -> Duration {
     JOIN + Duration::from_secs(bytes / ZEROED_BYTES_PER_SECOND)
 }
 
+/// Returns true if no process listens on a port of this address.
+fn is_free(listen: IpAddr, port: u16) -> bool {
+    TcpListener::bind((listen, port)).is_ok()
+}
+
+/// Returns a free port of [`PORTS`]; 0, which picks any, if there is none.
+fn free_port(listen: IpAddr) -> u16 {
+    let first = std::process::id() as usize % PORTS.len();
+    PORTS.skip(first).chain(PORTS.take(first)).find(|port| is_free(listen, *port)).unwrap_or_default()
+}
+
 /// Node of this process.
 pub(crate) struct Segment {
     pub(crate) name: String,
@@ -83,8 +98,10 @@ impl Segment {
         let (control, host) = (control.clone(), host.to_owned());
         let deadline = join_deadline(bytes);
         let started = within(deadline, JoinError::Late(deadline), move || {
+            let listen = served_on(&control, &host).map_err(JoinError::Address)?;
             let config = NodeConfig {
-                listen: served_on(&control, &host).map_err(JoinError::Address)?,
+                listen,
+                port: free_port(listen),
                 control,
                 data_tls,
                 shards: Some(1),
@@ -92,7 +109,12 @@ impl Segment {
                 pacing: Some(Pacing::Park),
                 ..NodeConfig::local("", bytes.max(LEAST_BYTES))
             };
-            Node::start(&config).map_err(JoinError::Node)
+            let started = match Node::start(&config) {
+                // Another process has taken the port in between.
+                Err(_) if !is_free(listen, config.port) => Node::start(&NodeConfig { port: 0, ..config }),
+                started => started,
+            };
+            started.map_err(JoinError::Node)
         });
         let node =
             started.map_err(|error| failed(NO_ROOM, format!("cannot provide a segment of {bytes} bytes: {error}")))?;

@@ -235,6 +235,16 @@ class Tickets(Pair):
             self.assertIs(TransferEngine().submit_scatter_read(self.peer.name, *ranges).status, FAILED_DRAINED)
         with self.assertRaises(TypeError):
             self.engine.submit_scatter_read(self.peer.name, *ranges).drain("soon")
+        for place, value, message in (
+            (0, "0x7f", r"local_base_addresses is a list of int, not str"),
+            (1, (size for size in [1]), r"local_capacities is a list of int, not generator"),
+            (4, [None], r"local_offsets\[0\] is a list of int, not NoneType"),
+            (6, [["1"]], r"lengths\[0\] is a list of int, and str is in it"),
+        ):
+            wrong = [*ranges]
+            wrong[place] = value
+            with self.assertRaisesRegex(TypeError, message):
+                self.engine.submit_scatter_read(self.peer.name, *wrong)
 
     def test_a_stopped_peer_is_unknown_until_it_goes_on(self):
         peer = subprocess.Popen(

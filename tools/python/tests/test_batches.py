@@ -210,7 +210,7 @@ class WithoutNodes(unittest.TestCase):
         script = """
 from mooncake.store import MooncakeDistributedStore
 store = MooncakeDistributedStore()
-assert store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", "") == 0
+assert store.setup("localhost", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", "") == 0
 print(store.health_check())
 """
         environment = dict(os.environ, XDG_RUNTIME_DIR=self.home)

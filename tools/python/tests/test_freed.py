@@ -125,7 +125,7 @@ peer.wait()
             HEAD
             + """
 store = MooncakeDistributedStore()
-assert store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", "") == 0
+assert store.setup("localhost", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", "") == 0
 at = mapped()
 assert store.register_buffer(at, SIZE) == 0
 assert store.upsert("there", b"x" * 100_000) == 0

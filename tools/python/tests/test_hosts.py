@@ -43,7 +43,7 @@ MEMBER = '''
 import sys
 from mooncake.store import MooncakeDistributedStore
 store = MooncakeDistributedStore()
-code = store.setup(sys.argv[1], "P2PHANDSHAKE", 32 << 20, 0, "tcp", "", "10.79.9.1:50051")
+code = store.setup(sys.argv[1], "P2PHANDSHAKE", 32 << 20, 16 << 20, "tcp", "", "10.79.9.1:50051")
 print(code, store.get_hostname() or "nobody", flush=True)
 sys.stdin.read()
 '''
@@ -60,7 +60,7 @@ print(*(f"{code} {name.rsplit(':')[0]}" for _, code, name in members))
 os.environ.update(environment("host-a"))
 from mooncake.store import MooncakeDistributedStore
 store = MooncakeDistributedStore()
-assert store.setup("10.79.9.1", "P2PHANDSHAKE", 0, 0, "tcp", "", "10.79.9.1:50051") == 0
+assert store.setup("10.79.9.1", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", "10.79.9.1:50051") == 0
 keys = [f"far-{index}" for index in range(64)]
 # Sockets in the file system do not reach another host.
 import kvplane
@@ -92,7 +92,7 @@ conf = pathlib.Path(sys.argv[1]) / "resolv.conf"
 conf.write_text("nameserver 127.0.0.1\noptions timeout:5 attempts:3\n")
 subprocess.run(["mount", "--bind", conf, "/etc/resolv.conf"], check=True)
 from mooncake.store import MooncakeDistributedStore
-print(MooncakeDistributedStore().setup("h", "P2PHANDSHAKE", 0, 0, "tcp", "", "kv-master.cluster.internal:50051"))
+print(MooncakeDistributedStore().setup("h", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", "kv-master.cluster.internal:50051"))
 import kvplane.p2p
 try:
     kvplane.p2p.ObjectStore("kv-master.cluster.internal:50051")

@@ -24,7 +24,7 @@ def opened():
     """Opens a store on the tests' cluster."""
     bed.bed()
     store = MooncakeDistributedStore()
-    assert store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", "") == 0
+    assert store.setup("localhost", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", "") == 0
     return store
 
 
@@ -153,7 +153,7 @@ cli.master()
             script = f"""
 from mooncake.store import MooncakeDistributedStore
 store = MooncakeDistributedStore()
-assert store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", "127.0.0.1:{port}") == 0
+assert store.setup("localhost", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", "127.0.0.1:{port}") == 0
 assert store.put("k", b"value") == 0
 print(store.get("k"), store.get_replica_desc("k")[0].is_memory_replica())
 """

@@ -1,7 +1,9 @@
 """`mooncake.store` as its users call it: arguments, return values and error numbers."""
 
+import contextlib
 import ctypes
 import gc
+import io
 import mmap
 import sys
 import threading
@@ -181,7 +183,7 @@ class Puts(Case):
             with self.assertRaises(TypeError):
                 call()
         with self.assertRaises(TypeError) as caught:
-            MooncakeDistributedStore().setup("h", "P", 0, 0, "tcp", "", "", enable_magic=True)
+            MooncakeDistributedStore().setup("h", "P", 0, 16 << 20, "tcp", "", "", enable_magic=True)
         self.assertIn("enable_magic", str(caught.exception))
         with self.assertRaises(TypeError):
             MooncakeDistributedStore().setup("h", "P")
@@ -475,7 +477,11 @@ class Others(Case):
         self.assertEqual(self.store.get_replica_desc("x"), [])
         self.assertEqual(self.store.create_copy_task("x", ["a"]), ((0, 0), -704))
         self.assertEqual(self.store.create_copy_task("k", ["a"]), ((0, 0), -1012))
-        self.assertEqual(self.store.create_move_task("k", "a", "b"), ((0, 0), -1012))
+        end = descriptor.transport_endpoint
+        for key, source, target, code in (
+            ("x", end, "b", -704), ("k", end, "b", -600), ("k", "a", end, -600), ("k", end, end, -600),
+        ):  # fmt: skip
+            self.assertEqual(self.store.create_move_task(key, source, target), ((0, 0), code))
         self.assertEqual(self.store.query_task((1, 2)), (None, -1400))
         self.assertEqual(self.store.query_task((0, 2)), (None, -1400))
         self.assertEqual(self.store.batch_replica_clear(["k", "x"]), ["k"])
@@ -530,10 +536,28 @@ class Others(Case):
         self.assertEqual(self.store.health_check(), 0)
         self.assertRegex(self.store.get_hostname(), r"^\w+:\d+$")
 
+    def test_a_store_without_a_local_buffer_copies_nothing(self):
+        other = MooncakeDistributedStore()
+        self.addCleanup(other.close)
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            self.assertEqual(other.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", ""), 0)
+        self.assertIn("local_buffer_size is 0", said.getvalue())
+        codes = other.put("k", b"x"), other.put_parts("k", b"x", b"y"), other.put_batch(["k"], [b"x"])
+        codes += other.upsert("k", b"x"), other.upsert_parts("k", b"x"), other.upsert_batch(["k"], [b"x"])
+        self.assertEqual(codes, (-600,) * 6)
+        self.assertEqual(other.is_exist("k"), 0)
+        self.assertEqual(self.store.put("k", b"value"), 0)
+        self.assertEqual(other.get("k"), b"value")
+        self.assertEqual(other.register_buffer(self.at, 4096), 0)
+        self.addCleanup(other.unregister_buffer, self.at)
+        self.assertEqual(other.put_from("from", self.at, 100), 0)
+        self.assertEqual(self.store.get_size("from"), 100)
+
     def test_what_a_store_held_for_others_outlives_it(self):
         other = MooncakeDistributedStore()
         self.addCleanup(other.close)
-        self.assertEqual(other.setup("localhost:12346", "P2PHANDSHAKE", 32 << 20, 0, "tcp", "", ""), 0)
+        self.assertEqual(other.setup("localhost:12346", "P2PHANDSHAKE", 32 << 20, 16 << 20, "tcp", "", ""), 0)
         values = {f"handed-{index}": f"{index}-".encode() * 700 for index in range(100)}
         self.assertEqual({self.store.put(key, value) for key, value in values.items()}, {0})
         begun = time.monotonic()
@@ -544,7 +568,7 @@ class Others(Case):
     def test_the_name_is_the_one_of_the_memory(self):
         other = MooncakeDistributedStore()
         self.addCleanup(other.close)
-        self.assertEqual(other.setup("localhost:12345", "P2PHANDSHAKE", 32 << 20, 0, "tcp", "", ""), 0)
+        self.assertEqual(other.setup("localhost:12345", "P2PHANDSHAKE", 32 << 20, 16 << 20, "tcp", "", ""), 0)
         name = other.get_hostname()
         keys = [f"named-{index}" for index in range(200)]
         self.assertEqual({self.store.put(key, key.encode()) for key in keys}, {0})
@@ -554,8 +578,43 @@ class Others(Case):
             for key, found in described.items()
         }
         there = sorted(key for key, end in ends.items() if end == name)
+        self.assertEqual(name, "localhost:12345")
         self.assertTrue(there)
-        self.assertEqual(sorted(self.store.batch_replica_clear(keys, name)), there)
+        cleared = self.store.batch_replica_clear(keys, name)
+        self.assertEqual(sorted(cleared), there)
+        self.assertEqual(other.close(), 0)
+        self.assertEqual(mooncake.store.segment_of(name), "127.0.0.1:12345")
+
+    def test_a_name_without_a_port_gets_that_of_the_memory(self):
+        other = MooncakeDistributedStore()
+        self.addCleanup(other.close)
+        self.assertEqual(other.setup("localhost", "P2PHANDSHAKE", 32 << 20, 16 << 20, "tcp", "", ""), 0)
+        name = other.get_hostname()
+        host, _, port = name.partition(":")
+        self.assertEqual(host, "localhost")
+        self.assertIn(int(port), range(12_300, 14_300))
+        self.assertEqual(self.store.put("moves", b"value"), 0)
+        (replica,) = self.store.get_replica_desc("moves")
+        end = replica.get_memory_descriptor().buffer_descriptor.transport_endpoint
+        (more,) = other.allocate_and_mount_segment(4 << 20)["segment_ids"]
+        self.assertEqual(self.store.create_move_task("moves", end, more), ((0, 0), -1012))
+        # Another process knows the segment by its address, and finds it under this name, too.
+        seen = bed.python(
+            f"""
+from mooncake.store import MooncakeDistributedStore
+store = MooncakeDistributedStore()
+assert store.setup("localhost", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", "") == 0
+keys = [f"elsewhere-{{index}}" for index in range(200)]
+assert store.put_batch(keys, [key.encode() for key in keys]) == 0
+ends = {{
+    key: found[0].get_memory_descriptor().buffer_descriptor.transport_endpoint
+    for key, found in store.batch_get_replica_desc(keys).items()
+}}
+there = sorted(key for key, end in ends.items() if end == "127.0.0.1:{port}")
+print(len(there) > 0, sorted(store.batch_replica_clear(keys, "{name}")) == there)
+"""
+        )
+        self.assertEqual(seen.strip(), "True True")
 
     def test_a_segment_of_this_process(self):
         mounted = self.store.allocate_and_mount_segment(32 << 20)
@@ -605,7 +664,7 @@ said = io.StringIO()
 with contextlib.redirect_stderr(said):
     config = dict(local_hostname="h", metadata_server="P2PHANDSHAKE", master_server_adress="x")
     print(MooncakeDistributedStore().setup(config))
-    print(MooncakeDistributedStore().setup("h", "P2PHANDSHAKE", 0, 0, "carrier-pigeon", "", ""))
+    print(MooncakeDistributedStore().setup("h", "P2PHANDSHAKE", 0, 16 << 20, "carrier-pigeon", "", ""))
 print(said.getvalue())
 """
         )
@@ -627,7 +686,7 @@ def tried(protocol, kind):
         if kind is TransferEngine:
             code = kind().initialize("127.0.0.1", "P2PHANDSHAKE", protocol, "mlx5_0")
         else:
-            code = kind().setup("localhost", "P2PHANDSHAKE", 0, 0, protocol, "mlx5_0", "")
+            code = kind().setup("localhost", "P2PHANDSHAKE", 0, 16 << 20, protocol, "mlx5_0", "")
     return code, said.getvalue().splitlines()
 
 for kind, refusal in (MooncakeDistributedStore, -600), (TransferEngine, -1):
@@ -654,7 +713,7 @@ said, store, codes, together = io.StringIO(), MooncakeDistributedStore(), [], th
 
 def set_up():
     together.wait()
-    codes.append(store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", ""))
+    codes.append(store.setup("localhost", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", ""))
 
 with contextlib.redirect_stderr(said):
     threads = [threading.Thread(target=set_up) for _ in range(8)]
@@ -675,7 +734,7 @@ import contextlib, io, time
 from mooncake.store import MooncakeDistributedStore
 said, start = io.StringIO(), time.monotonic()
 with contextlib.redirect_stderr(said):
-    code = MooncakeDistributedStore().setup("h", "P2PHANDSHAKE", 0, 0, "tcp", "", "{address}")
+    code = MooncakeDistributedStore().setup("h", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", "{address}")
 print(code, time.monotonic() - start < 5, "{address}" in said.getvalue())
 """,
                 timeout=30,

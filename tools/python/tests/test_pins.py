@@ -122,7 +122,7 @@ class Pins(unittest.TestCase):
     def test_mooncakes_soft_pins_outlast_a_flood(self):
         store = MooncakeDistributedStore()
         self.addCleanup(store.close)
-        self.assertEqual(store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", ""), 0)
+        self.assertEqual(store.setup("localhost", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", ""), 0)
         pinned, older = ReplicateConfig(), ReplicateConfig()
         pinned.soft_pin_action = SoftPinAction.ENABLE
         older.with_soft_pin = True

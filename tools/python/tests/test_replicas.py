@@ -29,7 +29,7 @@ class Replicas(unittest.TestCase):
             self.start(f"node {number} with", "node", "--cluster", "dev", "--node-id", str(number), "--pool", "64m")
         self.store = MooncakeDistributedStore()
         self.addCleanup(self.store.close)
-        self.assertEqual(self.store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", ""), 0)
+        self.assertEqual(self.store.setup("localhost", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", ""), 0)
 
     def start(self, until, *words):
         command = [os.environ["KVPLANE_BINARY"], *words]

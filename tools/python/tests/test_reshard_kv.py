@@ -386,7 +386,7 @@ class Pages(unittest.TestCase):
     def setUp(self):
         bed.bed()
         self.store = MooncakeDistributedStore()
-        self.assertEqual(self.store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", ""), 0)
+        self.assertEqual(self.store.setup("localhost", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", ""), 0)
         self.addCleanup(self.store.close)
         self.executor = KVCacheStoreExecutor(self.store)
         self.kept = []

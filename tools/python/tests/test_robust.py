@@ -14,7 +14,7 @@ from mooncake.store import MooncakeDistributedStore
 def opened():
     """Opens a store on the tests' cluster."""
     store = MooncakeDistributedStore()
-    assert store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", "") == 0
+    assert store.setup("localhost", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", "") == 0
     return store
 
 
@@ -80,7 +80,7 @@ import os
 from mooncake.store import MooncakeDistributedStore
 def opened():
     store = MooncakeDistributedStore()
-    assert store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", "") == 0
+    assert store.setup("localhost", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", "") == 0
     return store
 store = opened()
 store.put("parent", b"value")
@@ -105,7 +105,7 @@ store.close()
 import os, sys, threading, time
 from mooncake.store import MooncakeDistributedStore
 store = MooncakeDistributedStore()
-assert store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", "") == 0
+assert store.setup("localhost", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", "") == 0
 memory = bytearray(16 << 20)
 import ctypes
 at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
@@ -139,7 +139,7 @@ os._exit(0)
 import signal
 from mooncake.store import MooncakeDistributedStore
 store = MooncakeDistributedStore()
-assert store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", "") == 0
+assert store.setup("localhost", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", "") == 0
 count = 0
 def handler(*_):
     global count
@@ -162,7 +162,7 @@ store.close()
 import threading, time
 from mooncake.store import MooncakeDistributedStore
 store = MooncakeDistributedStore()
-assert store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", "") == 0
+assert store.setup("localhost", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", "") == 0
 def work():
     while True:
         store.upsert("ending", bytes(300_000))
@@ -179,7 +179,7 @@ time.sleep(0.2)
 from mooncake.store import MooncakeDistributedStore
 from mooncake.engine import TransferEngine
 store, engine = MooncakeDistributedStore(), TransferEngine()
-assert store.setup("localhost", "P2PHANDSHAKE", 4 << 20, 0, "tcp", "", "") == 0
+assert store.setup("localhost", "P2PHANDSHAKE", 4 << 20, 16 << 20, "tcp", "", "") == 0
 assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
 assert engine.allocate_managed_buffer(4096) > 0
 """
@@ -193,7 +193,7 @@ owner = '''
 import sys, time
 from mooncake.store import MooncakeDistributedStore
 store = MooncakeDistributedStore()
-assert store.setup("localhost", "P2PHANDSHAKE", 32 << 20, 0, "tcp", "", "") == 0
+assert store.setup("localhost", "P2PHANDSHAKE", 32 << 20, 16 << 20, "tcp", "", "") == 0
 print("ready", flush=True)
 sys.stdin.read()
 '''
@@ -201,7 +201,7 @@ process = subprocess.Popen([sys.executable, "-c", owner], stdin=subprocess.PIPE,
 process.stdout.readline()
 from mooncake.store import MooncakeDistributedStore
 store = MooncakeDistributedStore()
-assert store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", "") == 0
+assert store.setup("localhost", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", "") == 0
 keys = [f"owned-{index}" for index in range(100)]
 assert all(store.put(key, key.encode() * 100) == 0 for key in keys)
 process.send_signal(signal.SIGKILL)

@@ -289,7 +289,7 @@ print("ok")
 import time
 from mooncake.store import MooncakeDistributedStore, TaskStatus
 store = MooncakeDistributedStore()
-assert store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", "127.0.0.1:{master}") == 0
+assert store.setup("localhost", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", "127.0.0.1:{master}") == 0
 assert store.put("k", b"value") == 0
 for _ in range(100):
     (task, code) = store.create_copy_task("k", [])

@@ -244,7 +244,7 @@ print(interrupted(lambda: engine.transfer(quiet, True, [at], [there], [16])), re
             + """
 from mooncake.store import MooncakeDistributedStore
 own = bed.Bed(memory="16m", cluster="stopped")
-setup = lambda: MooncakeDistributedStore().setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", own.control)
+setup = lambda: MooncakeDistributedStore().setup("localhost", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", own.control)
 handlers = []
 with Stopped(own.process):
     print(after(5, lambda: handlers.append(1), setup), interrupted(setup), interrupted(_native.Objects))

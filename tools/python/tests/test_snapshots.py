@@ -25,7 +25,7 @@ class Case(unittest.TestCase):
 
     def opened(self):
         store = MooncakeDistributedStore()
-        self.assertEqual(store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", ""), 0)
+        self.assertEqual(store.setup("localhost", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", ""), 0)
         self.addCleanup(store.close)
         return store
 

@@ -21,7 +21,7 @@ def connected():
     """Returns a store of the shared cluster."""
     bed.bed()
     store = MooncakeDistributedStore()
-    assert store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", "") == 0
+    assert store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", "") == 0
     return store
 
 
@@ -160,6 +160,14 @@ class Objects(Case):
         config.group_ids = ["g", "h"]
         with self.assertRaisesRegex(ValueError, "group_ids"):
             self.transfer.put_object({"x": b"abc"}, config=config)
+
+    def test_scalars_of_numpy_keep_their_type(self):
+        scalars = {"w": numpy.float32(3), "n": numpy.int64(-4), "b": numpy.bool_(True), "t": numpy.str_("ab")}
+        found = self.transfer.get_object(self.transfer.put_object(scalars))
+        self.assertEqual(found, scalars)
+        self.assertEqual([type(found[name]) for name in scalars], [type(value) for value in scalars.values()])
+        ref = self.transfer.put_object({"raw": numpy.bytes_(b"xyz")})
+        self.assertEqual(self.transfer.get_object(ref)["raw"], b"xyz")
 
     def test_copy_modes(self):
         members = {"x": numpy.arange(100), "y": b"abc" * 100}
@@ -352,6 +360,45 @@ class Batches(Case):
         with self.assertRaisesRegex(ValueError, "no such codec"):
             self.transfer.put({"x": [1, 2]}, type="dict", field_schemas={"x": schema})
         self.assertEqual(self.left(), 0)
+
+
+@unittest.skipIf(numpy is None, "numpy is not installed")
+class Structure(unittest.TestCase):
+    """Codecs that the values of a column suggest, and columns that are taken apart."""
+
+    def test_codecs_by_values(self):
+        for values, wanted in (
+            ([1, 2.0, None], ("ndarray", True)),
+            ([[1, 2], [3]], ("typed_ragged", True)),
+            ([numpy.arange(2), None], ("typed_ragged", True)),
+            ([numpy.asarray([{}], object)], ("msgpack_ragged", False)),
+            ([b"x", bytearray(b"y")], ("bytes_ragged", True)),
+            ([[b"x"], []], ("media_list_ragged", True)),
+            (["x", objects.MISSING, None], ("utf8_ragged", True)),
+            ([{"a": 1}, [1, "x"]], ("msgpack_ragged", True)),
+            ([{"a": 1}, object()], ("msgpack_ragged", False)),
+            ([], ("msgpack_ragged", False)),
+        ):
+            decision = objects._choose_leaf_codec(values)
+            self.assertEqual((decision.codec, decision.accepted), wanted, values)
+
+    def test_columns_are_taken_apart(self):
+        leaves, nodes = [], []
+        rows = [{"a.b": 1, "l": [{"x": None}]}, None, {"l": [{"x": 2}, {}]}]
+        objects.infer_structure("r", rows, leaves, nodes)
+        self.assertEqual([(node.path, node.node_type, node.children) for node in nodes], [
+            ("r", "dict", ["a.b", "l"]), ("r.l", "list", [0, 1]), ("r.l[0]", "dict", ["x"]), ("r.l[1]", "dict", []),
+        ])  # fmt: skip
+        self.assertEqual([node.row_mask for node in nodes[:2]], [[True, False, True], [True, False, True]])
+        self.assertEqual(nodes[1].lengths, [1, 0, 2])
+        self.assertEqual({leaf.path: leaf.values for leaf in leaves}, {
+            "r.a\\.b": [1, None, objects.MISSING], "r.l[0].x": [None, None, 2],
+        })  # fmt: skip
+        deep = 1
+        for _ in range(40):
+            deep = {"a": deep}
+        with self.assertRaisesRegex(ValueError, "32 levels"):
+            objects.infer_structure("r", [deep], [], [])
 
 
 class Catalog(Case):

@@ -58,7 +58,7 @@ class Tensors(unittest.TestCase):
         patch.start()
         self.addCleanup(patch.stop)
         self.store = MooncakeDistributedStore()
-        self.assertEqual(self.store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", ""), 0)
+        self.assertEqual(self.store.setup("localhost", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", ""), 0)
         self.addCleanup(self.store.close)
 
     def same(self, got, wanted):

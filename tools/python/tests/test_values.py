@@ -83,7 +83,7 @@ class Names(unittest.TestCase):
         ):  # fmt: skip
             store = MooncakeDistributedStore()
             self.addCleanup(store.close)
-            self.assertEqual(store.setup(given, "P2PHANDSHAKE", 0, 0, "tcp", "", ""), 0)
+            self.assertEqual(store.setup(given, "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", ""), 0)
             name = store.get_hostname()
             self.assertTrue(name == wanted or __import__("re").fullmatch(wanted, name), name)
 
@@ -93,7 +93,7 @@ class Names(unittest.TestCase):
             port = taken.getsockname()[1]
             store, said = MooncakeDistributedStore(), io.StringIO()
             with contextlib.redirect_stderr(said):
-                setup = ("h", "P2PHANDSHAKE", 0, 0, "tcp", "", "")
+                setup = ("h", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", "")
                 self.assertEqual(store.setup(*setup, enable_client_http_server=True, client_http_port=port), 0)
             self.assertIn(f"no HTTP server of this client on port {port}", said.getvalue())
             store.close()
@@ -140,7 +140,7 @@ class Names(unittest.TestCase):
         bed.bed()
         store, engine = MooncakeDistributedStore(), TransferEngine()
         self.addCleanup(store.close)
-        self.assertEqual(store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", ""), 0)
+        self.assertEqual(store.setup("localhost", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", ""), 0)
         self.assertEqual(engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""), 0)
         for number in (-1, 1 << 64, "x", 1.5, None):
             for call in (

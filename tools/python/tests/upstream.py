@@ -23,7 +23,7 @@ import tempfile
 _LONGEST_S = 600
 _PLACE = "may: which node an object is on follows from its key, not from who put it: it may be on another segment"
 _LEASE = "there are no leases: an object goes while others read it, who read on"
-_NAME = "members are named by address, not as their `setup` was told: the original fails too with P2PHANDSHAKE"
+_COPY = "a second replica is with the second owner of its key, not on the segment that the task names"
 _MOVE = "single keys are not moved: a node is emptied by draining it"
 _FAKE = "its fake store records a pair, and the test expects a list: the original fails too"
 #: Per file, the tests whose result differs, with the reason; the reason of flaky ones starts with `may: `.
@@ -44,8 +44,6 @@ FILES = {
     "test_buffer_pool_native.py": {},
     "test_distributed_object_store.py": {
         "test_client_tear_down": "may: what a store that closes had is handed to other members, where there are any",
-        "test_basic_get_hostname": "a store with memory is named as replica descriptors name it: by address, not `localhost`",
-        "test_zero_local_buffer_size": "a put needs no local buffer here: it succeeds without one",
     },
     "test_replicated_distributed_object_store.py": {},
     "test_batch_replica_clear.py": {
@@ -56,18 +54,17 @@ FILES = {
     },
     "test_dummy_client.py": {},
     "test_ssd_offload_in_evict.py": {},
+    "test_offload_on_eviction.py": {},
     "test_promotion_on_hit.py": {
         "test_promotion_after_repeated_hits": "SSDs belong to nodes: no client offloads, and no replica is of type LOCAL_DISK",
     },
     "transfer_engine_initiator_test.py": {},
     "test_copy_move_api.py": {
-        "test_basic_copy_operation": _NAME,
-        "test_concurrent_copy_operations": _NAME,
-        "test_copy_to_exist_segments": _NAME,
+        "test_basic_copy_operation": _COPY,
+        "test_concurrent_copy_operations": _COPY,
+        "test_copy_to_exist_segments": _COPY,
         "test_basic_move_operation": _MOVE,
         "test_concurrent_move_operations": _MOVE,
-        "test_move_to_same_segment": _MOVE,
-        "test_move_with_unknown_segments": _MOVE,
     },
     "test_fast_copy.py": {},
     "test_put_get_tensor.py": {},

@@ -7,29 +7,14 @@ not installed.
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from mooncake import _column_codecs as codecs
-from mooncake._column_codecs import is_bytes, is_image, torch_if_loaded
+from mooncake._column_trees import MISSING, Tree, choose_leaf_codec, present
 
-#: Limits of a tree: beyond them a column is a leaf.
-_MOST_KEYS = 64
-_MOST_ITEMS = 8
-_MOST_DEPTH = 32
 #: What an encoder may raise for values that it does not take.
 FAILURES = (TypeError, ValueError, OverflowError, RuntimeError, AttributeError, RecursionError)
-
-
-class _Missing:
-    """Marker of a row that does not have a key, or so many items."""
-
-    def __repr__(self):
-        return "<missing>"
-
-
-MISSING = _Missing()
 
 
 @dataclass
@@ -67,7 +52,7 @@ class Columns:
 
     def encode(self, path, values):
         """Encodes a column by its values; ValueError if there is no codec for them."""
-        tree = _Tree(values)
+        tree = Tree(values)
         if tree.needed():
             return self._encode_tree(path, tree, values)
         codec, error = self._choose(values)
@@ -106,30 +91,19 @@ class Columns:
         return EncodedColumn(codec, len(values), payload, {**metadata, "schema_source": "inferred_from_runtime_values"})
 
     def _choose(self, values):
-        """Returns the codec for values, or None with the reason."""
-        there = [value for value in values if value is not None and value is not MISSING]
-        torch, all_of = torch_if_loaded(), lambda test: all(map(test, there))
+        """Returns the codec for values, or None with the reason. Numbers that would change their type together are
+        packed, one by one."""
+        there = present(values)
         if not there:
             return "json_ragged", ""
-        if torch is not None and all_of(lambda value: isinstance(value, torch.Tensor)):
-            kinds = sorted({str(value.dtype) for value in there})
-            return ("ragged_tensor", "") if len(kinds) == 1 else (None, f"mixed tensor dtype: {', '.join(kinds)}")
-        if all_of(lambda value: isinstance(value, np.ndarray) and value.dtype.kind in "biufc"):
-            return "typed_ragged", ""
-        if all_of(is_bytes):
-            return "bytes_ragged", ""
-        if all_of(is_image):
-            return "media_bytes", ""
-        if all_of(lambda value: isinstance(value, str)):
-            return "utf8_ragged", ""
-        if all_of(_is_number) and len({np.asarray(value).dtype.kind for value in there}) == 1:
-            if np.asarray(there).dtype.kind in "biuf":
-                return "ndarray", ""
-        if all_of(lambda value: isinstance(value, (list, tuple))):
-            if all_of(lambda value: all(is_bytes(item) or is_image(item) for item in value)) and any(there):
-                return "media_list_ragged", ""
-            if all_of(_is_numbers):
-                return "typed_ragged", ""
+        decision = choose_leaf_codec(there)
+        if decision.codec == "ragged_tensor" and not decision.accepted:
+            return None, decision.reason
+        changes = (decision.codec == "ndarray" and not _are_alike(there)) or (
+            decision.codec == "typed_ragged" and not all(map(_is_numbers, there))
+        )
+        if decision.accepted and decision.codec != "msgpack_ragged" and not changes:
+            return decision.codec, ""
         return self._choose_packed(there)
 
     def _choose_packed(self, there):
@@ -147,7 +121,8 @@ class Columns:
     def _encode_tree(self, path, tree, values):
         payload, nodes, leaves = {}, [], []
         for number, node in enumerate(tree.nodes):
-            about = {"id": number, "path": node.path, "node_type": node.kind, "children": node.children}
+            children = [list(pair) for pair in zip(node.children, node.places)]
+            about = {"id": number, "path": node.path, "node_type": node.node_type, "children": children}
             for name, column in (("missing", node.missing), ("nulls", node.nulls)):
                 payload[f"node.{number}.{name}"] = np.asarray(column, np.bool_)
             if node.lengths is not None:
@@ -230,108 +205,19 @@ def _join_rows(node, columns, payload, rows):
     return joined
 
 
-@dataclass
-class _Node:
-    path: str
-    kind: str
-    missing: list
-    nulls: list
-    lengths: Any = None
-    #: Pairs of key or index, and place: ("node" or "leaf", its number).
-    children: list = field(default_factory=list)
-
-
-@dataclass
-class _Leaf:
-    path: str
-    values: list
-
-
-class _Tree:
-    """Rows of mappings and lists, taken apart into columns."""
-
-    def __init__(self, values):
-        self.nodes = []
-        self.leaves = []
-        self.root = self._add("", list(values), 0)
-
-    def needed(self):
-        """Returns true if a leaf has what MessagePack and JSON do not have."""
-        return bool(self.nodes) and any(_is_native(value) for leaf in self.leaves for value in leaf.values)
-
-    def _add(self, path, values, depth):
-        there = [value for value in values if value is not None and value is not MISSING]
-        keys = _shared_keys(there) if depth < _MOST_DEPTH else None
-        most = _most_items(there) if keys is None and depth < _MOST_DEPTH else None
-        if keys is None and most is None:
-            self.leaves.append(_Leaf(path, values))
-            return ["leaf", len(self.leaves) - 1]
-        missing, nulls = [value is MISSING for value in values], [value is None for value in values]
-        node = _Node(path, "dict" if keys is not None else "list", missing, nulls)
-        number = len(self.nodes)
-        self.nodes.append(node)
-        if keys is None:
-            node.lengths = [len(value) if isinstance(value, (list, tuple)) else 0 for value in values]
-        for name in range(most) if keys is None else keys:
-            child = [_item(value, name) for value in values]
-            node.children.append([name, self._add(f"{path}[{name!r}]", child, depth + 1)])
-        return ["node", number]
-
-
-def _item(value, name):
-    """Returns the value of a key or an index; MISSING where there is none."""
-    if isinstance(value, Mapping):
-        return value.get(name, MISSING)
-    if isinstance(value, (list, tuple)) and name < len(value):
-        return value[name]
-    return MISSING
-
-
-def _shared_keys(there):
-    """Returns the keys of rows that are all mappings with text as keys, and have few; else None."""
-    if not there or not all(isinstance(value, Mapping) for value in there):
-        return None
-    keys = dict.fromkeys(key for value in there for key in value)
-    return list(keys) if len(keys) <= _MOST_KEYS and all(isinstance(key, str) for key in keys) else None
-
-
-def _most_items(there):
-    """Returns the greatest length of rows that are all short lists of mappings, lists, arrays and tensors; else
-    None."""
-    if not there or not all(isinstance(value, (list, tuple)) for value in there):
-        return None
-    most = max(map(len, there))
-    inner = lambda item: item is None or isinstance(item, (Mapping, list, tuple)) or _is_array(item)
-    return most if most <= _MOST_ITEMS and all(inner(item) for value in there for item in value) else None
-
-
-def _is_array(value):
-    torch = torch_if_loaded()
-    return isinstance(value, np.ndarray) or (torch is not None and isinstance(value, torch.Tensor))
-
-
-def _is_native(value):
-    """Returns true for a value, or a list of values, that are arrays, tensors, bytes or images."""
-    if isinstance(value, (list, tuple)):
-        return any(map(_is_native, value))
-    return _is_array(value) or is_bytes(value) or is_image(value)
-
-
-def _is_number(value):
-    return isinstance(value, (bool, int, float, np.number, np.bool_))
-
-
 def _is_numbers(value):
     """Returns true for a list of numbers of one kind, in rows of one length."""
     try:
         array = np.asarray(value)
     except (TypeError, ValueError, OverflowError):
         return False
-    return array.dtype.kind in "biuf" and (array.size == 0 or _alike(value))
+    if isinstance(value, np.ndarray):
+        return array.dtype.kind in "biufc"
+    return array.dtype.kind in "biuf" and (array.size == 0 or _are_alike(value))
 
 
-def _alike(value):
-    """Returns true if numbers of a nested list keep their type in an array."""
+def _are_alike(value):
+    """Returns true if numbers of a list, also a nested one, keep their type in an array."""
     flat, pending = set(), [value]
     while pending:
         one = pending.pop()

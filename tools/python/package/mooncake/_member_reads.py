@@ -200,7 +200,9 @@ class MemberReads:
         size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
         if destination is None:
             one = _Read(name, spans, size, None, pooled=True)
-            one.finish = lambda: self._memory(one).view(dtype).reshape(shape)
+            array = lambda: self._memory(one).view(dtype).reshape(shape)
+            # An element of the array is a copy: memory of a pool is returned with the array.
+            one.finish = (lambda: array()[()]) if spec.get("scalar") else array
             return one
         target = _array_at(name, destination, dtype, shape)
         registered = isinstance(destination, RawDestination) and destination.pre_registered

@@ -5,6 +5,7 @@ import sys
 import threading
 
 from kvplane import _native
+from mooncake._types import several
 
 
 class ScatterTransferCompletionStatus(enum.Enum):
@@ -94,7 +95,8 @@ def complete(native, endpoint, write, ends, fragments):
 def submit(native, endpoint, write, ends, fragments):
     """Starts a scatter transfer: fragments of ranges, each with base address and capacity at both ends. Returns its
     ticket. What cannot be started (lists of different lengths, a fragment that is not within its range, none at all, a
-    peer that is not there) is reported, and its ticket says that nothing is in flight."""
+    peer that is not there) is reported, and its ticket says that nothing is in flight. TypeError for an argument that
+    is no list."""
     try:
         ours, theirs, lengths = _places(ends, fragments)
     except ValueError as error:
@@ -110,8 +112,15 @@ def _failed(endpoint, reason):
     return ScatterTransferTicket()
 
 
+#: Names of the lists of ranges, and of those of each range's fragments.
+_ENDS = ("local_base_addresses", "local_capacities", "remote_base_addresses", "remote_capacities")
+_FRAGMENTS = ("local_offsets", "remote_offsets", "lengths")
+
+
 def _places(ends, fragments):
     """Returns the addresses at both ends and the lengths of all fragments; ValueError for what makes no sense."""
+    ends = [_numbers(column, name) for name, column in zip(_ENDS, ends)]
+    fragments = [_rows(column, name) for name, column in zip(_FRAGMENTS, fragments)]
     if len({len(column) for column in (*ends, *fragments)}) > 1:
         raise ValueError("the lists of ranges have different lengths")
     ours, theirs, sizes = [], [], []
@@ -128,3 +137,17 @@ def _places(ends, fragments):
     if not sizes:
         raise ValueError("a scatter transfer has at least one fragment")
     return ours, theirs, sizes
+
+
+def _numbers(column, name):
+    """Checks for a list of numbers; TypeError for anything else."""
+    for one in several(column, "scatter", name, "int"):
+        if not hasattr(one, "__index__"):
+            raise TypeError(f"scatter(): {name} is a list of int, and {type(one).__name__} is in it")
+    return column
+
+
+def _rows(column, name):
+    """Checks for a list of lists of numbers."""
+    rows = several(column, "scatter", name, "lists of int")
+    return [_numbers(row, f"{name}[{number}]") for number, row in enumerate(rows)]

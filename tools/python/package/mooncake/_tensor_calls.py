@@ -9,6 +9,8 @@ from mooncake._types import kept, refused, several
 
 INVALID_PARAMS = -600
 FILE_NOT_FOUND = -1100
+#: There is no local buffer, by the configuration of the store.
+NO_BUFFER = -200
 #: An invalid key has no object.
 _OBJECT_CODES = {-400: -704}
 
@@ -30,8 +32,8 @@ class TensorCalls:
         if native is None:
             return -1
         code = refused(config, keys)
-        if code != 0:
-            return code
+        if code != 0 or not self._copies:
+            return code or NO_BUFFER
         tensor = _tensors.contiguous(tensor, torch)
         address, size = _tensors.raw(tensor, torch)
         try:

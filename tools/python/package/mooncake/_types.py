@@ -1,6 +1,7 @@
 """Values of `mooncake.store`: enumerations, put options, and descriptors of replicas."""
 
 import enum
+import ipaddress
 import mmap
 from collections.abc import Mapping, Sequence
 
@@ -94,15 +95,15 @@ def check_truth(call, name, value):
         raise TypeError(f"{call}(): {name} is bool, not {type(value).__name__}")
 
 
-def several(values, call, name="keys"):
-    """Checks for a sequence: lists, tuples and similar. Text is a single value, and sets, dictionaries and iterators
+def several(values, call, name="keys", of="str"):
+    """Checks for a sequence of elements of a type: lists, tuples and similar. Text is a single value, and sets, dictionaries and iterators
     have no order or no length: TypeError for them."""
     kind = type(values)
     if kind is list or kind is tuple:
         return values
     one = isinstance(values, (str, bytes, bytearray, memoryview, Mapping))
     if one or not hasattr(kind, "__getitem__") or not hasattr(kind, "__len__"):
-        raise TypeError(f"{call}(): {name} is a list of str, not {kind.__name__}")
+        raise TypeError(f"{call}(): {name} is a list of {of}, not {kind.__name__}")
     return values
 
 
@@ -252,13 +253,57 @@ class RangedReadSnapshot:
 
 #: Segments of this process by the names of its stores.
 _OWN = {}
+#: Host of the name of a store, and its address in the names of segments.
+_LOCALHOST, _LOOPBACK = "localhost", "127.0.0.1"
 
 
-def own_segment(hostname, segment):
+def name_of_segment(hostname, segment):
+    """Returns the name, `host:port`, of a store with this segment and the name that `setup` got: that name, with the
+    segment's port where it has none. A host that is an address, and not the segment's, is replaced by that."""
+    host, port = split_name(hostname)
+    listens, own_port = split_name(segment)
+    if port:
+        return hostname
+    try:
+        leads = ipaddress.ip_address(host.strip("[]")) == ipaddress.ip_address(listens.strip("[]"))
+    except ValueError:
+        leads = host != _LOCALHOST or listens == _LOOPBACK
+    return f"{host if leads else listens}:{own_port}"
+
+
+def split_name(name):
+    """Splits `host:port`; without a port it is empty. The host of an IPv6 address has brackets."""
+    host, _, port = name.rpartition(":")
+    bracketed = host.startswith("[") and host.endswith("]")
+    if port.isdigit() and (bracketed or (host and ":" not in host)):
+        return host, port
+    return (f"[{name}]" if ":" in name and not name.startswith("[") else name), ""
+
+
+def own_segment(name, segment):
     """Records that a store of this process has this name, and provides this segment to the cluster, if any."""
-    _OWN.pop(hostname, None)
+    _OWN.pop(name, None)
     if segment:
-        _OWN[hostname] = segment
+        _OWN[name] = segment
+
+
+def disown_segment(segment):
+    """Forgets the names of a segment that this process provides no more: another process may get its port."""
+    for name in [name for name, own in list(_OWN.items()) if own == segment]:
+        _OWN.pop(name, None)
+
+
+def name_here(segment):
+    """Returns the name of a segment in this process: that of its store if that is of this process, else its address."""
+    return next((name for name, own in list(_OWN.items()) if own == segment), segment)
+
+
+def segment_of(name):
+    """Returns the segment with a name: an address, that of a store of this process, or `localhost` with a port."""
+    if name in _OWN:
+        return _OWN[name]
+    host, port = split_name(name)
+    return f"{_LOOPBACK}:{port}" if host == _LOCALHOST and port else name
 
 
 def refused(config, keys):
@@ -314,7 +359,7 @@ def kept(config, replace, group=0, together=False):
     replicas = min(max(int(config.replica_num), 1), _MOST_REPLICAS)
     segments = [config.preferred_segment] if config.preferred_segment else []
     segments += [name for name in config.preferred_segments or () if name not in segments]
-    segments = [_OWN.get(name, name) for name in segments]
+    segments = [segment_of(name) for name in segments]
     together = together or bool(config.prefer_alloc_in_same_node)
     kind = int(config.data_type)
     # Mooncake has no priorities of objects.

@@ -38,12 +38,17 @@ from mooncake._types import (
     TaskType,
     TensorParallelism,
     check_truth,
+    disown_segment,
     group_number,
     groups_of,
     kept,
+    name_here,
+    name_of_segment,
     own_segment,
     refused,
+    segment_of,
     several,
+    split_name,
     texts,
 )
 from mooncake.buffer_pool import BufferLease, BufferLeaseView, BufferPool
@@ -92,6 +97,8 @@ class _Missing:
 _MISSING = _Missing()
 #: Duration for which probed objects are kept, in milliseconds: that of Mooncake's leases.
 _PROBED_MS = 10_000
+#: Local buffer of a configuration that names none.
+_LOCAL_BUFFER_BYTES = 16 << 20
 #: Limit of sizes: 64 bits, as for files and addresses.
 _MOST_BYTES = 2**63 - 1
 #: Keys of the dictionary form, with alternative spellings in use.
@@ -170,8 +177,11 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
     def __init__(self):
         self._native = None
         self._hostname = ""
+        #: Address of the segment of `setup`, if there is one.
         self._segment = ""
         self._setting_up = threading.Lock()
+        #: False if `setup` got a local buffer of 0 bytes: puts that copy are then rejected.
+        self._copies = True
         #: True if the last `setup` failed because there was no control plane, so that a retry may succeed.
         self._away = False
         self._reading = {}
@@ -188,6 +198,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
             http.close(wait=False)
         if native is not None:
             native.close()
+            disown_segment(self._segment)
 
     # --- setup -----------------------------------------------------------------------------------------------------
 
@@ -246,7 +257,14 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
             "" if tenant_id == "default" else tenant_id,
             enable_ssd_offload,
         )
+        self._allow_copies(code, int(local_buffer_size))
         return self._serve(code, enable_client_http_server, client_http_port)
+
+    def _allow_copies(self, code, local_buffer_size):
+        """Allows puts that copy after a setup that succeeded, unless there is no local buffer for them."""
+        self._copies = local_buffer_size > 0
+        if code == 0 and not self._copies:
+            _say("setup: local_buffer_size is 0: puts are rejected, except those from registered memory")
 
     def _setup_dict(self, config):
         if not isinstance(config, dict):
@@ -266,7 +284,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
                 return INVALID_PARAMS
         try:
             segment = parse_size(values.get("global_segment_size", 0))
-            parse_size(values.get("local_buffer_size", 0))
+            local_buffer = parse_size(values.get("local_buffer_size", _LOCAL_BUFFER_BYTES))
         except ValueError as error:
             _say(f"setup: {error}")
             return INVALID_PARAMS
@@ -280,6 +298,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
             "" if tenant == "default" else tenant,
             offload,
         )
+        self._allow_copies(code, local_buffer)
         self._prefetches = str(values.get("enable_ssd_prefetch", "true")).lower() in ("1", "true", "yes", "on", "enable")
         served = str(values.get("enable_client_http_server", "")).lower() in ("1", "true", "yes", "on", "enable")
         return self._serve(code, served, values.get("client_http_port", 9300))
@@ -329,7 +348,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
                 return joined
         self._native = native
         self._segment = joined if segment > 0 else ""
-        self._hostname = _with_port(hostname)
+        self._hostname = name_of_segment(hostname, joined) if segment > 0 else _with_port(hostname)
         own_segment(self._hostname, self._segment)
         return 0
 
@@ -361,6 +380,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         """Closes the store. Calls of other threads in progress end first."""
         native, self._native = self._native, None
         http, self._http = self._http, None
+        self._copies = True
         if http is not None:
             http.close()
         self._reading = {}
@@ -368,6 +388,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         self._pool.close()
         if native is not None:
             native.close()
+        disown_segment(self._segment)
         return 0
 
     def health_check(self):
@@ -378,8 +399,9 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         return 0 if native.check() == 0 else 2
 
     def get_hostname(self):
-        """Returns the name of this process, `host:port`: of its segment, if it provides one, as in descriptors."""
-        return self._segment or self._hostname
+        """Returns the name of this process, `host:port`, as `setup` got it; without a port, with that of its segment.
+        Wherever this process names a segment, it may name its own like this."""
+        return self._hostname
 
     # --- single objects --------------------------------------------------------------------------------------------
 
@@ -388,28 +410,32 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         native = self._native
         if native is None:
             return _unset()
-        return refused(config, 1) or _code(native.put(key, value, _kept_one(config, False)))
+        return refused(config, 1) or self._copied(native.put, key, value, _kept_one(config, False))
 
     def upsert(self, key, value, config=None):
         """Stores bytes under a key and replaces an existing object."""
         native = self._native
         if native is None:
             return _unset()
-        return refused(config, 1) or _code(native.put(key, value, _kept_one(config, True)))
+        return refused(config, 1) or self._copied(native.put, key, value, _kept_one(config, True))
 
     def put_parts(self, key, *args, config=None):
         """Stores several buffers as one object."""
         native = self._native
         if native is None:
             return _unset()
-        return refused(config, 1) or _code(native.put_parts(key, args, _kept_one(config, False)))
+        return refused(config, 1) or self._copied(native.put_parts, key, args, _kept_one(config, False))
 
     def upsert_parts(self, key, *args, config=None):
         """Stores several buffers as one object and replaces an existing object."""
         native = self._native
         if native is None:
             return _unset()
-        return refused(config, 1) or _code(native.put_parts(key, args, _kept_one(config, True)))
+        return refused(config, 1) or self._copied(native.put_parts, key, args, _kept_one(config, True))
+
+    def _copied(self, put, *arguments):
+        """Puts bytes that are copied first; returns Mooncake's code."""
+        return _code(put(*arguments)) if self._copies else INVALID_PARAMS
 
     def put_batch(self, keys, values, config=None):
         """Stores many objects. Returns 0 when all exist, else the first error code."""
@@ -426,7 +452,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         if len(keys) != len(values):
             return INVALID_PARAMS
         code = refused(config, len(keys)) if keys else 0
-        if code != 0 or any(_is_empty(value) for value in values):
+        if code != 0 or not self._copies or any(_is_empty(value) for value in values):
             return code or INVALID_PARAMS
         codes = _grouped(native.put_many, (keys, values), config, replace) if keys else ()
         return next((_code(code) for code in codes if code < 0), 0)
@@ -651,7 +677,11 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         found = [(key, size) for key, size in zip(keys, sizes) if size >= 0]
         places = native.replicas([key for key, _ in found])
         described = zip(found, places)
-        return {key: [ReplicaDescriptor(place, size) for place in shards] for (key, size), shards in described if shards}
+        here = {place: name_here(place) for place in {place for shards in places for place in shards}}
+        return {
+            key: [ReplicaDescriptor(here[place], size) for place in shards]
+            for (key, size), shards in described if shards
+        }
 
     def batch_replica_clear(self, keys, segment_name=""):
         """Removes the replicas of objects. Returns the keys of those that were removed. With a segment, only the
@@ -662,7 +692,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
             return []
         if not segment_name:
             return [key for key, code in zip(keys, native.remove(keys)) if code == 0]
-        owner = self._segment if segment_name == self._hostname else segment_name
+        owner = segment_of(segment_name)
         places = dict(zip(keys, native.replicas(keys)))
         alone = [key for key, shards in places.items() if shards == [owner]]
         twice = [key for key, shards in places.items() if shards[1:] == [owner]]
@@ -677,16 +707,21 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         targets = texts(targets, "create_copy_task", "targets")
         if self._native is None:
             return ((0, 0), _unset())
-        targets = [self._segment if target == self._hostname and self._segment else target for target in targets]
+        targets = [segment_of(target) for target in targets]
         number, code = self._native.create_copy_task([key], targets)
         return ((0, number), code)
 
     def create_move_task(self, key, source, target):
-        """Not supported: the owner of an object follows from its key, and a node is emptied by draining it. Returns
-        (id, error code)."""
-        if self._native is None:
+        """Not supported: the owner of an object follows from its key, and a node is emptied by draining it. Segments that
+        make no sense are INVALID_PARAMS, as in the original. Returns (id, error code)."""
+        native = self._native
+        if native is None:
             return ((0, 0), _unset())
-        return ((0, 0), NOT_SUPPORTED if self.is_exist(key) == 1 else OBJECT_NOT_FOUND)
+        if self.is_exist(key) != 1:
+            return ((0, 0), OBJECT_NOT_FOUND)
+        source, target = segment_of(source), segment_of(target)
+        makes_sense = source != target and source in native.replicas([key])[0] and _native.has_segment(native, target)
+        return ((0, 0), NOT_SUPPORTED if makes_sense else INVALID_PARAMS)
 
     def query_task(self, task_id):
         """Returns the state of a task: (state, 0), or (None, error code)."""
@@ -704,10 +739,9 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         return (task, 0)
 
     def begin_weight_snapshot(self, snapshot, adapter):
-        """Opens a writer of a snapshot of a model's weights above this store."""
-        from mooncake.reshard.weight import store as weights
-
-        return weights.begin_weight_snapshot(self, snapshot, adapter)
+        """Not supported: weights are put in parts of the caller's, or published by `kvplane.p2p`, and read under another
+        layout by `ObjectStore.reshard`."""
+        raise NotImplementedError("there is no store of weights here: publish and reshard them with kvplane.p2p.ObjectStore")
 
     def get_offload_rpc_read_count(self):
         """Returns the number of reads from other clients' disks: always 0."""
@@ -748,12 +782,8 @@ def get_free_func_addr():
 
 def _with_port(hostname):
     """Returns `host:port`. Without a port, one from 12300 to 14300 is chosen, as Mooncake does."""
-    host, _, port = hostname.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    if port.isdigit() and (bracketed or (host and ":" not in host)):
-        return hostname
-    name = f"[{hostname}]" if ":" in hostname and not hostname.startswith("[") else hostname
-    return f"{name}:{12300 + os.getpid() % 2000}"
+    host, port = split_name(hostname)
+    return hostname if port else f"{host}:{12300 + os.getpid() % 2000}"
 
 
 def _unset():

@@ -24,6 +24,9 @@ from mooncake._bundle_values import release as _release
 from mooncake._bundles import CHUNK_BYTES as DEFAULT_BUNDLE_CHUNK_BYTES
 from mooncake._bundles import Bundles, RemoteBundleRef, check_chunk_bytes, check_prefix, decode_json, encode_json
 from mooncake._column_codecs import Source, torch_if_loaded
+from mooncake._column_trees import MISSING, infer_structure  # noqa: F401 - names of the original's module
+from mooncake._column_trees import choose_leaf_codec as _choose_leaf_codec  # noqa: F401 - likewise
+from mooncake._column_trees import escape_key as _escape_key  # noqa: F401 - likewise
 from mooncake._columns import FAILURES, Columns, object_array
 from mooncake._fast_copy import concat_arrays_into as _concat_arrays_into
 from mooncake._member_ranges import PreparedRangeLayoutChanged, PreparedStructuredMemberRanges, StructuredMemberRange
@@ -331,6 +334,9 @@ def _member(value, takes_tensors):
         array = np.asarray(value, order="C")
         spec = {"encoding": "ndarray", "dtype": array.dtype.str, "shape": list(array.shape)}
         return spec, array.reshape(-1).view(np.uint8)
+    if isinstance(value, np.generic) and not isinstance(value, bytes):
+        spec, payload = _member(np.asarray(value), takes_tensors)
+        return {**spec, "scalar": True}, payload
     return {"encoding": "bytes"}, value
 
 

@@ -3,11 +3,14 @@
 use kvplane::Error;
 use kvplane::rpc::message::{TaskState, TaskStatus};
 use kvplane::rpc::{CallError, RefusalCode};
+use pyo3::prelude::*;
 
 use crate::cpython::Keys;
 use crate::outcome::{failed, store_code};
+use crate::store::Store;
 use crate::store::clients::Clients;
 use crate::store::values::each;
+use crate::waiting::waiting;
 
 /// `TASK_NOT_FOUND`.
 const NO_TASK: i64 = -1400;
@@ -28,6 +31,14 @@ pub(crate) fn replicas(clients: &Clients, keys: &Keys) -> Vec<Vec<String>> {
     let places = clients.with(|member| member.client.replicas().locate(&keys));
     let places = places.ok().and_then(Result::ok).unwrap_or_else(|| vec![Vec::new(); keys.len()]);
     places.into_iter().map(|shards| shards.iter().map(ToString::to_string).collect()).collect()
+}
+
+/// Returns true if a member of a store's cluster has a segment of this name, by the map in use.
+#[pyfunction]
+pub(crate) fn has_segment(py: Python<'_>, store: &Bound<'_, Store>, name: &str) -> PyResult<bool> {
+    let clients = &store.get().clients;
+    let found = waiting(py, || clients.with(|member| member.client.placement().node_of_segment(name).is_some()))?;
+    Ok(found.unwrap_or_default())
 }
 
 /// Removes the replicas of these objects. Returns for each 1 if there was one, 0 if not, or an error code.
