@@ -542,7 +542,8 @@ class Others(Case):
         said = io.StringIO()
         with contextlib.redirect_stderr(said):
             self.assertEqual(other.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", ""), 0)
-        self.assertIn("local_buffer_size is 0", said.getvalue())
+            self.assertEqual(self.store.setup("localhost", "P2PHANDSHAKE", 0, 0, "tcp", "", ""), -1)
+        self.assertEqual(said.getvalue().count("local_buffer_size is 0"), 1)
         codes = other.put("k", b"x"), other.put_parts("k", b"x", b"y"), other.put_batch(["k"], [b"x"])
         codes += other.upsert("k", b"x"), other.upsert_parts("k", b"x"), other.upsert_batch(["k"], [b"x"])
         self.assertEqual(codes, (-600,) * 6)

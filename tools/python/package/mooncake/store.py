@@ -262,8 +262,10 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
 
     def _allow_copies(self, code, local_buffer_size):
         """Allows puts that copy after a setup that succeeded, unless there is no local buffer for them."""
+        if code != 0:
+            return
         self._copies = local_buffer_size > 0
-        if code == 0 and not self._copies:
+        if not self._copies:
             _say("setup: local_buffer_size is 0: puts are rejected, except those from registered memory")
 
     def _setup_dict(self, config):
