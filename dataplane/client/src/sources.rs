@@ -18,8 +18,8 @@ pub struct Sources {
 }
 
 impl Sources {
-    /// Returns the sources, none yet, of an importer on `host` (a boot id; empty if unknown): a former owner on the same
-    /// host is reached over shared memory.
+    /// Returns the sources, none yet, of an importer on `host` (a boot id; empty if unknown): a former owner on the
+    /// same host is reached over shared memory.
     #[must_use]
     pub const fn new(host: String) -> Self {
         Self { host, peers: BTreeMap::new() }
