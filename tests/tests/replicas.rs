@@ -146,6 +146,8 @@ fn seeds_that_failed_once() {
     }
     // An object that a get promoted, and that lacked a replica for as long as it stayed in memory.
     run(Scenario::of_damaged_records(981)).unwrap_or_else(|failure| panic!("{failure}"));
+    // A fault of the World: a new owner that missed the map by which it gained a slot imports nothing of it.
+    run(Scenario::of_hot_with_many(1051)).unwrap_or_else(|failure| panic!("{failure}"));
     // A new version at one replica owner, while another still had the former one; imports that were complete, and not
     // reported.
     for seed in [1007, 1181, 1226] {

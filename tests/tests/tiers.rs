@@ -114,8 +114,8 @@ fn quotas() {
 /// served.
 const ABSENCES_FAILED_ONCE: [u64; 4] = [32, 43, 220, 475];
 
-/// Seeds of quotas that failed once: a tenant that was removed, set and removed again was free of records by a report of
-/// before.
+/// Seeds of quotas that failed once: a tenant that was removed, set and removed again was free of records by a report
+/// of before.
 const QUOTAS_FAILED_ONCE: [u64; 3] = [1196, 1272, 1292];
 
 /// Seeds that failed once, in this tree or in one before it. The bugs are described in docs/testing.md.

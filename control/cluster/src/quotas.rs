@@ -165,8 +165,8 @@ impl Quotas {
             return Vec::new();
         }
         let number = |name: &str| tenant_number(name.as_bytes());
-        // A shard that does not have the lease yet may still write records; and so may one whose last report is of before
-        // the tenant was set and removed again, as it may have got other leases since.
+        // A shard that does not have the lease yet may still write records; and so may one whose last report is of
+        // before the tenant was set and removed again, as it may have got other leases since.
         let is_free = |shard: &Shard, number: u32| {
             let has_none = |one: &TenantFigures| one.used_bytes == 0 && one.lease_bytes == Some(0);
             let is_known = shard.removed.contains(&number);

@@ -68,9 +68,9 @@ pub fn number(name: &str, default: u64) -> u64 {
     }
 }
 
-/// Runs the scenario of each seed, passes successful outcomes to `each`, and shows the last events of failures, with the
-/// command of `test` that repeats them, until `most` have failed; returns the sum of the statistics, and the seeds that
-/// failed.
+/// Runs the scenario of each seed, passes successful outcomes to `each`, and shows the last events of failures, with
+/// the command of `test` that repeats them, until `most` have failed; returns the sum of the statistics, and the seeds
+/// that failed.
 ///
 /// # Panics
 /// Panics if a seed fails once and not again.

@@ -383,37 +383,43 @@ fn devices_count_only_while_every_incarnation_has_them() {
 
 #[test]
 fn reports_from_before_a_tenant_was_removed_do_not_say_that_it_has_no_records() {
-    let mut driver = Driver::new(config());
-    driver.join(member(1, 1, 7000)).unwrap();
-    driver.join(member(2, 1, 7001)).unwrap();
+    let mut cluster = Cluster::new(config(), [], 0).unwrap();
+    let handle = |cluster: &mut Cluster, input: Input| {
+        while cluster.poll_output().is_some() {}
+        cluster.handle(input, 0).unwrap();
+        while cluster.poll_output().is_some() {}
+    };
+    for member in [member(1, 1, 7000), member(2, 1, 7001)] {
+        handle(&mut cluster, Input::Join { member, capacity_bytes: 1 << 30, version: String::new() });
+    }
     let (name, number) = ("acme".to_owned(), tenant_number(b"acme"));
     let set = Input::SetTenant { tenant: Tenant { name: name.clone(), dram_bytes: None, weight: 1 } };
     let remove = Input::RemoveTenant { name: name.clone() };
     let mut quotas = Quotas::of_ssds();
     // Returns the lease that the shard of a node gets.
-    let report = |quotas: &mut Quotas, driver: &Driver, node: u64, lease_bytes: Option<u64>| {
+    let report = |quotas: &mut Quotas, cluster: &Cluster, node: u64, lease_bytes: Option<u64>| {
         let who = ShardIncarnation { node, incarnation: 1, shard: 0 };
         let uses = vec![TenantFigures { number, lease_bytes, ..TenantFigures::default() }];
-        let leases = quotas.sync_ssd(who, 1 << 30, uses, &driver.cluster);
+        let leases = quotas.sync_ssd(who, 1 << 30, uses, cluster);
         leases.into_iter().find(|lease| lease.number == number).map(|lease| lease.bytes)
     };
-    driver.handle(set.clone()).unwrap();
-    driver.handle(remove.clone()).unwrap();
+    handle(&mut cluster, set.clone());
+    handle(&mut cluster, remove.clone());
     for node in [1, 2] {
-        assert_eq!(report(&mut quotas, &driver, node, None), Some(Some(0)));
+        assert_eq!(report(&mut quotas, &cluster, node, None), Some(Some(0)));
     }
-    assert!(quotas.freed_tenants(&driver.cluster).is_empty(), "they did not have these leases");
+    assert!(quotas.freed_tenants(&cluster).is_empty(), "they did not have these leases");
     // Both have evicted its records, and the first is no longer limited when the tenant is removed again.
     for node in [1, 2] {
-        report(&mut quotas, &driver, node, Some(0));
+        report(&mut quotas, &cluster, node, Some(0));
     }
-    assert_eq!(quotas.freed_tenants(&driver.cluster), [name.clone()]);
-    driver.handle(set).unwrap();
-    assert_eq!(report(&mut quotas, &driver, 1, Some(0)), None);
-    driver.handle(remove).unwrap();
-    assert!(quotas.freed_tenants(&driver.cluster).is_empty());
+    assert_eq!(quotas.freed_tenants(&cluster), [name.clone()]);
+    handle(&mut cluster, set);
+    assert_eq!(report(&mut quotas, &cluster, 1, Some(0)), None);
+    handle(&mut cluster, remove);
+    assert!(quotas.freed_tenants(&cluster).is_empty());
     // The second was answered nothing else meanwhile.
-    report(&mut quotas, &driver, 1, None);
-    report(&mut quotas, &driver, 1, Some(0));
-    assert_eq!(quotas.freed_tenants(&driver.cluster), [name]);
+    report(&mut quotas, &cluster, 1, None);
+    report(&mut quotas, &cluster, 1, Some(0));
+    assert_eq!(quotas.freed_tenants(&cluster), [name]);
 }

@@ -166,8 +166,9 @@ impl World {
         }
         self.statistics.ended_exports += 1;
         self.detail(mix64(ended.len() as u64), || format!("incarnation {incarnation} ends the export of {ended:?}"));
-        // A record of the new owner may be lost since.
-        let is_certain = !self.scenario.tier.as_ref().is_some_and(|tier| tier.faults.any() || tier.may_reclaim());
+        // A record of the new owner may be lost since; and one that missed maps does not import what it gained by them.
+        let is_certain = self.statistics.missed == 0
+            && !self.scenario.tier.as_ref().is_some_and(|tier| tier.faults.any() || tier.may_reclaim());
         for (key, _) in ended.iter().filter(|(_, is_left)| *is_left && is_certain) {
             if self.is_left_behind(incarnation, *key) {
                 let what = format!(

@@ -18,8 +18,8 @@
 //!   client with an older map gets no lease.
 //! * No replica of an object is sent to a replica owner while a removal of one is outstanding there, or while that of
 //!   another version is at any replica owner: a client with a lease may read at all of them, and none is to have an
-//!   older version than another. No removal is sent while a replica is being sent there. Requests that were given up on a lost connection are never carried out later:
-//!   the client fences the connection.
+//!   older version than another. No removal is sent while a replica is being sent there. Requests that were given up on
+//!   a lost connection are never carried out later: the client fences the connection.
 //! * The replica owner accepts and drops replicas only while the newest map that it knows makes it a replica owner of
 //!   this very incarnation of the owner ([`Relation`]), and only from a peer whose map is at least as new as that
 //!   relation.

@@ -216,11 +216,6 @@ impl Shard {
             && self.replicas.lacks(digest, objects.copies(digest))
     }
 
-    /// Returns true if an object from the SSD stays in memory, because it lacks a replica.
-    pub(super) fn stays_for_replica(&self, digest: Digest) -> bool {
-        self.lacks_replica(digest) && self.free_for_replicas() > 0
-    }
-
     /// Serves these slots and no others, by the map of this epoch.
     pub(super) fn serve_slots(&mut self, epoch: Epoch, slots: &SlotSet) {
         let gains = self.ownership.gains(slots);

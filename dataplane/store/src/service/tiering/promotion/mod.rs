@@ -169,7 +169,7 @@ impl Promotion {
     /// Drops the prefetched objects that no get has read in time.
     pub(super) fn expire_prefetched(&mut self, ssd: &mut Ssd, shard: &mut Shard) {
         while let Some(digest) = self.prefetched.due(shard.now_ns) {
-            let stays = shard.stays_for_replica(digest);
+            let stays = stays_for_replica(shard, digest);
             let store = &mut shard.store;
             if self.reading.contains_key(&digest) {
                 // Its memory is in use until the read ends; then it is dropped, unless a get comes before.
@@ -405,7 +405,7 @@ impl Promotion {
     /// Keeps an object that was read in memory if it is read often enough; otherwise drops it once its readers are
     /// done.
     fn keep_or_drop(&mut self, ssd: &mut Ssd, shard: &mut Shard, digest: Digest, restored: bool) {
-        let stays = shard.stays_for_replica(digest);
+        let stays = stays_for_replica(shard, digest);
         let now_ns = shard.now_ns;
         let was_read_for_replica = self.for_replicas.remove(&digest);
         if !restored {
@@ -497,4 +497,9 @@ impl Promotion {
         ssd.counters.misses += readers.len() as u64;
         self.serve_all(ssd, shard, record.digest, readers);
     }
+}
+
+/// Returns true if an object from the SSD stays in memory, because it lacks a replica and memory has free room.
+fn stays_for_replica(shard: &Shard, digest: Digest) -> bool {
+    shard.lacks_replica(digest) && shard.free_for_replicas() > 0
 }
