@@ -1,6 +1,7 @@
 """Transfers of fragments of ranges, and tickets, which say whether bytes may still be moved."""
 
 import enum
+import operator
 import sys
 import threading
 
@@ -112,6 +113,8 @@ def _failed(endpoint, reason):
     return ScatterTransferTicket()
 
 
+#: Largest address.
+_LAST = (1 << 64) - 1
 #: Names of the lists of ranges, and of those of each range's fragments.
 _ENDS = ("local_base_addresses", "local_capacities", "remote_base_addresses", "remote_capacities")
 _FRAGMENTS = ("local_offsets", "remote_offsets", "lengths")
@@ -131,6 +134,8 @@ def _places(ends, fragments):
         for at, to, length in zip(our_offsets, their_offsets, lengths):
             if length <= 0 or at < 0 or to < 0 or at + length > our_room or to + length > their_room:
                 raise ValueError(f"a fragment of {length} bytes at {at} and {to} is not within range {number}")
+            if not 0 <= our_base <= _LAST - at - length or not 0 <= their_base <= _LAST - to - length:
+                raise ValueError(f"range {number} is not within the address space, which ends at 2^64")
             ours.append(our_base + at)
             theirs.append(their_base + to)
             sizes.append(length)
@@ -140,14 +145,18 @@ def _places(ends, fragments):
 
 
 def _numbers(column, name):
-    """Checks for a list of numbers; TypeError for anything else."""
+    """Returns a list of numbers as Python's, whose sums do not wrap as those of numpy's types; TypeError for anything
+    else."""
+    found = []
     for one in several(column, "scatter", name, "int"):
-        if not hasattr(one, "__index__"):
-            raise TypeError(f"scatter(): {name} is a list of int, and {type(one).__name__} is in it")
-    return column
+        try:
+            found.append(operator.index(one))
+        except TypeError:
+            raise TypeError(f"scatter(): {name} is a list of int, and {type(one).__name__} is in it") from None
+    return found
 
 
 def _rows(column, name):
-    """Checks for a list of lists of numbers."""
+    """Does the same with a list of lists of numbers."""
     rows = several(column, "scatter", name, "lists of int")
     return [_numbers(row, f"{name}[{number}]") for number, row in enumerate(rows)]
