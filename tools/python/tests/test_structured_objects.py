@@ -1,8 +1,10 @@
 """Structured objects, batches of training data and their catalog, over a store of a real cluster."""
 
 import json
+import sys
 import threading
 import unittest
+import unittest.mock
 
 try:
     import numpy
@@ -352,6 +354,21 @@ class Batches(Case):
         self.transfer.cleanup_dataproto(fourth)
         self.assertEqual(self.left(), 0)
 
+    def test_json_holds_what_comes_back(self):
+        put = lambda column: self.transfer.put_dataproto({"batch": {}, "non_tensor_batch": {"x": column}})
+        with unittest.mock.patch.dict(sys.modules, {"msgpack": None}):
+            for column in ([{1: 2}, {3: 4}], [{1: "a", "1": "b"}], [[{"a": {None: 1}}]], [{True: 1}]):
+                with self.assertRaisesRegex(ValueError, "msgpack.* is not installed.*keys of a mapping are text"):
+                    put(column)
+            for column in ([{"1": "a", "b": [{"c": None}]}], [{}, None]):
+                seen = self.transfer.get_dataproto(put(column))["non_tensor_batch"]["x"]
+                self.assertEqual(list(seen), column)
+        loop = {}
+        loop["loop"] = loop
+        for column in ([{1: 2**80}], [loop]):
+            with self.assertRaises(ValueError):
+                put(column)
+
     def test_columns_without_a_codec(self):
         for column, text in (([object()] * 2, "unsupported"), ([{1, 2}, None], "unsupported")):
             with self.assertRaisesRegex(ValueError, text):
@@ -466,6 +483,39 @@ class Catalog(Case):
         self.assertEqual(self.left(), 0)
         with self.assertLogs("mooncake"), self.assertRaisesRegex(RuntimeError, "drained"):
             self.put([1, 2])
+
+    def test_a_refusal_is_raised_once(self):
+        self.put([1, 2])
+        empty = self.Rows()
+        for _ in range(2):
+            with self.assertLogs("mooncake"), self.assertRaisesRegex(ValueError, "exactly one DataProto stage"):
+                self.tracked.put(empty, partition="p", keys=["c", "d"])
+        self.put([3, 4])
+        self.assertEqual(self.read(["a"]), [{"value": 3}])
+        # One whose answers were lost, and that is refused when it is made again.
+        catalog, self.catalog = self.catalog, DataProtoCatalog()
+        self.catalog.drain()
+        lost = [ConnectionError("no route")] * 2
+
+        def unreachable(method, *arguments, **keywords):
+            if lost and method == "publish":
+                raise lost.pop()
+            return self.call(method, *arguments, **keywords)
+
+        tracked = DataProtoCatalogTransfer(self.transfer, unreachable)
+        with self.assertLogs("mooncake"), self.assertRaises(ConnectionError):
+            tracked.put(self.Rows({"value": numpy.asarray([1, 2])}), partition="p", keys=["a", "b"])
+        with self.assertLogs("mooncake") as said:
+            tracked.close()
+        self.assertIn("was refused: the catalog was drained", said.output[0])
+        tracked.close()
+        # An answer that cannot be decoded says nothing: the publication is made again.
+        self.catalog, lost[:] = catalog, [json.JSONDecodeError("no answer", "", 0)]
+        with self.assertLogs("mooncake"):
+            tracked.put(self.Rows({"value": numpy.asarray([5, 6])}), partition="p", keys=["a", "b"])
+        self.assertEqual(self.read(["b"]), [{"value": 6}])
+        self.tracked.drain()
+        self.assertEqual(self.left(), 0)
 
     def test_lost_answers_publish_once(self):
         self.failures = ["publish", "ack_publication"]

@@ -434,8 +434,28 @@ class TensorDicts:
 
 
 def pack_json(value):
-    """Returns a value as JSON; TypeError or ValueError if it has none."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    """Returns a value as JSON; TypeError or ValueError if it has none, or would come back as another value: keys of JSON
+    are text."""
+    packed = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    # After the conversion, which fails for values that contain themselves.
+    _check_keys(value)
+    return packed
+
+
+def _check_keys(value):
+    inner = [value]
+    while inner:
+        one = inner.pop()
+        if isinstance(one, dict):
+            others = [key for key in one if not isinstance(key, str)]
+            if others:
+                raise ValueError(
+                    f"the keys of a mapping are text in JSON, and {others[0]!r} is {type(others[0]).__name__}: the codec "
+                    "msgpack_ragged keeps it, which needs the package msgpack"
+                )
+            inner.extend(one.values())
+        elif isinstance(one, (list, tuple)):
+            inner.extend(one)
 
 
 def unpack_json(data):
