@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 
-from mooncake._bundle_values import FlatArrays, Pieces, bytes_of
+from mooncake._bundle_values import FlatArrays, Pieces, bytes_of, check_unmasked
 
 #: Types of a column without a value.
 EMPTY_TYPE = "int64"
@@ -233,7 +233,9 @@ class Ragged:
         self._concatenates = concatenates
 
     def encode(self, values, dtype=None):
-        """Encodes; ValueError if a row has no numbers."""
+        """Encodes; ValueError if a row has no numbers, TypeError if one is a masked array."""
+        for value in values:
+            check_unmasked(value, "a row of a column")
         regular = self.encode_regular(values, dtype)
         if regular is not None:
             return regular

@@ -18,6 +18,7 @@ import numpy as np
 from mooncake import _member_ranges, _tensors
 from mooncake._bundle_moves import PARALLEL_BYTES, PARALLEL_CHUNKS, Configs, Moves
 from mooncake._bundle_values import BundleTransferPolicy, Described, RawDestination, Tensor, TensorObject
+from mooncake._bundle_values import check_unmasked, described_type
 from mooncake._bundle_values import FlatArrays as _DirectCopyPayload
 from mooncake._bundle_values import Pieces as _MultiBufferPayload
 from mooncake._bundle_values import release as _release
@@ -331,8 +332,9 @@ def _member(value, takes_tensors):
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             raise TypeError("an array of objects is no member: a batch's non_tensor_batch takes it")
+        check_unmasked(value, "a member")
         array = np.asarray(value, order="C")
-        spec = {"encoding": "ndarray", "dtype": array.dtype.str, "shape": list(array.shape)}
+        spec = {"encoding": "ndarray", "dtype": described_type(array.dtype), "shape": list(array.shape)}
         return spec, array.reshape(-1).view(np.uint8)
     if isinstance(value, np.generic) and not isinstance(value, bytes):
         spec, payload = _member(np.asarray(value), takes_tensors)
@@ -466,6 +468,10 @@ class MooncakeBundleTransfer:
         Members of up to 4 MiB that are read together share memory, which lives as long as one of them.
         """
         stage, selected = self._selected(spec)
+        unknown = [name for name in destinations or () if name not in selected]
+        unknown += [name for name, _ in spec.member_slices if name not in stage.payloads]
+        if unknown:
+            raise KeyError(f"destinations or slices of members that are not read: {unknown}")
         rows = {name: self._rows(stage, name, one) for name, one in spec.member_slices if name in selected}
         objects = self._reads.read(stage, selected, rows, destinations)
         return StructuredObjectResult(dict(stage.metadata), objects)
@@ -677,6 +683,7 @@ class MooncakeBundleTransfer:
         ref = _resolve(ref)
         rows = None if rows is None else _row_numbers(rows, ref.batch_size)
         names = _chosen(ref, *names)
+        _check_destinations(ref, names, destinations or {})
         sections, by_stage = {"batch": {}, "non_tensor_batch": {}}, {}
         for name in names:
             by_stage.setdefault(ref.field_index[name].stage, []).append(name)
@@ -685,7 +692,10 @@ class MooncakeBundleTransfer:
             found.update(self._get_stage(ref, stage, some, destinations or {}, rows, flat))
         for name in names:
             sections[ref.field_index[name].section][name] = found[name]
-        wanted = ref.meta_info if meta_info_keys is None else [key for key in meta_info_keys if key in ref.meta_info]
+        wanted = ref.meta_info if meta_info_keys is None else list(meta_info_keys)
+        unknown = [key for key in wanted if key not in ref.meta_info]
+        if unknown:
+            raise KeyError(f"unknown keys of meta_info: {unknown}")
         return *sections.values(), {key: ref.meta_info[key] for key in wanted}
 
     def _get_stage(self, ref, stage, names, destinations, rows, flat):
@@ -879,6 +889,16 @@ def _chosen(ref, fields, batch_fields, non_tensor_fields):
     if unknown:
         raise KeyError(f"unknown DataProto fields: {unknown}")
     return list(dict.fromkeys(names))
+
+
+def _check_destinations(ref, names, destinations):
+    """KeyError for a destination of a field that is not read, ValueError for one of a field without a place of its own."""
+    unknown = [name for name in destinations if name not in names]
+    if unknown:
+        raise KeyError(f"destinations of fields that are not read: {unknown}")
+    encoded = [name for name in destinations if name in ref.encoded_non_tensor]
+    if encoded:
+        raise ValueError(f"columns that are decoded have no destinations: {encoded}")
 
 
 def _row_numbers(rows, count):
