@@ -432,6 +432,41 @@ class Batches(Case):
         self.transfer.cleanup_dataproto(fourth)
         self.assertEqual(self.left(), 0)
 
+    def test_handles_that_are_none(self):
+        put = lambda meta_info: self.transfer.put_dataproto({"batch": {"i": numpy.arange(2)}, "meta_info": meta_info})
+        for meta_info, text in (
+            ({"a": float("nan")}, "no nan"), ({"a": [float("-inf")]}, "no -inf"), ({"a": numpy.float32("inf")}, "no inf"),
+            ({1: "a", "1": "b"}, r"\[1\] are there twice"), ({"a": {None: 1, "None": 2}}, r"\[None\] are there twice"),
+        ):  # fmt: skip
+            with self.assertRaisesRegex(ValueError, text):
+                objects.export_ref(put(meta_info))
+        self.assertEqual(objects.export_ref(put({1: numpy.float32(2)}))["meta_info"], {"1": 2.0})
+        batch = {"batch": {"i": numpy.arange(4)}, "non_tensor_batch": {"c": ["a", "b", "c", "d"]}}
+        handle = objects.export_ref(self.transfer.put_dataproto(batch))
+        parts = handle["encoded_non_tensor"]["c"]["payload_members"]
+        for name, values in (
+            ("batch_size", (None, "4", 1.5, True, -1)),
+            (
+                "encoded_non_tensor",
+                (
+                    {"c": 5}, {"c": {}}, {"c": {"codec": 1, "payload_members": parts}}, {"c": {"codec": "utf8_ragged"}},
+                    {"c": {"codec": "utf8_ragged", "payload_members": {"data": 5}}},
+                    {"c": {"codec": "utf8_ragged", "payload_members": {"data": parts["data"]}}},
+                    {"c": {"codec": "utf8_ragged", "rows": "x", "payload_members": parts}},
+                    {"c": {"codec": "utf8_ragged", "metadata": 5, "payload_members": parts}},
+                    {"c": {"codec": "typed_ragged", "metadata": {"dtype": "i8"}, "payload_members": parts}},
+                    {"c": {"codec": "no such", "payload_members": parts}},
+                ),
+            ),
+        ):  # fmt: skip
+            for value in values:
+                for rows in (None, [0, 1]):
+                    with self.assertRaises(ValueError, msg=f"{name} {value} {rows}"):
+                        self.transfer.get_dataproto({**handle, name: value}, rows=rows)
+        del handle["batch_size"]
+        with self.assertRaisesRegex(ValueError, "batch_size is a number, 0 or above, not None"):
+            self.transfer.get_dataproto(handle)
+
     def test_json_holds_what_comes_back(self):
         put = lambda column: self.transfer.put_dataproto({"batch": {}, "non_tensor_batch": {"x": column}})
         with unittest.mock.patch.dict(sys.modules, {"msgpack": None}):
@@ -561,6 +596,20 @@ class Catalog(Case):
         self.assertEqual(self.left(), 0)
         with self.assertLogs("mooncake"), self.assertRaisesRegex(RuntimeError, "drained"):
             self.put([1, 2])
+
+    def test_a_batch_without_a_handle_is_removed(self):
+        class Batch:
+            """A batch whose metadata is not JSON."""
+
+            batch, non_tensor_batch, meta_info = {"value": numpy.asarray([1, 2])}, {}, {"x": float("nan")}
+
+            def __len__(self):
+                return 2
+
+        with self.assertRaisesRegex(ValueError, "JSON, which has no nan"):
+            self.tracked.put(Batch(), partition="p", keys=["a", "b"])
+        self.assertEqual(self.left(), 0)
+        self.tracked.drain()
 
     def test_a_refusal_is_raised_once(self):
         self.put([1, 2])

@@ -302,7 +302,8 @@ class DataProtoCatalogTransfer:
         handle = None
         if data is not None:
             _check_length(data, keys)
-            handle = _export(self.transfer.put(data, type="dataproto", partition=partition, **put_kwargs))
+            ref = self.transfer.put(data, type="dataproto", partition=partition, **put_kwargs)
+            handle = self._exported(ref, {"handle": ref})
         return self._publish_twice("publish", (partition, keys), {"tags": tags, "handle": handle})
 
     def append(self, fragment_id, handle, data, *, partition, keys, stage, **append_kwargs):
@@ -318,7 +319,8 @@ class DataProtoCatalogTransfer:
         plan = self._call("resolve", partition, keys, list(before.field_index))
         if plan["handles"].get(name) != old:
             raise ValueError(f"stale DataProto append handle: {name!r}")
-        new = _export(self.transfer.append_dataproto_fields(old, data, stage=stage, **append_kwargs))
+        ref = self.transfer.append_dataproto_fields(old, data, stage=stage, **append_kwargs)
+        new = self._exported(ref, {"previous_handle": old, "handle": ref})
         handles = {"previous_handle": old, "handle": new}
         result = self._publish_twice("publish_append", (name, partition, keys), handles)
         if "append_rejected" in result:
@@ -411,6 +413,14 @@ class DataProtoCatalogTransfer:
             with self._lock:
                 self._unacknowledged.append(operation)
         return result
+
+    def _exported(self, ref, handles):
+        """Returns the handle of a batch that was put; removes the batch if it has none."""
+        try:
+            return _export(ref)
+        except BaseException:
+            self._remove_refused(handles)
+            raise
 
     def _remove_refused(self, keywords):
         """Removes the objects of a batch that was not published."""

@@ -8,6 +8,7 @@ that is JSON. Needs numpy; torch only for tensors.
 
 import copy
 import io
+import math
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -199,7 +200,8 @@ def is_dataproto_ref_handle(value):
 
 
 def export_dataproto_ref(ref):
-    """Returns the handle of a batch, which is JSON. TypeError if its metadata is not."""
+    """Returns the handle of a batch, which is JSON. TypeError if its metadata is not; ValueError for NaN and infinity in
+    it, and for keys that are one text."""
     if not isinstance(ref, MooncakeDataProtoRef):
         raise TypeError(f"a MooncakeDataProtoRef is exported, not {type(ref).__name__}")
     place = lambda at: {"stage": at.stage, "member": at.member, "section": at.section}
@@ -249,14 +251,16 @@ def import_dataproto_ref(handle):
     if version == 2 or group is not None:
         _text(group, STORAGE_GROUP_ID)
     return MooncakeDataProtoRef(
-        batch_size=int(handle["batch_size"]),
+        batch_size=_count(handle.get("batch_size"), "batch_size"),
         stage_refs=stages,
         field_index=fields,
         meta_info=dict(_mapping_of(handle, "meta_info", {})),
         namespace=str(handle.get("namespace", "default")),
         partition=str(handle.get("partition", "default")),
         global_indexes=_indexes(handle.get("global_indexes")),
-        encoded_non_tensor=dict(_mapping_of(handle, "encoded_non_tensor", {})),
+        encoded_non_tensor={
+            name: _encoded(one, name) for name, one in _mapping_of(handle, "encoded_non_tensor", {}).items()
+        },
         _storage_group_id=group,
     )
 
@@ -281,6 +285,25 @@ def _mapping_of(handle, name, missing=None):
     return _mapping(handle.get(name, missing), name)
 
 
+def _count(value, label):
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
+        raise ValueError(f"a DataProto handle: {label} is a number, 0 or above, not {value!r}")
+    return int(value)
+
+
+def _encoded(value, name):
+    """Returns the description of an encoded column; ValueError if it is none."""
+    value = dict(_mapping(value, f"the column {name!r}"))
+    _text(value.get("codec"), f"the codec of {name!r}")
+    if "rows" in value:
+        _count(value["rows"], f"rows of {name!r}")
+    if value.get("metadata") is not None:
+        _mapping(value["metadata"], f"metadata of {name!r}")
+    for part, member in _mapping(value.get("payload_members"), f"payload_members of {name!r}").items():
+        _text(member, f"the member of {part!r} of {name!r}")
+    return value
+
+
 def _indexes(value):
     if value is None:
         return None
@@ -290,13 +313,20 @@ def _indexes(value):
 
 
 def _json_value(value):
-    """Returns a value with arrays and numbers of numpy as JSON's; TypeError for others."""
+    """Returns a value with arrays and numbers of numpy as JSON's; TypeError for others, ValueError for what JSON cannot
+    tell apart or does not have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"a DataProto handle is JSON, which has no {value}")
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
     if isinstance(value, (np.generic, np.ndarray)):
         return _json_value(value.tolist())
     if isinstance(value, Mapping):
-        return {str(key): _json_value(item) for key, item in value.items()}
+        found = {str(key): _json_value(item) for key, item in value.items()}
+        if len(found) != len(value):
+            both = [key for key in value if not isinstance(key, str) and str(key) in value]
+            raise ValueError(f"a DataProto handle is JSON, whose keys are text: {both} are there twice as such")
+        return found
     if isinstance(value, (list, tuple)):
         return [_json_value(item) for item in value]
     raise TypeError(f"a DataProto handle is JSON, and {type(value).__name__} is not")
@@ -714,10 +744,15 @@ class MooncakeBundleTransfer:
                 {part: values.get(member) for part, member in one["payload_members"].items()},
                 one.get("metadata"),
             )
-            if rows is not None:
-                source = self._source(read, one["payload_members"])
-                payload, metadata = _COLUMNS.select(one["codec"], source, rows, metadata)
-            column = _COLUMNS.decode(one["codec"], payload, ref.batch_size if rows is None else len(rows), metadata)
+            count = ref.batch_size if rows is None else len(rows)
+            try:
+                if rows is not None:
+                    source = self._source(read, one["payload_members"])
+                    payload, metadata = _COLUMNS.select(one["codec"], source, rows, metadata)
+                column = _COLUMNS.decode(one["codec"], payload, count, metadata)
+            except (AttributeError, LookupError, TypeError) as error:
+                text = f"the column {name!r} is not what its handle describes, {one['codec']}"
+                raise ValueError(f"{text}: {type(error).__name__}: {error}") from error
             found[name] = column if flat else object_array(column)
         return found
 
