@@ -71,6 +71,8 @@ class Probes(Case):
             self.store.is_exist(self.key(), True)
         with self.assertRaises(TypeError):
             options.prefetch_to_memory = "yes"
+        with self.assertRaises(AttributeError):
+            options.prefetch_to_memroy = True
 
     def test_keys_of_a_configuration(self):
         store, said = MooncakeDistributedStore(), io.StringIO()

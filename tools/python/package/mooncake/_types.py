@@ -222,7 +222,9 @@ class ReplicateConfig:
 
 
 class ExistOptions:
-    """Options of a test for objects."""
+    """Options of a test for objects. It has no other attributes."""
+
+    __slots__ = ("_ahead",)
 
     def __init__(self):
         self.prefetch_to_memory = False
