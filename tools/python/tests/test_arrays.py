@@ -316,6 +316,25 @@ class Tickets(Pair):
         peer.wait()
         self.assertIs(ticket.drain(_LONGEST_MS), FAILED_DRAINED)
 
+    def test_an_outcome_that_is_not_known_is_unknown(self):
+        ticket = self.engine.submit_scatter_write(self.peer.name, *self.ranges())
+        while self.engine.transfer_check_status(ticket._number) == 0:
+            os.sched_yield()
+        for _ in range(2):
+            self.assertEqual((ticket.status, ticket.drained), (COMPLETION_UNKNOWN, False))
+            self.assertIs(ticket.drain(_LONGEST_MS), COMPLETION_UNKNOWN)
+        del ticket
+        kept = self.engine.submit_scatter_write(self.peer.name, *self.ranges())
+        ended = self.engine.scatter_transfer_sync_write_with_ticket(self.peer.name, *self.ranges())
+        with kept._lock:
+            child = os.fork()
+            if child == 0:
+                known = kept.drain(_LONGEST_MS), kept.status, ended.status
+                del kept
+                os._exit(0 if known == (COMPLETION_UNKNOWN, COMPLETION_UNKNOWN, COMPLETED) else 1)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        self.assertIs(kept.drain(_LONGEST_MS), COMPLETED)
+
     def test_a_closed_engine_leaves_nothing_in_flight(self):
         engine = TransferEngine()
         self.assertEqual(engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""), 0)

@@ -2,6 +2,7 @@
 
 import enum
 import operator
+import os
 import sys
 import threading
 
@@ -17,7 +18,7 @@ class ScatterTransferCompletionStatus(enum.Enum):
     COMPLETED = 0
     #: Not all bytes were moved, and no more will be: the memory is the caller's again.
     FAILED_DRAINED = 1
-    #: Bytes may still be moved: both ends' memory must stay.
+    #: Bytes may still be moved: both ends' memory must stay. Also of a transfer whose outcome is not known here.
     COMPLETION_UNKNOWN = 2
 
     def __int__(self):
@@ -35,11 +36,13 @@ _LOOK_MS = 60_000
 
 class ScatterTransferTicket:
     """Scatter transfer in flight, or its outcome. A transfer can always be drained: it ends by the deadline of the
-    engine (`MC_TRANSFER_TIMEOUT`, 30 s) and is withdrawn before that says so, so `COMPLETION_UNKNOWN` means that it is
-    in flight, and nothing else."""
+    engine (`MC_TRANSFER_TIMEOUT`, 30 s) and is withdrawn before that says so. `COMPLETION_UNKNOWN` means that it is in
+    flight, or, for good, that its outcome is not known here: another call has taken it by the transfer's number, the
+    engine has forgotten it among 65,536 that nobody asked for, or this is a process that was forked since."""
 
     def __init__(self, native=None, number=0):
         self._native, self._number = native, number
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._status = _UNKNOWN if native is not None else ScatterTransferCompletionStatus.FAILED_DRAINED
 
@@ -61,22 +64,34 @@ class ScatterTransferTicket:
 
     def _end(self):
         """Waits until the transfer has ended. Returns this."""
-        while self._look(_LOOK_MS) is _UNKNOWN:
+        while self._look(_LOOK_MS) is _UNKNOWN and self._is_asked():
             pass
         return self
 
+    def _is_asked(self):
+        """Returns true while the engine knows more of the transfer than this; without a lock, which a process that was
+        forked may have got locked."""
+        return self._native is not None and os.getpid() == self._process
+
+    def _withdrawn(self):
+        """Records that the engine was closed, which withdraws what is in flight."""
+        with self._lock:
+            if self._status is _UNKNOWN:
+                self._status, self._native = ScatterTransferCompletionStatus.FAILED_DRAINED, None
+
     def _look(self, timeout_ms):
-        if self._status is not _UNKNOWN:
+        if self._status is not _UNKNOWN or not self._is_asked():
             return self._status
         # The outcome is told once: whoever is told keeps it for the others.
         if not self._lock.acquire(timeout=max(timeout_ms / 1000, 0.001)):
             return self._status
         try:
-            if self._status is _UNKNOWN:
+            if self._status is _UNKNOWN and self._native is not None:
                 native, number = self._native, self._number
                 code = native.wait_for(number, timeout_ms) if timeout_ms else native.status(number)
-                self._status = _STATUS.get(code, ScatterTransferCompletionStatus.FAILED_DRAINED)
-                if self._status is not _UNKNOWN:
+                lost = code < 0 and _native.last_error() == f"there is no batch {number}"
+                self._status = _UNKNOWN if lost else _STATUS.get(code, ScatterTransferCompletionStatus.FAILED_DRAINED)
+                if lost or self._status is not _UNKNOWN:
                     self._native = None
             return self._status
         finally:
@@ -84,8 +99,16 @@ class ScatterTransferTicket:
 
     def __del__(self):
         # Its memory may go with it.
-        if getattr(self, "_status", None) is _UNKNOWN:
+        if getattr(self, "_status", None) is _UNKNOWN and self._is_asked():
             self._end()
+
+
+def close(native, tickets):
+    """Closes an engine; its tickets say what came of their transfers."""
+    asked = [ticket for ticket in tickets if ticket._look(0) is _UNKNOWN and ticket._is_asked()]
+    native.close()
+    for ticket in asked:
+        ticket._withdrawn()
 
 
 def complete(native, endpoint, write, ends, fragments):
