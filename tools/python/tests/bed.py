@@ -1,6 +1,7 @@
 """Test bed: a `kvplane dev` with its own runtime directory, shared by the tests of a process."""
 
 import contextlib
+import functools
 import os
 import pathlib
 import queue
@@ -20,6 +21,28 @@ def pattern(address, size):
         word = ((address + at) * 0x9E3779B97F4A7C15) & (2**64 - 1)
         out[at : at + 8] = word.to_bytes(8, "little")[: min(8, size - at)]
     return bytes(out)
+
+
+@functools.total_ordering
+class Word:
+    """Number whose sums wrap at 2^64, as those of numpy's unsigned types do."""
+
+    def __init__(self, value):
+        self._value = value % 2**64
+
+    def __index__(self):
+        return self._value
+
+    def __eq__(self, other):
+        return self._value == int(other)
+
+    def __lt__(self, other):
+        return self._value < int(other)
+
+    def __add__(self, other):
+        return Word(self._value + int(other))
+
+    __radd__ = __add__
 
 
 class Bed:

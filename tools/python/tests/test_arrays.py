@@ -205,6 +205,38 @@ class Tickets(Pair):
             for at, size in ((0, 100), (5000, 50), ((1 << 20) + 100, 1000)):
                 self.assertEqual(self.memory[at : at + size], before[at : at + size])
 
+    def test_sums_of_words_that_wrap_stay_within_the_range(self):
+        self.memory[:] = bed.pattern(5, SIZE)
+        before, ours, theirs = self.peer.read(0, 2048), self.at + 1000, self.peer.at + 1000
+        for offset, length in ((bed.Word(-8), bed.Word(16)), (bed.Word(60), bed.Word(8)), (bed.Word(8), bed.Word(-4))):
+            said = io.StringIO()
+            with contextlib.redirect_stderr(said):
+                ticket = self.engine.scatter_transfer_sync_write_with_ticket(
+                    self.peer.name, [ours], [64], [theirs], [64], [[offset]], [[offset]], [[length]]
+                )
+            self.assertIs(ticket.status, FAILED_DRAINED)
+            self.assertIn("not within range 0", said.getvalue())
+        self.assertEqual(self.peer.read(0, 2048), before)
+        for base in (-8, bed.Word(-8), 2**64):
+            with contextlib.redirect_stderr(said):
+                ends = [base], [64], [theirs], [64]
+                ticket = self.engine.submit_scatter_write(self.peer.name, *ends, [[4]], [[4]], [[8]])
+            self.assertIs(ticket.status, FAILED_DRAINED)
+            self.assertIn("address space", said.getvalue())
+        ticket = self.engine.submit_scatter_write(
+            self.peer.name, [bed.Word(ours)], [bed.Word(64)], [bed.Word(theirs)], [64], [[bed.Word(8)]], [[bed.Word(8)]], [[bed.Word(16)]]
+        )
+        self.assertIs(ticket.drain(_LONGEST_MS), COMPLETED)
+        self.assertEqual(self.peer.read(1008, 16), self.memory[1008:1024])
+        try:
+            import numpy
+        except ImportError:
+            return
+        for kind in (numpy.uint8, numpy.int32, numpy.int64, numpy.uint64):
+            rows = [numpy.array([8], kind)], [numpy.array([8], kind)], [numpy.array([16], kind)]
+            ticket = self.engine.submit_scatter_write(self.peer.name, [ours], [64], [theirs], [64], *rows)
+            self.assertIs(ticket.drain(_LONGEST_MS), COMPLETED, kind)
+
     def test_numbers_and_names(self):
         self.assertEqual([int(one) for one in (COMPLETED, FAILED_DRAINED, COMPLETION_UNKNOWN)], [0, 1, 2])
         self.assertEqual(COMPLETED.name, "COMPLETED")
@@ -283,6 +315,25 @@ class Tickets(Pair):
         peer.kill()
         peer.wait()
         self.assertIs(ticket.drain(_LONGEST_MS), FAILED_DRAINED)
+
+    def test_an_outcome_that_is_not_known_is_unknown(self):
+        ticket = self.engine.submit_scatter_write(self.peer.name, *self.ranges())
+        while self.engine.transfer_check_status(ticket._number) == 0:
+            os.sched_yield()
+        for _ in range(2):
+            self.assertEqual((ticket.status, ticket.drained), (COMPLETION_UNKNOWN, False))
+            self.assertIs(ticket.drain(_LONGEST_MS), COMPLETION_UNKNOWN)
+        del ticket
+        kept = self.engine.submit_scatter_write(self.peer.name, *self.ranges())
+        ended = self.engine.scatter_transfer_sync_write_with_ticket(self.peer.name, *self.ranges())
+        with kept._lock:
+            child = os.fork()
+            if child == 0:
+                known = kept.drain(_LONGEST_MS), kept.status, ended.status
+                del kept
+                os._exit(0 if known == (COMPLETION_UNKNOWN, COMPLETION_UNKNOWN, COMPLETED) else 1)
+        self.assertEqual(os.waitpid(child, 0)[1], 0)
+        self.assertIs(kept.drain(_LONGEST_MS), COMPLETED)
 
     def test_a_closed_engine_leaves_nothing_in_flight(self):
         engine = TransferEngine()

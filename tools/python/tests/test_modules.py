@@ -227,6 +227,62 @@ class Tables(unittest.TestCase):
             engram.lookup(ids + 90)
         self.assertEqual(engram.remove_from_store(), 2)
 
+    def test_tables_that_do_not_fit_leave_nothing(self):
+        try:
+            import numpy
+        except ImportError:
+            self.skipTest("numpy is not installed")
+        bed.bed()
+        # Without a local buffer, no call copies through the client.
+        store = MooncakeDistributedStore()
+        self.assertEqual(store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", ""), 0)
+        self.addCleanup(store.close)
+        config = EngramStoreConfig()
+        config.table_vocab_sizes, config.embedding_dim = numpy.array([4, 4]), numpy.int64(3)
+        engram = EngramStore("does not fit", config, store)
+        good, small = numpy.arange(12, dtype=numpy.float32).reshape(4, 3), numpy.zeros((2, 3), numpy.float32)
+        for tables, kind in (
+            ([good, small], ValueError), ([good], ValueError), (None, TypeError), ([good, good + 1j], TypeError),
+            ([good, [["1"] * 3] * 4], TypeError), ([good, numpy.full((4, 3), None)], TypeError),
+        ):  # fmt: skip
+            with self.assertRaises(kind):
+                engram.populate(tables)
+            self.assertEqual(store.batch_is_exist(engram.get_store_keys()), [0, 0])
+        good.flags.writeable = False
+        engram.populate([good, good])
+        self.assertEqual(store.unregister_buffer(good.ctypes.data), -600, "it stayed registered")
+        for ids in (
+            [[[1.0, 2.0]]], [[[1.9, 2]]], [[["1", "2"]]], [[[True, False]]], [[[1 + 5j, 0]]],
+            numpy.array([[[10**30, 0]]], object),
+        ):  # fmt: skip
+            with self.assertRaisesRegex(TypeError, "row_ids are integers"):
+                engram.lookup(ids)
+        for ids in (numpy.array([[[2**63, 0]]], numpy.uint64), numpy.array([[[-1, 0]]], numpy.int8)):
+            with self.assertRaises(IndexError):
+                engram.lookup(ids)
+        self.assertEqual(engram.lookup(numpy.zeros((0, 3, 2))).shape, (0, 3, 2, 3))
+        for kind in (numpy.uint8, numpy.int16, numpy.uint64):
+            self.assertEqual(engram.lookup(numpy.array([[[3, 1]]], kind)).tolist(), [[[[9, 10, 11], [3, 4, 5]]]])
+        self.assertEqual(engram.remove_from_store(), 2)
+
+    def test_sizes_of_tables(self):
+        for sizes, dim, kind in (
+            ([0], 3, ValueError), ([-4], 3, ValueError), ([4.7], 3, TypeError), ("45", 3, TypeError), ([4], 0, ValueError),
+            ([4], 2.5, TypeError), ([4], "3", TypeError), ([], 3, ValueError), ([True], 3, TypeError), (None, 3, TypeError),
+            ([4], None, TypeError), ([2**62], 2**40, ValueError), (4, 3, TypeError),
+        ):  # fmt: skip
+            config = EngramStoreConfig()
+            config.table_vocab_sizes, config.embedding_dim = sizes, dim
+            with self.assertRaises(kind, msg=f"{sizes!r} {dim!r}"):
+                EngramStore(0, config)
+        with self.assertRaises(AttributeError):
+            config.embeding_dim = 3
+        config.table_vocab_sizes, config.embedding_dim = (4,), 3
+        for wrong in ((0, None), (0, config, "a store")):
+            with self.assertRaises(TypeError):
+                EngramStore(*wrong)
+        self.assertEqual(EngramStore(0, config).get_table_vocab_sizes(), [4])
+
     def test_the_module_of_tables(self):
         from mooncake import engram
 

@@ -234,6 +234,8 @@ class Refusals(unittest.TestCase):
             ({"pp": 2, "stages": (5,)}, "are not 5 layers on 2 stages"),
             ({"tp": 0}, "tp_size must be at least 1"),
             ({"tp": True}, "tp_size must be an integer"),
+            ({"tp": 2**40}, "are more than 65536 participants"),
+            ({"tp": 2**9, "dp": 2**9}, "are more than 65536 participants"),
         ):
             self.refused(text, placed, "s", described(), **sizes)
         for change, text in (

@@ -71,6 +71,8 @@ class Probes(Case):
             self.store.is_exist(self.key(), True)
         with self.assertRaises(TypeError):
             options.prefetch_to_memory = "yes"
+        with self.assertRaises(AttributeError):
+            options.prefetch_to_memroy = True
 
     def test_keys_of_a_configuration(self):
         store, said = MooncakeDistributedStore(), io.StringIO()
@@ -153,6 +155,44 @@ class Options(Case):
         with kvplane.Store() as plain:
             self.assertEqual(plain.retain_group(config.session_ids[0], 60), 4)
             self.assertEqual(plain.release(config.session_ids[0]), 4)
+
+    def test_each_key_of_a_batch_has_a_session_of_its_own(self):
+        def start(keys, values, config):
+            codes = self.store.batch_put_session_start(keys, [len(value) for value in values], config)
+            at, sizes = [[self.at]] * len(keys), [[len(value)] for value in values]
+            self.assertEqual(self.store.batch_put_from_multi_buffer_ranges(keys, at, sizes, [[0]] * len(keys)), [64] * 3)
+            self.assertEqual(self.store.batch_put_session_end(keys), [0] * len(keys))
+            return codes
+
+        place = lambda keys, values, config: self.store.batch_put_from(keys, [self.at] * 3, [64] * 3, config)
+        calls = {"put_batch": self.store.put_batch, "batch_put_from": place, "batch_put_session_start": start}
+        for name, call in calls.items():
+            for mine in (["a", "b", "c"], ["d", "d", "e"], ["f", "", ""]):
+                sessions = [one and f"{self.prefix} {name} {one}" for one in mine]
+                for attribute in ("session_ids", "group_ids"):
+                    config = ReplicateConfig()
+                    setattr(config, attribute, [one and f"{one} {attribute}" for one in sessions])
+                    keys = [f"{name} {attribute} {mine} {number}" for number in range(3)]
+                    self.assertIn(call(keys, [b"x" * 64] * 3, config), (0, [0] * 3))
+                    with kvplane.Store() as plain:
+                        for one in set(filter(None, getattr(config, attribute))):
+                            kept = getattr(config, attribute).count(one)
+                            self.assertEqual(plain.retain_group(one, 60), kept, (name, attribute, one))
+                            self.assertEqual(plain.release(one), kept)
+        config = ReplicateConfig()
+        config.session_ids = ["a", "b"]
+        self.assertEqual(self.store.batch_put_from([self.key(1), self.key(2)], [self.at], [64], config), [-600] * 2)
+        self.assertEqual(self.store.batch_is_exist([self.key(1), self.key(2)]), [0, 0])
+
+    def test_a_key_without_a_group_has_its_session(self):
+        config, name = ReplicateConfig(), f"session of {self.prefix}"
+        config.session_ids, config.group_ids = [name], [""]
+        self.assertEqual(self.store.put(self.key(), b"x", config), 0)
+        config.session_ids, config.group_ids = [name, name], ["", f"group of {self.prefix}"]
+        self.assertEqual(self.store.put_batch([self.key(1), self.key(2)], [b"x", b"x"], config), 0)
+        with kvplane.Store() as plain:
+            self.assertEqual(plain.retain_group(name, 60), 2)
+            plain.release(name)
 
     def test_a_group_comes_before_a_session(self):
         config = ReplicateConfig()

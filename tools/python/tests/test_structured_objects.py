@@ -1,8 +1,11 @@
 """Structured objects, batches of training data and their catalog, over a store of a real cluster."""
 
 import json
+import sys
 import threading
 import unittest
+import unittest.mock
+import warnings
 
 try:
     import numpy
@@ -168,6 +171,83 @@ class Objects(Case):
         self.assertEqual([type(found[name]) for name in scalars], [type(value) for value in scalars.values()])
         ref = self.transfer.put_object({"raw": numpy.bytes_(b"xyz")})
         self.assertEqual(self.transfer.get_object(ref)["raw"], b"xyz")
+
+    def test_types_of_arrays_come_back(self):
+        fields = [("x", "<i4"), ("y", "<f8", (2, 3)), ("z", [("a", "S3"), ("b", ">u2")])]
+        for dtype in (
+            numpy.dtype(fields), numpy.dtype([("x", "i1"), ("y", "f8")], align=True), numpy.dtype([(("title", "n"), "i4")]),
+            numpy.dtype("datetime64[us]"), numpy.dtype("<U5"), numpy.dtype(">f4"), numpy.dtype("V7"),
+        ):  # fmt: skip
+            array = numpy.frombuffer(bed.pattern(1, 5 * dtype.itemsize), dtype)
+            array = numpy.full(5, "abcde") if dtype.kind == "U" else array
+            ref = json.loads(json.dumps(objects.export_ref(self.transfer.put_dataproto({"a": array}))))
+            for rows in (None, [3, 1]):
+                seen = self.transfer.get_dataproto(ref, rows=rows)["batch"]["a"]
+                self.assertEqual(seen.dtype, dtype)
+                self.assertEqual(seen.tobytes(), (array if rows is None else array[rows]).tobytes())
+            one = self.transfer.get_object(self.transfer.put_object({"a": array[2]}))["a"]
+            self.assertEqual(numpy.asarray(one).dtype, numpy.asarray(array[2]).dtype)
+        spread = numpy.dtype({"names": ["a", "b"], "formats": ["<i4", "<i4"], "offsets": [0, 2]})
+        masked = numpy.ma.array([1, 2, 3], mask=[0, 1, 0])
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for put, value, text in (
+                (self.transfer.put_object, {"a": numpy.zeros(2, spread)}, "no description"),
+                (self.transfer.put_object, {"a": masked}, "mask is not stored"),
+                (self.transfer.put_dataproto, {"a": masked}, "mask is not stored"),
+            ):
+                with self.assertRaisesRegex(TypeError, text):
+                    put(value)
+        for column in ([masked, masked], [masked, masked[:2]], [{"a": masked}, None]):
+            with self.assertRaises((TypeError, ValueError)):
+                self.transfer.put_dataproto({"batch": {}, "non_tensor_batch": {"c": column}})
+        numpy.testing.assert_array_equal(
+            self.transfer.get_object(self.transfer.put_object({"a": numpy.ma.array([1, 2])}))["a"], [1, 2]
+        )
+
+    def test_names_that_are_not_read_are_refused(self):
+        ref = self.transfer.put_object({"a": numpy.arange(4), "b": numpy.arange(3)})
+        spec, into = self.transfer.read_spec(ref), numpy.full(4, -1)
+        for wrong, destinations in (
+            (spec, {"A": into}), (spec.select_members(["b"]), {"a": into}), (spec.slice_member("A", 0, 0, 1), None),
+        ):  # fmt: skip
+            with self.assertRaisesRegex(KeyError, "not read.*[aA]"):
+                self.transfer.materialize_into(wrong, destinations)
+        with self.assertRaisesRegex(ValueError, "at 0x0, where no memory is"):
+            self.transfer.materialize_into(spec, {"a": objects.raw_destination(0, 32)})
+        for destination in (into, objects.tensor_object_buffer(into.ctypes.data, 32)):
+            with self.assertRaisesRegex(TypeError, "pre_registered raw_destination, not"):
+                ranges = [objects.StructuredMemberRange("a", 0, 8, 0)]
+                self.transfer.materialize_ranges_into(spec, ranges, {"a": destination})
+        handle = self.transfer.put_dataproto(
+            {"batch": {"i": numpy.arange(4)}, "non_tensor_batch": {"c": list("abcd")}, "meta_info": {"k": 1}}
+        )
+        for keywords, kind, text in (
+            ({"destinations": {"I": into}}, KeyError, "not read.*'I'"),
+            ({"destinations": {"i": into}, "fields": ["c"]}, KeyError, "not read.*'i'"),
+            ({"destinations": {"c": into}}, ValueError, "no destinations.*'c'"),
+            ({"meta_info_keys": ["k", "K"]}, KeyError, "meta_info.*'K'"),
+        ):
+            with self.assertRaisesRegex(kind, text):
+                self.transfer.get_dataproto(handle, **keywords)
+        self.assertTrue((into == -1).all())
+        self.transfer.get_dataproto(handle, destinations={"i": into}, meta_info_keys=["k"])
+        self.assertEqual(into.tolist(), [0, 1, 2, 3])
+
+    def test_a_bundle_that_the_pool_has_no_room_for(self):
+        with bed.own(memory="64m"):
+            store = MooncakeDistributedStore()
+            self.assertEqual(store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", ""), 0)
+            self.addCleanup(store.close)
+            transfer = objects.MooncakeBundleTransfer(store, "big")
+            parts = {f"w{number}": numpy.full(8 << 20, number, numpy.uint8) for number in range(20)}
+            with self.assertRaisesRegex(RuntimeError, "evicted while it was put"):
+                transfer.put_object(parts, chunk_bytes=1 << 20)
+            self.assertEqual(store.remove_by_regex("^big/"), 0)
+            some = {"w0": parts["w0"], "w1": parts["w1"]}
+            seen = transfer.get_object(transfer.put_object(some, chunk_bytes=1 << 20))
+            numpy.testing.assert_array_equal(seen["w1"], some["w1"])
+            store.close()
 
     def test_copy_modes(self):
         members = {"x": numpy.arange(100), "y": b"abc" * 100}
@@ -352,6 +432,56 @@ class Batches(Case):
         self.transfer.cleanup_dataproto(fourth)
         self.assertEqual(self.left(), 0)
 
+    def test_handles_that_are_none(self):
+        put = lambda meta_info: self.transfer.put_dataproto({"batch": {"i": numpy.arange(2)}, "meta_info": meta_info})
+        for meta_info, text in (
+            ({"a": float("nan")}, "no nan"), ({"a": [float("-inf")]}, "no -inf"), ({"a": numpy.float32("inf")}, "no inf"),
+            ({1: "a", "1": "b"}, r"\[1\] are there twice"), ({"a": {None: 1, "None": 2}}, r"\[None\] are there twice"),
+        ):  # fmt: skip
+            with self.assertRaisesRegex(ValueError, text):
+                objects.export_ref(put(meta_info))
+        self.assertEqual(objects.export_ref(put({1: numpy.float32(2)}))["meta_info"], {"1": 2.0})
+        batch = {"batch": {"i": numpy.arange(4)}, "non_tensor_batch": {"c": ["a", "b", "c", "d"]}}
+        handle = objects.export_ref(self.transfer.put_dataproto(batch))
+        parts = handle["encoded_non_tensor"]["c"]["payload_members"]
+        for name, values in (
+            ("batch_size", (None, "4", 1.5, True, -1)),
+            (
+                "encoded_non_tensor",
+                (
+                    {"c": 5}, {"c": {}}, {"c": {"codec": 1, "payload_members": parts}}, {"c": {"codec": "utf8_ragged"}},
+                    {"c": {"codec": "utf8_ragged", "payload_members": {"data": 5}}},
+                    {"c": {"codec": "utf8_ragged", "payload_members": {"data": parts["data"]}}},
+                    {"c": {"codec": "utf8_ragged", "rows": "x", "payload_members": parts}},
+                    {"c": {"codec": "utf8_ragged", "metadata": 5, "payload_members": parts}},
+                    {"c": {"codec": "typed_ragged", "metadata": {"dtype": "i8"}, "payload_members": parts}},
+                    {"c": {"codec": "no such", "payload_members": parts}},
+                ),
+            ),
+        ):  # fmt: skip
+            for value in values:
+                for rows in (None, [0, 1]):
+                    with self.assertRaises(ValueError, msg=f"{name} {value} {rows}"):
+                        self.transfer.get_dataproto({**handle, name: value}, rows=rows)
+        del handle["batch_size"]
+        with self.assertRaisesRegex(ValueError, "batch_size is a number, 0 or above, not None"):
+            self.transfer.get_dataproto(handle)
+
+    def test_json_holds_what_comes_back(self):
+        put = lambda column: self.transfer.put_dataproto({"batch": {}, "non_tensor_batch": {"x": column}})
+        with unittest.mock.patch.dict(sys.modules, {"msgpack": None}):
+            for column in ([{1: 2}, {3: 4}], [{1: "a", "1": "b"}], [[{"a": {None: 1}}]], [{True: 1}]):
+                with self.assertRaisesRegex(ValueError, "msgpack.* is not installed.*keys of a mapping are text"):
+                    put(column)
+            for column in ([{"1": "a", "b": [{"c": None}]}], [{}, None]):
+                seen = self.transfer.get_dataproto(put(column))["non_tensor_batch"]["x"]
+                self.assertEqual(list(seen), column)
+        loop = {}
+        loop["loop"] = loop
+        for column in ([{1: 2**80}], [loop]):
+            with self.assertRaises(ValueError):
+                put(column)
+
     def test_columns_without_a_codec(self):
         for column, text in (([object()] * 2, "unsupported"), ([{1, 2}, None], "unsupported")):
             with self.assertRaisesRegex(ValueError, text):
@@ -466,6 +596,53 @@ class Catalog(Case):
         self.assertEqual(self.left(), 0)
         with self.assertLogs("mooncake"), self.assertRaisesRegex(RuntimeError, "drained"):
             self.put([1, 2])
+
+    def test_a_batch_without_a_handle_is_removed(self):
+        class Batch:
+            """A batch whose metadata is not JSON."""
+
+            batch, non_tensor_batch, meta_info = {"value": numpy.asarray([1, 2])}, {}, {"x": float("nan")}
+
+            def __len__(self):
+                return 2
+
+        with self.assertRaisesRegex(ValueError, "JSON, which has no nan"):
+            self.tracked.put(Batch(), partition="p", keys=["a", "b"])
+        self.assertEqual(self.left(), 0)
+        self.tracked.drain()
+
+    def test_a_refusal_is_raised_once(self):
+        self.put([1, 2])
+        empty = self.Rows()
+        for _ in range(2):
+            with self.assertLogs("mooncake"), self.assertRaisesRegex(ValueError, "exactly one DataProto stage"):
+                self.tracked.put(empty, partition="p", keys=["c", "d"])
+        self.put([3, 4])
+        self.assertEqual(self.read(["a"]), [{"value": 3}])
+        # One whose answers were lost, and that is refused when it is made again.
+        catalog, self.catalog = self.catalog, DataProtoCatalog()
+        self.catalog.drain()
+        lost = [ConnectionError("no route")] * 2
+
+        def unreachable(method, *arguments, **keywords):
+            if lost and method == "publish":
+                raise lost.pop()
+            return self.call(method, *arguments, **keywords)
+
+        tracked = DataProtoCatalogTransfer(self.transfer, unreachable)
+        with self.assertLogs("mooncake"), self.assertRaises(ConnectionError):
+            tracked.put(self.Rows({"value": numpy.asarray([1, 2])}), partition="p", keys=["a", "b"])
+        with self.assertLogs("mooncake") as said:
+            tracked.close()
+        self.assertIn("was refused: the catalog was drained", said.output[0])
+        tracked.close()
+        # An answer that cannot be decoded says nothing: the publication is made again.
+        self.catalog, lost[:] = catalog, [json.JSONDecodeError("no answer", "", 0)]
+        with self.assertLogs("mooncake"):
+            tracked.put(self.Rows({"value": numpy.asarray([5, 6])}), partition="p", keys=["a", "b"])
+        self.assertEqual(self.read(["b"]), [{"value": 6}])
+        self.tracked.drain()
+        self.assertEqual(self.left(), 0)
 
     def test_lost_answers_publish_once(self):
         self.failures = ["publish", "ack_publication"]

@@ -162,6 +162,16 @@ class Names(unittest.TestCase):
         self.assertEqual(store.upsert("k", bytes(100)), 0)
         for to, of, size in (((1 << 64) - 1, 0, 10), (0, (1 << 64) - 1, 10), (0, 0, (1 << 64) - 1), (4090, 0, 10)):
             self.assertEqual(store.get_into_ranges([at], [["k"]], [[[to]]], [[[of]]], [[[size]]]), [[[-600]]])
+        # Numbers whose sums wrap, as numpy's do, and those that are no offset: nothing outside the destination is written.
+        before, ranges = bytes(memory), ([["k"]], [[[bed.Word(-8)]]], [[[0]]], [[[4]]])
+        snapshot = store.prepare_get_into_ranges_snapshot(["k"])
+        self.assertEqual(store.get_into_ranges([at + 100], *ranges), [[[-600]]])
+        self.assertEqual(store.get_into_ranges_from_snapshot(snapshot, [bed.Word(at + 100)], *ranges), [[[-600]]])
+        for offset in (-8, 1.5, "0", None):
+            with self.assertRaises(TypeError):
+                store.get_into_ranges([at + 100], [["k"]], [[[offset]]], [[[0]]], [[[4]]])
+        self.assertEqual(memory, before)
+        self.assertEqual(store.get_into_ranges([bed.Word(at)], [["k"]], [[[bed.Word(8)]]], [[[bed.Word(0)]]], [[[bed.Word(4)]]]), [[[4]]])
         self.assertEqual(store.unregister_buffer(at), 0)
 
     def test_sizes_that_are_none(self):

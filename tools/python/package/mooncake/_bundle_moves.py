@@ -260,6 +260,17 @@ class Moves:
                 self._pool = BufferPool(self._store)
         return self._pool if has(self._store, "batch_put_from") else None
 
+    def check_there(self, keys):
+        """RuntimeError if objects that were put are gone again: other objects of the same bundle have evicted them."""
+        if not has(self._store, "batch_is_exist"):
+            return
+        gone = [key for key, code in zip(keys, self._store.batch_is_exist(keys)) if code == 0]
+        if gone:
+            raise RuntimeError(
+                f"{len(gone)} of {len(keys)} objects of a bundle were evicted while it was put, for example {gone[0]}: the "
+                "pool has no room for all of it"
+            )
+
     # --- tensors ---------------------------------------------------------------------------------------------------
 
     def takes_tensors(self, config):

@@ -111,6 +111,45 @@ class RawDestination:
     pre_registered: bool = False
 
 
+def described_type(dtype):
+    """Returns the description of an array's type as JSON: text, or a list of the fields of a structured type. TypeError
+    for a type that has none, or contains objects."""
+    try:
+        # A structured type without fields, or with fields that overlap, has no such list.
+        described = dtype.descr if dtype.names is not None else dtype.str
+        same = not dtype.hasobject and type_described(described) == dtype
+    except ValueError:
+        same = False
+    if not same:
+        raise TypeError(f"arrays of type {dtype} cannot be stored: the type has no description that is read back as itself")
+    return described
+
+
+def type_described(described):
+    """Returns the type of a description; ValueError or TypeError if it is none."""
+    if isinstance(described, str):
+        return np.dtype(described)
+    if not isinstance(described, list) or not all(isinstance(one, (list, tuple)) for one in described):
+        raise ValueError(f"a type of arrays is described by text or a list of fields, not {described!r}")
+    return np.lib.format.descr_to_dtype(_fields(described))
+
+
+def _fields(described):
+    """Returns fields as numpy describes them: tuples, which JSON has as lists."""
+    fields = []
+    for name, kind, *shape in described:
+        name = tuple(name) if isinstance(name, list) else name
+        kind = _fields(kind) if isinstance(kind, list) else kind
+        fields.append((name, kind, *(tuple(sizes) for sizes in shape)))
+    return fields
+
+
+def check_unmasked(value, label):
+    """TypeError for a masked array with values that are masked: its mask is not stored."""
+    if np.ma.is_masked(value):
+        raise TypeError(f"{label} is a masked array, whose mask is not stored: put data and mask as two arrays")
+
+
 class PoolMemory:
     """A lease of a pool, released once: by `release`, or with the last array over it."""
 

@@ -15,6 +15,8 @@ from mooncake._bundle_moves import Piece
 from mooncake._bundle_values import BundleTransferPolicy, Described, FlatArrays, Pieces, Tensor, TensorObject, bytes_of
 
 CHUNK_BYTES = 64 << 20
+#: Bytes of a bundle from which on its put checks that the last objects have not evicted the first.
+_CHECKED_BYTES = 16 << 20
 
 
 @dataclass
@@ -302,6 +304,7 @@ class _Put:
         self._config = config
         #: Keys of all objects that were or may have been put.
         self.keys = []
+        self._bytes = 0
         self._plain = []
         self._pieces = []
         self._arrays = []
@@ -331,6 +334,7 @@ class _Put:
         names = [key] if len(sizes) == 1 else [f"{key}/{index}" for index in range(len(sizes))]
         chunks = [{"key": name, "bytes": size} for name, size in zip(names, sizes)]
         self.keys += names
+        self._bytes += sum(sizes)
         return {"key": key, "bytes": sum(sizes), "chunks": chunks}
 
     def _add_tensor(self, key, value):
@@ -389,6 +393,8 @@ class _Put:
             moves.put_tensors(*map(list, zip(*self._tensors)), config)
         for key, value in self._objects:
             moves.put_tensor_object(key, value, config)
+        if self._bytes >= _CHECKED_BYTES:
+            moves.check_there(self.keys)
 
 
 def _is_of(key, payload):

@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 
-from mooncake._bundle_values import FlatArrays, Pieces, bytes_of
+from mooncake._bundle_values import FlatArrays, Pieces, bytes_of, check_unmasked
 
 #: Types of a column without a value.
 EMPTY_TYPE = "int64"
@@ -233,7 +233,9 @@ class Ragged:
         self._concatenates = concatenates
 
     def encode(self, values, dtype=None):
-        """Encodes; ValueError if a row has no numbers."""
+        """Encodes; ValueError if a row has no numbers, TypeError if one is a masked array."""
+        for value in values:
+            check_unmasked(value, "a row of a column")
         regular = self.encode_regular(values, dtype)
         if regular is not None:
             return regular
@@ -434,8 +436,28 @@ class TensorDicts:
 
 
 def pack_json(value):
-    """Returns a value as JSON; TypeError or ValueError if it has none."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    """Returns a value as JSON; TypeError or ValueError if it has none, or would come back as another value: keys of JSON
+    are text."""
+    packed = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    # After the conversion, which fails for values that contain themselves.
+    _check_keys(value)
+    return packed
+
+
+def _check_keys(value):
+    inner = [value]
+    while inner:
+        one = inner.pop()
+        if isinstance(one, dict):
+            others = [key for key in one if not isinstance(key, str)]
+            if others:
+                raise ValueError(
+                    f"the keys of a mapping are text in JSON, and {others[0]!r} is {type(others[0]).__name__}: the codec "
+                    "msgpack_ragged keeps it, which needs the package msgpack"
+                )
+            inner.extend(one.values())
+        elif isinstance(one, (list, tuple)):
+            inner.extend(one)
 
 
 def unpack_json(data):

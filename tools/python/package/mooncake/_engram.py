@@ -1,23 +1,52 @@
 """Embedding tables in the store, one object for each head, read row by row: `EngramStore`."""
 
+import operator
+
+from mooncake._types import several
+
+#: Bytes of a value of a table.
+_VALUE_BYTES = 4
+#: Most bytes of a table.
+_MOST_BYTES = (1 << 63) - 1
+#: Code of a registration of memory that is registered: its owner did so.
+_REGISTERED = -600
+
 
 class EngramStoreConfig:
-    """Number of rows of each head's table, and of values in a row."""
+    """Number of rows of each head's table, and of values in a row. It has no other attributes."""
+
+    __slots__ = ("table_vocab_sizes", "embedding_dim")
 
     def __init__(self):
         self.table_vocab_sizes = []
         self.embedding_dim = 0
 
 
+def _count(value, name):
+    """Returns a number above 0; TypeError for another type, ValueError for another number."""
+    if type(value).__name__ in ("bool", "bool_") or not hasattr(value, "__index__"):
+        raise TypeError(f"EngramStoreConfig: {name} is int, not {value!r}")
+    if operator.index(value) <= 0:
+        raise ValueError(f"EngramStoreConfig: {name} is above 0, not {value}")
+    return operator.index(value)
+
+
 class EngramStore:
     """Tables of one layer."""
 
     def __init__(self, layer_id, config, store=None):
-        if config.embedding_dim <= 0 or not config.table_vocab_sizes:
-            raise ValueError("embedding_dim is above 0, and there is a table for each head")
+        if not isinstance(config, EngramStoreConfig):
+            raise TypeError(f"EngramStore: config is EngramStoreConfig, not {type(config).__name__}")
+        if store is not None and not hasattr(store, "get_into_ranges"):
+            raise TypeError(f"EngramStore: store is MooncakeDistributedStore, not {type(store).__name__}")
+        self._dim = _count(config.embedding_dim, "embedding_dim")
+        sizes = several(config.table_vocab_sizes, "EngramStoreConfig", "table_vocab_sizes", "int")
+        self._sizes = [_count(size, "a size of table_vocab_sizes") for size in sizes]
+        if not self._sizes:
+            raise ValueError("EngramStoreConfig: table_vocab_sizes has the size of the table of each head, and is empty")
+        if max(self._sizes) * self._dim * _VALUE_BYTES > _MOST_BYTES:
+            raise ValueError(f"EngramStoreConfig: a table of {max(self._sizes)} rows of {self._dim} values is too large")
         self._layer = layer_id
-        self._sizes = [int(size) for size in config.table_vocab_sizes]
-        self._dim = int(config.embedding_dim)
         self._store = store
 
     def get_embedding_dim(self):
@@ -38,34 +67,62 @@ class EngramStore:
 
     def populate(self, embedding_buffers):
         """Stores the tables, float32 arrays of the configured shapes. Existing tables are left unchanged."""
-        import numpy
-
-        if len(embedding_buffers) != len(self._sizes):
-            raise ValueError(f"{len(embedding_buffers)} tables for {len(self._sizes)} heads")
-        for key, rows, table in zip(self.get_store_keys(), self._sizes, embedding_buffers):
-            array = numpy.ascontiguousarray(table, dtype=numpy.float32)
-            if array.shape != (rows, self._dim):
-                raise ValueError(f"{key}: a table of {array.shape}, not of {(rows, self._dim)}")
-            code = self._need().put(key, array)
+        tables = several(embedding_buffers, "populate", "embedding_buffers", "arrays")
+        if len(tables) != len(self._sizes):
+            raise ValueError(f"{len(tables)} tables for {len(self._sizes)} heads")
+        keys = self.get_store_keys()
+        # Nothing is stored before all tables were checked.
+        arrays = [self._table(*one) for one in zip(keys, self._sizes, tables)]
+        store, registered = self._need(), []
+        try:
+            for number, array in enumerate(arrays):
+                code = store.register_buffer(array.ctypes.data, array.nbytes)
+                if code == _REGISTERED:
+                    # By its owner, or for another head: a copy has memory of its own.
+                    arrays[number] = array = array.copy()
+                    code = store.register_buffer(array.ctypes.data, array.nbytes)
+                if code != 0:
+                    raise RuntimeError(f"{keys[number]}: the table's memory could not be registered: error {code}")
+                registered.append(array.ctypes.data)
+            places = [array.ctypes.data for array in arrays]
+            codes = store.batch_put_from(keys, places, [array.nbytes for array in arrays])
+        finally:
+            for pointer in registered:
+                store.unregister_buffer(pointer)
+        for key, code in zip(keys, codes):
             if code != 0:
                 raise RuntimeError(f"{key}: error {code}")
+
+    def _table(self, key, rows, table):
+        """Returns a table as a contiguous array of float32; TypeError or ValueError for another one."""
+        import numpy
+
+        array = numpy.asarray(table)
+        if array.dtype.kind not in "biufV" or array.dtype.names:
+            raise TypeError(f"{key}: a table of real numbers, not of {array.dtype}")
+        if array.shape != (rows, self._dim):
+            raise ValueError(f"{key}: a table of {array.shape}, not of {(rows, self._dim)}")
+        return numpy.ascontiguousarray(array, dtype=numpy.float32)
 
     def lookup(self, row_ids):
         """Returns the rows of an array of row numbers [batch, length, head], as float32 [batch, length, head,
         values]."""
         import numpy
 
-        ids = numpy.ascontiguousarray(row_ids, dtype=numpy.int64)
+        ids = numpy.asarray(row_ids)
         if ids.ndim != 3 or ids.shape[2] != len(self._sizes):
             raise ValueError(f"row_ids of shape {ids.shape}, not [batch, length, {len(self._sizes)}]")
+        if ids.size and ids.dtype.kind not in "iu":
+            raise TypeError(f"row_ids are integers, not {ids.dtype}")
         for head, rows in enumerate(self._sizes):
             some = ids[:, :, head]
             if some.size and (some.min() < 0 or some.max() >= rows):
                 raise IndexError(f"head {head} has rows 0 to {rows - 1}")
+        ids = numpy.ascontiguousarray(ids, dtype=numpy.int64)
         out = numpy.empty((*ids.shape, self._dim), dtype=numpy.float32)
         if out.size == 0:
             return out
-        store, row = self._need(), 4 * self._dim
+        store, row = self._need(), _VALUE_BYTES * self._dim
         pointer = out.ctypes.data
         if store.register_buffer(pointer, out.nbytes) != 0:
             raise RuntimeError("the result's memory could not be registered")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mooncake._bundle_moves import Destination, Piece
+from mooncake._bundle_values import RawDestination, type_described
 
 _ADDRESS_END = 1 << 64
 
@@ -100,7 +101,7 @@ def _width(spec):
         return 1
     if encoding != "ndarray":
         raise ValueError(f"ranges are of members that are bytes or arrays, not {encoding!r}")
-    dtype = np.dtype(spec["dtype"])
+    dtype = type_described(spec["dtype"])
     if dtype.hasobject or dtype.itemsize <= 0:
         raise ValueError(f"ranges of a member of type {dtype}")
     return dtype.itemsize
@@ -111,6 +112,9 @@ def _signature(spec):
 
 
 def _check_destination(name, destination, size=1, alignment=1):
+    if not isinstance(destination, RawDestination):
+        kind = type(destination).__name__
+        raise TypeError(f"the destination of {name} is a pre_registered raw_destination, not {kind}")
     address, room = _integer(destination.ptr, "an address"), _integer(destination.size, "a length")
     if destination.owner is None or destination.pre_registered is not True:
         raise ValueError(f"the destination of {name} is a pre_registered raw_destination with an owner")

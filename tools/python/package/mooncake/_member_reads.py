@@ -8,7 +8,7 @@ import numpy as np
 
 from mooncake import _tensors
 from mooncake._bundle_moves import Destination, fresh
-from mooncake._bundle_values import RawDestination, TensorObject
+from mooncake._bundle_values import RawDestination, TensorObject, type_described
 from mooncake._column_codecs import load_torch
 
 #: Members up to this length share memory, in blocks of at most `_BLOCK_BYTES`.
@@ -187,9 +187,9 @@ class MemberReads:
 
     def _array(self, name, payload, spec, rows, destination):
         dtype, shape = spec.get("dtype"), spec.get("shape")
-        if not isinstance(dtype, str) or not isinstance(shape, list):
+        if not isinstance(dtype, (str, list)) or not isinstance(shape, list):
             raise ValueError(f"structured ndarray member {name} has no dtype or no shape")
-        dtype, shape = np.dtype(dtype), tuple(map(int, shape))
+        dtype, shape = type_described(dtype), tuple(map(int, shape))
         if dtype.hasobject or dtype.itemsize * int(np.prod(shape, dtype=np.int64)) != payload["bytes"]:
             raise ValueError(f"structured ndarray member {name} is not of {payload['bytes']} bytes: {dtype}, {shape}")
         if rows is None:
@@ -264,12 +264,19 @@ class MemberReads:
         return _Read(name, spans, size, lambda: _tensor_in(destination, size, spec), (place, offset))
 
 
+def _check_room(name, destination, size):
+    """ValueError if memory given by its address cannot hold a member."""
+    if destination.size < size:
+        raise ValueError(f"the destination of {name} has {destination.size} bytes, and {size} are needed")
+    if size and not 0 < destination.ptr <= (1 << 64) - size:
+        raise ValueError(f"the destination of {name} is at {destination.ptr:#x}, where no memory is")
+
+
 def _array_at(name, destination, dtype, shape):
     """Returns a caller's destination as an array; ValueError if it does not fit."""
     if isinstance(destination, RawDestination):
         size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-        if destination.size < size:
-            raise ValueError(f"the destination of {name} has {destination.size} bytes, and {size} are needed")
+        _check_room(name, destination, size)
         memory = (ctypes.c_uint8 * size).from_address(destination.ptr)
         memory.owner = destination.owner
         return np.frombuffer(memory, np.uint8, size).view(dtype).reshape(shape) if size else np.empty(shape, dtype)
@@ -285,8 +292,7 @@ def _array_at(name, destination, dtype, shape):
 
 
 def _tensor_place(name, destination, size):
-    if destination.size < size:
-        raise ValueError(f"the destination of {name} has {destination.size} bytes, and {size} are needed")
+    _check_room(name, destination, size)
     registered = isinstance(destination, RawDestination) and destination.pre_registered
     return Destination(destination.ptr, size, destination, registered)
 

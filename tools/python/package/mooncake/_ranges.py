@@ -1,10 +1,10 @@
 """Ranges of objects, and the sessions that read and write an object layer by layer."""
 
-import itertools
+import operator
 import threading
 import time
 
-from mooncake._types import RangedReadSnapshot, group_number, groups_of, kept, refused, several, texts
+from mooncake._types import RangedReadSnapshot, put_batches, refused, several, texts
 
 INVALID_KEY = -400
 INVALID_PARAMS = -600
@@ -19,8 +19,11 @@ _LAST = (1 << 64) - 1
 
 
 def _place(pointer, offset):
-    """Returns the destination of a range; one beyond the address space is rejected like one beyond a buffer."""
-    return min(pointer + offset, _LAST) if offset <= _LAST else offset
+    """Returns the destination of a range; one beyond the address space is rejected like one beyond a buffer. Numbers are
+    Python's, because sums of numpy's types wrap; those that are no offset stay as they are, and the native module
+    raises TypeError for them."""
+    pointer, offset = operator.index(pointer), operator.index(offset)
+    return min(pointer + offset, _LAST) if 0 <= offset <= _LAST else offset
 
 
 class Ranges:
@@ -126,16 +129,17 @@ class Ranges:
             return [code] * len(keys)
         writing = self._writing
         codes = writing.claim(keys)
-        some = [number for number, code in enumerate(codes) if code == 0]
-        begun = ()
-        # One group for all, as far as a session has groups.
-        groups = set(groups_of(config) or ())
-        options = kept(config, False, group_number(groups.pop()) if len(groups) == 1 else 0)
+        claimed = {number for number, code in enumerate(codes) if code == 0}
+        begun = {}
         try:
-            if some:
-                begun = native.begin([keys[at] for at in some], [sizes[at] for at in some], options)
+            for indexes, options in put_batches(config, False, len(keys)):
+                some = [at for at in indexes if at in claimed]
+                if some:
+                    outcomes = native.begin([keys[at] for at in some], [sizes[at] for at in some], options)
+                    begun.update(zip(some, outcomes))
         finally:
-            for at, code in itertools.zip_longest(some, begun, fillvalue=-1):
+            for at in claimed:
+                code = begun.get(at, -1)
                 codes[at] = INVALID_PARAMS if code == INVALID_KEY else code
                 if code != 0:
                     writing.end(keys[at])

@@ -1,6 +1,8 @@
 """Transfers of fragments of ranges, and tickets, which say whether bytes may still be moved."""
 
 import enum
+import operator
+import os
 import sys
 import threading
 
@@ -16,7 +18,7 @@ class ScatterTransferCompletionStatus(enum.Enum):
     COMPLETED = 0
     #: Not all bytes were moved, and no more will be: the memory is the caller's again.
     FAILED_DRAINED = 1
-    #: Bytes may still be moved: both ends' memory must stay.
+    #: Bytes may still be moved: both ends' memory must stay. Also of a transfer whose outcome is not known here.
     COMPLETION_UNKNOWN = 2
 
     def __int__(self):
@@ -34,11 +36,13 @@ _LOOK_MS = 60_000
 
 class ScatterTransferTicket:
     """Scatter transfer in flight, or its outcome. A transfer can always be drained: it ends by the deadline of the
-    engine (`MC_TRANSFER_TIMEOUT`, 30 s) and is withdrawn before that says so, so `COMPLETION_UNKNOWN` means that it is
-    in flight, and nothing else."""
+    engine (`MC_TRANSFER_TIMEOUT`, 30 s) and is withdrawn before that says so. `COMPLETION_UNKNOWN` means that it is in
+    flight, or, for good, that its outcome is not known here: another call has taken it by the transfer's number, the
+    engine has forgotten it among 65,536 that nobody asked for, or this is a process that was forked since."""
 
     def __init__(self, native=None, number=0):
         self._native, self._number = native, number
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._status = _UNKNOWN if native is not None else ScatterTransferCompletionStatus.FAILED_DRAINED
 
@@ -60,22 +64,34 @@ class ScatterTransferTicket:
 
     def _end(self):
         """Waits until the transfer has ended. Returns this."""
-        while self._look(_LOOK_MS) is _UNKNOWN:
+        while self._look(_LOOK_MS) is _UNKNOWN and self._is_asked():
             pass
         return self
 
+    def _is_asked(self):
+        """Returns true while the engine knows more of the transfer than this; without a lock, which a process that was
+        forked may have got locked."""
+        return self._native is not None and os.getpid() == self._process
+
+    def _withdrawn(self):
+        """Records that the engine was closed, which withdraws what is in flight."""
+        with self._lock:
+            if self._status is _UNKNOWN:
+                self._status, self._native = ScatterTransferCompletionStatus.FAILED_DRAINED, None
+
     def _look(self, timeout_ms):
-        if self._status is not _UNKNOWN:
+        if self._status is not _UNKNOWN or not self._is_asked():
             return self._status
         # The outcome is told once: whoever is told keeps it for the others.
         if not self._lock.acquire(timeout=max(timeout_ms / 1000, 0.001)):
             return self._status
         try:
-            if self._status is _UNKNOWN:
+            if self._status is _UNKNOWN and self._native is not None:
                 native, number = self._native, self._number
                 code = native.wait_for(number, timeout_ms) if timeout_ms else native.status(number)
-                self._status = _STATUS.get(code, ScatterTransferCompletionStatus.FAILED_DRAINED)
-                if self._status is not _UNKNOWN:
+                lost = code < 0 and _native.last_error() == f"there is no batch {number}"
+                self._status = _UNKNOWN if lost else _STATUS.get(code, ScatterTransferCompletionStatus.FAILED_DRAINED)
+                if lost or self._status is not _UNKNOWN:
                     self._native = None
             return self._status
         finally:
@@ -83,8 +99,16 @@ class ScatterTransferTicket:
 
     def __del__(self):
         # Its memory may go with it.
-        if getattr(self, "_status", None) is _UNKNOWN:
+        if getattr(self, "_status", None) is _UNKNOWN and self._is_asked():
             self._end()
+
+
+def close(native, tickets):
+    """Closes an engine; its tickets say what came of their transfers."""
+    asked = [ticket for ticket in tickets if ticket._look(0) is _UNKNOWN and ticket._is_asked()]
+    native.close()
+    for ticket in asked:
+        ticket._withdrawn()
 
 
 def complete(native, endpoint, write, ends, fragments):
@@ -112,6 +136,8 @@ def _failed(endpoint, reason):
     return ScatterTransferTicket()
 
 
+#: Largest address.
+_LAST = (1 << 64) - 1
 #: Names of the lists of ranges, and of those of each range's fragments.
 _ENDS = ("local_base_addresses", "local_capacities", "remote_base_addresses", "remote_capacities")
 _FRAGMENTS = ("local_offsets", "remote_offsets", "lengths")
@@ -131,6 +157,8 @@ def _places(ends, fragments):
         for at, to, length in zip(our_offsets, their_offsets, lengths):
             if length <= 0 or at < 0 or to < 0 or at + length > our_room or to + length > their_room:
                 raise ValueError(f"a fragment of {length} bytes at {at} and {to} is not within range {number}")
+            if not 0 <= our_base <= _LAST - at - length or not 0 <= their_base <= _LAST - to - length:
+                raise ValueError(f"range {number} is not within the address space, which ends at 2^64")
             ours.append(our_base + at)
             theirs.append(their_base + to)
             sizes.append(length)
@@ -140,14 +168,18 @@ def _places(ends, fragments):
 
 
 def _numbers(column, name):
-    """Checks for a list of numbers; TypeError for anything else."""
+    """Returns a list of numbers as Python's, whose sums do not wrap as those of numpy's types; TypeError for anything
+    else."""
+    found = []
     for one in several(column, "scatter", name, "int"):
-        if not hasattr(one, "__index__"):
-            raise TypeError(f"scatter(): {name} is a list of int, and {type(one).__name__} is in it")
-    return column
+        try:
+            found.append(operator.index(one))
+        except TypeError:
+            raise TypeError(f"scatter(): {name} is a list of int, and {type(one).__name__} is in it") from None
+    return found
 
 
 def _rows(column, name):
-    """Checks for a list of lists of numbers."""
+    """Does the same with a list of lists of numbers."""
     rows = several(column, "scatter", name, "lists of int")
     return [_numbers(row, f"{name}[{number}]") for number, row in enumerate(rows)]

@@ -222,7 +222,9 @@ class ReplicateConfig:
 
 
 class ExistOptions:
-    """Options of a test for objects."""
+    """Options of a test for objects. It has no other attributes."""
+
+    __slots__ = ("_ahead",)
 
     def __init__(self):
         self.prefetch_to_memory = False
@@ -332,7 +334,9 @@ def refused(config, keys):
 
 def groups_of(config):
     """Returns the group of each key of a put, or None: that of `group_ids`, else its session."""
-    return None if config is None else config.group_ids or config.session_ids or None
+    if config is None or not (config.group_ids and config.session_ids):
+        return None if config is None else config.group_ids or config.session_ids or None
+    return [group or session for group, session in zip(config.group_ids, config.session_ids)]
 
 
 def group_number(name):
@@ -364,6 +368,25 @@ def kept(config, replace, group=0, together=False):
     kind = int(config.data_type)
     # Mooncake has no priorities of objects.
     return (group, pin, bool(config.with_hard_pin), kind, replace, replicas, segments, together, 0, replicas)
+
+
+def put_batches(config, replace, count):
+    """Divides a batch of so many objects by their groups and affinities. Returns the indexes and the options of each part
+    as the native module takes them. An affinity of one object has no effect; a group of one object is a group, because
+    retentions name it."""
+    groups = groups_of(config)
+    places = config.residency_affinity_ids if config is not None else None
+    if not places or len(set(places)) == len(places):
+        places = None
+    if groups is None and places is None:
+        return [(range(count), kept(config, replace))]
+    members = {}
+    for index in range(count):
+        members.setdefault((groups and groups[index], places and places[index]), []).append(index)
+    return [
+        (indexes, kept(config, replace, group_number(group) if group else 0, bool(place) and len(indexes) > 1))
+        for (group, place), indexes in members.items()
+    ]
 
 
 class BufferHandle(mmap.mmap):

@@ -5,7 +5,9 @@ A put of a batch is a *fragment*, named by the key of its manifest. `DataProtoCa
 the store when no sample and no reader refers to them any more.
 """
 
+import contextlib
 import copy
+import json
 import logging
 import threading
 import uuid
@@ -13,6 +15,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 _LOG = logging.getLogger(__name__)
+
+
+class CatalogRefusal(ValueError):
+    """Publication that the catalog refused for good: nothing was published."""
+
+
+class CatalogDrained(CatalogRefusal, RuntimeError):
+    """Publication in a catalog that was drained."""
+
+
+@contextlib.contextmanager
+def _refusing():
+    """Context manager that raises what a catalog does not accept as `CatalogRefusal`."""
+    try:
+        yield
+    except CatalogRefusal:
+        raise
+    except ValueError as error:
+        raise CatalogRefusal(*error.args) from error
 
 
 @dataclass
@@ -59,7 +80,8 @@ class DataProtoCatalog:
         """Does the same for a batch that the catalog manages from now on; a retry of an operation has no effect."""
         operation = _text(operation_id, "operation_id")
         if operation not in self._published:
-            self._published[operation] = self._update(partition, keys, tags, handle, managed=handle is not None)
+            with _refusing():
+                self._published[operation] = self._update(partition, keys, tags, handle, managed=handle is not None)
         return copy.deepcopy(self._published[operation])
 
     def publish_append(self, operation_id, fragment_id, partition, keys, *, previous_handle, handle):
@@ -67,8 +89,9 @@ class DataProtoCatalog:
         the meantime or the new one is not a continuation of it; a retry of an operation has no effect."""
         operation = _text(operation_id, "operation_id")
         if operation not in self._published:
-            arguments = (_text(fragment_id, "fragment_id"), _text(partition, "partition"), _texts(keys, "keys"))
-            self._published[operation] = self._append(*arguments, previous_handle, handle)
+            with _refusing():
+                arguments = (_text(fragment_id, "fragment_id"), _text(partition, "partition"), _texts(keys, "keys"))
+                self._published[operation] = self._append(*arguments, previous_handle, handle)
         return copy.deepcopy(self._published[operation])
 
     def ack_publication(self, operation_id):
@@ -99,7 +122,7 @@ class DataProtoCatalog:
 
     def _update(self, partition, keys, tags, handle, managed):
         if self._drained:
-            raise RuntimeError("the catalog was drained")
+            raise CatalogDrained("the catalog was drained")
         partition, keys = _text(partition, "partition"), _texts(keys, "keys")
         tags = _tags(tags, len(keys))
         if tags is None and handle is None:
@@ -253,8 +276,10 @@ class DataProtoCatalog:
 
 class DataProtoCatalogTransfer:
     """Puts batches and publishes them in a catalog: `catalog_call(method, *arguments, **keywords)` calls it, in this or
-    another process. A call to the catalog that fails is made a second time; what fails again is retried by the next
-    `put`, `append`, `drain` or `close`, which raises if it cannot be done."""
+    another process. A publication that the catalog refuses (`CatalogRefusal`, and any other ValueError or TypeError) is
+    raised once, and ends there; the objects of a `CatalogRefusal` are removed. A call that fails otherwise is made a
+    second time; what fails again is retried by the next `put`, `append`, `drain` or `close`, which raises if it cannot
+    be done."""
 
     #: Attribute of an output that refers to results in memory of a pool.
     _RESULTS = "_mooncake_catalog_results"
@@ -277,7 +302,8 @@ class DataProtoCatalogTransfer:
         handle = None
         if data is not None:
             _check_length(data, keys)
-            handle = _export(self.transfer.put(data, type="dataproto", partition=partition, **put_kwargs))
+            ref = self.transfer.put(data, type="dataproto", partition=partition, **put_kwargs)
+            handle = self._exported(ref, {"handle": ref})
         return self._publish_twice("publish", (partition, keys), {"tags": tags, "handle": handle})
 
     def append(self, fragment_id, handle, data, *, partition, keys, stage, **append_kwargs):
@@ -293,7 +319,8 @@ class DataProtoCatalogTransfer:
         plan = self._call("resolve", partition, keys, list(before.field_index))
         if plan["handles"].get(name) != old:
             raise ValueError(f"stale DataProto append handle: {name!r}")
-        new = _export(self.transfer.append_dataproto_fields(old, data, stage=stage, **append_kwargs))
+        ref = self.transfer.append_dataproto_fields(old, data, stage=stage, **append_kwargs)
+        new = self._exported(ref, {"previous_handle": old, "handle": ref})
         handles = {"previous_handle": old, "handle": new}
         result = self._publish_twice("publish_append", (name, partition, keys), handles)
         if "append_rejected" in result:
@@ -354,6 +381,8 @@ class DataProtoCatalogTransfer:
         for last in (False, True):
             try:
                 return self._publish(publication)
+            except _Refused as refused:
+                raise refused.error from None
             except Exception:
                 if last:
                     # It may have arrived: the objects stay until that is known.
@@ -364,7 +393,16 @@ class DataProtoCatalogTransfer:
 
     def _publish(self, publication):
         method, operation, arguments, keywords = publication
-        result = self._call(method, operation, *arguments, **keywords)
+        try:
+            result = self._call(method, operation, *arguments, **keywords)
+        except (ValueError, TypeError) as error:
+            # These say that an answer could not be decoded, and nothing of the publication.
+            if isinstance(error, (UnicodeError, json.JSONDecodeError)):
+                raise
+            _LOG.warning("a publication of a batch was refused: %s", error)
+            if isinstance(error, CatalogRefusal):
+                self._remove_refused(keywords)
+            raise _Refused(error) from error
         if "append_rejected" in result:
             self.transfer.cleanup_dataproto_append(keywords["previous_handle"], keywords["handle"])
         self._remove_retired(result)
@@ -375,6 +413,30 @@ class DataProtoCatalogTransfer:
             with self._lock:
                 self._unacknowledged.append(operation)
         return result
+
+    def _exported(self, ref, handles):
+        """Returns the handle of a batch that was put; removes the batch if it has none."""
+        try:
+            return _export(ref)
+        except BaseException:
+            self._remove_refused(handles)
+            raise
+
+    def _remove_refused(self, keywords):
+        """Removes the objects of a batch that was not published."""
+        handle, previous = keywords["handle"], keywords.get("previous_handle")
+        try:
+            if previous is not None:
+                self.transfer.cleanup_dataproto_append(previous, handle)
+            elif handle is not None:
+                self.transfer.cleanup_dataproto(handle)
+        except Exception:
+            _LOG.warning("a refused batch was not removed", exc_info=True)
+
+    def _publish_late(self, publication):
+        """Publishes what could not be published when it was put; a refusal ends it, too."""
+        with contextlib.suppress(_Refused):
+            self._publish(publication)
 
     def _remove_retired(self, result, strict=False):
         """Removes the objects of retired batches, and tells the catalog."""
@@ -402,7 +464,7 @@ class DataProtoCatalogTransfer:
     def _retry(self, strict=False):
         acknowledge = lambda operation: self._call("ack_publication", operation)
         self._drain_list(self._unacknowledged, acknowledge, "acknowledgements", strict)
-        self._drain_list(self._unpublished, self._publish, "publications", strict=True)
+        self._drain_list(self._unpublished, self._publish_late, "publications", strict=True)
 
     def _drain_list(self, pending, action, label, strict, attempts=1):
         """Does what is pending; what fails stays pending."""
@@ -422,6 +484,14 @@ class DataProtoCatalogTransfer:
             left = len(pending)
         if strict and left:
             raise RuntimeError(f"{left} {label} of the catalog failed")
+
+
+class _Refused(Exception):
+    """Refusal of a publication by the catalog, apart from errors of what follows."""
+
+    def __init__(self, error):
+        super().__init__(str(error))
+        self.error = error
 
 
 def _export(ref):

@@ -7,13 +7,14 @@ host through shared memory. When a call returns, no transfer of it accesses memo
 import enum
 import sys
 import threading
+import weakref
 
 from kvplane import _native
 from mooncake import _devices, _protocols, _signatures
 from mooncake._arrays import equal, field_rows, words
 from mooncake._rpc import CoroRPCInterface, ReceivedData, ReceivedTensor, RpcInterface
 from mooncake._rpc import create_rpc_client, create_rpc_server
-from mooncake._scatter import ScatterTransferCompletionStatus, ScatterTransferTicket, complete, submit
+from mooncake._scatter import ScatterTransferCompletionStatus, ScatterTransferTicket, close, complete, submit
 from mooncake.shared_segment import SharedSegment
 
 SUPPORT_EFA = False
@@ -86,12 +87,14 @@ class TransferEngine:
 
     def __init__(self):
         self._native = None
+        #: Tickets of its scatter transfers that somebody has.
+        self._tickets = weakref.WeakSet()
         self._starting = threading.Lock()
 
     def __del__(self):
         native = getattr(self, "_native", None)
         if native is not None:
-            native.close()
+            close(native, list(self._tickets))
 
     def initialize(self, arg0, arg1, arg2, arg3, /):
         """Starts serving on the address of the first argument; the second is the rendezvous of peers. An address that
@@ -123,8 +126,9 @@ class TransferEngine:
             _say(f"initialize: {error}")
             return -1
         former, self._native = self._native, started
+        tickets, self._tickets = self._tickets, weakref.WeakSet()
         if former is not None:
-            former.close()
+            close(former, list(tickets))
         return 0
 
     def get_rpc_port(self):
@@ -380,7 +384,11 @@ class TransferEngine:
     ):
         """Starts writes of fragments of ranges. Returns a ticket, which says whether bytes may still be moved."""
         ends = local_base_addresses, local_capacities, remote_base_addresses, remote_capacities
-        return submit(self._native, endpoint, True, ends, (local_offsets, remote_offsets, lengths))
+        return self._kept(submit(self._native, endpoint, True, ends, (local_offsets, remote_offsets, lengths)))
+
+    def _kept(self, ticket):
+        self._tickets.add(ticket)
+        return ticket
 
     def submit_scatter_read(
         self,
@@ -395,7 +403,7 @@ class TransferEngine:
     ):
         """Starts reads of fragments of ranges. Returns a ticket, which says whether bytes may still be moved."""
         ends = local_base_addresses, local_capacities, remote_base_addresses, remote_capacities
-        return submit(self._native, endpoint, False, ends, (local_offsets, remote_offsets, lengths))
+        return self._kept(submit(self._native, endpoint, False, ends, (local_offsets, remote_offsets, lengths)))
 
     def scatter_transfer_sync_write_with_ticket(
         self,

@@ -45,6 +45,7 @@ from mooncake._types import (
     name_here,
     name_of_segment,
     own_segment,
+    put_batches,
     refused,
     segment_of,
     several,
@@ -826,7 +827,7 @@ def _kept_one(config, replace):
     if config is None:
         return kept(None, replace)
     groups = groups_of(config) if isinstance(config, ReplicateConfig) else None
-    return kept(config, replace, group_number(groups[0]) if groups else 0)
+    return kept(config, replace, group_number(groups[0]) if groups and groups[0] else 0)
 
 
 def _each(put, keys, pointers, sizes, config, replace):
@@ -838,31 +839,17 @@ def _each(put, keys, pointers, sizes, config, replace):
 
 
 def _grouped(put, columns, config, replace):
-    """Puts in one batch or, with names of groups or affinities, in one batch for each. A group of a single object among
-    several is ignored, and so is an affinity."""
-    count = len(columns[0])
-    groups = _names(groups_of(config))
-    places = _names(config.residency_affinity_ids if config is not None else None)
-    if groups is None and places is None:
-        return put(*columns, kept(config, replace))
-    members = {}
-    for index in range(count):
-        members.setdefault((groups and groups[index], places and places[index]), []).append(index)
-    codes = [0] * count
-    for (group, place), indexes in members.items():
+    """Puts in one batch or, with names of groups or affinities, in one batch for each."""
+    batches = put_batches(config, replace, len(columns[0]))
+    # Columns of different lengths are rejected as a whole.
+    if len(batches) == 1 or len(set(map(len, columns))) > 1:
+        return put(*columns, batches[0][1])
+    codes = [0] * len(columns[0])
+    for indexes, options in batches:
         some = [[values[index] for index in indexes] for values in columns]
-        options = kept(config, replace, group_number(group) if group else 0, bool(place) and len(indexes) > 1)
         for index, code in zip(indexes, put(*some, options)):
             codes[index] = code
     return codes
-
-
-def _names(names):
-    """Returns the names of a batch's groups; None if there are none, or if no two objects of several have one in
-    common."""
-    if not names or len(set(names)) == len(names) > 1:
-        return None
-    return names
 
 
 _signatures.apply(sys.modules[__name__], "mooncake.store")

@@ -8,6 +8,7 @@ that is JSON. Needs numpy; torch only for tensors.
 
 import copy
 import io
+import math
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ import numpy as np
 from mooncake import _member_ranges, _tensors
 from mooncake._bundle_moves import PARALLEL_BYTES, PARALLEL_CHUNKS, Configs, Moves
 from mooncake._bundle_values import BundleTransferPolicy, Described, RawDestination, Tensor, TensorObject
+from mooncake._bundle_values import check_unmasked, described_type
 from mooncake._bundle_values import FlatArrays as _DirectCopyPayload
 from mooncake._bundle_values import Pieces as _MultiBufferPayload
 from mooncake._bundle_values import release as _release
@@ -198,7 +200,8 @@ def is_dataproto_ref_handle(value):
 
 
 def export_dataproto_ref(ref):
-    """Returns the handle of a batch, which is JSON. TypeError if its metadata is not."""
+    """Returns the handle of a batch, which is JSON. TypeError if its metadata is not; ValueError for NaN and infinity in
+    it, and for keys that are one text."""
     if not isinstance(ref, MooncakeDataProtoRef):
         raise TypeError(f"a MooncakeDataProtoRef is exported, not {type(ref).__name__}")
     place = lambda at: {"stage": at.stage, "member": at.member, "section": at.section}
@@ -248,14 +251,16 @@ def import_dataproto_ref(handle):
     if version == 2 or group is not None:
         _text(group, STORAGE_GROUP_ID)
     return MooncakeDataProtoRef(
-        batch_size=int(handle["batch_size"]),
+        batch_size=_count(handle.get("batch_size"), "batch_size"),
         stage_refs=stages,
         field_index=fields,
         meta_info=dict(_mapping_of(handle, "meta_info", {})),
         namespace=str(handle.get("namespace", "default")),
         partition=str(handle.get("partition", "default")),
         global_indexes=_indexes(handle.get("global_indexes")),
-        encoded_non_tensor=dict(_mapping_of(handle, "encoded_non_tensor", {})),
+        encoded_non_tensor={
+            name: _encoded(one, name) for name, one in _mapping_of(handle, "encoded_non_tensor", {}).items()
+        },
         _storage_group_id=group,
     )
 
@@ -280,6 +285,25 @@ def _mapping_of(handle, name, missing=None):
     return _mapping(handle.get(name, missing), name)
 
 
+def _count(value, label):
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 0:
+        raise ValueError(f"a DataProto handle: {label} is a number, 0 or above, not {value!r}")
+    return int(value)
+
+
+def _encoded(value, name):
+    """Returns the description of an encoded column; ValueError if it is none."""
+    value = dict(_mapping(value, f"the column {name!r}"))
+    _text(value.get("codec"), f"the codec of {name!r}")
+    if "rows" in value:
+        _count(value["rows"], f"rows of {name!r}")
+    if value.get("metadata") is not None:
+        _mapping(value["metadata"], f"metadata of {name!r}")
+    for part, member in _mapping(value.get("payload_members"), f"payload_members of {name!r}").items():
+        _text(member, f"the member of {part!r} of {name!r}")
+    return value
+
+
 def _indexes(value):
     if value is None:
         return None
@@ -289,13 +313,20 @@ def _indexes(value):
 
 
 def _json_value(value):
-    """Returns a value with arrays and numbers of numpy as JSON's; TypeError for others."""
+    """Returns a value with arrays and numbers of numpy as JSON's; TypeError for others, ValueError for what JSON cannot
+    tell apart or does not have."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"a DataProto handle is JSON, which has no {value}")
     if value is None or isinstance(value, (str, int, float, bool)):
         return value
     if isinstance(value, (np.generic, np.ndarray)):
         return _json_value(value.tolist())
     if isinstance(value, Mapping):
-        return {str(key): _json_value(item) for key, item in value.items()}
+        found = {str(key): _json_value(item) for key, item in value.items()}
+        if len(found) != len(value):
+            both = [key for key in value if not isinstance(key, str) and str(key) in value]
+            raise ValueError(f"a DataProto handle is JSON, whose keys are text: {both} are there twice as such")
+        return found
     if isinstance(value, (list, tuple)):
         return [_json_value(item) for item in value]
     raise TypeError(f"a DataProto handle is JSON, and {type(value).__name__} is not")
@@ -331,8 +362,9 @@ def _member(value, takes_tensors):
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             raise TypeError("an array of objects is no member: a batch's non_tensor_batch takes it")
+        check_unmasked(value, "a member")
         array = np.asarray(value, order="C")
-        spec = {"encoding": "ndarray", "dtype": array.dtype.str, "shape": list(array.shape)}
+        spec = {"encoding": "ndarray", "dtype": described_type(array.dtype), "shape": list(array.shape)}
         return spec, array.reshape(-1).view(np.uint8)
     if isinstance(value, np.generic) and not isinstance(value, bytes):
         spec, payload = _member(np.asarray(value), takes_tensors)
@@ -466,6 +498,10 @@ class MooncakeBundleTransfer:
         Members of up to 4 MiB that are read together share memory, which lives as long as one of them.
         """
         stage, selected = self._selected(spec)
+        unknown = [name for name in destinations or () if name not in selected]
+        unknown += [name for name, _ in spec.member_slices if name not in stage.payloads]
+        if unknown:
+            raise KeyError(f"destinations or slices of members that are not read: {unknown}")
         rows = {name: self._rows(stage, name, one) for name, one in spec.member_slices if name in selected}
         objects = self._reads.read(stage, selected, rows, destinations)
         return StructuredObjectResult(dict(stage.metadata), objects)
@@ -677,6 +713,7 @@ class MooncakeBundleTransfer:
         ref = _resolve(ref)
         rows = None if rows is None else _row_numbers(rows, ref.batch_size)
         names = _chosen(ref, *names)
+        _check_destinations(ref, names, destinations or {})
         sections, by_stage = {"batch": {}, "non_tensor_batch": {}}, {}
         for name in names:
             by_stage.setdefault(ref.field_index[name].stage, []).append(name)
@@ -685,7 +722,10 @@ class MooncakeBundleTransfer:
             found.update(self._get_stage(ref, stage, some, destinations or {}, rows, flat))
         for name in names:
             sections[ref.field_index[name].section][name] = found[name]
-        wanted = ref.meta_info if meta_info_keys is None else [key for key in meta_info_keys if key in ref.meta_info]
+        wanted = ref.meta_info if meta_info_keys is None else list(meta_info_keys)
+        unknown = [key for key in wanted if key not in ref.meta_info]
+        if unknown:
+            raise KeyError(f"unknown keys of meta_info: {unknown}")
         return *sections.values(), {key: ref.meta_info[key] for key in wanted}
 
     def _get_stage(self, ref, stage, names, destinations, rows, flat):
@@ -704,10 +744,15 @@ class MooncakeBundleTransfer:
                 {part: values.get(member) for part, member in one["payload_members"].items()},
                 one.get("metadata"),
             )
-            if rows is not None:
-                source = self._source(read, one["payload_members"])
-                payload, metadata = _COLUMNS.select(one["codec"], source, rows, metadata)
-            column = _COLUMNS.decode(one["codec"], payload, ref.batch_size if rows is None else len(rows), metadata)
+            count = ref.batch_size if rows is None else len(rows)
+            try:
+                if rows is not None:
+                    source = self._source(read, one["payload_members"])
+                    payload, metadata = _COLUMNS.select(one["codec"], source, rows, metadata)
+                column = _COLUMNS.decode(one["codec"], payload, count, metadata)
+            except (AttributeError, LookupError, TypeError) as error:
+                text = f"the column {name!r} is not what its handle describes, {one['codec']}"
+                raise ValueError(f"{text}: {type(error).__name__}: {error}") from error
             found[name] = column if flat else object_array(column)
         return found
 
@@ -879,6 +924,16 @@ def _chosen(ref, fields, batch_fields, non_tensor_fields):
     if unknown:
         raise KeyError(f"unknown DataProto fields: {unknown}")
     return list(dict.fromkeys(names))
+
+
+def _check_destinations(ref, names, destinations):
+    """KeyError for a destination of a field that is not read, ValueError for one of a field without a place of its own."""
+    unknown = [name for name in destinations if name not in names]
+    if unknown:
+        raise KeyError(f"destinations of fields that are not read: {unknown}")
+    encoded = [name for name in destinations if name in ref.encoded_non_tensor]
+    if encoded:
+        raise ValueError(f"columns that are decoded have no destinations: {encoded}")
 
 
 def _row_numbers(rows, count):

@@ -229,6 +229,10 @@ def assemble_kv_cache_placement(
     )
 
 
+#: Most participants of a placement that `place_kv_cache` makes: each is an object of several KiB.
+_MOST_PARTICIPANTS = 1 << 16
+
+
 def place_kv_cache(
     descriptor: KVCacheDescriptor,
     *,
@@ -242,10 +246,14 @@ def place_kv_cache(
 ) -> KVCachePlacementManifest:
     """Returns the usual placement, as vLLM and SGLang have it: heads in order over TP, each of them on as many ranks as
     TP is larger than their number; layers in order over PP, by `stage_layers` numbers of them. Participants are named
-    `dp0-pp0-tp0`. ValueError if heads or layers cannot be divided."""
+    `dp0-pp0-tp0`. ValueError if heads or layers cannot be divided, or for more than 65,536 participants."""
     _checks.instance(descriptor, "descriptor", KVCacheDescriptor)
     for name, size in (("tp_size", tp_size), ("pp_size", pp_size), ("dp_size", dp_size)):
         _checks.u64(size, name, 1)
+    if dp_size * pp_size * tp_size > _MOST_PARTICIPANTS:
+        raise ValueError(
+            f"dp_size={dp_size} x pp_size={pp_size} x tp_size={tp_size} are more than {_MOST_PARTICIPANTS} participants"
+        )
     heads, layers = descriptor.total_kv_heads, descriptor.global_layer_ids
     if heads % tp_size and tp_size % heads:
         raise ValueError(f"{heads} KV heads cannot be divided over tp_size={tp_size}, nor each be on as many ranks")
