@@ -31,6 +31,19 @@ class OverlapRegion(Protocol):
     def overlap_shape(self) -> Tuple[int, ...]: ...
 
 
+def box_intersection(left_offset, left_shape, right_offset, right_shape):
+    """Returns begin and end of what two boxes have in common; None for nothing. ValueError if they are of different
+    dimensions, or no boxes."""
+    sides = (left_offset, left_shape, right_offset, right_shape)
+    if not left_offset or len(set(map(len, sides))) > 1:
+        raise ValueError("boxes must have the same dimensions, and at least one")
+    if min(left_offset + right_offset) < 0 or min(left_shape + right_shape) <= 0:
+        raise ValueError("boxes must have offsets that are not negative, and positive shapes")
+    begin = tuple(map(max, left_offset, right_offset))
+    end = tuple(min(one + size, other + extent) for one, size, other, extent in _strict_zip(*sides))
+    return (begin, end) if all(low < high for low, high in zip(begin, end)) else None
+
+
 def box_contains(outer_offset, outer_shape, inner_offset, inner_shape):
     """Returns true if the second box is within the first."""
     sides = _strict_zip(outer_offset, outer_shape, inner_offset, inner_shape)
@@ -104,6 +117,7 @@ __all__ = [
     "LogicalBox",
     "OverlapRegion",
     "box_contains",
+    "box_intersection",
     "boxes_exactly_cover",
     "boxes_overlap",
     "regions_exactly_cover",

@@ -62,8 +62,26 @@ from mooncake.reshard.weight.store import (
     WeightUploadPlan,
     plan_weight_upload,
 )
+from mooncake.reshard.weight.tiled_coo import (
+    BoundTiledCOOReadPlan,
+    TiledCOOIndexRange,
+    TiledCOOLayout,
+    TiledCOOPayloadRange,
+    TiledCOOReadPlan,
+    TiledCOORecord,
+    TiledCOOTileRun,
+    plan_tiled_coo_read,
+)
 
 __all__ = [
+    "BoundTiledCOOReadPlan",
+    "TiledCOOIndexRange",
+    "TiledCOOLayout",
+    "TiledCOOPayloadRange",
+    "TiledCOOReadPlan",
+    "TiledCOORecord",
+    "TiledCOOTileRun",
+    "plan_tiled_coo_read",
     "ParallelRank",
     "ParallelTopology",
     "PlacementFragment",
