@@ -1,4 +1,4 @@
-"""Weights in a store: versions that become visible at once, bindings of plans, and writers that do not come to an end."""
+"""Weights in a store: versions that become visible at once, bindings of plans, and writers that do not end."""
 
 import ctypes
 import os
@@ -83,7 +83,8 @@ class Memory:
 
     def acquire(self, *, transfer_id, expected_binding, required_fragment_ids):
         """Pins fragments."""
-        fence = weight_allocation_fence(self.binding, required_fragment_ids, token_id=transfer_id)
+        token = f"{transfer_id}/{id(self)}"
+        fence = weight_allocation_fence(self.binding, required_fragment_ids, token_id=token)
         return AcquiredWeightBinding(self.binding, Token(fence, self.ends))
 
     @property
@@ -472,7 +473,8 @@ class Bindings(unittest.TestCase):
         for of, to in (({"tp": 4}, {"tp": 3, "pp": 2}), ({"ep": 2, "dp": 2}, {"tp": 2, "dp": 3})):
             with self.subTest((of, to)):
                 (sources, targets), logical, plan = self.bound(of, to)
-                self.assertEqual((plan.total_bytes, plan.pipeline_routes), (logical.total_bytes, logical.pipeline_routes))
+                facts = lambda one: (one.total_bytes, one.pipeline_routes)
+                self.assertEqual(facts(plan), facts(logical))
                 for side, some in (("source", sources), ("target", targets)):
                     indices = []
                     for one in some:
@@ -540,7 +542,8 @@ class Bindings(unittest.TestCase):
         )
         logical = plan_placement_transfer_to_local_target(source, target)
         with self.assertRaisesRegex(ValueError, "allocations overlap"):
-            bind_logical_transfer_plan(logical, [replace(there.binding, fragments=moved)], source_bindings=[one.binding])
+            there = replace(there.binding, fragments=moved)
+            bind_logical_transfer_plan(logical, [there], source_bindings=[one.binding])
 
     def test_an_upload_plan_is_of_one_generation(self):
         source = layouts.placement(dp=2)

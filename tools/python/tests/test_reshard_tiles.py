@@ -68,8 +68,9 @@ class Tiles(unittest.TestCase):
             targets = [fragment(*box) for box in numbers.sample(sorted(boxes), numbers.randrange(1, len(boxes)))]
             bound, runs = writer.read(plan_tiled_coo_read(layout, targets))
             for target in targets:
+                sides = list(zip(target.global_offset, target.local_shape))
                 inside = lambda one: one[1] == target.tensor_id and all(
-                    begin <= at < begin + size for at, begin, size in zip(one[2:], target.global_offset, target.local_shape)
+                    begin <= at < begin + size for at, (begin, size) in zip(one[2:], sides)
                 )
                 got = [one for run, some in runs if run.target == target for one in some]
                 self.assertEqual(len(set(got)), len(got))
@@ -79,7 +80,8 @@ class Tiles(unittest.TestCase):
                     for one in some:
                         self.assertEqual(one[0], run.record.record_index)
                         begin = tuple(at // size * size for at, size in zip(one[2:], tile))
-                        self.assertIsNotNone(box_intersection(begin, tile, run.target.global_offset, run.target.local_shape), one)
+                        box = run.target.global_offset, run.target.local_shape
+                        self.assertIsNotNone(box_intersection(begin, tile, *box), one)
             self.assertEqual(bound.entry_count, sum(bound.counts))
 
     def test_near_places_are_read_together_and_far_ones_apart(self):

@@ -11,6 +11,10 @@ from mooncake.reshard._compat import _strict_zip
 _MAX_HIGH_DIMENSIONAL_PAIRWISE_COMPARISONS = 1_000_000
 
 
+#: Offset and shape, or begin and end, along each dimension.
+Box = Tuple[Tuple[int, ...], Tuple[int, ...]]
+
+
 class LogicalBox(Protocol):
     """A box of a tensor."""
 
@@ -114,6 +118,7 @@ def regions_exactly_cover(target, regions):
 
 
 __all__ = [
+    "Box",
     "LogicalBox",
     "OverlapRegion",
     "box_contains",

@@ -62,6 +62,18 @@ from mooncake.reshard.weight.store import (
     WeightUploadPlan,
     plan_weight_upload,
 )
+from mooncake.reshard.weight.te import (
+    DirectReadReceipt,
+    DirectTransferReceipt,
+    MemoryRegistrationLease,
+    MooncakeTransferEngineReader,
+    MooncakeTransferEngineSink,
+    TransferCompletionFailedError,
+    TransferCompletionInterrupted,
+    TransferCompletionUnknownError,
+    TransferEngineError,
+    TransferRegistrationCleanupPendingError,
+)
 from mooncake.reshard.weight.tiled_coo import (
     BoundTiledCOOReadPlan,
     TiledCOOIndexRange,
@@ -139,4 +151,14 @@ __all__ = [
     "resolve_executor_plans",
     "WeightAllocationGuardProvider",
     "WeightAllocationGuardProviders",
+    "DirectReadReceipt",
+    "DirectTransferReceipt",
+    "MemoryRegistrationLease",
+    "MooncakeTransferEngineReader",
+    "MooncakeTransferEngineSink",
+    "TransferCompletionFailedError",
+    "TransferCompletionInterrupted",
+    "TransferCompletionUnknownError",
+    "TransferEngineError",
+    "TransferRegistrationCleanupPendingError",
 ]

@@ -28,7 +28,8 @@ def bind_logical_transfer_plan(logical_plan, target_bindings, *, source_bindings
         source = one.source
         if not isinstance(source, StoredFragmentSnapshot):
             source = sources[source.placement_fragment_id].bound(source)
-        operations.append(replace(one, source=source, target=targets[one.target.placement_fragment_id].bound(one.target)))
+        target = targets[one.target.placement_fragment_id].bound(one.target)
+        operations.append(replace(one, source=source, target=target))
     return TransferPlan(
         resource_id=logical_plan.resource_id,
         revision=logical_plan.revision,
@@ -78,7 +79,7 @@ def _attested(side, placement, bindings, executors):
 
 
 def resolve_executor_plans(plan, placement, binding, side):
-    """Returns a participant's workers in a plan. ValueError if its binding is not the one that the plan was made for."""
+    """Returns a participant's workers in a plan. ValueError if its binding is not the one of the plan."""
     _checks.instance(plan, "plan", TransferPlan)
     if side not in ("source", "target"):
         raise ValueError(f"side of an executor is source or target, not {side!r}")

@@ -196,7 +196,8 @@ RuntimeTensorOwner = Tuple[Tuple[str, int], ...]
 
 def routes(operations):
     """Returns operations by pipeline stages; those of objects of a store have no source stage."""
-    place = lambda one: (None, None) if isinstance(one, StoredFragmentSnapshot) else (one.rank.pp, one.pipeline_stage_id)
+    stored = lambda one: isinstance(one, StoredFragmentSnapshot)
+    place = lambda one: (None, None) if stored(one) else (one.rank.pp, one.pipeline_stage_id)
     route = lambda index: (*place(operations[index].source), *place(operations[index].target))
     found = grouped(range(len(operations)), route)
     order = lambda key: [-1 if number is None else number for number in key]
