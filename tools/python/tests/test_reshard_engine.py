@@ -24,6 +24,7 @@ from mooncake.reshard.weight import (
     bind_logical_transfer_plan,
     plan_placement_transfer,
 )
+from mooncake.reshard.weight.lifetime import acquire_weight_lifetime_tokens
 from test_reshard_store import Memory
 
 COMPLETED = TerminalTransferState.COMPLETED
@@ -228,6 +229,13 @@ class Failures(Case):
         ):
             with self.assertRaisesRegex(TransferEngineError, text):
                 reader.execute(plan, placements[0], source, placements[1], target, **given)
+        missing = [name for name in self.guards(sides["source"])][:1]
+        some = {key: one for key, one in self.guards(sides["source"]).items() if key not in missing}
+        with self.assertRaisesRegex(ValueError, "missing source allocation guard"):
+            acquire_weight_lifetime_tokens(
+                transfer_id="t", plan=plan, bindings=bindings["source"], side="source", providers=some,
+                rollback_finalizer=lambda sets, state: [one.release_after_terminal(state) for one in sets],
+            )  # fmt: skip
         few = MooncakeTransferEngineReader(engine, max_total_lowered_segments=1)
         with self.assertRaisesRegex(TransferEngineError, "max_total_lowered_segments"):
             self.read(few, made, name)

@@ -83,7 +83,8 @@ class Memory:
 
     def acquire(self, *, transfer_id, expected_binding, required_fragment_ids):
         """Pins fragments."""
-        fence = weight_allocation_fence(self.binding, required_fragment_ids, token_id=transfer_id)
+        token = f"{transfer_id}/{id(self)}"
+        fence = weight_allocation_fence(self.binding, required_fragment_ids, token_id=token)
         return AcquiredWeightBinding(self.binding, Token(fence, self.ends))
 
     @property

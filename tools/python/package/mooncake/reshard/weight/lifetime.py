@@ -84,6 +84,45 @@ def acquire_weight_binding_token(*, transfer_id, expected_binding, required_frag
     return found.binding, tokens
 
 
+def acquire_weight_lifetime_tokens(
+    *, transfer_id, plan, bindings, side, providers, rollback_finalizer, required_fragment_ids_by_key=None
+):
+    """Pins fragments of several bindings: those of the plan's workers, or others by (instance, participant). Returns
+    the bindings as they are now, and all pins.
+
+    ValueError if one cannot be pinned. `rollback_finalizer` gets those that were, as sets, and the state `aborted`.
+    """
+    if not callable(rollback_finalizer):
+        raise TypeError(f"rollback_finalizer must be callable, and is {type(rollback_finalizer).__name__}")
+    required = required_fragment_ids_by_key
+    if required is None:
+        required = {}
+        for one in getattr(plan, f"{side}_executors"):
+            required.setdefault((one.instance_id, one.participant_id), set()).update(one.fragment_ids)
+    given = {(one.instance_id, one.participant_id): one for one in bindings}
+    if len(given) != len(bindings):
+        raise ValueError(f"duplicate {side} runtime binding participant")
+    missing = set(required) - set(given) if required_fragment_ids_by_key is not None else set()
+    for key in sorted(missing | (set(given) - set(required))):
+        raise ValueError(f"{side} runtime binding participants differ from what is to be pinned: {key[1]}")
+    found, sets = [], []
+    try:
+        for key in sorted(given):
+            binding, tokens = acquire_weight_binding_token(
+                transfer_id=transfer_id,
+                expected_binding=given[key],
+                required_fragment_ids=required[key],
+                side=side,
+                providers=providers,
+            )
+            found.append(binding)
+            sets.append(tokens)
+        return tuple(found), AllocationTokenSet(tuple(token for tokens in sets for token in tokens.tokens))
+    except BaseException:
+        rollback_finalizer(tuple(sets), TerminalTransferState.ABORTED)
+        raise
+
+
 def weight_allocation_fence(binding, required_fragment_ids, *, token_id):
     """Returns the fence of fragments of a binding; ValueError if it does not have them."""
     wanted = tuple(sorted(required_fragment_ids))
@@ -126,5 +165,6 @@ __all__ = [
     "WeightAllocationGuardProvider",
     "WeightAllocationGuardProviders",
     "acquire_weight_binding_token",
+    "acquire_weight_lifetime_tokens",
     "weight_allocation_fence",
 ]

@@ -25,7 +25,7 @@ from mooncake.reshard.weight.binding import validate_runtime_binding
 from mooncake.reshard.weight.lifetime import (
     WeightAllocationGuardProvider,
     WeightAllocationGuardProviders,
-    acquire_weight_binding_token,
+    acquire_weight_lifetime_tokens,
 )
 from mooncake.reshard.weight.validation import grouped
 
@@ -114,7 +114,7 @@ class _Direct:
         for side in (local, remote):
             side.scope(plan, operations)
         with self.transfer_executor.submission() as submission:
-            with self._pinned(submission, local, remote, transfer_id or uuid4().hex) as registered:
+            with self._pinned(submission, plan, local, remote, transfer_id or uuid4().hex) as registered:
                 if local.registrations is None:
                     self._register(local.allocations(), registered)
                 receipts = submission.execute_batches(
@@ -136,13 +136,13 @@ class _Direct:
                 raise TransferEngineError(f"the plan exceeds max_total_lowered_segments: {total}")
 
     @contextmanager
-    def _pinned(self, submission, local, remote, transfer_id):
+    def _pinned(self, submission, plan, local, remote, transfer_id):
         """Context manager of the memory of both ends, pinned. Yields a list of addresses to unregister afterwards."""
         tokens, registered, manager = [], [], self.transfer_executor.pending
         state = _STATES.ABORTED
         try:
             for side in (local, remote):
-                side.acquire(transfer_id, tokens)
+                tokens += side.acquire(plan, transfer_id)
             yield registered
             state = _STATES.COMPLETED
         except (TransferCompletionUnknownError, TransferCompletionInterrupted) as error:
@@ -199,6 +199,11 @@ def _range(operation, copies):
     return TransferBatchRange(*ends, *columns)
 
 
+def _release(sets, state):
+    for one in sets:
+        one.release_after_terminal(state)
+
+
 class _Side:
     """One end of a transfer: its bindings, their pins, and registrations of their memory."""
 
@@ -241,23 +246,23 @@ class _Side:
             if self.registrations.get(one.fragment_id) != expected:
                 raise TransferEngineError(f"{self.side} registration lease mismatch: {one.fragment_id}")
 
-    def acquire(self, transfer_id, tokens):
-        """Pins the fragments; what was pinned is in `tokens`, whatever happens."""
-        for binding in self.bindings:
-            some = self._fragments.get((binding.instance_id, binding.participant_id))
-            if some is None:
-                continue
-            try:
-                _, found = acquire_weight_binding_token(
-                    transfer_id=transfer_id,
-                    expected_binding=binding,
-                    required_fragment_ids=[one.fragment_id for one in some],
-                    side=self.side,
-                    providers=self.guards,
-                )
-            except ValueError as error:
-                raise TransferEngineError(str(error)) from error
-            tokens += found.tokens
+    def acquire(self, plan, transfer_id):
+        """Pins the fragments. Returns the pins; TransferEngineError, and none, if one cannot be pinned."""
+        used = [one for one in self.bindings if (one.instance_id, one.participant_id) in self._fragments]
+        ids = {key: [one.fragment_id for one in some] for key, some in self._fragments.items()}
+        try:
+            _, found = acquire_weight_lifetime_tokens(
+                transfer_id=transfer_id,
+                plan=plan,
+                bindings=used,
+                side=self.side,
+                providers=self.guards,
+                rollback_finalizer=_release,
+                required_fragment_ids_by_key=ids,
+            )
+        except ValueError as error:
+            raise TransferEngineError(str(error)) from error
+        return found.tokens
 
     def allocations(self):
         """Returns address and length of each allocation."""
