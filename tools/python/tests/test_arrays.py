@@ -344,6 +344,23 @@ class Tickets(Pair):
         engine.__del__()
         self.assertIn(ticket.status, (COMPLETED, FAILED_DRAINED))
 
+    def test_closing_asks_for_outcomes_first(self):
+        class Closing:
+            """Engine with two transfers: one that has ended, and one in flight."""
+
+            closed = False
+
+            def status(self, number):
+                return -1 if self.closed else 1 - number % 2
+
+            def close(self):
+                self.closed = True
+
+        native = Closing()
+        ended, flying = ScatterTransferTicket(native, 2), ScatterTransferTicket(native, 1)
+        _scatter.close(native, [ended, flying])
+        self.assertEqual((ended.status, flying.status), (COMPLETED, FAILED_DRAINED))
+
 
 class Memory(Pair):
     """Memory that peers cannot access, and calls with hints."""
