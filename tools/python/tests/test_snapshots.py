@@ -59,6 +59,34 @@ class Probes(Case):
         with self.assertRaisesRegex(ValueError, "Unknown batch_probe_key policy: LongestPrefix"):
             self.store.batch_probe_key(keys, "LongestPrefix")
 
+    def test_keys_in_other_sequences(self):
+        class Row:
+            """Sequence without a truth value, as arrays of numpy are."""
+
+            def __init__(self, *keys):
+                self._keys = keys
+
+            def __len__(self):
+                return len(self._keys)
+
+            def __getitem__(self, at):
+                return self._keys[at]
+
+            def __bool__(self):
+                raise ValueError("the truth value is ambiguous")
+
+        self.assertEqual(self.store.put(self.key(), b"x"), 0)
+        keys = Row(self.key(), self.key(1))
+        self.assertEqual(self.store.batch_probe_key(keys, "LastHitOnly"), [1, 0])
+        self.assertEqual(self.store.batch_probe_key(Row(), "LastHitOnly"), [])
+        self.assertEqual(self.store.batch_is_exist(keys), [1, 0])
+        self.assertEqual(self.store.get_batch(keys), [b"x", b""])
+        with kvplane.Store() as plain:
+            for call in (lambda name: plain.retain_group(name, 60), lambda name: plain.renew(name, 60), plain.release):
+                for name in ([self.key()], None, b"bytes", 1.5):
+                    with self.assertRaisesRegex(TypeError, "a group or a retention is a name"):
+                        call(name)
+
     def test_options(self):
         options = ExistOptions()
         self.assertIs(options.prefetch_to_memory, False)
