@@ -38,7 +38,7 @@ class ScatterTransferTicket:
     """Scatter transfer in flight, or its outcome. A transfer can always be drained: it ends by the deadline of the
     engine (`MC_TRANSFER_TIMEOUT`, 30 s) and is withdrawn before that says so. `COMPLETION_UNKNOWN` means that it is in
     flight, or, for good, that its outcome is not known here: another call has taken it by the transfer's number, the
-    engine has forgotten it among 65,536 that nobody asked for, or this is a process that was forked since."""
+    engine has forgotten it, as one of 65,536 whose outcomes were never taken, or this is a process that was forked since."""
 
     def __init__(self, native=None, number=0):
         self._native, self._number = native, number
