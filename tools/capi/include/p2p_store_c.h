@@ -6,6 +6,8 @@
  * Conventions
  *   - A function that returns int returns 0 for success, or a negative P2P_ERR_* number; p2pStoreLastError has the text.
  *   - Any thread may call any function at any time, except p2pStoreDestroy, which must be the last call.
+ *   - A store belongs to the process that made it: after a fork, calls of the child on it fail, and
+ *     destroying it there ends nothing. A child makes its own.
  *   - A null store, name or array is rejected with P2P_ERR_INVALID_ARGUMENT; it does not crash.
  *   - Memory that was registered, or fetched into, must stay mapped and unchanged until p2pStoreUnregister,
  *     p2pStoreDeleteReplica or p2pStoreDestroy has returned.

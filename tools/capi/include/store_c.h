@@ -7,6 +7,8 @@
  *     reason of a failed setup is printed to standard error.
  *   - Any thread may call any function at any time, except mooncake_store_destroy, which must be the last call. Every
  *     call is bounded by a deadline. When a call returns, no transfer accesses its memory any more.
+ *   - A store belongs to the process that made it: after a fork, calls of the child on it fail, and destroying it there
+ *     ends nothing. A child makes its own.
  *   - Strings are not used after a call has returned.
  *   - Memory that was registered must stay mapped until mooncake_store_unregister_buffer or mooncake_store_destroy has
  *     returned. Gets read into registered memory only; puts send any memory.

@@ -7,6 +7,9 @@
  *   - A function that returns int returns 0 for success. Registration, segments and notifications return the negative
  *     ERR_* numbers below; submitTransfer*, getTransferStatus and freeBatchID return the same numbers positive.
  *   - Any thread may call any function at any time, except destroyTransferEngine, which must be the last call.
+ *   - An engine belongs to the process that made it: after a fork, calls of the child on it fail with ERR_CONTEXT, and
+ *     destroying it there ends nothing. A child makes its own.
+ *   - Memory that is mapped read-only may be registered: peers read it, and no transfer writes to it.
  *   - A null engine, buffer or string is rejected with INVALID_ARGUMENT; it does not crash.
  *   - Memory named in a request belongs to the transfer until its status is COMPLETED, CANCELED, TIMEOUT or FAILED.
  *     From then on nothing accesses it. A COMPLETED write is visible to any later read of the target.

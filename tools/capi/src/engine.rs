@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use kvplane::{Environment, OwnAddress, TransferEngine, TransferEngineConfig};
 
 use crate::batches::Batches;
+use crate::handles::ProcessLocal;
 use crate::rim::{INVALID_ARGUMENT, guarded, text, with_engine, write_text};
 use crate::shutdown;
 
@@ -116,8 +117,8 @@ pub(crate) unsafe extern "C" fn createTransferEngine(
         };
         match start() {
             Ok(engine) => {
-                Box::into_raw(Box::new(Engine { engine, batches: Batches::default(), files: AtomicBool::new(false) }))
-                    .cast()
+                let engine = Engine { engine, batches: Batches::default(), files: AtomicBool::new(false) };
+                Box::into_raw(Box::new(ProcessLocal::new(engine))).cast()
             }
             Err(why) => {
                 eprintln!("kvplane: no transfer engine: {why}");
@@ -139,7 +140,7 @@ pub(crate) unsafe extern "C" fn destroyTransferEngine(engine: *mut c_void) {
     guarded((), || {
         shutdown::forget(engine);
         // SAFETY: it came from `createTransferEngine`, and this is its last use, by the caller's promise.
-        drop(unsafe { Box::from_raw(engine.cast::<Engine>()) });
+        drop(unsafe { Box::from_raw(engine.cast::<ProcessLocal<Engine>>()) });
     });
 }
 

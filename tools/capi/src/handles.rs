@@ -1,8 +1,11 @@
-//! Tables of handles: a handle is a number that was given once, and is never a pointer to memory.
+//! Tables of handles: a handle is a number that was given once, and is never a pointer to memory. Values behind
+//! pointers, where the interface has pointers. Both belong to the process that made them: their threads and connections
+//! do not exist in a fork of it.
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::fmt;
+use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -18,14 +21,17 @@ pub(crate) struct HandleError {
     /// Kind of the table.
     what: &'static str,
     handle: *mut c_void,
+    /// The entry belongs to the process that this one was forked from, with its threads and connections.
+    is_of_parent: bool,
 }
 
 impl fmt::Display for HandleError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { what, handle } = self;
-        match handle.is_null() {
-            true => write!(f, "the {what} is null"),
-            false => write!(f, "{handle:?} is no {what}, or was destroyed"),
+        let Self { what, handle, is_of_parent } = self;
+        match (handle.is_null(), is_of_parent) {
+            (true, _) => write!(f, "the {what} is null"),
+            (false, true) => write!(f, "{what} {handle:?} belongs to the process that this one was forked from"),
+            (false, false) => write!(f, "{handle:?} is no {what}, or was destroyed"),
         }
     }
 }
@@ -34,7 +40,8 @@ impl std::error::Error for HandleError {}
 
 /// Table of one kind of things that C code has handles of.
 pub(crate) struct Handles<T> {
-    entries: RwLock<BTreeMap<usize, Arc<T>>>,
+    /// Entries, each with the process that added it.
+    entries: RwLock<BTreeMap<usize, (u32, Arc<T>)>>,
     /// Names the kind, for messages.
     what: &'static str,
 }
@@ -47,6 +54,7 @@ impl<T> Handles<T> {
     /// Adds an entry, and returns its handle.
     pub(crate) fn add(&self, entry: Arc<T>) -> *mut c_void {
         let number = NEXT.fetch_add(1, Ordering::Relaxed) * STEP;
+        let entry = (std::process::id(), entry);
         self.entries.write().unwrap_or_else(PoisonError::into_inner).insert(number, entry);
         ptr::without_provenance_mut(number)
     }
@@ -54,20 +62,53 @@ impl<T> Handles<T> {
     /// Returns the entry of a handle.
     pub(crate) fn get(&self, handle: *mut c_void) -> Result<Arc<T>, HandleError> {
         let found = self.entries.read().unwrap_or_else(PoisonError::into_inner).get(&handle.addr()).cloned();
-        found.ok_or_else(|| self.missing(handle))
+        let (process, entry) = found.ok_or_else(|| self.error(handle, false))?;
+        if process == std::process::id() { Ok(entry) } else { Err(self.error(handle, true)) }
     }
 
-    /// Takes the entry of a handle out; `None` for null.
+    /// Takes the entry of a handle out; `None` for null. In a fork of the process that added it, it stays.
     pub(crate) fn remove(&self, handle: *mut c_void) -> Result<Option<Arc<T>>, HandleError> {
         if handle.is_null() {
             return Ok(None);
         }
+        self.get(handle)?;
         let found = self.entries.write().unwrap_or_else(PoisonError::into_inner).remove(&handle.addr());
-        found.map(Some).ok_or_else(|| self.missing(handle))
+        found.map(|(_, entry)| Some(entry)).ok_or_else(|| self.error(handle, false))
     }
 
-    const fn missing(&self, handle: *mut c_void) -> HandleError {
-        HandleError { what: self.what, handle }
+    const fn error(&self, handle: *mut c_void, is_of_parent: bool) -> HandleError {
+        HandleError { what: self.what, handle, is_of_parent }
+    }
+}
+
+/// Value that only the process uses, and ends, that made it. In a fork it is left as it is.
+#[derive(Debug)]
+pub(crate) struct ProcessLocal<T> {
+    process: u32,
+    value: ManuallyDrop<T>,
+}
+
+impl<T> ProcessLocal<T> {
+    pub(crate) fn new(value: T) -> Self {
+        Self { process: std::process::id(), value: ManuallyDrop::new(value) }
+    }
+
+    /// Returns the value; `None` in a fork of the process that made it.
+    pub(crate) fn get(&self) -> Option<&T> {
+        self.is_ours().then_some(&*self.value)
+    }
+
+    fn is_ours(&self) -> bool {
+        self.process == std::process::id()
+    }
+}
+
+impl<T> Drop for ProcessLocal<T> {
+    fn drop(&mut self) {
+        if self.is_ours() {
+            // SAFETY: the value is not used after this.
+            unsafe { ManuallyDrop::drop(&mut self.value) };
+        }
     }
 }
 
@@ -89,5 +130,25 @@ mod tests {
         assert!(numbers.get(one).is_err() && numbers.remove(one).is_err());
         assert!(numbers.remove(ptr::null_mut()).expect("ignored").is_none());
         assert_eq!(numbers.get(ptr::null_mut()).expect_err("null").to_string(), "the number is null");
+        // As if this were a fork.
+        for (process, _) in numbers.entries.write().expect("held by nobody").values_mut() {
+            *process = 0;
+        }
+        let expected = format!("number {two:?} belongs to the process that this one was forked from");
+        assert_eq!(numbers.get(two).expect_err("the parent's").to_string(), expected);
+        assert_eq!(numbers.remove(two).expect_err("the parent's").to_string(), expected);
+    }
+
+    #[test]
+    fn a_value_of_another_process_is_neither_lent_nor_ended() {
+        let value = Arc::new(7);
+        let ours = ProcessLocal::new(Arc::clone(&value));
+        assert_eq!(ours.get().map(|held| **held), Some(7));
+        drop(ours);
+        assert_eq!(Arc::strong_count(&value), 1);
+        let foreign = ProcessLocal { process: 0, value: ManuallyDrop::new(Arc::clone(&value)) };
+        assert!(foreign.get().is_none());
+        drop(foreign);
+        assert_eq!(Arc::strong_count(&value), 2);
     }
 }

@@ -18,6 +18,7 @@ use kvplane::{
     Status, TransferError,
 };
 
+use crate::handles::ProcessLocal;
 use crate::rim::{array, guarded, text, write_text};
 
 mod reshard;
@@ -176,8 +177,11 @@ fn resolve(addresses: &str) -> Result<Vec<SocketAddr>, CreateError> {
 /// `store` is null, or came from `p2pStoreCreate` and was not destroyed.
 unsafe fn with_store(store: *mut c_void, work: impl FnOnce(&P2pStore) -> Result<(), c_int>) -> c_int {
     // SAFETY: a pointer that is not null is a live store, by the caller's promise.
-    let Some(store) = (unsafe { store.cast::<P2pStore>().as_ref() }) else {
+    let Some(store) = (unsafe { store.cast::<ProcessLocal<P2pStore>>().as_ref() }) else {
         return failed(INVALID_ARGUMENT, "the store is null");
+    };
+    let Some(store) = store.get() else {
+        return failed(TRANSFER_ENGINE, "the store belongs to the process that this one was forked from");
     };
     guarded(TRANSFER_ENGINE, || work(store).map_or_else(|code| code, |()| 0))
 }
@@ -239,7 +243,7 @@ pub(crate) unsafe extern "C" fn p2pStoreCreate(options: *const Options) -> *mut 
         let started =
             unsafe { config(options) }.and_then(|config| P2pStore::connect(config).map_err(CreateError::Connect));
         match started {
-            Ok(store) => Box::into_raw(Box::new(store)).cast(),
+            Ok(store) => Box::into_raw(Box::new(ProcessLocal::new(store))).cast(),
             Err(why) => {
                 failed(CONTROL_PLANE, why.to_string());
                 ptr::null_mut()
@@ -256,7 +260,7 @@ pub(crate) unsafe extern "C" fn p2pStoreCreate(options: *const Options) -> *mut 
 pub(crate) unsafe extern "C" fn p2pStoreDestroy(store: *mut c_void) {
     if !store.is_null() {
         // SAFETY: it came from `p2pStoreCreate`, and this is its last use, by the caller's promise.
-        guarded((), || drop(unsafe { Box::from_raw(store.cast::<P2pStore>()) }));
+        guarded((), || drop(unsafe { Box::from_raw(store.cast::<ProcessLocal<P2pStore>>()) }));
     }
 }
 

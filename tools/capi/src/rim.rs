@@ -4,19 +4,21 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use crate::engine::Engine;
+use crate::handles::ProcessLocal;
 
 /// `ERR_INVALID_ARGUMENT`.
 pub(crate) const INVALID_ARGUMENT: c_int = -1;
-/// Result of a panic: `ERR_CONTEXT`.
+/// Result of a panic, and of a call in a forked child: `ERR_CONTEXT`.
 const INTERNAL: c_int = -202;
 
-/// Runs `work` on the engine behind a pointer; a null pointer and a panic are errors.
+/// Runs `work` on the engine behind a pointer; a null pointer, a panic, and a fork of its process are errors.
 ///
 /// # Safety
 /// `engine` is null, or came from `createTransferEngine` and was not destroyed.
 pub(crate) unsafe fn with_engine(engine: *mut c_void, work: impl FnOnce(&Engine) -> Result<c_int, c_int>) -> c_int {
     // SAFETY: a pointer that is not null is a live engine, by the caller's promise.
-    let Some(engine) = (unsafe { engine.cast::<Engine>().as_ref() }) else { return INVALID_ARGUMENT };
+    let Some(engine) = (unsafe { engine.cast::<ProcessLocal<Engine>>().as_ref() }) else { return INVALID_ARGUMENT };
+    let Some(engine) = engine.get() else { return INTERNAL };
     guarded(INTERNAL, || work(engine).unwrap_or_else(|error| error))
 }
 

@@ -13,6 +13,7 @@ use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
 use crate::engine::Engine;
+use crate::handles::ProcessLocal;
 
 /// Addresses of the engines to withdraw.
 static WATCHED: Mutex<Vec<usize>> = Mutex::new(Vec::new());
@@ -41,8 +42,10 @@ fn wait(mut signals: Signals) {
     let watched = WATCHED.lock().unwrap_or_else(PoisonError::into_inner);
     for &engine in watched.iter() {
         // SAFETY: an engine in the list is alive: `destroyTransferEngine` takes it out, under the lock, before it ends.
-        let engine = unsafe { &*(engine as *const Engine) };
-        engine.engine.directory().withdraw();
+        let engine = unsafe { &*(engine as *const ProcessLocal<Engine>) };
+        if let Some(engine) = engine.get() {
+            engine.engine.directory().withdraw();
+        }
     }
     let _ = emulate_default_handler(signal);
 }

@@ -5,6 +5,7 @@ use std::ptr;
 
 use kvplane::{Near, PutOptions};
 
+use crate::handles::ProcessLocal;
 use crate::rim::{array, guarded, text, write_text};
 use outcome::{INTERNAL, INVALID, NOT_FOUND};
 use store::{PutConfig, Store};
@@ -34,7 +35,8 @@ where
     T: Copy,
 {
     // SAFETY: a pointer that is not null is a live store, by the caller's promise.
-    let Some(store) = (unsafe { store.cast::<Store>().as_ref() }) else { return otherwise };
+    let Some(store) = (unsafe { store.cast::<ProcessLocal<Store>>().as_ref() }) else { return otherwise };
+    let Some(store) = store.get() else { return otherwise };
     guarded(otherwise, || work(store).unwrap_or(otherwise))
 }
 
@@ -112,7 +114,7 @@ fn to_int(code: i64) -> c_int {
 /// Creates a store that is not set up; null on failure.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn mooncake_store_create() -> *mut c_void {
-    guarded(ptr::null_mut(), || Box::into_raw(Box::new(Store::default())).cast())
+    guarded(ptr::null_mut(), || Box::into_raw(Box::new(ProcessLocal::new(Store::default()))).cast())
 }
 
 /// Destroys a store: leaves the cluster with the memory that it provides. Null is ignored.
@@ -123,7 +125,7 @@ pub(crate) extern "C" fn mooncake_store_create() -> *mut c_void {
 pub(crate) unsafe extern "C" fn mooncake_store_destroy(store: *mut c_void) {
     if !store.is_null() {
         // SAFETY: it came from `mooncake_store_create`, and this is its last use, by the caller's promise.
-        guarded((), || drop(unsafe { Box::from_raw(store.cast::<Store>()) }));
+        guarded((), || drop(unsafe { Box::from_raw(store.cast::<ProcessLocal<Store>>()) }));
     }
 }
 

@@ -4,6 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "store_c.h"
 
@@ -124,6 +126,24 @@ static void *use(void *argument) {
     return NULL;
 }
 
+/* A store belongs to its process: a forked child gets errors, and ends nothing of the parent's. */
+static void forks(mooncake_store_t store) {
+    char value[8];
+    pid_t child = fork();
+    if (child == 0) {
+        int refused = mooncake_store_put(store, "of the child", "v", 1, NULL) < 0
+            && mooncake_store_get_into(store, "name", value, sizeof value) < 0
+            && mooncake_store_is_exist(store, "name") < 0 && mooncake_store_health_check(store) != 0;
+        mooncake_store_destroy(store);
+        _exit(refused ? 0 : 1);
+    }
+    int status = -1;
+    check(child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0,
+          "a forked child is refused");
+    check(mooncake_store_put(store, "of the parent", "v", 1, NULL) == 0, "the parent goes on");
+    check(mooncake_store_is_exist(store, "of the child") == 0, "the child put nothing");
+}
+
 static void threads(mooncake_store_t store) {
     enum { THREADS = 6 };
     pthread_t ids[THREADS];
@@ -151,6 +171,7 @@ int main(int count, char **words) {
     values(client, member);
     batches(client, member);
     null_pointers(client);
+    forks(client);
     threads(client);
     mooncake_store_destroy(client);
     mooncake_store_destroy(member);

@@ -151,8 +151,9 @@ impl Engine {
     }
 
     /// Registers ranges of this process's memory, all or none; without `remote_accessible`, for transfers of this
-    /// engine only, which peers cannot read or write. Returns 0 or an error code.
-    #[pyo3(signature = (addresses, sizes, location, remote_accessible=true))]
+    /// engine only, which peers cannot read or write. Peers cannot write without `writable`, or where the memory is
+    /// mapped read-only. Returns 0 or an error code.
+    #[pyo3(signature = (addresses, sizes, location, remote_accessible=true, writable=true))]
     fn register(
         &self,
         py: Python<'_>,
@@ -160,12 +161,13 @@ impl Engine {
         sizes: &Bound<'_, PyAny>,
         location: &str,
         remote_accessible: bool,
+        writable: bool,
     ) -> PyResult<i64> {
         let (addresses, sizes) = (numbers(addresses)?, numbers(sizes)?);
         // Other locations are meaningless here: the memory is where it is found.
         let is_known = location.starts_with("cpu:") || DeviceId::parse(location).is_some();
         let location = if is_known { location } else { "*" }.to_owned();
-        let options = RegisterOptions { location, remote_accessible, ..RegisterOptions::default() };
+        let options = RegisterOptions { location, remote_accessible, writable };
         Ok(py.detach(|| self.register_ranges(&addresses, &sizes, &options).unwrap_or_else(|code| code)))
     }
 

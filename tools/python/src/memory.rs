@@ -71,10 +71,15 @@ pub(crate) fn poke(address: u64, bytes: &[u8]) -> std::io::Result<()> {
 /// # Safety
 /// The range stays mapped until the last clone of the region is gone.
 pub(crate) unsafe fn adopt(address: u64, bytes: u64) -> Option<Arc<Region>> {
+    let (start, length) = range(address, bytes)?;
+    // SAFETY: by the caller's promise.
+    Some(unsafe { Region::adopt(start, length) })
+}
+
+fn range(address: u64, bytes: u64) -> Option<(*mut u8, usize)> {
     let length = usize::try_from(bytes).ok().filter(|length| *length > 0)?;
     let fits = address.checked_add(bytes).is_some_and(|end| end <= isize::MAX as u64);
-    // SAFETY: by the caller's promise.
-    (address != 0 && fits).then(|| unsafe { Region::adopt(address as *mut u8, length) })
+    (address != 0 && fits).then_some((address as *mut u8, length))
 }
 
 /// Reason why memory of the caller cannot be used.
@@ -120,9 +125,12 @@ pub(crate) unsafe fn adopt_any(address: u64, bytes: u64) -> Result<(Backing, boo
     if access == RangeAccess::No {
         return Err(AdoptError::NotReadable { address, bytes });
     }
+    let (start, length) = range(address, bytes).ok_or(AdoptError::Invalid { address, bytes })?;
+    let is_writable = access == RangeAccess::Writable;
     // SAFETY: the range is mapped, as checked, and stays so by the caller's promise.
-    let region = unsafe { adopt(address, bytes) }.ok_or(AdoptError::Invalid { address, bytes })?;
-    Ok((Backing::Host(region), access == RangeAccess::Writable))
+    let region =
+        unsafe { if is_writable { Region::adopt(start, length) } else { Region::adopt_read_only(start, length) } };
+    Ok((Backing::Host(region), is_writable))
 }
 
 /// Registered memory.

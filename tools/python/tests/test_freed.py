@@ -88,6 +88,25 @@ peer.wait()
         )
         self.assertEqual(out.split("\n")[:3], ["[0, 0, 0, 0]", "{True}", "0"])
 
+    def test_memory_that_is_mapped_read_only(self):
+        out = bed.python(
+            WITH_PEER
+            + """
+libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+fixed = mapped(1)
+ctypes.memset(fixed, 7, SIZE)
+assert libc.mprotect(fixed, SIZE, 1) == 0 and us.register_memory(fixed, SIZE) == 0
+at = fixed
+print([code < 0 for code in asked(4096)])
+print(us.transfer_sync_read(name, fixed, there, 4096) < 0, us.transfer_sync_write(name, fixed, there, 4096))
+print(set(ctypes.string_at(fixed, SIZE)))
+peer.kill()
+peer.wait()
+""",
+            PEER,
+        )
+        self.assertEqual(out.split("\n")[:3], ["[False, True, False, True]", "True 0", "{7}"])
+
     def test_part_of_ours(self):
         out = bed.python(
             WITH_PEER

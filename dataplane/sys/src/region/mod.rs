@@ -259,11 +259,24 @@ impl Region {
     /// returned `Arc` is gone (in-flight I/O and shards hold clones), and must not be accessed through Rust
     /// references while any region method or I/O may touch it.
     pub unsafe fn adopt(address: *mut u8, bytes: usize) -> Arc<Self> {
+        Self::of_owner(address, bytes, true)
+    }
+
+    /// Adopts memory that the caller owns and that nothing may write to; it is not unmapped on drop.
+    ///
+    /// # Safety
+    ///
+    /// As for [`Self::adopt`], but the memory need not be mapped writable.
+    pub unsafe fn adopt_read_only(address: *mut u8, bytes: usize) -> Arc<Self> {
+        Self::of_owner(address, bytes, false)
+    }
+
+    fn of_owner(address: *mut u8, bytes: usize, writable: bool) -> Arc<Self> {
         let address = NonNull::new(address);
         let address = address.expect("adopted memory has an address");
         assert!(bytes > 0 && bytes <= isize::MAX as usize, "adopted memory has a length: {bytes}");
         let mapping = Mapping::foreign(address, bytes);
-        Arc::new(Self { mapping, bytes, kind: PageKind::Plain, writable: true, file: None, foreign: false })
+        Arc::new(Self { mapping, bytes, kind: PageKind::Plain, writable, file: None, foreign: false })
     }
 
     /// Returns true if a range is still mapped. Only [adopted](Self::adopt) memory may not be, if its owner violated

@@ -1,6 +1,7 @@
 //! Contract of a region: its range, its seals, its rights, and unmapping when the last holder is gone.
 
 use super::*;
+use crate::device::Backing;
 use proptest::prelude::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -301,6 +302,22 @@ fn adopted_memory_is_used_and_left_alone() {
     assert_eq!((region.bytes(), region.fd().is_none()), (4096, true));
     drop(region);
     assert_eq!((memory[4095], memory[0]), (9, 1));
+}
+
+#[test]
+fn adopted_memory_that_is_mapped_read_only_is_read_only() {
+    let path = std::env::temp_dir().join(format!("kvplane-read-only-{}", std::process::id()));
+    std::fs::write(&path, [7u8; 8192]).unwrap();
+    let file = Region::map_file(&std::fs::File::open(&path).unwrap(), 8192).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    let memory = private(8192);
+    let is_writable = |region: &Region, from: u64, bytes: u64| {
+        // SAFETY: the range is mapped as long as its region, which outlives this, and never accessed.
+        let backing = unsafe { Backing::adopt(region.address() + from, bytes) }.unwrap();
+        backing.writable()
+    };
+    assert_eq!([(0, 8192), (4095, 2)].map(|(from, bytes)| is_writable(&file, from, bytes)), [false; 2]);
+    assert_eq!([(0, 8192), (4095, 2)].map(|(from, bytes)| is_writable(&memory, from, bytes)), [true; 2]);
 }
 
 #[test]

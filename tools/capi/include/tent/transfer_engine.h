@@ -9,6 +9,8 @@
  *     failure is printed on standard error, once for each reason; 256 reasons are printed at most.
  *   - Any thread may call any function at any time. A handle of an engine is a number that is never used again: a call
  *     on a destroyed engine fails, as one on a null engine does.
+ *   - An engine belongs to the process that made it: after a fork, calls of the child on it fail, and
+ *     destroying it there ends nothing. A child makes its own.
  *   - Null pointers, unknown segments, batches and tasks, numbers without a meaning, and texts that do not end within
  *     their limit are refused, and have no effect.
  *   - What TENT has and kvplane has not is refused as well: the functions say what.

@@ -68,9 +68,10 @@ class TransferEngine:
         return self._engine.name()
 
     def register(self, buffer: Any, size: Optional[int] = None) -> Tuple[int, int]:
-        """Registers memory until `unregister` or `close`: of an object, or `size` bytes at an address. Returns its
-        address and length, which peers need."""
+        """Registers memory until `unregister` or `close`: of an object, or `size` bytes at an address. Peers cannot
+        write to a read-only object. Returns its address and length, which peers need."""
         owner: Any
+        writable = True
         if size is not None:
             address, owner = operator.index(buffer), None
         else:
@@ -81,7 +82,8 @@ class TransferEngine:
                 memory = exporter(buffer)
                 address, size = _native.buffer_address(memory, False)
                 owner = memoryview(memory)
-        self._check(self._engine.register([address], [size], "*"))
+                writable = not owner.readonly
+        self._check(self._engine.register([address], [size], "*", True, writable))
         self._kept[address] = owner
         return address, size
 

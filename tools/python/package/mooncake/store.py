@@ -742,9 +742,12 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
         return (task, 0)
 
     def begin_weight_snapshot(self, snapshot, adapter):
-        """Not supported: weights are put in parts of the caller's, or published by `kvplane.p2p`, and read under another
-        layout by `ObjectStore.reshard`."""
-        raise NotImplementedError("there is no store of weights here: publish and reshard them with kvplane.p2p.ObjectStore")
+        """Returns a writer of a version of weights, which readers see when it is committed: a `WeightStoreWriter` of
+        `mooncake.reshard.weight`. `snapshot` is a `WeightSnapshotDescriptor`, `adapter` has the methods of a
+        `WeightSnapshotAdapter`."""
+        from mooncake.reshard.weight import store
+
+        return store.begin_weight_snapshot(self, snapshot, adapter)
 
     def get_offload_rpc_read_count(self):
         """Returns the number of reads from other clients' disks: always 0."""

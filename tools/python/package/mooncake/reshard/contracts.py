@@ -17,7 +17,9 @@ PlacementSetId = NewType("PlacementSetId", str)
 RevisionId = NewType("RevisionId", str)
 RuntimeInstanceId = NewType("RuntimeInstanceId", str)
 LeaseId = NewType("LeaseId", str)
-StoredFragmentId = NewType("StoredFragmentId", str)
+StoredFragmentSnapshotId = NewType("StoredFragmentSnapshotId", str)
+#: The name that 0.3.13 has for it.
+StoredFragmentId = StoredFragmentSnapshotId
 
 
 class ResourceKind(str, Enum):
@@ -167,6 +169,7 @@ __all__ = [
     "RuntimeFragmentId",
     "RuntimeInstanceId",
     "StoredFragmentId",
+    "StoredFragmentSnapshotId",
     "TensorId",
     "TopologyId",
     "StoredResourceManifest",

@@ -11,6 +11,10 @@ from mooncake.reshard._compat import _strict_zip
 _MAX_HIGH_DIMENSIONAL_PAIRWISE_COMPARISONS = 1_000_000
 
 
+#: Offset and shape, or begin and end, along each dimension.
+Box = Tuple[Tuple[int, ...], Tuple[int, ...]]
+
+
 class LogicalBox(Protocol):
     """A box of a tensor."""
 
@@ -29,6 +33,19 @@ class OverlapRegion(Protocol):
 
     @property
     def overlap_shape(self) -> Tuple[int, ...]: ...
+
+
+def box_intersection(left_offset, left_shape, right_offset, right_shape):
+    """Returns begin and end of what two boxes have in common; None for nothing. ValueError if they are of different
+    dimensions, or no boxes."""
+    sides = (left_offset, left_shape, right_offset, right_shape)
+    if not left_offset or len(set(map(len, sides))) > 1:
+        raise ValueError("boxes must have the same dimensions, and at least one")
+    if min(left_offset + right_offset) < 0 or min(left_shape + right_shape) <= 0:
+        raise ValueError("boxes must have offsets that are not negative, and positive shapes")
+    begin = tuple(map(max, left_offset, right_offset))
+    end = tuple(min(one + size, other + extent) for one, size, other, extent in _strict_zip(*sides))
+    return (begin, end) if all(low < high for low, high in zip(begin, end)) else None
 
 
 def box_contains(outer_offset, outer_shape, inner_offset, inner_shape):
@@ -101,9 +118,11 @@ def regions_exactly_cover(target, regions):
 
 
 __all__ = [
+    "Box",
     "LogicalBox",
     "OverlapRegion",
     "box_contains",
+    "box_intersection",
     "boxes_exactly_cover",
     "boxes_overlap",
     "regions_exactly_cover",

@@ -39,8 +39,8 @@ def validate_runtime_binding(placement, binding):
     validation.check_addresses(binding.instance_id, placement.tensors, part.fragments, binding.fragments)
 
 
-def validate_runtime_bindings(placement, bindings):
-    """ValueError if bindings are not of exactly the participants that have something, apart from each other."""
+def validate_runtime_binding_subset(placement, bindings):
+    """ValueError if bindings are not of different participants that have something, apart from each other."""
     found = _checks.items(bindings, "runtime bindings", WeightRuntimeBindingManifest)
     _checks.unique((one.participant_id for one in found), "runtime binding participant")
     for one in found:
@@ -50,10 +50,19 @@ def validate_runtime_bindings(placement, bindings):
         placements = [fragment for one in some for fragment in parts[one.participant_id].fragments]
         fragments = [fragment for one in some for fragment in one.fragments]
         validation.check_addresses(instance, placement.tensors, placements, fragments)
-    expected, names = {name for name, part in parts.items() if part.fragments}, {one.participant_id for one in found}
-    for missing, label in ((expected - names, "missing"), (names - expected, "unknown")):
-        if missing:
-            raise ValueError(f"{label} runtime binding participant: {min(missing)}")
+    unknown = {one.participant_id for one in found if not parts[one.participant_id].fragments}
+    if unknown:
+        raise ValueError(f"unknown runtime binding participant: {min(unknown)}")
 
 
-__all__ = ["validate_runtime_binding", "validate_runtime_bindings"]
+def validate_runtime_bindings(placement, bindings):
+    """ValueError if bindings are not of exactly the participants that have something, apart from each other."""
+    found = _checks.items(bindings, "runtime bindings", WeightRuntimeBindingManifest)
+    validate_runtime_binding_subset(placement, found)
+    missing = {part.participant_id for part in placement.parts if part.fragments}
+    missing -= {one.participant_id for one in found}
+    if missing:
+        raise ValueError(f"missing runtime binding participant: {min(missing)}")
+
+
+__all__ = ["validate_runtime_binding", "validate_runtime_binding_subset", "validate_runtime_bindings"]

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Tuple
 
 from mooncake.reshard import _checks
-from mooncake.reshard.contracts import ResourceId, ResourceKind, RevisionId, StoredFragmentId, TensorId
+from mooncake.reshard.contracts import ResourceId, ResourceKind, RevisionId, StoredFragmentSnapshotId, TensorId
 from mooncake.reshard.geometry import boxes_exactly_cover
 from mooncake.reshard.weight.types import TensorDescriptor, check_aliases, check_box
 from mooncake.reshard.weight.validation import grouped
@@ -34,10 +34,10 @@ class StoredManifestIdentity:
 
 
 @dataclass(frozen=True)
-class StoredFragment:
+class StoredFragmentSnapshot:
     """A box of a tensor as a range of an object."""
 
-    fragment_id: StoredFragmentId
+    fragment_id: StoredFragmentSnapshotId
     tensor_id: TensorId
     global_offset: Tuple[int, ...]
     local_shape: Tuple[int, ...]
@@ -67,7 +67,7 @@ class StoredFragment:
 
 
 @dataclass(frozen=True)
-class WeightManifest:
+class StoredWeightManifest:
     """All tensors of a generation of weights, each complete, in objects of one group."""
 
     namespace: str
@@ -77,15 +77,15 @@ class WeightManifest:
     group_id: str
     manifest_key: str
     tensors: Tuple[TensorDescriptor, ...]
-    fragments: Tuple[StoredFragment, ...]
+    fragments: Tuple[StoredFragmentSnapshot, ...]
     created_at: str
     manifest_digest: str = field(init=False)
 
     def __post_init__(self):
         for name in (*_TEXTS, "created_at"):
             _checks.text(getattr(self, name), name)
-        for name, kind in (("tensors", TensorDescriptor), ("fragments", StoredFragment)):
-            object.__setattr__(self, name, _checks.items(getattr(self, name), f"WeightManifest {name}", kind))
+        for name, kind in (("tensors", TensorDescriptor), ("fragments", StoredFragmentSnapshot)):
+            object.__setattr__(self, name, _checks.items(getattr(self, name), f"StoredWeightManifest {name}", kind))
         _checks.u64(self.weight_generation, "weight_generation")
         if self.manifest_key != f"{self.group_id}/manifest":
             raise ValueError("manifest_key does not belong to the manifest's group")
@@ -168,20 +168,31 @@ class WeightManifest:
         raw = dict(_checks.fields(raw, names, "weight manifest"))
         if raw.pop("resource_kind") != ResourceKind.MODEL_WEIGHT.value:
             raise ValueError("resource_kind of a weight manifest must be model_weight")
-        for name, kind in (("tensors", TensorDescriptor), ("fragments", StoredFragment)):
-            some = _checks.sequence(raw[name], f"WeightManifest {name}")
+        for name, kind in (("tensors", TensorDescriptor), ("fragments", StoredFragmentSnapshot)):
+            some = _checks.sequence(raw[name], f"StoredWeightManifest {name}")
             raw[name] = tuple(kind.from_json(one, f"stored {name[:-1]} {at}") for at, one in enumerate(some))
         return cls(**raw)
 
 
 def validate_weight_manifest_snapshot(manifest):
     """Returns a manifest that was checked again from what it has now."""
-    _checks.instance(manifest, "weight manifest", WeightManifest)
-    names = [name for name in WeightManifest.__dataclass_fields__ if name != "manifest_digest"]
+    _checks.instance(manifest, "weight manifest", StoredWeightManifest)
+    names = [name for name in StoredWeightManifest.__dataclass_fields__ if name != "manifest_digest"]
     try:
-        return WeightManifest(**{name: getattr(manifest, name) for name in names})
+        return StoredWeightManifest(**{name: getattr(manifest, name) for name in names})
     except (AttributeError, TypeError) as error:
         raise ValueError(f"the weight manifest is incomplete: {error}") from error
 
 
-__all__ = ["StoredFragment", "StoredManifestIdentity", "WeightManifest", "validate_weight_manifest_snapshot"]
+#: The names that 0.3.13 has for the two.
+StoredFragment = StoredFragmentSnapshot
+WeightManifest = StoredWeightManifest
+
+__all__ = [
+    "StoredFragment",
+    "StoredFragmentSnapshot",
+    "StoredManifestIdentity",
+    "StoredWeightManifest",
+    "WeightManifest",
+    "validate_weight_manifest_snapshot",
+]

@@ -11,7 +11,7 @@ from mooncake.reshard.weight._planner.contracts import (
 )
 from mooncake.reshard.weight._planner.ownership import Sources, check_target
 from mooncake.reshard.weight.placement import WeightPlacementManifest
-from mooncake.reshard.weight.storage_manifest import WeightManifest
+from mooncake.reshard.weight.storage_manifest import StoredWeightManifest
 from mooncake.reshard.weight.types import ParallelRank
 from mooncake.reshard.weight.validation import grouped
 
@@ -38,7 +38,7 @@ def plan_placement_transfer_to_local_target(
 
 def plan_stored_transfer_to_target_placement(source_manifest, target_placement, *, planning_limits=None):
     """Returns the plan from objects of a store to a placement."""
-    _checks.instance(source_manifest, "source manifest", WeightManifest)
+    _checks.instance(source_manifest, "source manifest", StoredWeightManifest)
     return _Planner(source_manifest, target_placement, planning_limits).all()
 
 
@@ -46,7 +46,7 @@ class _Planner:
     """A source and a target of one generation of the same weights."""
 
     def __init__(self, source, target, limits):
-        self._stored = isinstance(source, WeightManifest)
+        self._stored = isinstance(source, StoredWeightManifest)
         if not self._stored:
             _checks.instance(source, "source placement", WeightPlacementManifest)
         _checks.instance(target, "target placement", WeightPlacementManifest)

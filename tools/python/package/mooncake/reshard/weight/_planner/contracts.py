@@ -10,9 +10,9 @@ from mooncake.reshard.geometry import box_contains, regions_exactly_cover
 from mooncake.reshard.weight._planner import geometry
 from mooncake.reshard.weight.placement import WeightPlacementManifest
 from mooncake.reshard.weight.storage_manifest import (
-    StoredFragment,
+    StoredFragmentSnapshot,
     StoredManifestIdentity,
-    WeightManifest,
+    StoredWeightManifest,
     validate_weight_manifest_snapshot,
 )
 from mooncake.reshard.weight.types import ParallelRank, PlacementFragment, TensorDescriptor
@@ -186,6 +186,22 @@ def _only(strides):
 
 LogicalTransferRegion = TransferRegion
 LogicalTransferOperation = TransferRegion
+#: Copies of fragments that have memory; of those of a `StoredLoadOperation`, only the target has.
+ExecutableTransferOperation = TransferRegion
+LiveTransferOperation = TransferRegion
+StoredLoadOperation = TransferRegion
+#: Coordinates along the axes along which only some ranks have a tensor.
+RuntimeTensorOwner = Tuple[Tuple[str, int], ...]
+
+
+def routes(operations):
+    """Returns operations by pipeline stages; those of objects of a store have no source stage."""
+    stored = lambda one: isinstance(one, StoredFragmentSnapshot)
+    place = lambda one: (None, None) if stored(one) else (one.rank.pp, one.pipeline_stage_id)
+    route = lambda index: (*place(operations[index].source), *place(operations[index].target))
+    found = grouped(range(len(operations)), route)
+    order = lambda key: [-1 if number is None else number for number in key]
+    return tuple(PipelineRouteGroup(*key, tuple(found[key])) for key in sorted(found, key=order))
 
 
 @dataclass(frozen=True)
@@ -215,7 +231,7 @@ class LogicalTransferPlan:
     source_tensors: Tuple[TensorDescriptor, ...]
     target_tensors: Tuple[TensorDescriptor, ...]
     operations: Tuple[TransferRegion, ...]
-    source_manifest: Optional[WeightManifest] = None
+    source_manifest: Optional[StoredWeightManifest] = None
     planning_limits: PlanningLimits = field(default_factory=PlanningLimits)
     source_executors: Tuple[PlacementExecutorPlan, ...] = ()
     target_executors: Tuple[PlacementExecutorPlan, ...] = ()
@@ -229,7 +245,7 @@ class LogicalTransferPlan:
         _checks.instance(self.target_placement, "target placement", WeightPlacementManifest)
         _checks.instance(self.planning_limits, "planning_limits", PlanningLimits)
         self._check_source()
-        kind = PlacementFragment if self.source_placement is not None else StoredFragment
+        kind = PlacementFragment if self.source_placement is not None else StoredFragmentSnapshot
         for one in _checks.items(self.operations, "operations of a transfer plan", TransferRegion):
             if not isinstance(one.target, PlacementFragment) or not isinstance(one.source, kind):
                 raise ValueError("an operation of a transfer plan is not between its source and its target")
@@ -249,7 +265,7 @@ class LogicalTransferPlan:
         self.validate_source_placement_snapshot()
 
     def _check_source(self):
-        sources = ((self.source_placement, WeightPlacementManifest), (self.source_manifest, WeightManifest))
+        sources = ((self.source_placement, WeightPlacementManifest), (self.source_manifest, StoredWeightManifest))
         given = [_checks.instance(one, "source of a plan", kind) for one, kind in sources if one is not None]
         if len(given) != 1:
             raise ValueError("a transfer plan has exactly one source: a placement or a manifest")
@@ -339,11 +355,7 @@ class LogicalTransferPlan:
     @property
     def pipeline_routes(self):
         """Returns the operations by pipeline stages."""
-        place = lambda one: (one.rank.pp, one.pipeline_stage_id) if isinstance(one, PlacementFragment) else (None, None)
-        route = lambda index: (*place(self.operations[index].source), *place(self.operations[index].target))
-        found = grouped(range(len(self.operations)), route)
-        order = lambda key: [-1 if number is None else number for number in key]
-        return tuple(PipelineRouteGroup(*key, tuple(found[key])) for key in sorted(found, key=order))
+        return routes(self.operations)
 
     def operation_indices_for_executor(self, executor, side):
         """Returns the operations that a participant reads from or writes to."""
@@ -363,5 +375,10 @@ __all__ = [
     "PlacementExecutorPlan",
     "LogicalTransferOperation",
     "LogicalTransferRegion",
+    "ExecutableTransferOperation",
+    "LiveTransferOperation",
+    "RuntimeTensorOwner",
+    "StoredLoadOperation",
+    "routes",
     "TransferRegion",
 ]

@@ -5,6 +5,7 @@ from math import prod
 
 from mooncake.reshard import _checks
 from mooncake.reshard._compat import _strict_zip
+from mooncake.reshard.geometry import box_intersection
 
 
 def itemsize(fragment):
@@ -17,13 +18,11 @@ def itemsize(fragment):
 
 def _overlap_box(source, target):
     """Returns offset and shape of what two fragments have in common; None for nothing."""
-    offset, shape = [], []
-    sides = _strict_zip(source.global_offset, source.local_shape, target.global_offset, target.local_shape)
-    for one, extent, other, size in sides:
-        begin = max(one, other)
-        offset.append(begin)
-        shape.append(min(one + extent, other + size) - begin)
-    return (tuple(offset), tuple(shape)) if min(shape) > 0 else None
+    found = box_intersection(source.global_offset, source.local_shape, target.global_offset, target.local_shape)
+    if found is None:
+        return None
+    begin, end = found
+    return begin, tuple(high - low for low, high in zip(begin, end))
 
 
 def loops(source, target, offset, shape):
