@@ -217,12 +217,14 @@ class Tickets(Pair):
             self.assertIs(ticket.status, FAILED_DRAINED)
             self.assertIn("not within range 0", said.getvalue())
         self.assertEqual(self.peer.read(0, 2048), before)
-        for base in (-8, bed.Word(-8), 2**64):
-            with contextlib.redirect_stderr(said):
-                ends = [base], [64], [theirs], [64]
-                ticket = self.engine.submit_scatter_write(self.peer.name, *ends, [[4]], [[4]], [[8]])
-            self.assertIs(ticket.status, FAILED_DRAINED)
-            self.assertIn("address space", said.getvalue())
+        with contextlib.redirect_stderr(said):
+            ends = [bed.Word(-8)], [64], [theirs], [64]
+            ticket = self.engine.submit_scatter_write(self.peer.name, *ends, [[4]], [[4]], [[8]])
+        self.assertIs(ticket.status, FAILED_DRAINED)
+        self.assertIn("address space", said.getvalue())
+        for base in (-8, 2**64):
+            with self.assertRaisesRegex(TypeError, "not an address or length"):
+                self.engine.submit_scatter_write(self.peer.name, [base], *ends[1:], [[4]], [[4]], [[8]])
         ticket = self.engine.submit_scatter_write(
             self.peer.name, [bed.Word(ours)], [bed.Word(64)], [bed.Word(theirs)], [64], [[bed.Word(8)]], [[bed.Word(8)]], [[bed.Word(16)]]
         )
