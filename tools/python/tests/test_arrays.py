@@ -217,12 +217,14 @@ class Tickets(Pair):
             self.assertIs(ticket.status, FAILED_DRAINED)
             self.assertIn("not within range 0", said.getvalue())
         self.assertEqual(self.peer.read(0, 2048), before)
-        for base in (-8, bed.Word(-8), 2**64):
-            with contextlib.redirect_stderr(said):
-                ends = [base], [64], [theirs], [64]
-                ticket = self.engine.submit_scatter_write(self.peer.name, *ends, [[4]], [[4]], [[8]])
-            self.assertIs(ticket.status, FAILED_DRAINED)
-            self.assertIn("address space", said.getvalue())
+        with contextlib.redirect_stderr(said):
+            ends = [bed.Word(-8)], [64], [theirs], [64]
+            ticket = self.engine.submit_scatter_write(self.peer.name, *ends, [[4]], [[4]], [[8]])
+        self.assertIs(ticket.status, FAILED_DRAINED)
+        self.assertIn("address space", said.getvalue())
+        for base in (-8, 2**64):
+            with self.assertRaisesRegex(TypeError, "not an address or length"):
+                self.engine.submit_scatter_write(self.peer.name, [base], *ends[1:], [[4]], [[4]], [[8]])
         ticket = self.engine.submit_scatter_write(
             self.peer.name, [bed.Word(ours)], [bed.Word(64)], [bed.Word(theirs)], [64], [[bed.Word(8)]], [[bed.Word(8)]], [[bed.Word(16)]]
         )
@@ -343,6 +345,23 @@ class Tickets(Pair):
         ticket = engine.submit_scatter_write(self.peer.name, *ranges)
         engine.__del__()
         self.assertIn(ticket.status, (COMPLETED, FAILED_DRAINED))
+
+    def test_closing_asks_for_outcomes_first(self):
+        class Closing:
+            """Engine with two transfers: one that has ended, and one in flight."""
+
+            closed = False
+
+            def status(self, number):
+                return -1 if self.closed else 1 - number % 2
+
+            def close(self):
+                self.closed = True
+
+        native = Closing()
+        ended, flying = ScatterTransferTicket(native, 2), ScatterTransferTicket(native, 1)
+        _scatter.close(native, [ended, flying])
+        self.assertEqual((ended.status, flying.status), (COMPLETED, FAILED_DRAINED))
 
 
 class Memory(Pair):

@@ -10,6 +10,7 @@ import sys
 import unittest
 
 import kvplane
+import mooncake
 import test_scheduler
 
 PAGE = pathlib.Path(__file__).resolve().parents[3] / "docs" / "python.md"
@@ -50,6 +51,31 @@ def unbound(tree):
         elif isinstance(node, ast.arg):
             made.add(node.arg)
     return sorted(used - made)
+
+
+class Calls(unittest.TestCase):
+    """Calls of `mooncake` that raise NotImplementedError are those that the page lists."""
+
+    def test_calls_that_are_not_there_are_listed(self):
+        text = PAGE.read_text()
+        start = text.index("These calls exist and raise `NotImplementedError`:")
+        listed = set(re.findall(r"`(?:\w+\.)*(\w+)`", text[start : text.index("\n\nWhere a call takes", start)]))
+        raising = set()
+        for path in pathlib.Path(mooncake.__file__).parent.glob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.FunctionDef) and any(map(_raises_not_implemented, ast.walk(node))):
+                    raising.add(node.name)
+        # `_of_devices` makes the calls of ElasticBuffer, and `_on_cuda` is behind the four of a stream.
+        raising -= {"_of_devices", "call", "_on_cuda"}
+        self.assertLess({"warmup_efa_segment", "device_addr"}, raising)
+        self.assertEqual(raising - listed, set())
+        for name in listed - raising:
+            self.assertRegex(name, "_on_cuda$|^(batch_|host_register|SharedSegment|pg|ElasticBuffer|NotImplementedError)|_get")
+
+
+def _raises_not_implemented(node):
+    raised = node.exc if isinstance(node, ast.Raise) else None
+    return getattr(getattr(raised, "func", raised), "id", "") == "NotImplementedError"
 
 
 @unittest.skipIf(sys.version_info < (3, 10), "the examples have `match`, which Python 3.10 brought")

@@ -9,6 +9,7 @@ import unittest
 
 import bed
 import kvplane
+from mooncake import _ranges
 from mooncake.store import ExistOptions, MooncakeDistributedStore, RangedReadSnapshot, ReplicateConfig
 
 
@@ -57,6 +58,34 @@ class Probes(Case):
         self.assertEqual(self.store.batch_probe_key(keys[3:5], "LastHitOnly"), [0, 0])
         with self.assertRaisesRegex(ValueError, "Unknown batch_probe_key policy: LongestPrefix"):
             self.store.batch_probe_key(keys, "LongestPrefix")
+
+    def test_keys_in_other_sequences(self):
+        class Row:
+            """Sequence without a truth value, as arrays of numpy are."""
+
+            def __init__(self, *keys):
+                self._keys = keys
+
+            def __len__(self):
+                return len(self._keys)
+
+            def __getitem__(self, at):
+                return self._keys[at]
+
+            def __bool__(self):
+                raise ValueError("the truth value is ambiguous")
+
+        self.assertEqual(self.store.put(self.key(), b"x"), 0)
+        keys = Row(self.key(), self.key(1))
+        self.assertEqual(self.store.batch_probe_key(keys, "LastHitOnly"), [1, 0])
+        self.assertEqual(self.store.batch_probe_key(Row(), "LastHitOnly"), [])
+        self.assertEqual(self.store.batch_is_exist(keys), [1, 0])
+        self.assertEqual(self.store.get_batch(keys), [b"x", b""])
+        with kvplane.Store() as plain:
+            for call in (lambda name: plain.retain_group(name, 60), lambda name: plain.renew(name, 60), plain.release):
+                for name in ([self.key()], None, b"bytes", 1.5):
+                    with self.assertRaisesRegex(TypeError, "a group or a retention is a name"):
+                        call(name)
 
     def test_options(self):
         options = ExistOptions()
@@ -130,6 +159,33 @@ class Snapshots(Case):
         codes = self.store.get_into_ranges_from_snapshot(snapshot, [self.at], [[key]], [to], [of], [sizes])
         self.assertEqual(codes, [[[8, 8, -600]]])
         self.assertEqual(self.memory[:16], b"b" * 16)
+
+    def test_an_object_that_is_replaced_all_the_time_is_read(self):
+        class Replacing:
+            """A native store with another version at each of so many reads."""
+
+            def __init__(self, native, put, turns):
+                self._native, self._put, self.turns = native, put, turns
+
+            def open_ranges(self, keys):
+                return self._native.open_ranges(keys)
+
+            def get_ranges(self, *arguments):
+                if self.turns:
+                    self.turns -= 1
+                    self._put(self.turns)
+                return self._native.get_ranges(*arguments)
+
+        key, native = self.key(), self.store._native
+        self.assertEqual(self.store.put(key, b"x" * 64), 0)
+        snapshot = self.store.prepare_get_into_ranges_snapshot([key])
+        columns = [0, 0], [0, 32], [self.at, self.at + 32], [32, 32]
+        replacing = Replacing(native, lambda turn: self.store.upsert(key, bytes([turn]) * 64), 20)
+        self.assertEqual(_ranges._of_versions(replacing, snapshot._versions, [key], columns), [32, 32])
+        self.assertEqual((replacing.turns, self.memory[:64]), (0, bytes(64)))
+        # One that is removed meanwhile is not there, and nobody waits for it.
+        replacing = Replacing(native, lambda turn: turn % 2 or self.store.remove(key), 1)
+        self.assertEqual(_ranges._of_versions(replacing, snapshot._versions, [key], columns), [-704, -704])
 
     def test_a_snapshot_is_of_its_store(self):
         snapshot = self.store.prepare_get_into_ranges_snapshot([self.key()])

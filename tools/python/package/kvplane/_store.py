@@ -116,6 +116,8 @@ def _number(name: Union[str, int]) -> int:
         if not 0 < name < 1 << 64:
             raise ValueError(f"a group or a retention has a name, or a number from 1 to 2**64 - 1, not {name}")
         return name
+    if not isinstance(name, str):
+        raise TypeError(f"a group or a retention is a name, str, or a number, int, not {type(name).__name__}")
     import hashlib
 
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") or 1

@@ -13,6 +13,8 @@ OBJECT_NOT_FOUND = -704
 OBJECT_EXISTS = -705
 #: Idle limit of a put session.
 IDLE_S = 300
+#: Deadline of a call.
+CALL_S = 10
 
 #: Largest address; no buffer contains it.
 _LAST = (1 << 64) - 1
@@ -214,7 +216,8 @@ class Writing:
 
 def _of_versions(native, versions, keys, columns):
     """Reads ranges of objects of these versions, by key; None where there was no object. Objects that have another version
-    by now are looked up again, once, and all of their ranges are read again."""
+    by now are looked up again, and all of their ranges are read again, until a call's deadline: others may replace them
+    all the time."""
     raws = [_raw(key) for key in keys]
     codes = [OBJECT_NOT_FOUND if raws[which] in versions else INVALID_PARAMS for which in columns[0]]
 
@@ -228,11 +231,16 @@ def _of_versions(native, versions, keys, columns):
 
     known = {index for index, raw in enumerate(raws) if versions.get(raw) is not None}
     move(known)
-    gone = sorted({which for which, code in zip(columns[0], codes) if code == OBJECT_NOT_FOUND and which in known})
-    if gone:
+    until = time.monotonic() + CALL_S
+    while True:
+        gone = sorted({which for which, code in zip(columns[0], codes) if code == OBJECT_NOT_FOUND and which in known})
+        if not gone or time.monotonic() >= until:
+            break
         again = zip(gone, native.open_ranges([keys[index] for index in gone]))
         there = {index: version for index, (code, version) in again if code == 0}
         versions.update((raws[index], version) for index, version in there.items())
+        # Those that were removed stay missing.
+        known = set(there)
         move(there)
     return codes
 

@@ -38,7 +38,7 @@ class ScatterTransferTicket:
     """Scatter transfer in flight, or its outcome. A transfer can always be drained: it ends by the deadline of the
     engine (`MC_TRANSFER_TIMEOUT`, 30 s) and is withdrawn before that says so. `COMPLETION_UNKNOWN` means that it is in
     flight, or, for good, that its outcome is not known here: another call has taken it by the transfer's number, the
-    engine has forgotten it among 65,536 that nobody asked for, or this is a process that was forked since."""
+    engine has forgotten it, as one of 65,536 whose outcomes were never taken, or this is a process that was forked since."""
 
     def __init__(self, native=None, number=0):
         self._native, self._number = native, number
@@ -146,6 +146,9 @@ _FRAGMENTS = ("local_offsets", "remote_offsets", "lengths")
 def _places(ends, fragments):
     """Returns the addresses at both ends and the lengths of all fragments; ValueError for what makes no sense."""
     ends = [_numbers(column, name) for name, column in zip(_ENDS, ends)]
+    for base in (*ends[0], *ends[2]):
+        if not 0 <= base <= _LAST:
+            raise TypeError(f"{base} is not an address or length: these go from 0 to 2^64 - 1")
     fragments = [_rows(column, name) for name, column in zip(_FRAGMENTS, fragments)]
     if len({len(column) for column in (*ends, *fragments)}) > 1:
         raise ValueError("the lists of ranges have different lengths")
@@ -157,7 +160,7 @@ def _places(ends, fragments):
         for at, to, length in zip(our_offsets, their_offsets, lengths):
             if length <= 0 or at < 0 or to < 0 or at + length > our_room or to + length > their_room:
                 raise ValueError(f"a fragment of {length} bytes at {at} and {to} is not within range {number}")
-            if not 0 <= our_base <= _LAST - at - length or not 0 <= their_base <= _LAST - to - length:
+            if our_base > _LAST - at - length or their_base > _LAST - to - length:
                 raise ValueError(f"range {number} is not within the address space, which ends at 2^64")
             ours.append(our_base + at)
             theirs.append(their_base + to)

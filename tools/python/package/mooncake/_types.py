@@ -96,7 +96,7 @@ def check_truth(call, name, value):
 
 
 def several(values, call, name="keys", of="str"):
-    """Checks for a sequence of elements of a type: lists, tuples and similar. Text is a single value, and sets, dictionaries and iterators
+    """Returns a sequence of elements of a type, lists, tuples and similar, as a list or a tuple. Text is a single value, and sets, dictionaries and iterators
     have no order or no length: TypeError for them."""
     kind = type(values)
     if kind is list or kind is tuple:
@@ -104,7 +104,8 @@ def several(values, call, name="keys", of="str"):
     one = isinstance(values, (str, bytes, bytearray, memoryview, Mapping))
     if one or not hasattr(kind, "__getitem__") or not hasattr(kind, "__len__"):
         raise TypeError(f"{call}(): {name} is a list of {of}, not {kind.__name__}")
-    return values
+    # Arrays of numpy have no truth value, and sums of their elements wrap.
+    return values.tolist() if hasattr(kind, "tolist") else list(values)
 
 
 def texts(values, call, name):

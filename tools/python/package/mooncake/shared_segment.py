@@ -17,7 +17,7 @@ class SharedSegment:
         """create(name: str, size: int, world_size: int, rank_id: int, owner_rank: int = 0, device_id: int = 0, \
 mmap: bool = True, host_register: bool = False) -> tuple[mooncake.engine.SharedSegment, bytes]"""
         if host_register:
-            raise NotImplementedError("registration with a CUDA device; this build knows no CUDA")
+            raise NotImplementedError("SharedSegment: its memory is not registered with CUDA devices")
         if size <= 0 or not 0 <= rank_id < world_size or not 0 <= owner_rank < world_size:
             raise ValueError("size is above 0, and ranks are below world_size")
         if not name or "/" in name:
@@ -58,7 +58,7 @@ mmap: bool = True, host_register: bool = False) -> tuple[mooncake.engine.SharedS
 
     def device_addr(self):
         """device_addr(self: mooncake.engine.SharedSegment) -> int"""
-        raise NotImplementedError("an address on a CUDA device; this build knows no CUDA")
+        raise NotImplementedError("SharedSegment: its memory has no address on a CUDA device")
 
     def size(self):
         """size(self: mooncake.engine.SharedSegment) -> int"""

@@ -778,12 +778,12 @@ def bind_to_numa_node(node):
 
 def get_alloc_func_addr():
     """get_alloc_func_addr() -> int"""
-    raise NotImplementedError("an allocator for a CUDA memory pool; this build knows no CUDA")
+    raise NotImplementedError("no allocator for CUDA memory pools: register memory that torch allocated")
 
 
 def get_free_func_addr():
     """get_free_func_addr() -> int"""
-    raise NotImplementedError("an allocator for a CUDA memory pool; this build knows no CUDA")
+    raise NotImplementedError("no allocator for CUDA memory pools: register memory that torch allocated")
 
 
 def _with_port(hostname):
