@@ -413,7 +413,7 @@ fn reports_from_before_a_tenant_was_removed_do_not_say_that_it_has_no_records() 
     for node in [1, 2] {
         report(&mut quotas, &cluster, node, Some(0));
     }
-    assert_eq!(quotas.freed_tenants(&cluster), [name.clone()]);
+    assert_eq!(quotas.freed_tenants(&cluster), std::slice::from_ref(&name));
     handle(&mut cluster, set);
     assert_eq!(report(&mut quotas, &cluster, 1, Some(0)), None);
     handle(&mut cluster, remove);
