@@ -66,7 +66,7 @@ impl Sources {
         };
         let sources = SourcePeers::each(|slot| peer_of(client, source_of(slot)?));
         let mut others: BTreeSet<ShardKey> = former.collect();
-        slots().flat_map(&keepers_of).for_each(|keeper| _ = others.insert(*keeper));
+        others.extend(slots().flat_map(&keepers_of));
         for other in others {
             peer_of(client, other);
         }

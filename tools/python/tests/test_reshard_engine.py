@@ -242,7 +242,7 @@ class Failures(Case):
         for bad in ({"max_inflight_batches": 0}, {"completion_drain_timeout_ms": -1}):
             with self.assertRaises(ValueError):
                 MooncakeTransferEngineReader(engine, **bad)
-        # Whatever was pinned for them is not any more, and the reader goes on.
+        # Their pins are released, and the reader goes on.
         ends = {end for some in sides.values() for one in some.values() for end in one.ends}
         self.assertEqual(ends, {TerminalTransferState.ABORTED})
         self.read(reader, made, name)

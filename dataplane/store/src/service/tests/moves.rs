@@ -423,7 +423,7 @@ fn a_report_is_repeated_until_it_is_answered() {
     assert_eq!((cluster.shards[1].inspect().unreported().count(), cluster.get(1)), (0, Some(Some(100))));
 }
 
-/// What the former owner lists was put here meanwhile, so no answer of its follows that would end the import.
+/// The former owner lists only objects that were put here meanwhile, so no answer follows that would end the import.
 #[test]
 fn an_import_that_ends_between_two_answers_is_reported_at_once() {
     let mut cluster = Cluster::new();

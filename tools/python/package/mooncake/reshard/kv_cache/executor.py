@@ -55,7 +55,7 @@ class KVCacheTransferEngineExecutor:
             del self._regions[region_id]
 
     def _native(self, call, *arguments):
-        # Whatever is raised in between leaves open what the engine has done.
+        # An exception in between leaves open which transfers the engine has made.
         self._uncertain = True
         code = call(*arguments)
         if code != 0:

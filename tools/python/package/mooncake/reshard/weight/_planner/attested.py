@@ -72,7 +72,7 @@ class RuntimeBindingAttestation:
             object.__setattr__(self, name, value)
 
     def __reduce__(self):
-        # Whoever gets it checks it again.
+        # The receiver checks it again.
         return type(self), (self.placement, self.evidence.to_binding())
 
     def validates(self, placement: PlacementFragment, binding: RuntimeBindingFragment) -> bool:
