@@ -3,6 +3,7 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use kvplane::device::Backing;
+use kvplane::memory_map::MemoryMap;
 use kvplane::{RegisterOptions, TransferError};
 
 use crate::engine::Engine;
@@ -14,17 +15,18 @@ pub(crate) fn is_range(address: u64, bytes: u64) -> bool {
     address != 0 && bytes != 0 && address.checked_add(bytes).is_some_and(|end| end <= isize::MAX as u64)
 }
 
-/// Adopts a range of memory, the host's or a device's; it belongs to C and is not freed here.
+/// Adopts a range of memory, the host's or a device's, by the kernel's list of mappings; it belongs to C and is not
+/// freed here.
 ///
 /// # Safety
 /// The range is mapped readable and writable, or allocated on a device, until it is unregistered, or the engine is
 /// destroyed.
-unsafe fn adopt(address: *mut c_void, bytes: usize) -> Result<Backing, c_int> {
+unsafe fn adopt(address: *mut c_void, bytes: usize, map: Option<&MemoryMap>) -> Result<Backing, c_int> {
     if !is_range(address as u64, bytes as u64) {
         return Err(INVALID_ARGUMENT);
     }
     // SAFETY: by the caller's promise; unregistering waits until nothing uses the region.
-    unsafe { Backing::adopt(address as u64, bytes as u64) }.map_err(|error| TransferError::from(error).code())
+    unsafe { Backing::adopt(address as u64, bytes as u64, map) }.map_err(|error| TransferError::from(error).code())
 }
 
 fn register(engine: &Engine, memory: &[Backing], location: &str, remote_accessible: bool) -> Result<c_int, c_int> {
@@ -49,7 +51,7 @@ pub(crate) unsafe extern "C" fn registerLocalMemory(
     // SAFETY: by the caller's promise.
     unsafe {
         with_engine(engine, |engine| {
-            let memory = adopt(addr, length)?;
+            let memory = adopt(addr, length, MemoryMap::read().ok().as_ref())?;
             register(engine, &[memory], text(location).unwrap_or("*"), remote_accessible != 0)
         })
     }
@@ -85,7 +87,9 @@ pub(crate) unsafe extern "C" fn registerLocalMemoryBatch(
     unsafe {
         with_engine(engine, |engine| {
             let entries = array(buffer_list, buffer_len).ok_or(INVALID_ARGUMENT)?;
-            let memory: Result<Vec<_>, c_int> = entries.iter().map(|entry| adopt(entry.addr, entry.length)).collect();
+            let map = MemoryMap::read().ok();
+            let adopted = entries.iter().map(|entry| adopt(entry.addr, entry.length, map.as_ref()));
+            let memory: Result<Vec<_>, c_int> = adopted.collect();
             register(engine, &memory?, text(location).unwrap_or("*"), true)
         })
     }

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use kvplane::device::{DeviceId, StreamHandle};
+use kvplane::memory_map::MemoryMap;
 use kvplane::{
     Batch, Notice, Opcode, Region, RegisterOptions, SegmentHandle, SubmitOptions, TaskState, TransferEngine, interrupt,
 };
@@ -428,13 +429,14 @@ impl Engine {
         if addresses.len() != sizes.len() {
             return Err(failed(-1, format!("{} addresses and {} lengths", addresses.len(), sizes.len())));
         }
+        let map = MemoryMap::read().ok();
         let mut memory = Vec::with_capacity(addresses.len());
         for (&address, &bytes) in addresses.iter().zip(sizes) {
             let own = self.managed.lock().unwrap_or_else(PoisonError::into_inner).get(&address).cloned();
             let adopted = match own {
                 Some(region) => Ok(region.into()),
                 // SAFETY: that the range stays what it is until it is unregistered is the contract of registering.
-                None => unsafe { adopt_any(address, bytes) }.map(|(backing, _)| backing),
+                None => unsafe { adopt_any(address, bytes, map.as_ref()) },
             };
             memory.push(adopted.map_err(|error| failed(-1, error.to_string()))?);
         }

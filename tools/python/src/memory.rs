@@ -105,32 +105,31 @@ impl fmt::Display for AdoptError {
     }
 }
 
-/// Adopts memory of the host or of a device. Returns true with it if it may be written.
+/// Adopts memory of the host or of a device, by the kernel's list of mappings.
 ///
 /// # Errors
 /// When it is neither, as far as the kernel's list of mappings and the drivers know.
 ///
 /// # Safety
 /// The range stays mapped, or allocated, until the last clone is gone.
-pub(crate) unsafe fn adopt_any(address: u64, bytes: u64) -> Result<(Backing, bool), AdoptError> {
-    let map = MemoryMap::read().ok();
-    let is_host = || map.as_ref().is_none_or(|map| map.is_host(address, bytes));
+pub(crate) unsafe fn adopt_any(address: u64, bytes: u64, map: Option<&MemoryMap>) -> Result<Backing, AdoptError> {
+    let is_host = || map.is_none_or(|map| map.is_host(address, bytes));
     if device::is_any_driver_loaded() && bytes > 0 && !is_host() {
         // SAFETY: by the caller's promise.
-        let backing = unsafe { Backing::adopt(address, bytes) }.map_err(AdoptError::Device)?;
-        let is_writable = backing.device().is_some() || mapped(address, bytes) == RangeAccess::Writable;
-        return Ok((backing, is_writable));
+        return unsafe { Backing::adopt(address, bytes, map) }.map_err(AdoptError::Device);
     }
-    let access = RangeAccess::by(map.as_ref(), address, bytes);
+    let access = RangeAccess::by(map, address, bytes);
     if access == RangeAccess::No {
         return Err(AdoptError::NotReadable { address, bytes });
     }
     let (start, length) = range(address, bytes).ok_or(AdoptError::Invalid { address, bytes })?;
-    let is_writable = access == RangeAccess::Writable;
     // SAFETY: the range is mapped, as checked, and stays so by the caller's promise.
-    let region =
-        unsafe { if is_writable { Region::adopt(start, length) } else { Region::adopt_read_only(start, length) } };
-    Ok((Backing::Host(region), is_writable))
+    Ok(Backing::Host(unsafe {
+        match access {
+            RangeAccess::Writable => Region::adopt(start, length),
+            _ => Region::adopt_read_only(start, length),
+        }
+    }))
 }
 
 /// Registered memory.
@@ -139,7 +138,6 @@ pub(crate) struct Entry {
     pub(crate) address: u64,
     pub(crate) bytes: u64,
     pub(crate) backing: Backing,
-    pub(crate) writable: bool,
 }
 
 impl Entry {
@@ -207,12 +205,12 @@ impl Memory {
             return Err(RegistrationError::Adopt(AdoptError::NotReadable { address, bytes }));
         }
         // SAFETY: that the range stays what it is until it is unregistered is the contract of registering.
-        let (backing, writable) = unsafe { adopt_any(address, bytes) }.map_err(RegistrationError::Adopt)?;
-        self.insert(backing, writable)
+        let backing = unsafe { adopt_any(address, bytes, MemoryMap::read().ok().as_ref()) };
+        self.insert(backing.map_err(RegistrationError::Adopt)?)
     }
 
     /// Registers memory that was adopted, or allocated by this module.
-    pub(crate) fn insert(&self, backing: Backing, writable: bool) -> Result<(), RegistrationError> {
+    pub(crate) fn insert(&self, backing: Backing) -> Result<(), RegistrationError> {
         let (address, bytes) = (backing.address(), backing.bytes());
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, other)) = entries.range(..address + bytes).next_back()
@@ -222,7 +220,7 @@ impl Memory {
             return Err(RegistrationError::Overlap { address, bytes, other, other_bytes });
         }
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
-        entries.insert(address, Arc::new(Entry { id, address, bytes, backing, writable }));
+        entries.insert(address, Arc::new(Entry { id, address, bytes, backing }));
         Ok(())
     }
 

@@ -17,7 +17,8 @@ pub enum Backing {
 impl Backing {
     /// Adopts memory that the caller owns, of whichever kind. No driver is loaded for it: in a process without one,
     /// all memory is the host's. Memory of the host that is not mapped writable, by the kernel's list of mappings, is
-    /// adopted [read-only](Region::adopt_read_only): a peer that wrote there would end this process.
+    /// adopted [read-only](Region::adopt_read_only): a peer that wrote there would end this process. A caller with many
+    /// ranges reads the list once; without it, the caller is trusted.
     ///
     /// # Errors
     /// When neither the host nor a driver knows the address, the range exceeds its allocation or the device is lost; in
@@ -25,14 +26,13 @@ impl Backing {
     ///
     /// # Safety
     /// The contracts of [`Region::adopt`], or of [`Region::adopt_read_only`], and [`DeviceMemory::adopt`].
-    pub unsafe fn adopt(address: u64, bytes: u64) -> Result<Self, DeviceError> {
+    pub unsafe fn adopt(address: u64, bytes: u64, map: Option<&MemoryMap>) -> Result<Self, DeviceError> {
         if is_any_driver_loaded() && locate(address, bytes)?.kind != MemoryKind::Host {
             // SAFETY: by this function's contract.
             return unsafe { DeviceMemory::adopt(address, bytes) }.map(Self::Device);
         }
         let (start, length) = (address as *mut u8, bytes as usize);
-        // Without the list, the caller is trusted.
-        let is_writable = MemoryMap::read().map_or(true, |map| map.covers(address, bytes, Mapping::is_writable));
+        let is_writable = map.is_none_or(|map| map.covers(address, bytes, Mapping::is_writable));
         // SAFETY: as above.
         Ok(Self::Host(unsafe {
             if is_writable { Region::adopt(start, length) } else { Region::adopt_read_only(start, length) }

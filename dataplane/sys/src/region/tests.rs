@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::device::Backing;
+use crate::memory_map::MemoryMap;
 use proptest::prelude::*;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
@@ -311,9 +312,10 @@ fn adopted_memory_that_is_mapped_read_only_is_read_only() {
     let file = Region::map_file(&std::fs::File::open(&path).unwrap(), 8192).unwrap();
     std::fs::remove_file(&path).unwrap();
     let memory = private(8192);
+    let map = MemoryMap::read().unwrap();
     let is_writable = |region: &Region, from: u64, bytes: u64| {
         // SAFETY: the range is mapped as long as its region, which outlives this, and never accessed.
-        let backing = unsafe { Backing::adopt(region.address() + from, bytes) }.unwrap();
+        let backing = unsafe { Backing::adopt(region.address() + from, bytes, Some(&map)) }.unwrap();
         backing.writable()
     };
     assert_eq!([(0, 8192), (4095, 2)].map(|(from, bytes)| is_writable(&file, from, bytes)), [false; 2]);

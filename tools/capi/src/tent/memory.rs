@@ -3,11 +3,13 @@
 //! A range may be registered several times, and stays registered until it was unregistered as often. Memory that the
 //! engine allocated can be mapped by peers on the same host.
 
+use std::cell::LazyCell;
 use std::collections::BTreeMap;
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kvplane::device::{Backing, Device, DeviceId, DeviceMemory};
+use kvplane::memory_map::MemoryMap;
 use kvplane::transfer_error::ArgumentError;
 use kvplane::{HugePages, Region, RegionOptions, RegisterOptions, TransferEngine, TransferError, discover_machine};
 
@@ -121,6 +123,8 @@ impl LocalMemory {
         let mut state = self.lock();
         let MemoryState { allocated, registered } = &mut *state;
         let mut fresh: BTreeMap<(u64, u64), Backing> = BTreeMap::new();
+        // Only read if any range is new.
+        let map = LazyCell::new(|| MemoryMap::read().ok());
         for &Range { address, bytes } in ranges {
             if !is_range(address, bytes) {
                 return Err(TentError::Range { address, bytes });
@@ -134,7 +138,7 @@ impl LocalMemory {
                     let adopt = || {
                         // SAFETY: by the caller's promise; unregistering waits until nothing uses the memory, and what
                         // was allocated here is unregistered before it is freed.
-                        unsafe { Backing::adopt(address, bytes) }.map_err(TransferError::from)
+                        unsafe { Backing::adopt(address, bytes, map.as_ref()) }.map_err(TransferError::from)
                     };
                     fresh.insert((address, bytes), ours.map_or_else(adopt, Ok)?);
                 }

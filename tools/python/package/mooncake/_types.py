@@ -96,8 +96,8 @@ def check_truth(call, name, value):
 
 
 def several(values, call, name="keys", of="str"):
-    """Returns a sequence of elements of a type, lists, tuples and similar, as a list or a tuple. Text is a single value, and sets, dictionaries and iterators
-    have no order or no length: TypeError for them."""
+    """Returns a sequence of elements of a type as a list or a tuple. Text is a single value, and sets, dictionaries and
+    iterators have no order or no length: TypeError for them."""
     kind = type(values)
     if kind is list or kind is tuple:
         return values
@@ -335,9 +335,11 @@ def refused(config, keys):
 
 def groups_of(config):
     """Returns the group of each key of a put, or None: that of `group_ids`, else its session."""
-    if config is None or not (config.group_ids and config.session_ids):
-        return None if config is None else config.group_ids or config.session_ids or None
-    return [group or session for group, session in zip(config.group_ids, config.session_ids)]
+    if config is None:
+        return None
+    if config.group_ids and config.session_ids:
+        return [group or session for group, session in zip(config.group_ids, config.session_ids)]
+    return config.group_ids or config.session_ids or None
 
 
 def group_number(name):

@@ -111,7 +111,7 @@ fn slices(
     let mut slices = Vec::with_capacity(pieces.len());
     for &(address, bytes) in pieces.iter().filter(|(_, bytes)| *bytes > 0) {
         match (prepared.lookup.find(address, bytes), work) {
-            (Some(entry), _) if matches!(work, Work::Put(_)) || entry.writable => {
+            (Some(entry), _) if matches!(work, Work::Put(_)) || entry.backing.writable() => {
                 slices.push(member.slice(&entry, address, bytes)?);
                 if prepared.entries.last().is_none_or(|last| last.id != entry.id) {
                     prepared.entries.push(entry);

@@ -78,7 +78,7 @@ pub(crate) fn get(clients: &Clients, keys: &Keys, parts: &[Part], versions: Opti
         let (mut ranges, mut which, mut held) = (Vec::new(), Vec::new(), Vec::new());
         let mut lookup = clients.memory.lookup();
         for (index, part) in parts.iter().enumerate() {
-            let entry = lookup.find(part.address, part.bytes).filter(|entry| entry.writable);
+            let entry = lookup.find(part.address, part.bytes).filter(|entry| entry.backing.writable());
             let key = keys.get(part.key);
             codes[index] = match (check_key(key), entry) {
                 (Err(code), _) => code,
