@@ -108,7 +108,9 @@ impl Cluster {
         let (identity, run) = (place.path(&name), place.path(&format!("run-{name}")));
         let who = ["node", "--cluster", &place.cluster, "--node-id", &name, "--identity", text(&identity)];
         let (control, domain) = (format!("{PLANE}:7400"), format!("rack-{name}"));
-        let how = ["--control", &control, "--listen", &at, "--pool", "96M", "--shards", "1"];
+        // Room for all objects of the longest load: what is evicted is taken for lost.
+        let pool = if std::env::var_os("KVPLANE_SILENCE_ROUNDS").is_some() { "512M" } else { "96M" };
+        let how = ["--control", &control, "--listen", &at, "--pool", pool, "--shards", "1"];
         // On a busy machine the first attempt may exceed its time limit.
         let more = ["--failure-domain", &domain, "--runtime-directory", text(&run), "--wait-control", "60"];
         let command = place.bare(&[&who[..], &how, &more].concat());
