@@ -23,6 +23,9 @@ use crate::outcome::{INTERNAL, engine_code, failed};
 use crate::store::clients::Call;
 use crate::waiting::waiting;
 
+/// State of a batch whose number is unknown, because its outcome was fetched or there never was one.
+pub(crate) const NO_BATCH: i64 = -3;
+
 /// Limit of batches that are in flight or whose outcome was not fetched, about 600 bytes each.
 const BATCHES: usize = 65_536;
 /// Number of these that are checked for an ended one.
@@ -33,6 +36,11 @@ const LOOKED_AT: usize = 64;
 struct Batches {
     last: u64,
     open: BTreeMap<u64, Arc<Batch>>,
+}
+
+/// Records that a batch is unknown, and returns its state.
+fn no_batch(number: u64) -> i64 {
+    failed(NO_BATCH, format!("there is no batch {number}"))
 }
 
 impl Batches {
@@ -300,10 +308,10 @@ impl Engine {
     }
 
     /// Returns the state of a transfer, over all of its parts: 1 complete, 0 in flight, -1 failed, -2 timed out. A
-    /// transfer that has ended is forgotten. Returns -1 for an unknown number.
+    /// transfer that has ended is forgotten. Returns [`NO_BATCH`] for an unknown number.
     fn status(&self, py: Python<'_>, #[pyo3(from_py_with = number_of)] number: u64) -> i64 {
         let found = self.batch(number);
-        let Some(batch) = found else { return failed(-1, format!("there is no batch {number}")) };
+        let Some(batch) = found else { return no_batch(number) };
         let code = py.detach(|| self.call(|_| Ok(state_code(&batch, batch.poll().state))).unwrap_or_else(|code| code));
         if code != 0 {
             self.batches.lock().unwrap_or_else(PoisonError::into_inner).open.remove(&number);
@@ -319,7 +327,7 @@ impl Engine {
         #[pyo3(from_py_with = number_of)] number: u64,
         timeout_ms: u64,
     ) -> PyResult<i64> {
-        let Some(batch) = self.batch(number) else { return Ok(failed(-1, format!("there is no batch {number}"))) };
+        let Some(batch) = self.batch(number) else { return Ok(no_batch(number)) };
         let code = waiting(py, || {
             let ended = self.call(|_| Ok(ended_within(&batch, Duration::from_millis(timeout_ms))));
             ended.map_or_else(|code| code, |state| state.map_or(0, |state| state_code(&batch, state)))
@@ -337,7 +345,7 @@ impl Engine {
             let mut code = 0;
             for number in wanted {
                 let Some(batch) = self.batch(number) else {
-                    code = failed(-1, format!("there is no batch {number}"));
+                    code = no_batch(number);
                     continue;
                 };
                 if self.call(|_| outcome(&batch)).is_err() {

@@ -69,6 +69,7 @@ fn devices(py: Python<'_>, family: &str) -> Vec<String> {
 #[pyo3(name = "_native")]
 fn native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    module.add("NO_BATCH", engine::NO_BATCH)?;
     module.add_class::<store::Store>()?;
     module.add_class::<engine::Engine>()?;
     module.add_class::<objects::Objects>()?;

@@ -8,6 +8,7 @@ _Kept = Optional[Tuple[int, int, bool, int, bool, int, List[str], bool, int]]
 _Task = Tuple[int, int, int, int, int, str]
 
 __version__: str
+NO_BATCH: int
 
 class Store:
     def __init__(

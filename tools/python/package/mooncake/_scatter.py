@@ -89,7 +89,7 @@ class ScatterTransferTicket:
             if self._status is _UNKNOWN and self._native is not None:
                 native, number = self._native, self._number
                 code = native.wait_for(number, timeout_ms) if timeout_ms else native.status(number)
-                lost = code < 0 and _native.last_error() == f"there is no batch {number}"
+                lost = code == _native.NO_BATCH
                 self._status = _UNKNOWN if lost else _STATUS.get(code, ScatterTransferCompletionStatus.FAILED_DRAINED)
                 if lost or self._status is not _UNKNOWN:
                     self._native = None

@@ -3,6 +3,7 @@
 import enum
 import ipaddress
 import mmap
+import os
 from collections.abc import Mapping, Sequence
 
 from kvplane import _native
@@ -262,11 +263,14 @@ _LOCALHOST, _LOOPBACK = "localhost", "127.0.0.1"
 
 def name_of_segment(hostname, segment):
     """Returns the name, `host:port`, of a store with this segment and the name that `setup` got: that name, with the
-    segment's port where it has none. A host that is an address, and not the segment's, is replaced by that."""
+    segment's port where it has none. A host that is an address, and not the segment's, is replaced by that. A store
+    without a segment has a port from 12300 to 14300, as with Mooncake."""
     host, port = split_name(hostname)
-    listens, own_port = split_name(segment)
     if port:
         return hostname
+    if not segment:
+        return f"{host}:{12300 + os.getpid() % 2000}"
+    listens, own_port = split_name(segment)
     try:
         leads = ipaddress.ip_address(host.strip("[]")) == ipaddress.ip_address(listens.strip("[]"))
     except ValueError:

@@ -507,7 +507,8 @@ class TransferEngine:
         native = self._native
         if native is None:
             return -1
-        return native.status(arg0) if arg0 > 0 else -1
+        code = native.status(arg0) if arg0 > 0 else -1
+        return -1 if code == _native.NO_BATCH else code
 
     def get_batch_transfer_status(self, arg0, /):
         """Waits until all these batches have ended. Returns 0 when all succeeded."""

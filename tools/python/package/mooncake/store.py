@@ -49,7 +49,6 @@ from mooncake._types import (
     refused,
     segment_of,
     several,
-    split_name,
     texts,
 )
 from mooncake.buffer_pool import BufferLease, BufferLeaseView, BufferPool
@@ -351,7 +350,7 @@ class MooncakeDistributedStore(TensorCalls, Ranges, Segments):
                 return joined
         self._native = native
         self._segment = joined if segment > 0 else ""
-        self._hostname = name_of_segment(hostname, joined) if segment > 0 else _with_port(hostname)
+        self._hostname = name_of_segment(hostname, self._segment)
         own_segment(self._hostname, self._segment)
         return 0
 
@@ -784,12 +783,6 @@ def get_alloc_func_addr():
 def get_free_func_addr():
     """get_free_func_addr() -> int"""
     raise NotImplementedError("no allocator for CUDA memory pools: register memory that torch allocated")
-
-
-def _with_port(hostname):
-    """Returns `host:port`. Without a port, one from 12300 to 14300 is chosen, as Mooncake does."""
-    host, port = split_name(hostname)
-    return hostname if port else f"{host}:{12300 + os.getpid() % 2000}"
 
 
 def _unset():

@@ -29,16 +29,24 @@ pub struct Job {
     pub filter: Option<&'static str>,
     /// RDMA replaces TCP: `KVPLANE_TEST_TRANSPORT=rdma`. The run fails if no RDMA packets were sent.
     pub over_rdma: bool,
+    /// Each test has a process of its own, as those need that count what fake drivers of devices hold in their process,
+    /// or lose a device for good.
+    pub apart: bool,
 }
 
 /// Creates the job of a package's tests.
 pub const fn job(package: &'static str, target: Option<&'static str>, filter: Option<&'static str>) -> Job {
-    Job { package, target, filter, over_rdma: false }
+    Job { package, target, filter, over_rdma: false, apart: false }
 }
 
 /// Creates the job of the same tests over RDMA.
 const fn over_rdma(package: &'static str, target: &'static str, filter: Option<&'static str>) -> Job {
-    Job { package, target: Some(target), filter, over_rdma: true }
+    Job { package, target: Some(target), filter, over_rdma: true, apart: false }
+}
+
+/// Creates the same job with a process for each test.
+const fn apart(job: Job) -> Job {
+    Job { apart: true, ..job }
 }
 
 /// All machines, in the order in which they run.
@@ -120,10 +128,10 @@ pub const ALL: [Machine; 8] = [
         options: &["--rxe", "4", "--mem", "3072"],
         jobs: &[
             job("kvplane", Some("rig"), Some("--ignored")),
-            over_rdma("kvplane-transfer", "suite", None),
+            apart(over_rdma("kvplane-transfer", "suite", None)),
             over_rdma("kvplane-engine", "suite", Some("roundtrip::")),
         ],
-        limit_s: 1200,
+        limit_s: 1800,
         short: false,
         alone: false,
     },
@@ -144,7 +152,7 @@ pub const ALL: [Machine; 8] = [
             over_rdma("kvplane-tools", "end_to_end", Some("places::")),
             over_rdma("kvplane-tools", "end_to_end", Some("tenants::")),
         ],
-        limit_s: 1800,
+        limit_s: 3600,
         short: false,
         alone: true,
     },
@@ -152,12 +160,12 @@ pub const ALL: [Machine; 8] = [
         name: "whole",
         options: &["--rxe", "2", "--hugepages", "64", "--mem", "3072"],
         jobs: &[
-            job("kvplane-sys", None, None),
+            apart(job("kvplane-sys", None, None)),
             job("kvplane-transport", None, None),
             job("kvplane-engine", None, None),
-            job("kvplane-transfer", Some("suite"), None),
+            apart(job("kvplane-transfer", Some("suite"), None)),
         ],
-        limit_s: 1200,
+        limit_s: 1800,
         short: false,
         alone: false,
     },

@@ -29,7 +29,7 @@ children() {
     { fields=$(<"$stat"); } 2>/dev/null || continue
     # State and parent follow the name, which may contain spaces and brackets.
     read -r _ parent _ <<<"${fields##*) }"
-    [[ $parent != "$1" ]] || echo "${fields%% *}"
+    [[ $parent != "$1" ]] || { echo "${fields%% *}"; children "${fields%% *}"; }
   done
 }
 

@@ -19,6 +19,8 @@ use crate::workspace::{self, Workspace};
 
 /// Head of the script that runs the programs one after another and prints those that failed.
 const HEAD: &str = include_str!("programs.sh");
+/// Script that runs each test of a program in a process of its own.
+const APART: &str = "tools/xtask/src/rig/apart.sh";
 
 /// Parsed arguments.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -141,7 +143,7 @@ fn start(
     request: &Request,
     filter: &mut Filter,
 ) -> Result<(), Failure> {
-    let text = programs(machine, built, &request.words)?;
+    let text = programs(workspace, machine, built, &request.words)?;
     let path = write(workspace, machine.name, &text)?;
     let limit = machine.limit_s.to_string();
     let mut command = script(workspace, machine.options);
@@ -171,7 +173,7 @@ fn write(workspace: &Workspace, name: &str, text: &str) -> Result<PathBuf, Failu
 
 /// Returns the script of one machine. Words of the caller replace the names that its jobs filter by, but not their
 /// flags.
-fn programs(machine: &Machine, built: &[Binary], words: &[String]) -> Result<String, Failure> {
+fn programs(workspace: &Workspace, machine: &Machine, built: &[Binary], words: &[String]) -> Result<String, Failure> {
     let mut text = HEAD.to_string();
     for job in machine.jobs {
         let mut chosen: Vec<&Binary> = built.iter().filter(|binary| is_of(job, binary)).collect();
@@ -185,8 +187,13 @@ fn programs(machine: &Machine, built: &[Binary], words: &[String]) -> Result<Str
             let kept = job.filter.filter(|filter| words.is_empty() || filter.starts_with("--"));
             let filter = kept.map(|filter| format!(" {filter}")).unwrap_or_default();
             let name = format!("{} {}{filter}", binary.package, binary.target);
-            command.arg(name).arg(program_limit_s(machine).to_string()).arg(&binary.directory).arg(&binary.path);
-            command.args(kept).args(words).args(machine.alone.then_some("--test-threads=1")).arg("--show-output");
+            command.arg(name).arg(program_limit_s(machine).to_string()).arg(&binary.directory);
+            if job.apart {
+                command.arg("bash").arg(workspace.root.join(APART)).arg(&binary.path).args(kept).args(words);
+            } else {
+                command.arg(&binary.path).args(kept).args(words);
+                command.args(machine.alone.then_some("--test-threads=1")).arg("--show-output");
+            }
             text += &process::shown(&command);
             text.push('\n');
         }
@@ -256,6 +263,9 @@ mod tests {
         };
         let built = [binary("kvplane", "rig"), binary("kvplane-transfer", "suite")];
         let machine = machines::ALL.iter().find(|machine| machine.name == "nvme-tcp").unwrap();
+        let workspace = Workspace::find().unwrap();
+        let programs =
+            |machine: &Machine, built: &[Binary], words: &[String]| super::programs(&workspace, machine, built, words);
         let text = programs(machine, &built, &[]).unwrap();
         assert!(text.contains(r"run 'kvplane rig drives::' 96 / '/t/it'\''s rig' drives:: --show-output"), "{text}");
         assert!(!text.contains("transfer"), "{text}");
@@ -266,6 +276,9 @@ mod tests {
         let named = programs(&large, &built, &["x".to_string()]).unwrap();
         assert!(named.contains(" --ignored x --show-output"), "{named}");
         assert!(programs(machine, &built[1..], &[]).unwrap_err().message.contains("rig"));
+        const APART: &[machines::Job] = &[machines::Job { apart: true, ..JOBS[0] }];
+        let apart = programs(&Machine { jobs: APART, ..*machine }, &built, &[]).unwrap();
+        assert!(apart.contains("rig/apart.sh '/t/it'\\''s rig' --ignored\n"), "{apart}");
         let alone = programs(&Machine { alone: true, ..*machine }, &built, &[]).unwrap();
         assert!(alone.contains(" drives:: --test-threads=1 --show-output"), "{alone}");
         let script = HEAD.to_string() + "run a 60 / false\nrun 'b c' 60 / true\nexit $failed\n";
@@ -273,6 +286,32 @@ mod tests {
         assert_eq!(output.status.code(), Some(1));
         assert_eq!(String::from_utf8_lossy(&output.stdout), "rig: a\nrig: FAILED with status 1: a\nrig: b c\n");
     }
+
+    #[test]
+    fn each_test_that_runs_apart_is_run_and_each_failure_counts() {
+        use std::os::unix::fs::PermissionsExt as _;
+
+        let program = std::env::temp_dir().join(format!("kvplane-rig-program-{}", std::process::id()));
+        let lines = [
+            "#!/bin/sh",
+            r#"case "$*" in"#,
+            r"a*--list*) printf 'a::b: test\na::c: test\n' ;;",
+            r"*--list*) ;;",
+            r#"*) echo "$@"; case $2 in *::b) exit 101 ;; esac ;;"#,
+            "esac\n",
+        ];
+        fs::write(&program, lines.join("\n")).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        let script = Workspace::find().unwrap().root.join(APART);
+        let run = |filter: &str| Command::new("bash").arg(&script).arg(&program).arg(filter).output().unwrap();
+        let output = run("a");
+        assert_eq!(output.status.code(), Some(1));
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert_eq!(said, "--exact a::b --show-output\n--exact a::c --show-output\n");
+        assert_eq!(run("none").status.code(), Some(1));
+        fs::remove_file(&program).unwrap();
+    }
+
     #[test]
     fn a_program_that_hangs_is_ended_and_shown_and_the_rest_runs() {
         let script = HEAD.to_string() + "run a 1 / sh -c 'sleep 1000 & wait'\nrun b 60 / true\nexit $failed\n";

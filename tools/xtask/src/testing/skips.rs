@@ -55,7 +55,7 @@ impl Filter {
     /// them.
     pub fn time_of(&mut self, line: &str) -> Option<f64> {
         let began = self.began.as_mut()?;
-        if line.starts_with("running ") && line.ends_with(" tests") {
+        if line.starts_with("running ") && (line.ends_with(" tests") || line.ends_with(" test")) {
             *began = Instant::now();
         }
         let over = line.starts_with("test ") && line.contains(" ... ");

@@ -40,13 +40,23 @@ struct Push {
     void: bool,
 }
 
+/// Object to be replicated.
+#[derive(Clone, Copy, Debug)]
+struct QueuedPush {
+    digest: Digest,
+    version: Version,
+    /// Replica owners to which it was sent since it was enqueued. One that has refused it does not get it again before
+    /// the walk, with its pauses, finds the object.
+    sent_to: ReplicaSet,
+}
+
 /// Replicas in flight, and those to be sent next.
 #[derive(Debug, Default)]
 pub(super) struct Pushes {
     sent: BTreeMap<(Digest, ShardKey), Push>,
     bytes: u64,
     /// Objects to be replicated; each stays in the queue until it was sent to all replica owners that are to have it.
-    queue: VecDeque<(Digest, Version)>,
+    queue: VecDeque<QueuedPush>,
     /// Objects and replica owners of the requests that replica owners have not answered yet.
     calls: BTreeMap<u64, (Digest, ShardKey)>,
     /// Objects for whose replicas replies wait, and of which other versions are to be removed first at replica owners
@@ -59,14 +69,20 @@ pub(super) struct Pushes {
 
 /// Next step in replicating an object.
 enum NextPush {
-    /// It is sent to this replica owner.
-    To(ShardKey),
+    /// It is sent to this replica owner, which has this number.
+    To(usize, ShardKey),
     /// It is sent once the replica in flight to a replica owner, or the outstanding removal there, is done.
     Later,
     /// It is sent once other versions have been removed at replica owners of which some are in backoff.
     Held,
     /// It is sent to no other replica owner now. With true if some that is to have it is in backoff.
     Nowhere(bool),
+}
+
+impl QueuedPush {
+    const fn new(digest: Digest, version: Version) -> Self {
+        Self { digest, version, sent_to: ReplicaSet::NONE }
+    }
 }
 
 /// Least shard in the order of keys.
@@ -106,14 +122,14 @@ impl Pushes {
     pub(super) fn add(&mut self, digest: Digest, version: Version) -> bool {
         let has_room = self.queue.len() < QUEUE_MOST;
         if has_room {
-            self.queue.push_back((digest, version));
+            self.queue.push_back(QueuedPush::new(digest, version));
         }
         has_room
     }
 
     /// Enqueues objects that were found to lack a replica.
     pub(super) fn extend(&mut self, found: impl IntoIterator<Item = (Digest, Version)>) {
-        self.queue.extend(found);
+        self.queue.extend(found.into_iter().map(|(digest, version)| QueuedPush::new(digest, version)));
     }
 
     /// Returns the replicas of an object that are in flight.
@@ -156,7 +172,7 @@ impl Pushes {
         self.held.retain(|(digest, version)| {
             let is_held = removals.has_other(*digest, *version);
             if !is_held {
-                queue.push_front((*digest, *version));
+                queue.push_front(QueuedPush::new(*digest, *version));
             }
             is_held && waits.has(*digest)
         });
@@ -219,18 +235,20 @@ impl Pushes {
         walk: &mut Walk,
     ) -> Option<Fetch> {
         for _ in 0..TURNS {
-            let (digest, version) = *self.queue.front().filter(|_| !self.is_full())?;
+            let mut queued = *self.queue.front().filter(|_| !self.is_full())?;
             self.queue.pop_front();
-            match self.next_push(&local.shard, removals, owners, digest, version) {
-                NextPush::To(owner) => {
+            let QueuedPush { digest, version, .. } = queued;
+            match self.next_push(&local.shard, removals, owners, queued) {
+                NextPush::To(number, owner) => {
                     if let Some(fetch) = self.push(local, walk, digest, version, owner) {
                         // The other replica owners are next.
-                        self.queue.push_front((digest, version));
+                        queued.sent_to = queued.sent_to.with(number);
+                        self.queue.push_front(queued);
                         return Some(fetch);
                     }
                     self.end_wait(&mut local.shard, digest, version, true);
                 }
-                NextPush::Later => self.queue.push_back((digest, version)),
+                NextPush::Later => self.queue.push_back(queued),
                 NextPush::Held => {
                     if self.waits.has(digest) && self.held.len() < QUEUE_MOST {
                         self.held.push((digest, version));
@@ -257,9 +275,9 @@ impl Pushes {
         shard: &Shard,
         removals: &ReplicaRemovals,
         owners: &ReplicaOwners,
-        digest: Digest,
-        version: Version,
+        queued: QueuedPush,
     ) -> NextPush {
+        let QueuedPush { digest, version, sent_to } = queued;
         let objects = shard.store.objects();
         let is_owed = objects.replica(digest).is_owed_a_copy() && shard.ownership.owns(digest);
         let is_version = shard.peek(digest).is_some_and(|object| object.version == version);
@@ -279,7 +297,8 @@ impl Pushes {
             if number >= possible && copies.at.count() >= possible {
                 break;
             }
-            if copies.at.has(number) || self.waits.has_failed(digest, version, *owner) {
+            let is_tried = sent_to.has(number) || self.waits.has_failed(digest, version, *owner);
+            if copies.at.has(number) || is_tried {
                 continue;
             }
             if owners.rests(*owner, shard.now_ns) {
@@ -287,7 +306,7 @@ impl Pushes {
             } else if self.has_at(digest, *owner) || removals.is_outstanding_at(digest, *owner) {
                 is_later = true;
             } else {
-                return NextPush::To(*owner);
+                return NextPush::To(number, *owner);
             }
         }
         if is_later { NextPush::Later } else { NextPush::Nowhere(rests) }
@@ -401,7 +420,7 @@ impl Pushes {
         self.end_wait(shard, digest, version, false);
         if self.waits.has(digest) && !self.is_sending(digest, version) {
             // Another replica owner may take it; if none does, the wait is over.
-            self.queue.push_front((digest, version));
+            self.queue.push_front(QueuedPush::new(digest, version));
         }
         true
     }

@@ -498,6 +498,36 @@ fn a_refused_replica_goes_to_the_next_replica_owner_and_the_answer_names_the_oth
 }
 
 #[test]
+fn a_replica_owner_that_refuses_gets_the_replica_again_only_after_the_pause_of_the_walk() {
+    let mut rig = Rig::new();
+    let owners = owners_among(6, &[0, 1, 2], 3);
+    rig.service.follow(1, &owners);
+    let peer = rig.join(Path::Stream);
+    let (key, others) = key_of_all(&[&owners]);
+    // The walk that begins with the map ends before the put.
+    for _ in 0..4 {
+        assert_eq!(rig.service.poll_fetch(rig.now_ns), None);
+        rig.pass(1_000_000_000);
+    }
+    put_several(&mut rig, peer, key, 3, 0);
+    rig.answer();
+    let refuse = |rig: &mut Rig, fetch: &Fetch| {
+        rig.service.fetched(fetch.token, FetchDone::Failed(Status::NoSpace), rig.now_ns);
+    };
+    // Each refusal arrives before the next request is sent.
+    let mut sent_to = Vec::new();
+    while let Some(fetch) = rig.service.poll_fetch(rig.now_ns) {
+        refuse(&mut rig, &fetch);
+        sent_to.push(fetch.source);
+        assert!(sent_to.len() < 8, "it is sent again at once: {sent_to:?}");
+    }
+    assert_eq!(sent_to, others[..2]);
+    rig.pass(1_000_000_000);
+    let again = rig.service.poll_fetch(rig.now_ns).expect("the walk has found it");
+    assert!(is_copy(&again.want) && again.source == others[0]);
+}
+
+#[test]
 fn a_replacement_waits_until_every_replica_owner_has_dropped_the_former_version() {
     let mut rig = Rig::new();
     let owners = owners_among(6, &[0, 1, 2], 3);
