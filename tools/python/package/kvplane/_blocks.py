@@ -58,7 +58,7 @@ class _Job:
         self._lock = threading.Lock()
 
     def ended(self, first: int, codes: Sequence[int]) -> None:
-        """Records the codes of a batch; the last one ends the job."""
+        """Records the codes of a batch; the last one ends the job. Raises what the job's callback raises."""
         with self._lock:
             self.codes[first : first + len(codes)] = codes
             self._batches -= 1
@@ -100,8 +100,10 @@ class BlockStore:
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ValueError(f"{name} is a number above 0, not {value!r}")
         self._kept = _kept(False, False, 0.0, None, _KIND, replicas, None, priority)
+        self._replacing = _kept(True, False, 0.0, None, _KIND, replicas, None, priority)
         self._batch_bytes, self._most_pending = batch_bytes, pending_bytes
-        self._calls: Deque[Callable[[], None]] = collections.deque()
+        #: Calls that wait, each with what is called in its place if this is closed before.
+        self._calls: Deque[Tuple[Callable[[], None], Callable[[], None]]] = collections.deque()
         self._gets: Deque[_Batch] = collections.deque()
         self._puts: Deque[_Batch] = collections.deque()
         self._changed = threading.Condition()
@@ -135,14 +137,17 @@ class BlockStore:
         self._count(lookups=1, looked_up_blocks=len(found), found_blocks=sum(found))
         return found
 
-    def later(self, call: Callable[[], None]) -> None:
-        """Has a thread make a call, before all puts and gets that wait. A call that was not begun when this is closed is
-        dropped."""
+    def later(self, call: Callable[[], None], dropped: Callable[[], None] = lambda: None) -> None:
+        """Has a thread make a call, before all puts and gets that wait. If this is closed before the call was begun,
+        `dropped` is called in its place."""
         with self._changed:
-            if not self._is_closed:
-                self._calls.append(call)
+            is_dropped = self._is_closed
+            if not is_dropped:
+                self._calls.append((call, dropped))
                 self._in_progress += 1
                 self._changed.notify()
+        if is_dropped:
+            dropped()
 
     def retain(self, number: int, keys: Sequence[str], seconds: float) -> None:
         """Keeps the blocks that are in memory there for so many seconds, as a retention of this number. Memory has limits
@@ -161,17 +166,19 @@ class BlockStore:
 
     def put(self, blocks: Columns, done: Done) -> bool:
         """Puts blocks of registered memory. Blocks that are in the store already stay as they are, and no bytes of them
-        are sent. Returns False, without calling `done`, if too many bytes wait."""
+        are sent; an object of another length is replaced. Returns False, without calling `done`, if too many bytes
+        wait."""
         keys, addresses, sizes = blocks
 
         def move(first: int, last: int) -> List[int]:
             return self._put_missing(
                 keys[first:last],
-                lambda at: self._native.put_from(
+                sizes[first:last],
+                lambda at, kept: self._native.put_from(
                     [keys[first + index] for index in at],
                     [addresses[first + index] for index in at],
                     [sizes[first + index] for index in at],
-                    self._kept,
+                    kept,
                 ),
             )
 
@@ -179,16 +186,18 @@ class BlockStore:
 
     def put_buffers(self, keys: Sequence[str], buffers: Sequence[Any], done: Done) -> bool:
         """Does the same with objects that have the buffer protocol, whose memory is not registered."""
+        sizes = [memoryview(one).nbytes for one in buffers]
 
         def move(first: int, last: int) -> List[int]:
             return self._put_missing(
                 keys[first:last],
-                lambda at: self._native.put_many(
-                    [keys[first + index] for index in at], [buffers[first + index] for index in at], self._kept
+                sizes[first:last],
+                lambda at, kept: self._native.put_many(
+                    [keys[first + index] for index in at], [buffers[first + index] for index in at], kept
                 ),
             )
 
-        return self._submit([memoryview(one).nbytes for one in buffers], move, done, True)
+        return self._submit(sizes, move, done, True)
 
     def get(self, blocks: Columns, done: Done) -> None:
         """Gets blocks into registered memory. The code of a block is its length, which is that of the memory."""
@@ -211,15 +220,20 @@ class BlockStore:
         """Removes blocks. Returns for each whether there was one."""
         return [code == 0 for code in self._native.remove(keys)] if keys else []
 
-    def _put_missing(self, keys: Sequence[str], put: Callable[[List[int]], List[int]]) -> List[int]:
+    def _put_missing(
+        self, keys: Sequence[str], sizes: Sequence[int], put: Callable[[List[int], Any], List[int]]
+    ) -> List[int]:
         # A lookup is some bytes for each block, and the put of a block that is there would send all of it.
-        there = [code == 1 for code in self._native.exists(keys)]
-        missing = [at for at, is_there in enumerate(there) if not is_there]
+        found = self._native.sizes(keys)
+        missing = [at for at, length in enumerate(found) if length < 0]
+        # Gets could not read an object of another length, and would be told of it until it is evicted.
+        others = [at for at, length in enumerate(found) if 0 <= length != sizes[at]]
         codes = [PRESENT] * len(keys)
-        if missing:
-            for at, code in zip(missing, put(missing)):
-                codes[at] = code
-        self._count(present_blocks=len(keys) - len(missing))
+        for some, kept in ((missing, self._kept), (others, self._replacing)):
+            if some:
+                for at, code in zip(some, put(some, kept)):
+                    codes[at] = code
+        self._count(present_blocks=len(keys) - len(missing) - len(others))
         return codes
 
     def _submit(
@@ -266,49 +280,57 @@ class BlockStore:
         return cuts
 
     def _work(self) -> None:
-        while True:
-            with self._changed:
-                while not (self._calls or self._gets or self._puts or self._is_closed):
-                    self._changed.wait()
-                if self._is_closed:
-                    self._in_progress -= len(self._calls)
-                    self._calls.clear()
-                call = self._calls.popleft() if self._calls else None
-                if call is None and not (self._gets or self._puts):
-                    self._changed.notify_all()
-                    return
-                batch = None if call is not None else (self._gets or self._puts).popleft()
-                is_dropped = self._is_closed
-            if call is not None:
-                self._call(call)
-            if batch is None:
-                continue
-            try:
-                codes = [_CLOSED] * batch.blocks if is_dropped else batch.move()
-            except Exception as problem:
-                # The outcome is told in any case, or the engine's memory would stay pinned.
-                codes, self._problem = [_CLOSED] * batch.blocks, repr(problem)
-            else:
-                if any(code < 0 and code != _NOT_FOUND for code in codes):
-                    self._problem = _native.last_error()
-            self._count_batch(batch, codes)
-            try:
-                batch.job.ended(batch.first, codes)
-            finally:
-                with self._changed:
-                    self._in_progress -= 1
-                    self._pending_bytes -= batch.size if batch.is_put else 0
-                    self._changed.notify_all()
+        # What a turn has used is let go of before the next one waits.
+        while self._turn():
+            pass
+
+    def _turn(self) -> bool:
+        """Waits for work and does a piece of it. Returns False at the end."""
+        dropped: List[Callable[[], None]] = []
+        with self._changed:
+            while not (self._calls or self._gets or self._puts or self._is_closed):
+                self._changed.wait()
+            is_dropped = self._is_closed
+            if is_dropped:
+                dropped = [instead for _, instead in self._calls]
+                self._calls.clear()
+            call = self._calls.popleft()[0] if self._calls else None
+            batch = (self._gets or self._puts).popleft() if call is None and (self._gets or self._puts) else None
+        for one in [call] if call is not None else dropped:
+            self._call(one)
+        if batch is not None:
+            self._move(batch, is_dropped)
+        return call is not None or batch is not None
+
+    def _move(self, batch: _Batch, is_dropped: bool) -> None:
+        try:
+            codes = [_CLOSED] * batch.blocks if is_dropped else batch.move()
+        except Exception as problem:
+            # The outcome is told in any case, or the engine's memory would stay pinned.
+            codes, self._problem = [_CLOSED] * batch.blocks, repr(problem)
+        else:
+            if any(code < 0 and code != _NOT_FOUND for code in codes):
+                self._problem = _native.last_error()
+        self._count_batch(batch, codes)
+        try:
+            batch.job.ended(batch.first, codes)
+        except BaseException as problem:
+            # An error of the engine's own callback, even an exit: the other jobs need this thread.
+            self._problem = repr(problem)
+        self._ended(batch.size if batch.is_put else 0)
 
     def _call(self, call: Callable[[], None]) -> None:
         try:
             call()
-        except Exception as problem:
+        except BaseException as problem:
             self._problem = repr(problem)
-        finally:
-            with self._changed:
-                self._in_progress -= 1
-                self._changed.notify_all()
+        self._ended(0)
+
+    def _ended(self, put_bytes: int) -> None:
+        with self._changed:
+            self._in_progress -= 1
+            self._pending_bytes -= put_bytes
+            self._changed.notify_all()
 
     def _count_batch(self, batch: _Batch, codes: Sequence[int]) -> None:
         good = sum(code >= 0 for code in codes)
@@ -328,7 +350,8 @@ class BlockStore:
 
     @property
     def problem(self) -> str:
-        """Message of the last put or get that failed, other than by a block that is missing; empty if none did."""
+        """Message of the last put, get or callback that failed, other than by a block that is missing; empty if none
+        did."""
         return self._problem
 
     def is_healthy(self) -> bool:

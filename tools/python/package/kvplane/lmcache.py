@@ -6,9 +6,11 @@ LMCache, and nothing else in the package imports it.
 
 import collections
 import difflib
+import math
 import secrets
 import threading
 import time
+import urllib.parse
 from typing import TYPE_CHECKING, Any, Deque, Dict, List, Optional, Sequence, Tuple
 
 from lmcache.lmcache_native import Bitmap
@@ -43,6 +45,10 @@ _SETTINGS: Dict[str, Tuple[Any, Any]] = {
 }
 #: Those of the adapter itself; the others are those of its store.
 _OWN = ("prefetch", "namespace", "lock_seconds")
+#: Longest namespace in bytes, as it is in keys: there is room for the rest of a key.
+_MOST_NAMESPACE = 1024
+#: Number of model, rank and group combinations whose lengths are remembered.
+_MOST_LENGTHS = 4096
 _HELP = """Settings, all of them optional:
 - control, cluster, certificates, tenant, data_tls, deadline: the cluster, as of kvplane.Store
 - replicas (1), priority (0): of the objects
@@ -69,6 +75,12 @@ class KvplaneL2AdapterConfig(L2AdapterConfigBase):
         self.settings = {name: settings.get(name, default) for name, (_, default) in _SETTINGS.items()}
         if not 0 <= self.settings["lock_seconds"] <= 86_400:
             raise ValueError(f"lock_seconds is from 0 to 86400, not {self.settings['lock_seconds']}")
+        try:
+            length = len(_prefix(self.settings["namespace"]))
+        except UnicodeEncodeError:
+            raise ValueError("namespace is no text: it has a lone surrogate") from None
+        if length > _MOST_NAMESPACE:
+            raise ValueError(f"namespace has at most {_MOST_NAMESPACE} bytes in keys, not {length}")
 
     @classmethod
     def from_dict(cls, d: Dict[str, Any]) -> "KvplaneL2AdapterConfig":
@@ -98,6 +110,7 @@ class KvplaneL2Adapter(L2AdapterInterface):
         super().__init__(max_capacity_bytes=0)
         settings = dict(config.settings)
         self._prefetch, self._namespace, self._lock_seconds = (settings.pop(name) for name in _OWN)
+        self._prefix = _prefix(self._namespace)
         self._blocks = BlockStore(**settings)
         self._arena = self._register(l1_memory_desc)
         self._notifiers = [create_event_notifier() for _ in range(3)]
@@ -108,6 +121,8 @@ class KvplaneL2Adapter(L2AdapterInterface):
         self._loaded: Dict[int, Bitmap] = {}
         #: Locks of each key, the oldest first; and all locks in the order of their ends.
         self._locks: Dict[str, Deque[_Lock]] = {}
+        #: Length of the objects that were stored or loaded last, by model, rank and group.
+        self._lengths: Dict[Tuple[str, int, int], int] = {}
         self._ends: Deque[_Lock] = collections.deque()
         self._is_closed = False
 
@@ -133,10 +148,10 @@ class KvplaneL2Adapter(L2AdapterInterface):
 
     def _finish(self, results: Dict[int, Any], task: int, result: Any, notifier: int) -> None:
         with self._guard:
-            if self._is_closed:
-                return
             results[task] = result
-            self._notifiers[notifier].notify()
+            # After a close there is nobody to wake: results are polled for.
+            if not self._is_closed:
+                self._notifiers[notifier].notify()
 
     def _task(self) -> int:
         with self._guard:
@@ -147,15 +162,20 @@ class KvplaneL2Adapter(L2AdapterInterface):
 
     def submit_store_task(self, keys: "List[ObjectKey]", objects: "List[MemoryObj]") -> int:
         task, names = self._task(), self._names(keys)
-        sizes = [one.get_size() for one in objects]
+        sizes = self._sizes(keys, objects)
 
         def done(codes: List[int], seconds: float) -> None:
-            fresh = [at for at, code in enumerate(codes) if 0 <= code < PRESENT]
-            if fresh:
-                self._notify_keys_stored([keys[at] for at in fresh], [sizes[at] for at in fresh])
+            # A key that is in the task repeatedly is one object.
+            fresh = {names[at]: at for at, code in reversed(list(enumerate(codes))) if 0 <= code < PRESENT}
+            stored = sorted(fresh.values())
             is_whole = len(codes) == len(keys) and all(code >= 0 for code in codes)
-            result = L2StoreResult(is_whole, sum(sizes[at] for at in fresh))
-            self._finish(self._stored, task, result, 0)
+            result = L2StoreResult(is_whole, sum(sizes[at] for at in stored))
+            try:
+                if stored:
+                    self._notify_keys_stored([keys[at] for at in stored], [sizes[at] for at in stored])
+            finally:
+                # An error of a listener is not the task's.
+                self._finish(self._stored, task, result, 0)
 
         addresses = self._addresses(objects, sizes)
         if addresses is not None:
@@ -177,18 +197,34 @@ class KvplaneL2Adapter(L2AdapterInterface):
         self, keys: "List[ObjectKey]", group_layout_descs: "Dict[int, MemoryLayoutDesc]"
     ) -> int:
         task, names = self._task(), self._names(keys)
+        lengths = {group: _length(layout) for group, layout in group_layout_descs.items()}
+        bitmap = Bitmap(len(names))
 
         def look() -> None:
-            bitmap = Bitmap(len(names))
             try:
                 found = [at for at, there in enumerate(self._blocks.exist(names, self._prefetch)) if there]
+                found = self._loadable(keys, names, found, lengths)
                 self._lock([names[at] for at in found])
                 bitmap.batched_set(found)
             finally:
                 self._finish(self._looked_up, task, bitmap, 1)
 
-        self._blocks.later(look)
+        self._blocks.later(look, lambda: self._finish(self._looked_up, task, bitmap, 1))
         return task
+
+    def _loadable(
+        self, keys: "Sequence[ObjectKey]", names: List[str], found: List[int], lengths: Dict[int, Optional[int]]
+    ) -> List[int]:
+        """Returns those of the found objects that loads can have: with the length of their group's layout, or that of
+        the objects that this adapter moved last. Without a layout, all of them."""
+        known = [at for at in found if lengths.get(keys[at].object_group_id) is not None]
+        if not known:
+            return found
+        sizes = dict(zip(known, self._blocks.sizes([names[at] for at in known])))
+        with self._guard:
+            last = {at: self._lengths.get(_kind(keys[at])) for at in known}
+        group = {at: lengths[keys[at].object_group_id] for at in known}
+        return [at for at in found if at not in sizes or sizes[at] in (group[at], last[at])]
 
     def query_lookup_and_lock_result(self, task_id: int) -> Optional[Bitmap]:
         with self._guard:
@@ -239,16 +275,18 @@ class KvplaneL2Adapter(L2AdapterInterface):
 
     def submit_load_task(self, keys: "List[ObjectKey]", objects: "List[MemoryObj]") -> int:
         task, names = self._task(), self._names(keys)
-        sizes = [one.get_size() for one in objects]
+        sizes = self._sizes(keys, objects)
+        bitmap = Bitmap(len(names))
 
         def done(codes: List[int], seconds: float) -> None:
             # An object of another length is none of these.
             good = [at for at, code in enumerate(codes) if code == sizes[at]]
-            bitmap = Bitmap(len(names))
             bitmap.batched_set(good)
-            if good:
-                self._notify_keys_accessed([keys[at] for at in good])
-            self._finish(self._loaded, task, bitmap, 2)
+            try:
+                if good:
+                    self._notify_keys_accessed([keys[at] for at in good])
+            finally:
+                self._finish(self._loaded, task, bitmap, 2)
 
         addresses = self._addresses(objects, sizes)
         if addresses is not None:
@@ -286,12 +324,14 @@ class KvplaneL2Adapter(L2AdapterInterface):
         }
 
     def close(self) -> None:
-        """Fails what waits, waits for the calls in progress, and leaves the cluster."""
-        with self._guard:
-            self._is_closed = True
+        """Fails what waits, waits for the calls in progress, and leaves the cluster. Idempotent."""
         self._blocks.close()
-        for notifier in self._notifiers:
-            notifier.close()
+        with self._guard:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            for notifier in self._notifiers:
+                notifier.close()
 
     # --- names and memory ------------------------------------------------------------------------------------------
 
@@ -300,8 +340,17 @@ class KvplaneL2Adapter(L2AdapterInterface):
         for key in keys:
             salt = f"@{key.cache_salt}" if key.cache_salt else ""
             rank, group = f"{key.kv_rank:08x}", f"{key.object_group_id:x}"
-            names.append(f"{self._namespace}/{key.model_name}@{rank}@{group}@{key.chunk_hash.hex()}{salt}")
+            names.append(f"{self._prefix}/{key.model_name}@{rank}@{group}@{key.chunk_hash.hex()}{salt}")
         return names
+
+    def _sizes(self, keys: "Sequence[ObjectKey]", objects: "Sequence[MemoryObj]") -> List[int]:
+        """Returns the lengths of objects, and remembers them for lookups."""
+        sizes = [one.get_size() for one in objects]
+        with self._guard:
+            if len(self._lengths) >= _MOST_LENGTHS:
+                self._lengths.clear()
+            self._lengths.update((_kind(key), size) for key, size in zip(keys, sizes))
+        return sizes
 
     def _addresses(self, objects: "Sequence[MemoryObj]", sizes: Sequence[int]) -> Optional[List[int]]:
         """Returns the addresses of objects, if all of them are in registered memory."""
@@ -311,6 +360,24 @@ class KvplaneL2Adapter(L2AdapterInterface):
         addresses = [one.data_ptr for one in objects]
         if all(start <= at and at + size <= start + length for at, size in zip(addresses, sizes)):
             return addresses
+        return None
+
+
+def _prefix(namespace: str) -> str:
+    """Returns a namespace as it is in keys: without slashes, so that what follows the first one is the model's."""
+    return urllib.parse.quote(namespace, safe="")
+
+
+def _kind(key: "ObjectKey") -> Tuple[str, int, int]:
+    """Returns what objects of one length have in common."""
+    return key.model_name, key.kv_rank, key.object_group_id
+
+
+def _length(layout: "MemoryLayoutDesc") -> Optional[int]:
+    """Returns the length of the objects with a layout; None if it is unknown."""
+    try:
+        return sum(math.prod(shape) * int(kind.itemsize) for shape, kind in zip(layout.shapes, layout.dtypes))
+    except (AttributeError, TypeError):
         return None
 
 
