@@ -10,6 +10,7 @@ from unittest import mock
 
 import bed
 import fake_torch
+import kvplane
 from mooncake.store import (
     MooncakeDistributedStore,
     ParallelAxis,
@@ -49,6 +50,12 @@ def axes(*several):
     one = TensorParallelism()
     one.axes = list(several)
     return one
+
+
+def _raw(one):
+    """A tensor's object."""
+    head, address, size, _ = _serialize_tensor(one)
+    return head + ctypes.string_at(address, size)
 
 
 class Tensors(unittest.TestCase):
@@ -136,6 +143,63 @@ class Tensors(unittest.TestCase):
         self.assertEqual(self.store.batch_pub_tensor(["many-c"], several[:1], ReplicateConfig()), [0])
         self.assertEqual(self.store.batch_upsert_pub_tensor(["many-c"], several[1:]), [0])
         self.same(self.store.get_tensor("many-c"), several[1])
+
+    def test_many_are_put_in_one_batch(self):
+        keys, several, native = [f"batch-{at}" for at in range(20)], [tensor(at, 8) for at in range(20)], self.store._native
+        calls = []
+
+        class Counted:
+            def __getattr__(self, name):
+                if "put" in name:
+                    calls.append(name)
+                return getattr(native, name)
+
+        self.store._native = Counted()
+        try:
+            for put, count in (
+                (self.store.batch_put_tensor, 1),
+                (self.store.batch_upsert_tensor, 1),
+                (self.store.batch_pub_tensor, 1),
+                (lambda *some: self.store.batch_put_tensor_with_tp(*some, 0, 4), 1),
+                (lambda *some: self.store.batch_put_tensor_with_parallelism(*some, [axes(axis("tp", 0, 2, 0))] * 20), 2),
+            ):
+                calls.clear()
+                self.assertEqual(put(keys, several), [0] * 20)
+                self.assertEqual(len(calls), count, calls)
+        finally:
+            self.store._native = native
+        for got, wanted in zip(self.store.batch_get_tensor(keys), several):
+            self.same(got, wanted)
+        self.same(self.store.batch_get_tensor_with_tp(keys, 3, 4)[2], several[2].tensor_split(4, 0)[3])
+
+    def test_groups_and_sessions(self):
+        with kvplane.Store() as store:
+            for attribute in ("group_ids", "session_ids"):
+                name, config, two = f"tensors-{attribute}", ReplicateConfig(), ReplicateConfig()
+                setattr(config, attribute, [name])
+                setattr(two, attribute, [name, f"{name}-other"])
+                keys, several = [f"{name}-0", f"{name}-1"], [tensor(1, 4), tensor(2, 4)]
+                self.assertEqual(self.store.pub_tensor(f"{name}-one", several[0], config), 0)
+                self.assertEqual(store.retain_group(name, 5), 1)
+                self.assertEqual(self.store.pub_tensor_with_tp(f"{name}-parts", several[0], config, 0, 4), 0)
+                self.assertEqual(store.retain_group(name, 5), 5)
+                self.assertEqual(self.store.batch_pub_tensor(keys, several, two), [0, 0])
+                self.assertEqual((store.retain_group(name, 5), store.retain_group(f"{name}-other", 5)), (6, 1))
+                self.assertEqual(self.store.batch_pub_tensor(keys, several, config), [-600, -600])
+                self.assertEqual(self.store.batch_pub_tensor_with_tp(keys, several, config, 0, 2), [-600, -600])
+                whole = [axes(axis("tp", 0, 2, 0)), None]
+                keys = [f"{name}-a", f"{name}-b"]
+                self.assertEqual(self.store.batch_put_tensor_with_parallelism(keys, several, whole, two), [0, 0])
+                # The part and its manifest, and the other tensor.
+                self.assertEqual((store.retain_group(name, 5), store.retain_group(f"{name}-other", 5)), (8, 2))
+                memory = bytearray(b"".join(_raw(one) for one in several))
+                place = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+                places, sizes = [place, place + len(memory) // 2], [len(memory) // 2] * 2
+                keys = [f"{name}-c", f"{name}-d"]
+                put = self.store.batch_put_tensor_with_parallelism_from
+                self.assertEqual(put(keys, places, sizes, None, two), [0, 0])
+                self.assertEqual((store.retain_group(name, 5), store.retain_group(f"{name}-other", 5)), (9, 3))
+                self.same(self.store.get_tensor(keys[1]), several[1])
 
     def test_in_registered_memory(self):
         memory = bytearray(1 << 20)

@@ -5,7 +5,7 @@ along a tensor-parallel axis, the key is `KEY_tp_r`.
 """
 
 from mooncake import _parallel, _tensors
-from mooncake._types import kept, refused, several
+from mooncake._types import put_batches, refused, several
 
 INVALID_PARAMS = -600
 FILE_NOT_FOUND = -1100
@@ -13,6 +13,8 @@ FILE_NOT_FOUND = -1100
 NO_BUFFER = -200
 #: An invalid key has no object.
 _OBJECT_CODES = {-400: -704}
+#: Bytes of tensors that are put in one batch.
+_BATCH_BYTES = 64 << 20
 
 
 def _part_key(key, rank):
@@ -24,45 +26,53 @@ class TensorCalls:
 
     # --- one tensor ------------------------------------------------------------------------------------------------
 
-    def _put_tensor(self, key, tensor, replace, config=None, keys=1, layout=None):
-        torch = _tensors.load_torch()
-        if not isinstance(tensor, torch.Tensor):
-            return INVALID_PARAMS
+    def _put_each(self, keys, objects_of, config, replace):
+        """Stores the objects of each key in batches: `objects_of(row)` returns those of a key, or the code of an error.
+        Returns a code for each key: the first error of its objects."""
         native = self._native
         if native is None:
-            return -1
-        code = refused(config, keys)
+            return [-1] * len(keys)
+        code = refused(config, len(keys))
         if code != 0 or not self._copies:
-            return code or NO_BUFFER
-        tensor = _tensors.contiguous(tensor, torch)
-        address, size = _tensors.raw(tensor, torch)
-        try:
-            head = _tensors.header(tensor, torch, layout)
-        except (TypeError, ValueError) as error:
-            _say(f"{key!r}: {error}")
-            return INVALID_PARAMS
-        if size == 0:
-            return _put_code(native.put(key, head, kept(config, replace)))
-        # The header is in this interpreter's memory and the bytes in torch's: one object of two pieces.
-        place = _native().buffer_address(head, False)[0]
-        pieces = [[place, address]], [[len(head), size]]
-        return _put_code(native.put_from_pieces([key], *pieces, kept(config, replace))[0])
+            return [code or NO_BUFFER] * len(keys)
+        codes, batch, size = [0] * len(keys), [], 0
+        for row in range(len(keys)):
+            objects = objects_of(row)
+            if isinstance(objects, int):
+                codes[row] = objects
+                continue
+            batch += [(row, one) for one in objects]
+            size += sum(one.size() for one in objects)
+            # What is not in registered memory is copied, and so are tensors with gaps: not all of a long list at once.
+            if size >= _BATCH_BYTES or row == len(keys) - 1:
+                _put_batch(native, batch, codes, config, replace)
+                batch, size = [], 0
+        if batch:
+            _put_batch(native, batch, codes, config, replace)
+        return codes
+
+    def _put_tensors(self, keys, tensors, config, replace):
+        torch = _tensors.load_torch()
+        several(keys, "batch")
+        if len(keys) != len(tensors):
+            return _invalid(keys)
+        return self._put_each(keys, lambda row: _objects(keys[row], tensors[row], torch), config, replace)
 
     def put_tensor(self, key, tensor):
         """Stores a tensor."""
-        return self._put_tensor(key, tensor, False)
+        return self._put_tensors([key], [tensor], None, False)[0]
 
     def upsert_tensor(self, key, tensor):
         """Stores a tensor and replaces an existing object."""
-        return self._put_tensor(key, tensor, True)
+        return self._put_tensors([key], [tensor], None, True)[0]
 
     def pub_tensor(self, key, tensor, config=None):
         """Stores a tensor with put options."""
-        return self._put_tensor(key, tensor, False, config)
+        return self._put_tensors([key], [tensor], config, False)[0]
 
     def upsert_pub_tensor(self, key, tensor, config=None):
         """Does the same and replaces an existing object."""
-        return self._put_tensor(key, tensor, True, config)
+        return self._put_tensors([key], [tensor], config, True)[0]
 
     def get_tensor(self, key):
         """Returns a tensor; None when there is none."""
@@ -95,19 +105,19 @@ class TensorCalls:
 
     def batch_put_tensor(self, keys, tensors_list):
         """Stores many tensors."""
-        return _each(self.put_tensor, keys, tensors_list)
+        return self._put_tensors(keys, tensors_list, None, False)
 
     def batch_upsert_tensor(self, keys, tensors_list):
         """Stores many tensors and replaces existing objects."""
-        return _each(self.upsert_tensor, keys, tensors_list)
+        return self._put_tensors(keys, tensors_list, None, True)
 
     def batch_pub_tensor(self, keys, tensors_list, config=None):
         """Stores many tensors with put options."""
-        return _each(lambda key, tensor: self._put_tensor(key, tensor, False, config, len(keys)), keys, tensors_list)
+        return self._put_tensors(keys, tensors_list, config, False)
 
     def batch_upsert_pub_tensor(self, keys, tensors_list, config=None):
         """Does the same and replaces existing objects."""
-        return _each(lambda key, tensor: self._put_tensor(key, tensor, True, config, len(keys)), keys, tensors_list)
+        return self._put_tensors(keys, tensors_list, config, True)
 
     def batch_get_tensor(self, keys):
         """Returns many tensors; None for each that does not exist."""
@@ -175,22 +185,15 @@ class TensorCalls:
 
     def pub_tensor_with_tp(self, key, tensor, config=None, tp_rank=0, tp_size=1, split_dim=0):
         """Does the same with put options."""
-        return self._put_with_tp(key, tensor, config, tp_size, split_dim, 1)
+        return self._put_with_tp([key], [tensor], config, tp_size, split_dim)[0]
 
-    def _put_with_tp(self, key, tensor, config, tp_size, split_dim, keys):
+    def _put_with_tp(self, keys, tensors, config, tp_size, split_dim):
         torch = _tensors.load_torch()
-        if tp_size <= 1:
-            return self._put_tensor(key, tensor, False, config, keys)
-        if not isinstance(tensor, torch.Tensor) or not -tensor.dim() <= split_dim < tensor.dim():
-            return INVALID_PARAMS
-        if tensor.shape[split_dim] < tp_size:
-            return INVALID_PARAMS
-        for rank, part in enumerate(tensor.tensor_split(tp_size, split_dim)):
-            layout = tensor.shape, (_parallel.Axis("tp", rank, tp_size, split_dim % tensor.dim()),)
-            code = self._put_tensor(_part_key(key, rank), part, False, config, None, layout)
-            if code != 0:
-                return code
-        return 0
+        several(keys, "batch")
+        if len(keys) != len(tensors):
+            return _invalid(keys)
+        parts = lambda row: _parts(keys[row], tensors[row], torch, tp_size, split_dim)
+        return self._put_each(keys, parts, config, False)
 
     def get_tensor_with_tp(self, key, tp_rank=0, tp_size=1, split_dim=0):
         """Returns the part of one rank; None when it does not exist."""
@@ -198,13 +201,7 @@ class TensorCalls:
 
     def put_tensor_with_tp_from(self, key, buffer_ptr, size, tp_rank=0, tp_size=1, split_dim=0):
         """Stores memory that holds a whole tensor with its header in `tp_size` parts, whatever the rank."""
-        return self._put_with_tp_from(key, buffer_ptr, size, tp_size, split_dim)
-
-    def _put_with_tp_from(self, key, buffer_ptr, size, tp_size, split_dim):
-        if tp_size <= 1:
-            return self.put_tensor_from(key, buffer_ptr, size)
-        tensor = _held(buffer_ptr, size, _tensors.load_torch())
-        return INVALID_PARAMS if tensor is None else self._put_with_tp(key, tensor, None, tp_size, split_dim, 1)
+        return self.batch_put_tensor_with_tp_from([key], [buffer_ptr], [size], tp_rank, tp_size, split_dim)[0]
 
     def get_tensor_with_tp_into(self, key, buffer_ptr, size, tp_rank=0, tp_size=1, split_dim=0):
         """Reads the part of one rank into registered memory."""
@@ -212,15 +209,13 @@ class TensorCalls:
 
     def batch_put_tensor_with_tp(self, base_keys, tensors_list, tp_rank=0, tp_size=1, split_dim=0):
         """Stores many tensors in parts."""
-        put = lambda key, tensor: self.put_tensor_with_tp(key, tensor, tp_rank, tp_size, split_dim)
-        return _each(put, base_keys, tensors_list)
+        return self._put_with_tp(base_keys, tensors_list, None, tp_size, split_dim)
 
     def batch_pub_tensor_with_tp(
         self, base_keys, tensors_list, config=None, tp_rank=0, tp_size=1, split_dim=0
     ):
         """Does the same with put options."""
-        put = lambda key, tensor: self._put_with_tp(key, tensor, config, tp_size, split_dim, len(base_keys))
-        return _each(put, base_keys, tensors_list)
+        return self._put_with_tp(base_keys, tensors_list, config, tp_size, split_dim)
 
     def batch_get_tensor_with_tp(self, base_keys, tp_rank=0, tp_size=1):
         """Returns the parts of one rank."""
@@ -234,7 +229,13 @@ class TensorCalls:
             return self.batch_put_tensor_from(keys, buffer_ptrs, sizes)
         if not len(keys) == len(buffer_ptrs) == len(sizes):
             return _invalid(keys)
-        return [self._put_with_tp_from(*row, tp_size, split_dim) for row in zip(keys, buffer_ptrs, sizes)]
+        torch = _tensors.load_torch()
+
+        def parts(row):
+            tensor = _held(buffer_ptrs[row], sizes[row], torch)
+            return INVALID_PARAMS if tensor is None else _parts(keys[row], tensor, torch, tp_size, split_dim)
+
+        return self._put_each(keys, parts, None, False)
 
     def batch_get_tensor_with_tp_into(self, base_keys, buffer_ptrs, sizes, tp_rank=0, tp_size=1):
         """Reads parts of one rank into registered memory."""
@@ -246,88 +247,26 @@ class TensorCalls:
     def put_tensor_with_parallelism(self, key, tensor, parallelism=None, config=None, writer_partition=None):
         """Stores the part that the axes name, or that a writer has. If a tensor-parallel axis is the only one, the
         tensor is that part; otherwise it is the whole tensor, from which the part is taken. -600 for invalid axes."""
-        return self._put_part(key, tensor, (parallelism, writer_partition), config, False)
+        return self.batch_put_tensor_with_parallelism([key], [tensor], [parallelism], config, [writer_partition])[0]
 
     def upsert_tensor_with_parallelism(self, key, tensor, parallelism=None, config=None, writer_partition=None):
         """Does the same and replaces an existing object."""
-        return self._put_part(key, tensor, (parallelism, writer_partition), config, True)
-
-    def _put_part(self, key, tensor, where, config, replace, keys=1):
-        torch = _tensors.load_torch()
-        parallelism, writer = where
-        if parallelism is None and writer is None:
-            return self._put_tensor(key, tensor, replace, config, keys)
-        if not isinstance(tensor, torch.Tensor) or None not in where:
-            return INVALID_PARAMS
-        if writer is not None:
-            axis = _parallel.writer_axis(writer)
-            if axis is None or not _parallel.is_uniform(tensor.shape, axis):
-                return INVALID_PARAMS
-            name, layout = _parallel.writer_key(key, axis), (tensor.shape, (axis,))
-            part = _parallel.narrowed(tensor, axis)
-            return self._put_beside(f"{key}__writer_manifest", name, part, layout, axis, config, replace, keys)
-        axes = _parallel.axes_of(parallelism)
-        if axes is None:
-            return INVALID_PARAMS
-        axis = _parallel.tensor_axis(axes)
-        name = _parallel.part_key(key, axes)
-        if axis is None:
-            return self._put_tensor(name, tensor, replace, config, keys, (tensor.shape, axes))
-        if axis.split >= tensor.dim():
-            return INVALID_PARAMS
-        whole, part = list(tensor.shape), tensor
-        if len(axes) == 1:
-            whole[axis.split] *= axis.size
-        elif not _parallel.is_uniform(whole, axis):
-            return INVALID_PARAMS
-        else:
-            part = _parallel.narrowed(tensor, axis)
-        return self._put_beside(f"{key}__parallelism_manifest", name, part, (whole, axes), axis, config, replace, keys)
-
-    def _put_beside(self, manifest, name, part, layout, axis, config, replace, keys):
-        """Stores a part, and beside it a manifest with the number of parts."""
-        code = self._put_tensor(name, part, replace, config, keys, layout)
-        if code != 0:
-            return code
-        return _put_code(self._native.put(manifest, _parallel.manifest(axis), kept(config, replace)))
+        return self.batch_upsert_tensor_with_parallelism([key], [tensor], [parallelism], config, [writer_partition])[0]
 
     def put_tensor_with_parallelism_from(
         self, key, buffer_ptr, size, parallelism=None, config=None, writer_partition=None
     ):
         """Does the same from memory that holds a tensor with its header; along a tensor-parallel axis, the tensor is
         the whole one and all parts are stored."""
-        return self._put_part_from(key, buffer_ptr, size, (parallelism, writer_partition), config, False)
+        where = [parallelism], config, [writer_partition]
+        return self.batch_put_tensor_with_parallelism_from([key], [buffer_ptr], [size], *where)[0]
 
     def upsert_tensor_with_parallelism_from(
         self, key, buffer_ptr, size, parallelism=None, config=None, writer_partition=None
     ):
         """Does the same and replaces an existing object."""
-        return self._put_part_from(key, buffer_ptr, size, (parallelism, writer_partition), config, True)
-
-    def _put_part_from(self, key, buffer_ptr, size, where, config, replace, keys=1):
-        parallelism, writer = where
-        if parallelism is None and writer is None:
-            put = self.upsert_from if replace else self.put_from
-            return put(key, buffer_ptr, size, config) if _holds(buffer_ptr, size) else INVALID_PARAMS
-        torch = _tensors.load_torch()
-        if None not in where:
-            return INVALID_PARAMS
-        tensor = _held(buffer_ptr, size, torch)
-        if tensor is None:
-            return INVALID_PARAMS
-        axes = _parallel.axes_of(parallelism) if writer is None else None
-        axis = _parallel.tensor_axis(axes) if axes else None
-        if axis is None:
-            return self._put_part(key, tensor, where, config, replace, keys)
-        if not _parallel.is_uniform(tensor.shape, axis):
-            return INVALID_PARAMS
-        for rank in range(axis.size):
-            part, these = _parallel.narrowed(tensor, axis._replace(rank=rank)), _parallel.at_rank(axes, rank, axis.size)
-            manifest, name = f"{key}__parallelism_manifest", _parallel.part_key(key, these)
-            code = self._put_beside(manifest, name, part, (tensor.shape, these), axis, config, replace, keys)
-            if code != 0:
-                return code
-        return 0
+        where = [parallelism], config, [writer_partition]
+        return self.batch_upsert_tensor_with_parallelism_from([key], [buffer_ptr], [size], *where)[0]
 
     def get_tensor_with_parallelism(self, key, target=None):
         """Returns a tensor in the form of its target: as it was stored, one part, or all parts of a tensor-parallel
@@ -429,29 +368,29 @@ class TensorCalls:
         self, keys, tensors_list, parallelisms=None, config=None, writer_partitions=None
     ):
         """Stores many parts."""
-        return self._put_parts(keys, [tensors_list], (parallelisms, writer_partitions), config, False, self._put_part)
+        return self._put_parts(keys, [tensors_list], (parallelisms, writer_partitions), config, False, _part)
 
     def batch_upsert_tensor_with_parallelism(
         self, keys, tensors_list, parallelisms=None, config=None, writer_partitions=None
     ):
         """Does the same and replaces existing objects."""
-        return self._put_parts(keys, [tensors_list], (parallelisms, writer_partitions), config, True, self._put_part)
+        return self._put_parts(keys, [tensors_list], (parallelisms, writer_partitions), config, True, _part)
 
     def batch_put_tensor_with_parallelism_from(
         self, keys, buffer_ptrs, sizes, parallelisms=None, config=None, writer_partitions=None
     ):
         """Stores many parts from memory."""
         columns, where = [buffer_ptrs, sizes], (parallelisms, writer_partitions)
-        return self._put_parts(keys, columns, where, config, False, self._put_part_from)
+        return self._put_parts(keys, columns, where, config, False, _part_from)
 
     def batch_upsert_tensor_with_parallelism_from(
         self, keys, buffer_ptrs, sizes, parallelisms=None, config=None, writer_partitions=None
     ):
         """Does the same and replaces existing objects."""
         columns, where = [buffer_ptrs, sizes], (parallelisms, writer_partitions)
-        return self._put_parts(keys, columns, where, config, True, self._put_part_from)
+        return self._put_parts(keys, columns, where, config, True, _part_from)
 
-    def _put_parts(self, keys, columns, where, config, replace, put):
+    def _put_parts(self, keys, columns, where, config, replace, part):
         keys = several(keys, "batch_put_tensor_with_parallelism")
         alone = where == (None, None) and len(columns) == 2
         where = [_each_of(values, keys) for values in where]
@@ -459,8 +398,23 @@ class TensorCalls:
             return _invalid(keys)
         if alone and not _all_hold(keys, *columns):
             return _invalid(keys)
-        rows = zip(keys, zip(*columns), zip(*where))
-        return [put(key, *values, places, config, replace, len(keys)) for key, values, places in rows]
+        torch, manifests = _tensors.load_torch(), {}
+
+        def objects(row):
+            found = part(keys[row], *(column[row] for column in columns), [values[row] for values in where], torch)
+            if isinstance(found, int):
+                return found
+            parts, manifest = found
+            if manifest is not None:
+                manifests[row] = manifest
+            return parts
+
+        codes = self._put_each(keys, objects, config, replace)
+        if any(codes[row] == 0 for row in manifests):
+            # A manifest has the number of parts, and is beside them when they are there.
+            beside = lambda row: [manifests[row]] if row in manifests and codes[row] == 0 else codes[row] or []
+            codes = self._put_each(keys, beside, config, replace)
+        return codes
 
     def batch_get_tensor_with_parallelism(self, keys, targets=None):
         """Returns many tensors in the form of their targets; None for all if the numbers of targets and keys differ."""
@@ -516,6 +470,133 @@ class TensorCalls:
             _say(f"load_tensor_from_safetensor: {file_name} has no {key!r}: its first tensor, {chosen!r}, is taken")
         tensor = tensors[chosen]
         return tensor if self.put_tensor(file_name if key is None else key, tensor) == 0 else None
+
+
+class _Object:
+    """Object to put: its key, and its bytes, a head and memory at an address. `owner` keeps that memory."""
+
+    def __init__(self, key, head, address=0, length=0, owner=None):
+        self.key, self._head, self._address, self._length, self._owner = key, head, address, length, owner
+
+    def size(self):
+        """Returns the number of bytes."""
+        return len(self._head) + self._length
+
+    def pieces(self):
+        """Returns addresses and lengths: the head is in this interpreter's memory, and the bytes are in torch's."""
+        place = _native().buffer_address(self._head, False)[0] if self._head else 0
+        return [place, self._address], [len(self._head), self._length]
+
+
+def _put_batch(native, batch, codes, config, replace):
+    """Puts objects, each with the row of its key, and records the first error of each row."""
+    keys = [one.key for _, one in batch]
+    columns = list(zip(*(one.pieces() for _, one in batch)))
+    for indexes, options in put_batches(config, replace, len(batch), [row for row, _ in batch]):
+        some = [keys[index] for index in indexes]
+        pieces = [[column[index] for index in indexes] for column in columns]
+        for index, code in zip(indexes, native.put_from_pieces(some, *pieces, options)):
+            row = batch[index][0]
+            codes[row] = codes[row] or _put_code(code)
+
+
+def _objects(key, tensor, torch, layout=None):
+    """Returns the object of a tensor, or the code of an error. For a part, `layout` has the whole shape and the axes."""
+    if not isinstance(tensor, torch.Tensor):
+        return INVALID_PARAMS
+    tensor = _tensors.contiguous(tensor, torch)
+    try:
+        head = _tensors.header(tensor, torch, layout)
+    except (TypeError, ValueError) as error:
+        _say(f"{key!r}: {error}")
+        return INVALID_PARAMS
+    address, size = _tensors.raw(tensor, torch)
+    return [_Object(key, head, address, size, tensor)]
+
+
+def _parts(key, tensor, torch, tp_size, split_dim):
+    """Returns the objects of the parts of a tensor, or the code of an error."""
+    if tp_size <= 1:
+        return _objects(key, tensor, torch)
+    if not isinstance(tensor, torch.Tensor) or not -tensor.dim() <= split_dim < tensor.dim():
+        return INVALID_PARAMS
+    if tensor.shape[split_dim] < tp_size:
+        return INVALID_PARAMS
+    made = []
+    for rank, part in enumerate(tensor.tensor_split(tp_size, split_dim)):
+        axis = _parallel.Axis("tp", rank, tp_size, split_dim % tensor.dim())
+        made.append(_objects(_part_key(key, rank), part, torch, (tensor.shape, (axis,))))
+    return _joined_or_error(made)
+
+
+def _part(key, tensor, where, torch):
+    """Returns the objects of the part that the axes name, or that a writer has, and its manifest, if there is one; or
+    the code of an error."""
+    parallelism, writer = where
+    if parallelism is None and writer is None:
+        return _with_manifest(_objects(key, tensor, torch), None)
+    if not isinstance(tensor, torch.Tensor) or None not in where:
+        return INVALID_PARAMS
+    if writer is not None:
+        axis = _parallel.writer_axis(writer)
+        if axis is None or not _parallel.is_uniform(tensor.shape, axis):
+            return INVALID_PARAMS
+        part = _parallel.narrowed(tensor, axis)
+        objects = _objects(_parallel.writer_key(key, axis), part, torch, (tensor.shape, (axis,)))
+        return _with_manifest(objects, _Object(f"{key}__writer_manifest", _parallel.manifest(axis)))
+    axes = _parallel.axes_of(parallelism)
+    if axes is None:
+        return INVALID_PARAMS
+    axis = _parallel.tensor_axis(axes)
+    name = _parallel.part_key(key, axes)
+    if axis is None:
+        return _with_manifest(_objects(name, tensor, torch, (tensor.shape, axes)), None)
+    if axis.split >= tensor.dim():
+        return INVALID_PARAMS
+    whole, part = list(tensor.shape), tensor
+    if len(axes) == 1:
+        whole[axis.split] *= axis.size
+    elif not _parallel.is_uniform(whole, axis):
+        return INVALID_PARAMS
+    else:
+        part = _parallel.narrowed(tensor, axis)
+    return _with_manifest(_objects(name, part, torch, (whole, axes)), _axis_manifest(key, axis))
+
+
+def _part_from(key, buffer_ptr, size, where, torch):
+    """Does the same with memory that holds a tensor with its header; along a tensor-parallel axis, the tensor is the
+    whole one, and all parts are returned."""
+    parallelism, writer = where
+    if parallelism is None and writer is None:
+        return ([_Object(key, b"", buffer_ptr, size)], None) if _holds(buffer_ptr, size) else INVALID_PARAMS
+    tensor = _held(buffer_ptr, size, torch) if None in where else None
+    if tensor is None:
+        return INVALID_PARAMS
+    axes = _parallel.axes_of(parallelism) if writer is None else None
+    axis = _parallel.tensor_axis(axes) if axes else None
+    if axis is None:
+        return _part(key, tensor, where, torch)
+    if not _parallel.is_uniform(tensor.shape, axis):
+        return INVALID_PARAMS
+    made = []
+    for rank in range(axis.size):
+        part, these = _parallel.narrowed(tensor, axis._replace(rank=rank)), _parallel.at_rank(axes, rank, axis.size)
+        made.append(_objects(_parallel.part_key(key, these), part, torch, (tensor.shape, these)))
+    return _with_manifest(_joined_or_error(made), _axis_manifest(key, axis))
+
+
+def _axis_manifest(key, axis):
+    return _Object(f"{key}__parallelism_manifest", _parallel.manifest(axis))
+
+
+def _with_manifest(objects, manifest):
+    return objects if isinstance(objects, int) else (objects, manifest)
+
+
+def _joined_or_error(made):
+    """Joins lists of objects; the first code of an error, if there is one."""
+    bad = next((one for one in made if isinstance(one, int)), None)
+    return bad if bad is not None else [one for objects in made for one in objects]
 
 
 def _say(text):
@@ -598,13 +679,6 @@ def _view(buffer, torch):
 
 def _put_code(code):
     return INVALID_PARAMS if code == -400 else code
-
-
-def _each(put, keys, tensors):
-    several(keys, "batch")
-    if len(keys) != len(tensors):
-        return _invalid(keys)
-    return [put(key, tensor) for key, tensor in zip(keys, tensors)]
 
 
 def _each_of(values, keys):

@@ -377,19 +377,20 @@ def kept(config, replace, group=0, together=False):
     return (group, pin, bool(config.with_hard_pin), kind, replace, replicas, segments, together, 0, replicas)
 
 
-def put_batches(config, replace, count):
+def put_batches(config, replace, count, rows=None):
     """Divides a batch of so many objects by their groups and affinities. Returns the indexes and the options of each part
     as the native module takes them. An affinity of one object has no effect; a group of one object is a group, because
-    retentions name it."""
+    retentions name it. `rows` has the row of each object in the columns of the options; by default, its index."""
+    rows = range(count) if rows is None else rows
     groups = groups_of(config)
     places = config.residency_affinity_ids if config is not None else None
-    if not places or len(set(places)) == len(places):
+    if not places or len({places[row] for row in rows}) == count:
         places = None
     if groups is None and places is None:
         return [(range(count), kept(config, replace))]
     members = {}
-    for index in range(count):
-        members.setdefault((groups and groups[index], places and places[index]), []).append(index)
+    for index, row in enumerate(rows):
+        members.setdefault((groups and groups[row], places and places[row]), []).append(index)
     return [
         (indexes, kept(config, replace, group_number(group) if group else 0, bool(place) and len(indexes) > 1))
         for (group, place), indexes in members.items()
@@ -400,7 +401,8 @@ class BufferHandle(mmap.mmap):
     """Object in memory of its own, which lives as long as this, even after the store was closed."""
 
     def __new__(cls, size):
-        return super().__new__(cls, -1, size)
+        # The kernel joins private mappings that are neighbours into one, and a process has a limit of them.
+        return super().__new__(cls, -1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
 
     def ptr(self):
         """ptr(self: mooncake.store.BufferHandle) -> int"""
