@@ -371,6 +371,78 @@ class Messages(unittest.TestCase):
         self.assertEqual(client.send_data("127.0.0.1:1", b"x"), -1)
         self.assertEqual(got, [(value, len(value))])
 
+    def served(self, address="127.0.0.1:0"):
+        from mooncake.engine import RpcInterface
+
+        server, got = RpcInterface(), []
+        server.initialize(address)
+        server.set_data_receive_callback(lambda data: got.append(data.get_bytes()))
+        server.set_tensor_receive_callback(lambda data: got.append((data.shape, data.dtype, data.get_data_as_bytes())))
+        self.assertTrue(server.start_server())
+        self.addCleanup(server.stop_server)
+        return server, "127.0.0.1:%d" % server._server.getsockname()[1], got
+
+    def test_a_server_that_stops_serves_no_connection(self):
+        from mooncake.engine import create_rpc_client
+
+        server, address, got = self.served()
+        client = create_rpc_client()
+        self.assertEqual(client.send_data(address, b"1"), 0)
+        server.stop_server()
+        self.assertEqual(client.send_data(address, b"2"), -1)
+        # A client that had a connection finds the next server of the address.
+        other, _, also = self.served(address)
+        self.assertEqual(client.send_data(address, b"3"), 0)
+        other.stop_server()
+        self.served(address)
+        self.assertEqual(client.send_data(address, b"4"), 0)
+        self.assertEqual((got, also), ([b"1"], [b"3"]))
+        self.assertEqual(client.send_data("127.0.0.1:99999", b"5"), -1)
+
+    def test_a_callback_that_raises(self):
+        from mooncake.engine import create_rpc_client
+
+        server, address, got = self.served()
+        take, client = server._on_data, create_rpc_client()
+
+        def fail(_):
+            raise KeyError("of the callback")
+
+        server.set_data_receive_callback(fail)
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            self.assertEqual(client.send_data(address, b"1"), -1)
+        self.assertIn("of the callback", said.getvalue())
+        (connection,) = client._pool[address]
+        server.set_data_receive_callback(take)
+        self.assertEqual(client.send_data(address, b"2"), 0)
+        self.assertEqual((got, client._pool[address]), ([b"2"], [connection]))
+
+    def test_tensors_without_elements_and_with_gaps(self):
+        from mooncake.engine import create_rpc_client
+
+        _, address, got = self.served()
+        client = create_rpc_client()
+
+        class Array:
+            """An array whose bytes no view has."""
+
+            shape, dtype = (0, 3), "float64"
+
+            def tobytes(self):
+                return b""
+
+        self.assertEqual(client.send_tensor(address, Array()), 0)
+        self.assertEqual(got, [([0, 3], "float64", b"")])
+        try:
+            import numpy
+        except ImportError:
+            return
+        several = [numpy.zeros((0, 3)), numpy.arange(16.0).reshape(4, 4)[:, ::2], numpy.zeros(2, numpy.complex64)]
+        for one in [*several, numpy.zeros(2, "datetime64[s]"), numpy.zeros(())]:
+            self.assertEqual(client.send_tensor(address, one), 0)
+            self.assertEqual(got[-1], (list(one.shape), str(one.dtype), one.tobytes()))
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -4,9 +4,13 @@ Each message is a frame of a length and bytes over TCP, acknowledged by one numb
 Mooncake's clients use another protocol. A server listens on loopback unless it is given another address.
 """
 
+import select
 import socket
 import struct
 import threading
+import traceback
+
+from kvplane._buffers import exporter
 
 _MAGIC = 0x6B767270
 _HEADER = struct.Struct("<IBQ")
@@ -75,6 +79,32 @@ def _address(text):
     return (host.strip("[]") or "127.0.0.1", int(port))
 
 
+def _shut(connection):
+    """Ends a connection, or the listening of a server: a thread that waits for it wakes, as it does not by a close."""
+    try:
+        connection.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        pass
+
+
+def _is_ended(connection):
+    """Returns True if the peer has ended an idle connection: then there is something to read, its end."""
+    poll = select.poll()
+    poll.register(connection, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def _bytes_of(tensor):
+    """Returns the bytes of a tensor or an array, in the order of its elements."""
+    if hasattr(tensor, "detach"):
+        return memoryview(exporter(tensor.detach().cpu().contiguous())).cast("B") if tensor.numel() else b""
+    try:
+        return memoryview(tensor).cast("B")
+    except (BufferError, TypeError, ValueError):
+        # Elements without bytes, of a type that views do not know, or with gaps between them.
+        return tensor.tobytes()
+
+
 def _receive(connection, size):
     value = bytearray(size)
     view = memoryview(value)
@@ -93,6 +123,8 @@ class RpcInterface:
         self._timeout = 30
         self._listen = ""
         self._server = None
+        #: Connections of the server.
+        self._served = set()
         self._on_data = None
         self._on_tensor = None
         self._pool = {}
@@ -136,7 +168,8 @@ timeout_seconds: int = 30) -> bool"""
             self._server = socket.create_server((host, port))
         except OSError:
             return False
-        threading.Thread(target=self._accept, args=(self._server,), daemon=True).start()
+        self._served = set()
+        threading.Thread(target=self._accept, args=(self._server, self._served), daemon=True).start()
         return True
 
     def start_server_async(self):
@@ -147,14 +180,15 @@ timeout_seconds: int = 30) -> bool"""
         """stop_server(self: mooncake.engine.RpcInterface) -> None"""
         server, self._server = self._server, None
         if server is not None:
-            # This wakes a thread that waits in accept; a close does not.
-            try:
-                server.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
+            _shut(server)
             server.close()
+            with self._lock:
+                served = list(self._served)
+            # Their threads close them.
+            for connection in served:
+                _shut(connection)
 
-    def _accept(self, server):
+    def _accept(self, server, served):
         while True:
             try:
                 connection, peer = server.accept()
@@ -163,9 +197,14 @@ timeout_seconds: int = 30) -> bool"""
             if not self._slots.acquire(blocking=False):
                 connection.close()
                 continue
-            threading.Thread(target=self._serve, args=(connection, peer), daemon=True).start()
+            with self._lock:
+                served.add(connection)
+                is_over = self._server is not server
+            if is_over:
+                _shut(connection)
+            threading.Thread(target=self._serve, args=(connection, peer, served), daemon=True).start()
 
-    def _serve(self, connection, peer):
+    def _serve(self, connection, peer, served):
         source = f"{peer[0]}:{peer[1]}"
         try:
             with connection:
@@ -176,11 +215,21 @@ timeout_seconds: int = 30) -> bool"""
                     connection.settimeout(self._timeout)
                     value = _receive(connection, size)
                     connection.settimeout(None)
-                    connection.sendall(_ANSWER.pack(self._take(kind, source, value)))
+                    connection.sendall(_ANSWER.pack(self._taken(kind, source, value)))
         except (OSError, ValueError):
             pass
         finally:
+            with self._lock:
+                served.discard(connection)
             self._slots.release()
+
+    def _taken(self, kind, source, value):
+        try:
+            return self._take(kind, source, value)
+        except Exception:
+            # The sender gets an error for this message, and the connection continues.
+            traceback.print_exc()
+            return -1
 
     def _take(self, kind, source, value):
         if kind == _DATA and self._on_data is not None:
@@ -200,14 +249,18 @@ timeout_seconds: int = 30) -> bool"""
         try:
             with self._lock:
                 idle = self._pool.setdefault(target, [])
-                connection = idle.pop() if idle else None
+                while idle and connection is None:
+                    connection = idle.pop()
+                    if _is_ended(connection):
+                        connection.close()
+                        connection = None
             if connection is None:
                 connection = socket.create_connection(_address(target), self._timeout)
             connection.sendall(_HEADER.pack(_MAGIC, kind, sum(len(part) for part in parts)))
             for part in parts:
                 connection.sendall(part)
             (code,) = _ANSWER.unpack(_receive(connection, _ANSWER.size))
-        except (OSError, ValueError):
+        except (OSError, OverflowError, ValueError):
             if connection is not None:
                 connection.close()
             return -1
@@ -227,9 +280,8 @@ timeout_seconds: int = 30) -> bool"""
         """send_tensor(self: mooncake.engine.RpcInterface, target_address: str, tensor: object) -> int"""
         import json
 
-        array = tensor.detach().contiguous().cpu().numpy() if hasattr(tensor, "detach") else tensor
-        said = json.dumps({"shape": list(array.shape), "dtype": str(tensor.dtype)}).encode()
-        return self._send(target_address, _TENSOR, [struct.pack("<I", len(said)), said, memoryview(array).cast("B")])
+        said = json.dumps({"shape": list(tensor.shape), "dtype": str(tensor.dtype)}).encode()
+        return self._send(target_address, _TENSOR, [struct.pack("<I", len(said)), said, _bytes_of(tensor)])
 
     def send_data_async(self, target_address, data, loop):
         """send_data_async(self: mooncake.engine.RpcInterface, target_address: str, data: object, loop: object) \
