@@ -18,7 +18,7 @@ import types
 import unittest
 
 import bed
-from mooncake import mooncake_store_service
+from mooncake import _http, mooncake_store_service
 from mooncake.engine import TransferEngine, TransferOpcode
 from mooncake.mooncake_config import MooncakeConfig, _parse_bool
 from mooncake.store import KVCACHE, MooncakeDistributedStore, ReplicateConfig, SoftPinAction, parse_size
@@ -312,6 +312,44 @@ class Rest(unittest.TestCase):
         self.process.send_signal(signal.SIGTERM)
         self.assertEqual(self.process.wait(30), 0)
         self.assertNotIn("Traceback", self.process.stderr.read())
+
+    def test_texts_that_are_none(self):
+        bed.bed()
+        asked = self.start("-Dglobal_segment_size=0", MOONCAKE_MASTER=bed.bed().control)
+        for body in (rb'{"key": "\ud800", "value": "v"}', rb'{"key": "k", "value": "\ud800"}', b"[" * 200_000):
+            status, said = self.ask(asked, "PUT", "/api/put", body)
+            self.assertEqual(status, 400, said)
+        for method, path in (("GET", "/api/exist/"), ("GET", "/api/get/"), ("DELETE", "/api/remove/")):
+            self.assertEqual(self.ask(asked, method, path + "%ff")[0], 400)
+            self.assertEqual(self.ask(asked, method, path + "%ed%a0%80")[0], 400)
+
+    def test_replicas(self):
+        bed.bed()
+        asked = self.start("-Dglobal_segment_size=0", MOONCAKE_MASTER=bed.bed().control)
+        put = lambda **more: self.ask(asked, "PUT", "/api/put", json.dumps({"key": "replicated", "value": "v", **more}))
+        self.assertEqual(put(replicas=2)[0], 200)
+        self.assertEqual(self.ask(asked, "GET", "/api/get/replicated"), (200, b"v"))
+        for wrong in (0, 9, "2", 1.5, True, None):
+            self.assertEqual(put(replicas=wrong)[0], 400, wrong)
+
+    def test_heads(self):
+        bed.bed()
+        asked = self.start("-Dglobal_segment_size=0", MOONCAKE_MASTER=bed.bed().control)
+        self.assertEqual(self.ask(asked, "PUT", "/api/put", b'{"key": "head", "value": "12345"}')[0], 200)
+        for path, status, length in (("/api/get/head", 200, "5"), ("/api/put", 405, None), ("/nowhere", 404, None)):
+            asked.request("HEAD", path)
+            answer = asked.getresponse()
+            self.assertEqual((answer.status, answer.read()), (status, b""))
+            self.assertIn(length, (None, answer.headers["Content-Length"]))
+        self.assertEqual(self.ask(asked, "GET", "/api/get/head"), (200, b"12345"))
+
+    def test_connections_at_once(self):
+        listening = _http.listen("127.0.0.1", 0, {}, "test")
+        self.addCleanup(listening.server_close)
+        # Nothing accepts them: the kernel holds them.
+        for _ in range(64):
+            connection = socket.create_connection(listening.server_address, 20)
+            self.addCleanup(connection.close)
 
     def test_configurations_that_are_none(self):
         with tempfile.TemporaryDirectory() as directory:

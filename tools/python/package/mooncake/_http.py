@@ -31,8 +31,9 @@ class Request:
 
     def __init__(self, handler, rest):
         self._handler = handler
-        self.method = handler.command
-        self.query = {name: values[0] for name, values in parse_qs(urlsplit(handler.path).query).items()}
+        self.method = handler.method()
+        query = parse_qs(urlsplit(handler.path).query, errors="strict")
+        self.query = {name: values[0] for name, values in query.items()}
         self.match_info = {"key": rest}
 
     async def read(self):
@@ -41,7 +42,10 @@ class Request:
 
     async def json(self):
         """Returns the body as JSON; ValueError when it is malformed."""
-        return json.loads(self._handler.body())
+        try:
+            return json.loads(self._handler.body())
+        except RecursionError:
+            raise ValueError("it is nested too deeply") from None
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -56,16 +60,21 @@ class Handler(BaseHTTPRequestHandler):
     loop = None
     _read = False
 
+    def method(self):
+        """Returns the method by which a request is answered: a `HEAD` is a `GET` whose body is not sent."""
+        return "GET" if self.command == "HEAD" else self.command
+
     def _found(self):
         path = urlsplit(self.path).path
         methods = {}
         for (method, place), call in self.routes.items():
             keyed = place.endswith("/") and path.startswith(place) and len(path) > len(place)
             if path == place or keyed:
-                methods[method] = (call, unquote(path[len(place) :]) if keyed else "")
+                # Bytes that are no UTF-8 are an error: another key would be taken for this one.
+                methods[method] = (call, unquote(path[len(place) :], errors="strict") if keyed else "")
         if not methods:
             return None, "not found"
-        return methods.get(self.command) or methods.get("*"), f"{self.command} is not served here"
+        return methods.get(self.method()) or methods.get("*"), f"{self.command} is not served here"
 
     def _answer(self):
         self._read = False
@@ -89,9 +98,10 @@ class Handler(BaseHTTPRequestHandler):
         if self.close_connection:
             self.send_header("Connection", "close")
         self.end_headers()
-        self.wfile.write(answer.body)
+        if self.command != "HEAD":
+            self.wfile.write(answer.body)
 
-    do_GET = do_PUT = do_POST = do_DELETE = do_PATCH = _answer
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PATCH = _answer
 
     def _run(self, work):
         if self.loop is None:
@@ -149,6 +159,8 @@ class Server(ThreadingHTTPServer):
     """Server for concurrent connections, which end with the process."""
 
     daemon_threads = True
+    #: Connections that the kernel holds until they are accepted: clients come in bursts, and a thread accepts them.
+    request_queue_size = socket.SOMAXCONN
 
     def handle_error(self, request, client_address):
         """A client that disconnects during a response is no error of this process."""

@@ -2,7 +2,7 @@
 
 | request | what it does |
 |---|---|
-| `PUT /api/put` with `{"key": ..., "value": ...}` | stores a text |
+| `PUT /api/put` with `{"key": ..., "value": ...}` | stores a text; with `"replicas"`, a number, so many replicas |
 | `GET /api/get/KEY` | its bytes |
 | `GET /api/exist/KEY` | `{"exists": true}` |
 | `DELETE /api/remove/KEY`, `DELETE /api/remove_all` | removes |
@@ -22,12 +22,13 @@ import threading
 from mooncake import _http
 from mooncake._http import Response, reply
 from mooncake.mooncake_config import MooncakeConfig, overridden
-from mooncake.store import INVALID_PARAMS, OBJECT_NOT_FOUND, MooncakeDistributedStore
+from mooncake.store import INVALID_PARAMS, OBJECT_NOT_FOUND, MooncakeDistributedStore, ReplicateConfig
 
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 1.0
 _MOST_GRACE_S = 3600
+_MOST_REPLICAS = 8
 
 
 def _shm_name_to_path(name):
@@ -59,6 +60,9 @@ def _said(call):
     async def handle(self, request):
         try:
             return await call(self, request)
+        except UnicodeEncodeError as error:
+            # JSON can have halves of characters, which have no UTF-8.
+            return reply(400, error=f"a text is no UTF-8: {error.reason}")
         except Exception as error:
             logger.error("%s: %s", call.__name__, error)
             return reply(500, error=str(error))
@@ -184,7 +188,12 @@ class MooncakeStoreService:
         key, value = said.get("key"), said.get("value")
         if not isinstance(key, str) or not isinstance(value, str) or not key:
             return reply(400, error="Missing key or value: both are texts")
-        code = await self._call(self.store.put, key, value.encode())
+        replicas = said.get("replicas", 1)
+        if type(replicas) is not int or not 1 <= replicas <= _MOST_REPLICAS:
+            return reply(400, error=f"replicas is a whole number from 1 to {_MOST_REPLICAS}")
+        config = ReplicateConfig()
+        config.replica_num = replicas
+        code = await self._call(self.store.put, key, value.encode(), config)
         if code == 0:
             return reply(200, status="success")
         return reply(400 if code == INVALID_PARAMS else 500, error=f"PUT operation failed: {code}")
