@@ -116,8 +116,65 @@ class Stores(unittest.TestCase):
             self.assertEqual(store.get("k"), b"v")
 
 
+    def test_iterators(self):
+        with self.store.register(bytearray(b"12345678")) as memory:
+            self.store.put_from((f"iterator/{at}", memory[at : at + 4]) for at in (0, 4))
+            self.assertEqual(self.store.get("iterator/4"), b"5678")
+            self.assertEqual(self.store.get_many_into(iter([("iterator/4", memory[0:4])])), [4])
+        self.store.put_from(iter([]))
+        self.assertEqual(self.store.get_many_into(iter([])), [])
+
+    def test_numbers_of_numpys_kind(self):
+        self.store.put("number", b"1", replicas=bed.Word(1), wait=bed.Word(1), kind=bed.Word(3), priority=bed.Word(2))
+        self.assertEqual(self.store.retain(bed.Word(7), ["number"], 5), [True])
+        self.assertEqual(self.store.release(7), 1)
+
+    def test_numbers_that_are_none(self):
+        for name, value in (("replicas", "3"), ("replicas", 2.5), ("replicas", True), ("wait", "1"), ("priority", 1.0),
+                            ("kind", "1"), ("keep", "5")):  # fmt: skip
+            with self.assertRaisesRegex(TypeError, f"^{name} is "):
+                self.store.put("number", b"1", **{name: value})
+        for name, value in (("replicas", 9), ("replicas", 0), ("wait", 2), ("kind", 256), ("keep", -1)):
+            with self.assertRaises(ValueError):
+                self.store.put("number", b"1", **{name: value})
+        for name in (2.5, True, None):
+            with self.assertRaisesRegex(TypeError, "a name, str, or a number"):
+                self.store.retain(name, ["number"], 5)
+
+
+class Array(bytearray):
+    """Memory with the method that arrays of numpy have whatever their length."""
+
+    def __index__(self):
+        if len(self) == 1:
+            return self[0]
+        raise TypeError("only integer scalar arrays can be converted to a scalar index")
+
+
 class Engines(unittest.TestCase):
     """The transfer engine."""
+
+    def test_arrays_in_the_place_of_addresses(self):
+        bed.bed()
+        with kvplane.TransferEngine() as one, kvplane.TransferEngine() as other:
+            for size in (1, 4096):
+                ours, theirs = Array(bed.pattern(3, size)), Array(size)
+                here, _ = one.register(ours)
+                there, _ = other.register(theirs)
+                one.write(other.name, [ours], [there], [size])
+                self.assertEqual(ours, theirs)
+                theirs[:] = bytes(size)
+                one.read(other.name, [ours], [there], [size])
+                self.assertEqual(ours, theirs)
+                one.start(other.name, True, [bed.Word(here)], [bed.Word(there)], [bed.Word(size)]).wait()
+                with self.assertRaises(kvplane.InvalidArgument):
+                    one.write(other.name, [ours], [there], [size + 1])
+                with self.assertRaises(TypeError):
+                    one.register(Array(1), 1)
+                one.unregister(ours)
+                other.unregister(theirs)
+                with self.assertRaises(kvplane.InvalidArgument):
+                    one.write(other.name, [here], [there], [size])
 
     def test_two_engines(self):
         bed.bed()

@@ -73,6 +73,8 @@ class TransferEngine:
         owner: Any
         writable = True
         if size is not None:
+            if not _is_address(buffer):
+                raise TypeError(f"`size` goes with an address, int, and not with {type(buffer).__name__}")
             address, owner = operator.index(buffer), None
         else:
             owner = device_memory(buffer)
@@ -185,10 +187,16 @@ class TransferEngine:
         return code
 
 
+def _is_address(one: Any) -> bool:
+    """Returns True for integers, numpy's included. Arrays and tensors have `__index__`, too, but also a length, or
+    memory."""
+    return hasattr(one, "__index__") and not hasattr(one, "__len__") and not hasattr(one, "data_ptr")
+
+
 def _own(one: Any) -> Tuple[int, Optional[int], List[Optional[Stream]]]:
     """Returns the address of memory of this process; for an object also its length, and for that of a device its
     stream."""
-    if hasattr(one, "__index__") and not hasattr(one, "data_ptr"):
+    if _is_address(one):
         return operator.index(one), None, []
     memory = device_memory(one)
     if memory is not None:

@@ -1,6 +1,7 @@
 """Client of the store: `Store`, for any number of threads."""
 
 import math
+import operator
 from types import TracebackType
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Type, Union
 
@@ -14,6 +15,7 @@ _NOT_FOUND = -704
 _LONGEST_PIN_S = 86_400
 _LOWEST, _HIGHEST = -4, 4
 _MOST_REPLICAS = 8
+_HIGHEST_KIND = 255
 
 
 class _Place(NamedTuple):
@@ -35,6 +37,11 @@ def _places(pieces: Sequence[Piece]) -> Tuple[List[int], List[int]]:
         if piece._memory is not None and piece._memory.closed:
             raise InvalidArgument(-600, f"{piece!r} refers to memory that was unregistered")
     return [piece.address for piece in pieces], [piece.size for piece in pieces]
+
+
+def _columns(items: Iterable[Tuple[Key, Piece]]) -> Tuple[List[Key], List[Piece]]:
+    rows = list(items)
+    return [key for key, _ in rows], [piece for _, piece in rows]
 
 
 def _streams_of(pieces: Sequence[Piece]) -> Set[Stream]:
@@ -110,17 +117,29 @@ class Registration:
             self._store.unregister(self.address)
 
 
+def _count(name: str, value: Any) -> int:
+    """Returns an argument that is a number as int. TypeError for what is none, truth values included."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is int, not {type(value).__name__}") from None
+
+
 def _number(name: Union[str, int]) -> int:
     """Returns the number of a group or a retention: of a name, a digest that is the same in every process."""
-    if isinstance(name, int):
-        if not 0 < name < 1 << 64:
-            raise ValueError(f"a group or a retention has a name, or a number from 1 to 2**64 - 1, not {name}")
-        return name
-    if not isinstance(name, str):
-        raise TypeError(f"a group or a retention is a name, str, or a number, int, not {type(name).__name__}")
-    import hashlib
+    if isinstance(name, str):
+        import hashlib
 
-    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") or 1
+        return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little") or 1
+    try:
+        number = _count("the number of a group or a retention", name)
+    except TypeError:
+        raise TypeError(f"a group or a retention is a name, str, or a number, int, not {type(name).__name__}") from None
+    if not 0 < number < 1 << 64:
+        raise ValueError(f"a group or a retention has a name, or a number from 1 to 2**64 - 1, not {number}")
+    return number
 
 
 def _milliseconds(seconds: float) -> int:
@@ -139,11 +158,16 @@ def _kept(
     wait: Optional[int],
     priority: int,
 ) -> Optional[Tuple[int, int, bool, int, bool, int, List[str], bool, int, int]]:
+    replicas, kind, priority = _count("replicas", replicas), _count("kind", kind), _count("priority", priority)
     if not 1 <= replicas <= _MOST_REPLICAS:
         raise ValueError(f"an object has 1 to {_MOST_REPLICAS} replicas, not {replicas}")
-    waits = replicas if wait is None else wait
+    waits = replicas if wait is None else _count("wait", wait)
     if not 1 <= waits <= replicas:
         raise ValueError(f"a put of {replicas} replicas waits for 1 to {replicas} of them, not {waits}")
+    if not 0 <= kind <= _HIGHEST_KIND:
+        raise ValueError(f"the data type of an object is from 0 to {_HIGHEST_KIND}, not {kind}")
+    if isinstance(keep, str) or not hasattr(keep, "__float__"):
+        raise TypeError(f"keep is a number of seconds, not {type(keep).__name__}")
     if not 0 <= keep <= _LONGEST_PIN_S:
         raise ValueError(f"an object can be kept for 0 to {_LONGEST_PIN_S} s, not {keep}")
     if not _LOWEST <= priority <= _HIGHEST:
@@ -231,8 +255,8 @@ class Store:
         `group`: objects of a group are evicted and prefetched together. `kind`: data type of the caller, from 0 to 255.
         `replicas`: 2 to 8 keep so many replicas, each on another node, as far as slots have so many owners (`kvplane
         control --replicas`) and there is space. `wait`: number of replicas that the call waits for, for at most a
-        second: all of them by default; `replicas()` says which there are. `priority`: from -4 to 4; within a tenant,
-        objects of a lower one are evicted before.
+        second: all of them by default. `priority`: from -4 to 4; within a tenant, objects of a lower one are evicted
+        before.
         """
         kept = _kept(replace, pin, keep, group, kind, replicas, wait, priority)
         memory = device_memory(value)
@@ -272,7 +296,7 @@ class Store:
         priority: int = 0,
     ) -> None:
         """Stores parts of registered memory, without an additional copy."""
-        keys, pieces = zip(*items) if items else ((), ())
+        keys, pieces = _columns(items)
         kept = _kept(replace, pin, 0.0, None, 0, replicas, wait, priority)
         places = _places(pieces)
         self._await(_streams_of(pieces))
@@ -299,7 +323,7 @@ class Store:
     def get_many_into(self, items: Iterable[Tuple[Key, Piece]]) -> List[Optional[int]]:
         """Reads many objects into parts of registered memory, without an additional copy. Returns the length of
         each."""
-        keys, pieces = zip(*items) if items else ((), ())
+        keys, pieces = _columns(items)
         places = _places(pieces)
         self._await(_streams_of(pieces))
         codes = self._native().get_into(keys, *places)
