@@ -5,6 +5,7 @@ import ctypes
 import gc
 import io
 import mmap
+import pathlib
 import sys
 import threading
 import time
@@ -360,6 +361,29 @@ class Memory(Case):
         self.assertEqual(store.put("k", b"x", config(group_ids=["g"])), 0)
         self.assertEqual(store.put_batch(["l", "m"], [b"1", b"2"], config(group_ids=["g", "h"])), 0)
         self.assertEqual(store.put("n", b"x", config(group_ids=None, replica_num=5)), 0)
+
+
+    def test_sizes_of_a_pool(self):
+        with _pool(self.store) as pool:
+            with pool.acquire(bed.Word(70_000)) as lease:
+                self.assertEqual((lease.size, len(lease.buffer)), (70_000, 70_000))
+            pool.prewarm(bed.Word(4096), bed.Word(1))
+            for call in (lambda: pool.acquire(1.5), lambda: pool.acquire("5"), lambda: pool.prewarm(4096.0, 1),
+                         lambda: pool.prewarm(4096, 1.0), lambda: BufferPool(self.store, max_bytes=1.5)):  # fmt: skip
+                with self.assertRaisesRegex(TypeError, "is int, not"):
+                    call()
+
+    def test_many_handles_are_few_mappings(self):
+        keys = [f"handle/{at}" for at in range(3000)]
+        self.assertEqual(self.store.put_batch(keys, [b"x" * 16] * 3000), 0)
+        count = lambda: pathlib.Path("/proc/self/maps").read_bytes().count(b"\n")
+        before = count()
+        handles = self.store.batch_get_buffer(keys)
+        self.assertLess(count() - before, 300)
+        self.assertEqual({bytes(handle) for handle in handles}, {b"x" * 16})
+        places = {handle.ptr() for handle in handles}
+        self.assertEqual((len(places), handles[7].size()), (3000, 16))
+        self.assertFalse(memoryview(handles[7]).readonly)
 
 
 class Parts(Case):

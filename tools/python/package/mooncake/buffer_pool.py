@@ -80,6 +80,13 @@ class BufferLease:
         self.release()
 
 
+def _count(call, name, value):
+    """Returns an argument that is a number as int, also one of numpy's; TypeError for anything else."""
+    if not hasattr(value, "__index__"):
+        raise TypeError(f"{call}(): {name} is int, not {type(value).__name__}")
+    return value.__index__()
+
+
 class BufferPool:
     """Buffers in sizes of powers of two, registered with a store once and reused."""
 
@@ -96,6 +103,13 @@ class BufferPool:
         prewarm_size=None,
         prewarm_count=0,
     ):
+        max_bytes = _count("BufferPool", "max_bytes", max_bytes)
+        min_size_class = _count("BufferPool", "min_size_class", min_size_class)
+        alignment = _count("BufferPool", "alignment", alignment)
+        max_size_class, max_regions = (
+            None if value is None else _count("BufferPool", name, value)
+            for name, value in (("max_size_class", max_size_class), ("max_regions", max_regions))
+        )
         if min_size_class <= 0 or max_bytes < 0:
             raise RuntimeError("min_size_class is above 0, and max_bytes not below")
         if alignment <= 0 or alignment & (alignment - 1):
@@ -117,6 +131,7 @@ class BufferPool:
             self.prewarm(prewarm_size, prewarm_count)
 
     def _room(self, size):
+        """Returns the length of the buffer for so many bytes."""
         if not 0 <= size < 1 << 48:
             raise RuntimeError(f"a buffer of {size} bytes is over the capacity of any pool")
         room = max(self._least, 1 << max(size - 1, 0).bit_length())
@@ -129,6 +144,7 @@ class BufferPool:
 
     def acquire(self, size, block=None, timeout=None):
         """Lends a buffer of at least `size` bytes; RuntimeError or TimeoutError when there is none."""
+        size = _count("acquire", "size", size)
         room = self._room(size)
         block = self._block if block is None else block
         timeout = self._timeout if timeout is None else timeout
@@ -190,7 +206,7 @@ class BufferPool:
 
     def prewarm(self, size, count):
         """Registers so many buffers in advance."""
-        leases = [self.acquire(size, block=False) for _ in range(count)]
+        leases = [self.acquire(size, block=False) for _ in range(_count("prewarm", "count", count))]
         for lease in leases:
             lease.release()
 
