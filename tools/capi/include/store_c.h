@@ -6,12 +6,16 @@
  *     -704 for no such object, -900 and -901 for nodes or a control plane that are not reached, or not in time. The
  *     reason of a failed setup is printed to standard error.
  *   - Any thread may call any function at any time, except mooncake_store_destroy, which must be the last call. Every
- *     call is bounded by a deadline. When a call returns, no transfer accesses its memory any more.
+ *     call is bounded by a deadline. When a call returns, no transfer accesses its memory any more. Calls on a store
+ *     that was destroyed return -1, and a second mooncake_store_destroy does nothing.
  *   - A store belongs to the process that made it: after a fork, calls of the child on it fail, and destroying it there
  *     ends nothing. A child makes its own.
  *   - Strings are not used after a call has returned.
  *   - Memory that was registered must stay mapped until mooncake_store_unregister_buffer or mooncake_store_destroy has
- *     returned. Gets read into registered memory only; puts send any memory.
+ *     returned. Gets read into registered memory only, and not into memory that was registered read-only; puts send any
+ *     memory. Memory that is not mapped is -600, as far as it can be told before the call.
+ *   - A batch call returns 0 if it was carried out, and has the outcome of each object in its array. Before the setup it
+ *     returns -1, with -1 for each object.
  */
 #ifndef MOONCAKE_STORE_C_H
 #define MOONCAKE_STORE_C_H
@@ -27,7 +31,7 @@ typedef void *mooncake_store_t;
 
 /* Options of puts; NULL stands for one replica and no pins. */
 struct mooncake_replicate_config {
-    /* Number of replicas; 0 and 1 mean one. */
+    /* Number of replicas, as far as there are nodes and memory; 0 and 1 mean one, and more than 8 mean 8. */
     size_t replica_num;
     /* Not 0: other objects are evicted first, for half an hour. */
     int with_soft_pin;
@@ -43,7 +47,7 @@ typedef struct mooncake_replicate_config mooncake_replicate_config_t;
 mooncake_store_t mooncake_store_create(void);
 
 /* Destroys a store. Objects in the memory that it provides migrate to other nodes, as far as 4 s and their memory allow.
- * NULL is ignored. */
+ * NULL and a store that was destroyed are ignored. */
 void mooncake_store_destroy(mooncake_store_t store);
 
 /* Connects to a cluster, and provides it with global_segment_size bytes of memory if that is not 0. master_server_addr is
@@ -102,7 +106,7 @@ int64_t mooncake_store_remove_by_regex(mooncake_store_t store, const char *patte
 /* Removes all objects of the tenant. Returns their number. */
 int64_t mooncake_store_remove_all(mooncake_store_t store, int force);
 
-/* Registers memory; -600 if a part of it is registered. */
+/* Registers memory; -600 if a part of it is registered, or is not readable memory of this process. */
 int mooncake_store_register_buffer(mooncake_store_t store, void *buffer, size_t size);
 
 /* Unregisters the memory that begins at buffer. */

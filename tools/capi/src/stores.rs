@@ -2,10 +2,11 @@
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
+use std::sync::Arc;
 
 use kvplane::{Near, PutOptions};
 
-use crate::handles::ProcessLocal;
+use crate::handles::Handles;
 use crate::rim::{array, guarded, text, write_text};
 use outcome::{INTERNAL, INVALID, NOT_FOUND};
 use store::{PutConfig, Store};
@@ -14,6 +15,12 @@ mod clients;
 mod memory;
 mod outcome;
 mod store;
+
+/// Most replicas of an object.
+const MOST_REPLICAS: u8 = 8;
+
+/// Stores by their handles.
+static STORES: Handles<Store> = Handles::new("store");
 
 /// Options of puts, laid out as in C.
 #[repr(C)]
@@ -28,16 +35,13 @@ pub(crate) struct ReplicateConfig {
 // Layout of the header on 64-bit machines.
 const _: () = assert!(size_of::<ReplicateConfig>() == 32);
 
-/// # Safety
-/// `store` is null, or came from `mooncake_store_create` and was not destroyed.
-unsafe fn with_store<T>(store: *mut c_void, otherwise: T, work: impl FnOnce(&Store) -> Option<T>) -> T
+/// Runs a call with the store of a handle; returns `otherwise` for a handle of none, and where the call returns `None`.
+fn with_store<T>(store: *mut c_void, otherwise: T, work: impl FnOnce(&Store) -> Option<T>) -> T
 where
     T: Copy,
 {
-    // SAFETY: a pointer that is not null is a live store, by the caller's promise.
-    let Some(store) = (unsafe { store.cast::<ProcessLocal<Store>>().as_ref() }) else { return otherwise };
-    let Some(store) = store.get() else { return otherwise };
-    guarded(otherwise, || work(store).unwrap_or(otherwise))
+    let Ok(store) = STORES.get(store) else { return otherwise };
+    guarded(otherwise, || work(&store).unwrap_or(otherwise))
 }
 
 /// Converts a key, which need not be UTF-8; `None` for null.
@@ -79,7 +83,8 @@ unsafe fn config_of(config: *const ReplicateConfig) -> PutConfig {
     // SAFETY: as above.
     let segments = segments.iter().filter_map(|one| unsafe { text(*one) }).map(str::to_owned).collect();
     let options = PutOptions {
-        replicas: u8::try_from(config.replica_num).unwrap_or(u8::MAX),
+        // Replicas are best effort: more than an object can have are as many as it can.
+        replicas: u8::try_from(config.replica_num).unwrap_or(u8::MAX).min(MOST_REPLICAS),
         soft_pin_ms: if config.with_soft_pin == 0 { 0 } else { PutOptions::SOFT_PIN_MS },
         hard_pin: config.with_hard_pin != 0,
         ..PutOptions::default()
@@ -114,19 +119,14 @@ fn to_int(code: i64) -> c_int {
 /// Creates a store that is not set up; null on failure.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn mooncake_store_create() -> *mut c_void {
-    guarded(ptr::null_mut(), || Box::into_raw(Box::new(ProcessLocal::new(Store::default()))).cast())
+    guarded(ptr::null_mut(), || STORES.add(Arc::new(Store::default())))
 }
 
-/// Destroys a store: leaves the cluster with the memory that it provides. Null is ignored.
-///
-/// # Safety
-/// A store without further users, or null.
+/// Destroys a store: leaves the cluster with the memory that it provides. Null, a store that was destroyed and, in a
+/// fork, the parent's are ignored.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn mooncake_store_destroy(store: *mut c_void) {
-    if !store.is_null() {
-        // SAFETY: it came from `mooncake_store_create`, and this is its last use, by the caller's promise.
-        guarded((), || drop(unsafe { Box::from_raw(store.cast::<ProcessLocal<Store>>()) }));
-    }
+pub(crate) extern "C" fn mooncake_store_destroy(store: *mut c_void) {
+    guarded((), || drop(STORES.remove(store)));
 }
 
 /// Connects to a cluster, and provides it with `global_segment_size` bytes of memory.
@@ -175,13 +175,9 @@ pub(crate) unsafe extern "C" fn mooncake_store_init_all(
 }
 
 /// Returns 0 when the cluster answers, 1 before the setup, 2 when it does not answer.
-///
-/// # Safety
-/// A live store.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn mooncake_store_health_check(store: *mut c_void) -> c_int {
-    // SAFETY: by the caller's promise.
-    unsafe { with_store(store, INTERNAL as c_int, |store| Some(store.check())) }
+pub(crate) extern "C" fn mooncake_store_health_check(store: *mut c_void) -> c_int {
+    with_store(store, INTERNAL as c_int, |store| Some(store.check()))
 }
 
 /// Stores a value.
@@ -241,7 +237,7 @@ pub(crate) unsafe extern "C" fn mooncake_store_batch_put_from(
             let (keys, places) = (keys_of(keys, count)?, places_of(buffers, sizes, count)?);
             (!results_out.is_null()).then_some(())?;
             write_codes(results_out, &store.put(&keys, &places, &config_of(config)), || INTERNAL as c_int);
-            Some(0)
+            Some(if store.is_set_up() { 0 } else { INTERNAL as c_int })
         })
     }
 }
@@ -285,7 +281,7 @@ pub(crate) unsafe extern "C" fn mooncake_store_batch_get_into(
             let (keys, places) = (keys_of(keys, count)?, places_of(buffers, sizes, count)?);
             (!results_out.is_null()).then_some(())?;
             write_codes(results_out, &store.get(&keys, &places), || INTERNAL);
-            Some(0)
+            Some(if store.is_set_up() { 0 } else { INTERNAL as c_int })
         })
     }
 }
@@ -319,7 +315,7 @@ pub(crate) unsafe extern "C" fn mooncake_store_batch_is_exist(
             let keys = keys_of(keys, count)?;
             (!results_out.is_null()).then_some(())?;
             write_codes(results_out, &store.exist(&keys), || INTERNAL as c_int);
-            Some(0)
+            Some(if store.is_set_up() { 0 } else { INTERNAL as c_int })
         })
     }
 }
@@ -395,41 +391,29 @@ pub(crate) unsafe extern "C" fn mooncake_store_remove_by_regex(
 }
 
 /// Removes all objects of the tenant. Returns their number.
-///
-/// # Safety
-/// A live store.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn mooncake_store_remove_all(store: *mut c_void, _force: c_int) -> i64 {
-    // SAFETY: by the caller's promise.
-    unsafe {
-        with_store(store, INTERNAL, |store| Some(store.with(|client| Ok(client.keys().remove_all(false)? as i64))))
-    }
+pub(crate) extern "C" fn mooncake_store_remove_all(store: *mut c_void, _force: c_int) -> i64 {
+    with_store(store, INTERNAL, |store| Some(store.with(|client| Ok(client.keys().remove_all(false)? as i64))))
 }
 
-/// Registers memory as source of puts and destination of gets.
+/// Registers memory as source of puts and destination of gets; read-only memory as source alone.
 ///
 /// # Safety
-/// A live store, and memory that stays mapped until it is unregistered or the store is destroyed.
+/// Memory that stays mapped until it is unregistered or the store is destroyed.
 #[unsafe(no_mangle)]
 pub(crate) unsafe extern "C" fn mooncake_store_register_buffer(
     store: *mut c_void,
     buffer: *mut c_void,
     size: usize,
 ) -> c_int {
-    // SAFETY: by the caller's promise.
-    unsafe {
-        with_store(store, INTERNAL as c_int, |store| {
-            (!buffer.is_null() && size > 0).then(|| to_int(store.register(buffer as u64, size as u64)))
-        })
-    }
+    with_store(store, INTERNAL as c_int, |store| {
+        // SAFETY: by the caller's promise.
+        (!buffer.is_null() && size > 0).then(|| to_int(unsafe { store.register(buffer as u64, size as u64) }))
+    })
 }
 
 /// Unregisters memory; when this returns 0, no call uses it any more.
-///
-/// # Safety
-/// A live store.
 #[unsafe(no_mangle)]
-pub(crate) unsafe extern "C" fn mooncake_store_unregister_buffer(store: *mut c_void, buffer: *mut c_void) -> c_int {
-    // SAFETY: by the caller's promise.
-    unsafe { with_store(store, INTERNAL as c_int, |store| Some(to_int(store.unregister(buffer as u64)))) }
+pub(crate) extern "C" fn mooncake_store_unregister_buffer(store: *mut c_void, buffer: *mut c_void) -> c_int {
+    with_store(store, INTERNAL as c_int, |store| Some(to_int(store.unregister(buffer as u64))))
 }

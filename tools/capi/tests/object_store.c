@@ -1,9 +1,11 @@
 /* A store through the C interface alone, as programs written for Mooncake's store_c.h use it. Arguments: the address of
  * the control plane. Prints one line for each check; the exit status is the number of failed checks. */
+#define _DEFAULT_SOURCE
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -90,6 +92,61 @@ static void batches(mooncake_store_t store, mooncake_store_t other) {
     free(from), free(into);
 }
 
+/* Memory with fewer rights than a call needs, or none any more, is an error and no crash. */
+static void memory(mooncake_store_t store) {
+    int map = MAP_PRIVATE | MAP_ANONYMOUS;
+    char value[16];
+    void *fixed = mmap(NULL, SIZE, PROT_READ, map, -1, 0);
+    check(mooncake_store_put(store, "memory", "value", 5, NULL) == 0, "an object to read");
+    check(mooncake_store_register_buffer(store, fixed, SIZE) == 0, "read-only memory is registered");
+    check(mooncake_store_get_into(store, "memory", fixed, SIZE) == -600, "no get into it");
+    check(mooncake_store_put_from(store, "of read-only memory", fixed, 4096, NULL) == 0, "a put from it");
+    check(mooncake_store_unregister_buffer(store, fixed) == 0, "it is unregistered");
+    munmap(fixed, SIZE);
+    check(mooncake_store_register_buffer(store, fixed, SIZE) == -600, "unmapped memory is not registered");
+    check(mooncake_store_put(store, "of nothing", fixed, 4096, NULL) == -600, "nor put");
+    void *gone = mmap(NULL, SIZE, PROT_READ | PROT_WRITE, map, -1, 0);
+    check(mooncake_store_register_buffer(store, gone, SIZE) == 0, "memory is registered");
+    munmap(gone, SIZE);
+    check(mooncake_store_get_into(store, "memory", gone, SIZE) == -600, "no get into what was unmapped since");
+    check(mooncake_store_put_from(store, "of nothing", gone, 4096, NULL) == -600, "no put from it");
+    check(mooncake_store_is_exist(store, "of nothing") == 0, "nothing was put");
+    check(mooncake_store_unregister_buffer(store, gone) == 0, "it is unregistered");
+    check(mooncake_store_register_buffer(store, (void *)4096, 64) == -600, "no memory at such an address");
+    check(mooncake_store_register_buffer(store, value, ~(size_t)0) == -600, "nor of such a length");
+}
+
+static void replicas(mooncake_store_t store) {
+    size_t counts[] = {0, 1, 2, 8, 9, 300, ~(size_t)0};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        char key[32];
+        mooncake_replicate_config_t config = {.replica_num = counts[i]};
+        snprintf(key, sizeof key, "replicas/%zu", i);
+        check(mooncake_store_put(store, key, "v", 1, &config) == 0, "replicas as far as there can be");
+    }
+}
+
+static void before_the_setup(void) {
+    mooncake_store_t store = mooncake_store_create();
+    const char *keys[2] = {"a", "b"};
+    char bytes[2];
+    void *buffers[2] = {bytes, bytes + 1};
+    size_t sizes[2] = {1, 1};
+    int codes[2] = {0, 0};
+    int64_t lengths[2] = {0, 0};
+    check(mooncake_store_batch_put_from(store, keys, buffers, sizes, 2, NULL, codes) == -1 && codes[0] == -1
+              && codes[1] == -1, "no batch of puts before the setup");
+    check(mooncake_store_batch_get_into(store, keys, buffers, sizes, 2, lengths) == -1 && lengths[1] == -1,
+          "nor of gets");
+    codes[1] = 0;
+    check(mooncake_store_batch_is_exist(store, keys, 2, codes) == -1 && codes[1] == -1, "nor of lookups");
+    mooncake_store_destroy(store);
+    check(mooncake_store_health_check(store) == -1, "a store that was destroyed");
+    check(mooncake_store_put(store, "k", "v", 1, NULL) == -1, "no put with it");
+    mooncake_store_destroy(store);
+    mooncake_store_destroy((mooncake_store_t)bytes);
+}
+
 static void null_pointers(mooncake_store_t store) {
     int code;
     int64_t length;
@@ -170,10 +227,14 @@ int main(int count, char **words) {
     check(mooncake_store_get_hostname(member, name, 4) == -1, "which needs room");
     values(client, member);
     batches(client, member);
+    memory(client);
+    replicas(client);
+    before_the_setup();
     null_pointers(client);
     forks(client);
     threads(client);
     mooncake_store_destroy(client);
+    mooncake_store_destroy(member);
     mooncake_store_destroy(member);
     return failures;
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use kvplane::memory_map::{Mapping, MemoryMap};
 use kvplane::{Buffer, Client, Region, Slice};
 
 use super::outcome::{INTERNAL, INVALID};
@@ -29,19 +30,52 @@ pub(crate) struct Memory {
     generation: AtomicU64,
 }
 
-/// Adopts a range; `None` if it is empty or wraps around.
+/// Adopts a range that is read; `None` if it is empty or wraps around, or is not mapped.
 ///
 /// # Safety
 /// The range stays mapped until the last clone of the region is gone.
-pub(crate) unsafe fn adopt(address: u64, bytes: u64) -> Option<Arc<Region>> {
+pub(crate) unsafe fn adopt_source(address: u64, bytes: u64) -> Option<Arc<Region>> {
+    let (start, length) = range(address, bytes)?;
+    // SAFETY: by the caller's promise.
+    let region = unsafe { Region::adopt_read_only(start, length) };
+    region.is_mapped(0, length).then_some(region)
+}
+
+/// Adopts a range, with the rights of the kernel's list of mappings; `None` if it is empty or wraps around, or not all
+/// of it is readable.
+///
+/// # Safety
+/// The range stays mapped until the last clone of the region is gone.
+unsafe fn adopt(address: u64, bytes: u64) -> Option<Arc<Region>> {
+    let (start, length) = range(address, bytes)?;
+    let map = MemoryMap::read().ok();
+    // Without the list, the caller is trusted.
+    let allows = |right: fn(&Mapping) -> bool| map.as_ref().is_none_or(|map| map.covers(address, bytes, right));
+    // SAFETY: by the caller's promise.
+    unsafe {
+        match (allows(Mapping::is_readable), allows(Mapping::is_writable)) {
+            (false, _) => None,
+            (true, false) => Some(Region::adopt_read_only(start, length)),
+            (true, true) => Some(Region::adopt(start, length)),
+        }
+    }
+}
+
+fn range(address: u64, bytes: u64) -> Option<(*mut u8, usize)> {
     let length = usize::try_from(bytes).ok().filter(|length| *length > 0)?;
     let fits = address.checked_add(bytes).is_some_and(|end| end <= isize::MAX as u64);
-    // SAFETY: by the caller's promise.
-    (address != 0 && fits).then(|| unsafe { Region::adopt(address as *mut u8, length) })
+    (address != 0 && fits).then_some((address as *mut u8, length))
+}
+
+impl Entry {
+    /// Returns true if gets may write to the range.
+    pub(crate) fn is_writable(&self) -> bool {
+        self.region.writable()
+    }
 }
 
 impl Memory {
-    /// Registers a range. Returns 0, or an error if a part of it is registered.
+    /// Registers a range. Returns 0, or an error if a part of it is registered, or not memory of this process.
     ///
     /// # Safety
     /// The range stays mapped until it is unregistered.

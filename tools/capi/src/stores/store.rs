@@ -7,7 +7,7 @@ use kvplane::setup::{Setup, served_on};
 use kvplane::{Buffer, Client, ClientConfig, Control, Error, Got, Node, NodeConfig, Pacing, PutOptions, Slice};
 
 use super::clients::Clients;
-use super::memory::{Entry, Member, Memory, adopt};
+use super::memory::{Entry, Member, Memory, adopt_source};
 use super::outcome::{INTERNAL, INVALID, NOT_FOUND, UNREACHABLE};
 
 /// Maximum length of a key.
@@ -138,14 +138,20 @@ impl Store {
         codes
     }
 
+    /// Returns true after the setup.
+    pub(crate) fn is_set_up(&self) -> bool {
+        self.open.get().is_some()
+    }
+
     /// Registers memory.
     ///
-    /// The caller's promise to the C interface is that of [`Memory::register`].
-    pub(crate) fn register(&self, address: u64, bytes: u64) -> i64 {
+    /// # Safety
+    /// That of [`Memory::register`].
+    pub(crate) unsafe fn register(&self, address: u64, bytes: u64) -> i64 {
         if self.open.get().is_none() {
             return INTERNAL;
         }
-        // SAFETY: the header's condition: the memory stays mapped until it is unregistered, or the store is destroyed.
+        // SAFETY: by the caller's promise.
         unsafe { self.memory.register(address, bytes) }
     }
 
@@ -188,13 +194,17 @@ impl Store {
         done.unwrap_or_else(|code| vec![code; keys.len()])
     }
 
-    /// Returns a place as a slice of a client; `None` if it is empty, or to be read into and not registered.
+    /// Returns a place as a slice of a client; `None` if it is empty or not mapped, or to be read into and not registered
+    /// or read-only.
     fn slice(&self, member: &mut Member, place: (u64, u64), work: Work<'_>, held: &mut CallMemory) -> Option<Slice> {
         let (address, bytes) = place;
         if bytes == 0 {
             return None;
         }
         if let Some(entry) = self.memory.find(address, bytes) {
+            if matches!(work, Work::Get) && !entry.is_writable() {
+                return None;
+            }
             let slice = member.slice(&entry, address, bytes);
             held.entries.push(entry);
             return Some(slice);
@@ -203,7 +213,7 @@ impl Store {
             return None;
         }
         // SAFETY: the header's condition: the bytes are readable during the call, which unregisters them at its end.
-        let buffer = member.client.register(unsafe { adopt(address, bytes) }?);
+        let buffer = member.client.register(unsafe { adopt_source(address, bytes) }?);
         let slice = buffer.slice(0, bytes as usize);
         held.lent.push(buffer);
         Some(slice)
