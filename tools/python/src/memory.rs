@@ -35,7 +35,7 @@ pub(crate) enum RangeAccess {
 
 impl RangeAccess {
     /// Returns the access by the kernel's list of mappings; without the list, the caller is trusted.
-    fn by(map: Option<&MemoryMap>, address: u64, bytes: u64) -> Self {
+    pub(crate) fn by(map: Option<&MemoryMap>, address: u64, bytes: u64) -> Self {
         if address == 0 || address.checked_add(bytes).is_none() {
             return Self::No;
         }
@@ -52,9 +52,24 @@ pub(crate) fn mapped(address: u64, bytes: u64) -> RangeAccess {
     RangeAccess::by(MemoryMap::read().ok().as_ref(), address, bytes)
 }
 
+/// Memory of this process, read through the kernel, which reports what is not mapped.
+pub(crate) struct KernelView(File);
+
+impl KernelView {
+    /// Opens it.
+    pub(crate) fn open() -> std::io::Result<Self> {
+        File::open("/proc/self/mem").map(Self)
+    }
+
+    /// Reads a range; fails where it is not mapped.
+    pub(crate) fn read(&self, address: u64, bytes: &mut [u8]) -> std::io::Result<()> {
+        self.0.read_exact_at(bytes, address)
+    }
+}
+
 /// Reads memory of this process through the kernel; fails where it is not mapped.
 pub(crate) fn peek(address: u64, bytes: &mut [u8]) -> std::io::Result<()> {
-    File::open("/proc/self/mem")?.read_exact_at(bytes, address)
+    KernelView::open()?.read(address, bytes)
 }
 
 /// Writes memory of this process through the kernel; fails where it is not mapped writable.

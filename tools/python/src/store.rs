@@ -108,6 +108,10 @@ impl Store {
         #[pyo3(from_py_with = number_of)] address: u64,
         #[pyo3(from_py_with = number_of)] bytes: u64,
     ) -> i64 {
+        if self.clients.process() != std::process::id() {
+            // A thread of the parent may hold the locks forever here.
+            return failed(INTERNAL, "the process was forked after the setup: nothing can be registered in it");
+        }
         let registered = py.detach(|| self.clients.memory.register(address, bytes));
         registered.map_or_else(|error| failed(INVALID, error.to_string()), |()| 0)
     }
@@ -175,18 +179,13 @@ impl Store {
         kept: Option<KeepArguments>,
     ) -> PyResult<i64> {
         let keys = Keys::one(key)?;
-        let mut value = Vec::new();
-        for part in values.try_iter()? {
-            value.extend_from_slice(&View::of(&part?, false)?.to_vec());
-        }
+        let views = views(values, false)?;
         if let Err(code) = check_key(keys.get(0)) {
             return Ok(code);
         }
-        let keeping = options(kept)?;
-        waiting(py, || {
-            let put = self.clients.with(|member| member.put_copied(keys.get(0), &value, &keeping));
-            put.unwrap_or_else(|code| code)
-        })
+        let (places, keeping) = (places(&views), options(kept)?);
+        // SAFETY: `views` keep the bytes where they are until after the call.
+        waiting(py, || unsafe { many::put_parts(&self.clients, keys.get(0), &places, &keeping) })
     }
 
     /// Returns the bytes of an object, or an error code.

@@ -363,6 +363,47 @@ class Memory(Case):
         self.assertEqual(store.put("n", b"x", config(group_ids=None, replica_num=5)), 0)
 
 
+    def test_parts_of_all_lengths(self):
+        large = [bed.pattern(seed << 20, size) for seed, size in ((1, 1 << 20), (2, 70_000), (3, (64 << 10) - 1))]
+        for number, parts in enumerate((
+            [b"head", large[0], b"", bytearray(large[1]), b"middle", memoryview(large[2]), b"tail"],
+            [large[0]],
+            [b"short"] * 3,
+            [large[1][at : at + 50] for at in range(0, 70_000, 50)],
+        )):  # fmt: skip
+            key = f"parts/{number}"
+            self.assertEqual(self.store.put_parts(key, *parts), 0)
+            self.assertEqual(self.store.get(key), b"".join(parts))
+            # What is there stays, and is replaced.
+            self.assertEqual(self.store.put_parts(key, large[0], b"other"), 0)
+            self.assertEqual(self.store.get(key), b"".join(parts))
+            self.assertEqual(self.store.upsert_parts(key, b"other", large[1]), 0)
+            self.assertEqual(self.store.get(key), b"other" + large[1])
+        for nothing in ((), (b"", b"")):
+            self.assertEqual(self.store.put_parts("nothing", *nothing), -600)
+
+    def test_memory_that_is_not_registered_in_a_batch(self):
+        memory, size = mmap.mmap(-1, 3 << 20), 1024
+        at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        memory[:] = bed.pattern(9, len(memory))
+        keys = [f"unregistered/{number}" for number in range(3000)]
+        places = [at + number * size for number in range(3000)]
+        places[7] = 4096
+        codes = self.store.batch_put_from(keys, places, [size] * 3000)
+        self.assertEqual([number for number, code in enumerate(codes) if code], [7])
+        self.assertEqual(codes[7], -600)
+        values = self.store.get_batch(keys)
+        for number in (0, 6, 8, 1500, 2999):
+            self.assertEqual(values[number], memory[number * size : (number + 1) * size])
+        self.assertEqual(values[7], b"")
+        # With registered and other pieces of one object, and an object of which a part is nowhere.
+        pieces = [[self.at, at], [at, 4096], [self.at + 64, self.at]]
+        self.buffer[:128] = bed.pattern(5, 128)
+        names = ["mixed", "nowhere", "own"]
+        self.assertEqual(self.store.batch_put_from_multi_buffers(names, pieces, [[64, 64]] * 3), [0, -600, 0])
+        self.assertEqual(self.store.get("mixed"), self.buffer[:64] + memory[:64])
+        self.assertEqual(self.store.get("own"), self.buffer[64:128] + self.buffer[:64])
+
     def test_sizes_of_a_pool(self):
         with _pool(self.store) as pool:
             with pool.acquire(bed.Word(70_000)) as lease:

@@ -76,7 +76,7 @@ class Robust(unittest.TestCase):
     def test_fork_after_setup(self):
         out = bed.python(
             """
-import os
+import ctypes, os
 from mooncake.store import MooncakeDistributedStore
 def opened():
     store = MooncakeDistributedStore()
@@ -86,6 +86,9 @@ store = opened()
 store.put("parent", b"value")
 child = os.fork()
 if child == 0:
+    buffer = ctypes.create_string_buffer(4096)
+    place = ctypes.addressof(buffer)
+    assert (store.register_buffer(place, 4096), store.unregister_buffer(place)) == (-1, -1)
     codes = [store.put("child", b"x"), store.get("parent"), store.is_exist("parent"), store.close()]
     own = opened()
     codes.append(own.get("parent"))

@@ -5,17 +5,21 @@
 
 use std::sync::Arc;
 
+use kvplane::memory_map::MemoryMap;
 use kvplane::{Buffer, Error, HugePages, Region, RegionOptions, Slice};
 
 use crate::cpython::Keys;
-use crate::memory::{Entry, Lookup, RangeAccess, mapped, peek};
-use crate::outcome::{INVALID, INVALID_KEY, NOT_FOUND, failed, store_code};
+use crate::memory::{Entry, KernelView, Lookup, RangeAccess};
+use crate::outcome::{INTERNAL, INVALID, INVALID_KEY, NOT_FOUND, failed, store_code};
 use crate::store::arguments::KeepOptions;
 use crate::store::clients::Clients;
 use crate::store::member::Member;
 
 /// Maximum length of a key.
 const KEY_BYTES: usize = 4096;
+
+/// Bytes that are read through the kernel at once.
+const CHUNK: usize = 1 << 20;
 
 /// Pieces of one object: address and length of each.
 pub(crate) type Pieces = Vec<(u64, u64)>;
@@ -27,6 +31,13 @@ enum Work<'a> {
     Get,
 }
 
+/// Memory of an object.
+enum Memory {
+    Registered(Vec<Slice>),
+    /// Some of it is not registered: the length of all.
+    Unregistered(u64),
+}
+
 /// Prepared batch: the valid items, and the owners of their memory.
 struct PreparedBatch<'k> {
     lookup: Lookup<'k>,
@@ -36,8 +47,10 @@ struct PreparedBatch<'k> {
     items: Vec<(usize, &'k [u8], Vec<Slice>)>,
     /// Registered memory in use: it cannot be unregistered until this is dropped.
     entries: Vec<Arc<Entry>>,
-    /// Copies of memory that is not registered.
-    copies: Vec<Buffer>,
+    /// Objects of which a part is not in registered memory: index, key and length.
+    unregistered: Vec<(usize, &'k [u8], u64)>,
+    /// Copy of their bytes.
+    copy: Option<Buffer>,
 }
 
 /// Stores objects. Returns 0 for each that exists afterwards, else an error code.
@@ -57,7 +70,7 @@ fn run(clients: &Clients, keys: &Keys, pieces: &[Pieces], work: Work<'_>) -> Vec
     let outcome = clients.with(|member| {
         let mut prepared = prepare(clients, member, keys, pieces, work);
         carry_out(member, &mut prepared, work);
-        for copy in prepared.copies {
+        if let Some(copy) = prepared.copy {
             member.client.unregister(copy);
         }
         prepared.codes
@@ -86,14 +99,19 @@ fn prepare<'k>(
         codes: vec![0; count],
         items: Vec::with_capacity(count),
         entries: Vec::new(),
-        copies: Vec::new(),
+        unregistered: Vec::new(),
+        copy: None,
     };
     for (index, key) in keys.iter().enumerate() {
         let slices = check_key(key).and_then(|()| slices(member, &mut prepared, &pieces[index], work));
         match slices {
-            Ok(slices) => prepared.items.push((index, key, slices)),
+            Ok(Memory::Registered(slices)) => prepared.items.push((index, key, slices)),
+            Ok(Memory::Unregistered(bytes)) => prepared.unregistered.push((index, key, bytes)),
             Err(code) => prepared.codes[index] = code,
         }
+    }
+    if !prepared.unregistered.is_empty() {
+        copy_unregistered(member, &mut prepared, pieces);
     }
     prepared
 }
@@ -103,7 +121,7 @@ fn slices(
     prepared: &mut PreparedBatch<'_>,
     pieces: &[(u64, u64)],
     work: Work<'_>,
-) -> Result<Vec<Slice>, i64> {
+) -> Result<Memory, i64> {
     let total = pieces.iter().try_fold(0_u64, |sum, (_, bytes)| sum.checked_add(*bytes));
     let Some(total @ 1..) = total else {
         return Err(failed(INVALID, "an object must have more than 0 bytes, and fewer than 2^64"));
@@ -117,12 +135,7 @@ fn slices(
                     prepared.entries.push(entry);
                 }
             }
-            (None, Work::Put(_)) => {
-                let copy = copy_of(member, pieces, total)?;
-                let slice = copy.slice(0, total as usize);
-                prepared.copies.push(copy);
-                return Ok(vec![slice]);
-            }
+            (None, Work::Put(_)) => return Ok(Memory::Unregistered(total)),
             (Some(_), _) => return Err(failed(INVALID, format!("the memory at {address:#x} is read-only"))),
             (None, Work::Get) => {
                 return Err(failed(
@@ -132,34 +145,84 @@ fn slices(
             }
         }
     }
-    Ok(slices)
+    Ok(Memory::Registered(slices))
 }
 
-/// Copies memory that is not registered, through the kernel, which reports unmapped memory.
-fn copy_of(member: &mut Member, pieces: &[(u64, u64)], total: u64) -> Result<Buffer, i64> {
+/// Copies the objects that are not in registered memory into one region, through the kernel, which reports unmapped
+/// memory, and adds those that it could copy to the items.
+fn copy_unregistered(member: &mut Member, prepared: &mut PreparedBatch<'_>, pieces: &[Pieces]) {
+    let mut objects = core::mem::take(&mut prepared.unregistered);
     // Checked before the allocation, which the kernel may place where nothing was mapped.
-    let nowhere = |(address, length): &&(u64, u64)| *length > 0 && mapped(*address, *length) == RangeAccess::No;
-    if let Some((address, length)) = pieces.iter().find(nowhere) {
-        return Err(failed(INVALID, format!("{length} bytes at {address:#x} are not all memory of this process")));
+    let map = MemoryMap::read().ok();
+    objects.retain(|(index, ..)| {
+        let nowhere = |(address, length): &&(u64, u64)| {
+            *length > 0 && RangeAccess::by(map.as_ref(), *address, *length) == RangeAccess::No
+        };
+        let found = pieces[*index].iter().find(nowhere);
+        if let Some(place) = found {
+            prepared.codes[*index] = not_ours(*place);
+        }
+        found.is_none()
+    });
+    if objects.is_empty() {
+        return;
     }
-    let bytes = usize::try_from(total).map_err(|_| failed(INVALID, "more bytes than the address space"))?;
+    let copied = copy_together(&objects, pieces).map(|(region, codes)| (member.client.register(region), codes));
+    let (copy, codes) = match copied {
+        Ok(copied) => copied,
+        Err(code) => {
+            objects.iter().for_each(|(index, ..)| prepared.codes[*index] = code);
+            return;
+        }
+    };
+    let mut offset = 0;
+    for ((index, key, bytes), code) in objects.into_iter().zip(codes) {
+        match code {
+            0 => prepared.items.push((index, key, vec![copy.slice(offset, bytes as usize)])),
+            _ => prepared.codes[index] = code,
+        }
+        offset += bytes as usize;
+    }
+    prepared.items.sort_unstable_by_key(|(index, ..)| *index);
+    prepared.copy = Some(copy);
+}
+
+/// Returns the bytes of objects, one after the other, and for each 0 or the code of an error.
+fn copy_together(objects: &[(usize, &[u8], u64)], pieces: &[Pieces]) -> Result<(Arc<Region>, Vec<i64>), i64> {
+    let total = objects.iter().try_fold(0_u64, |sum, (.., bytes)| sum.checked_add(*bytes));
+    let bytes = total.and_then(|total| usize::try_from(total).ok());
+    let bytes = bytes.ok_or_else(|| failed(INVALID, "more bytes than the address space"))?;
     let options = RegionOptions { huge: HugePages::Never, ..RegionOptions::new("kvplane-copy", bytes) };
     let region = Region::allocate(&options).map_err(|error| store_code(&Error::from(error)))?;
-    let (mut offset, mut chunk) = (0, vec![0; (1 << 20).min(bytes)]);
-    for &(address, length) in pieces {
+    let memory = KernelView::open().map_err(|error| failed(INTERNAL, format!("/proc/self/mem: {error}")))?;
+    let (mut offset, mut chunk) = (0, vec![0; CHUNK.min(bytes)]);
+    let mut copy = |offset: usize, (address, length): (u64, u64)| -> Result<(), i64> {
         let mut done = 0;
         while done < length {
             let take = chunk.len().min((length - done) as usize);
-            let read = address.checked_add(done).ok_or(()).and_then(|at| peek(at, &mut chunk[..take]).map_err(drop));
-            if read.is_err() {
-                let why = format!("{length} bytes at {address:#x} are not all memory of this process");
-                return Err(failed(INVALID, why));
-            }
-            region.copy_in(offset, &chunk[..take]);
-            (offset, done) = (offset + take, done + take as u64);
+            let part = &mut chunk[..take];
+            memory.read(address + done, part).map_err(|_| not_ours((address, length)))?;
+            region.copy_in(offset + done as usize, part);
+            done += part.len() as u64;
         }
+        Ok(())
+    };
+    let mut codes = Vec::with_capacity(objects.len());
+    for (index, _, bytes) in objects {
+        let end = offset + *bytes as usize;
+        let copied = pieces[*index].iter().try_for_each(|&(address, length)| {
+            copy(offset, (address, length))?;
+            offset += length as usize;
+            Ok(())
+        });
+        codes.push(copied.map_or_else(|code| code, |()| 0));
+        offset = end;
     }
-    Ok(member.client.register(region))
+    Ok((region, codes))
+}
+
+fn not_ours((address, length): (u64, u64)) -> i64 {
+    failed(INVALID, format!("{length} bytes at {address:#x} are not all memory of this process"))
 }
 
 fn carry_out(member: &mut Member, prepared: &mut PreparedBatch<'_>, work: Work<'_>) {

@@ -21,6 +21,9 @@ use crate::store::member::Member;
 use crate::store::{DIRECT_BYTES, values};
 use crate::waiting::waiting;
 
+/// Most parts of an object that are sent from where they are; more are joined first.
+const MOST_PARTS: usize = 1_024;
+
 /// Python memory: address and length. The caller keeps it there until the call has ended.
 pub(crate) type Place = (u64, u64);
 
@@ -130,6 +133,35 @@ pub(crate) unsafe fn put(clients: &Clients, keys: &Keys, places: &[Place], keepi
     };
     // SAFETY: by the caller's promise.
     unsafe { at_places(clients, keys, places, true, run) }
+}
+
+/// Stores what is at these places, in order, as one object. Returns 0 if it exists afterwards, else an error code.
+///
+/// # Safety
+/// The places stay mapped until this returns.
+pub(crate) unsafe fn put_parts(clients: &Clients, key: &[u8], places: &[Place], keeping: &KeepOptions) -> i64 {
+    let places: Vec<Place> = places.iter().copied().filter(|place| place.1 > 0).collect();
+    let total = places.iter().fold(0_u64, |sum, place| sum.saturating_add(place.1));
+    if total < DIRECT_BYTES || places.len() > MOST_PARTS {
+        let mut value = Vec::with_capacity(total as usize);
+        for (address, bytes) in places {
+            // SAFETY: by the caller's promise. If other code writes the bytes meanwhile, a mix is stored.
+            value.extend_from_slice(unsafe { std::slice::from_raw_parts(address as *const u8, bytes as usize) });
+        }
+        return clients.with(|member| member.put_copied(key, &value, keeping)).unwrap_or_else(|code| code);
+    }
+    let put = clients.with(|member| {
+        // SAFETY: by the caller's promise.
+        let Some(lent) = (unsafe { LentPlaces::new(&mut member.client, &places, true) }) else {
+            return failed(INVALID, "a part is not a valid range");
+        };
+        let options = keeping.with(&mut member.client);
+        let put = member.client.scatter_gather().put_from(key, &lent.slices, options);
+        // SAFETY: by the caller's promise.
+        unsafe { lent.give_back(&mut member.client, &places, None) };
+        put.map_or_else(|error| store_code(&error), |_| 0)
+    });
+    put.unwrap_or_else(|code| code)
 }
 
 /// Receives objects at these places. Returns the length of each, else an error code.
