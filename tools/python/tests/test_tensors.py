@@ -117,6 +117,9 @@ class Tensors(unittest.TestCase):
                 _serialize_tensor(unknown)
         self.assertIsNone(self.store.get_tensor("bad"))
         head, _, _, _ = _serialize_tensor(tensor(1, 4))
+        # A shape that the bytes do not have.
+        self.assertEqual(self.store.put("shape", _serialize_tensor(tensor(1, 5))[0].replace(b"\x14", b"\x10") + bytes(16)), 0)
+        self.assertIsNone(self.store.get_tensor("shape"))
         for noise in (b"x" * 400, head, head[:-1], b"", head.replace(b"\x4e\x4f", b"\x4e\x50", 1) + bytes(16)):
             if noise:
                 self.assertEqual(self.store.upsert("noise", noise), 0)

@@ -194,8 +194,8 @@ impl Store {
         done.unwrap_or_else(|code| vec![code; keys.len()])
     }
 
-    /// Returns a place as a slice of a client; `None` if it is empty or not mapped, or to be read into and not registered
-    /// or read-only.
+    /// Returns a place as a slice of a client; `None` if it is empty or not mapped, or to be read into and not
+    /// registered or read-only.
     fn slice(&self, member: &mut Member, place: (u64, u64), work: Work<'_>, held: &mut CallMemory) -> Option<Slice> {
         let (address, bytes) = place;
         if bytes == 0 {

@@ -3,6 +3,7 @@
 torch is imported only by the calls that need it.
 """
 
+import math
 import struct
 
 from mooncake import _parallel
@@ -163,6 +164,8 @@ def view(buffer, torch):
     kind = getattr(torch, name, None)
     if kind is None:
         raise TypeError(f"this torch has no type {name}")
+    if math.prod(shape) * torch.empty([0], dtype=kind).element_size() != count:
+        raise ValueError(f"the object is a tensor of shape {shape} with {count} bytes")
     if count == 0:
         return torch.empty(shape, dtype=kind)
     flat = torch.frombuffer(buffer, dtype=torch.uint8, count=count, offset=offset)

@@ -3,6 +3,7 @@
 //! Each item has an outcome of its own, even if it is malformed: the other items are carried out. A put may use memory
 //! that is not registered, by a copy that the kernel makes; a get never does.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use kvplane::memory_map::MemoryMap;
@@ -18,6 +19,8 @@ use crate::store::member::Member;
 /// Maximum length of a key.
 const KEY_BYTES: usize = 4096;
 
+/// Distance at which two places are checked together.
+const NEAR: u64 = 64 << 10;
 /// Bytes that are read through the kernel at once.
 const CHUNK: usize = 1 << 20;
 
@@ -153,14 +156,12 @@ fn slices(
 fn copy_unregistered(member: &mut Member, prepared: &mut PreparedBatch<'_>, pieces: &[Pieces]) {
     let mut objects = core::mem::take(&mut prepared.unregistered);
     // Checked before the allocation, which the kernel may place where nothing was mapped.
-    let map = MemoryMap::read().ok();
+    let all = objects.iter().flat_map(|(index, ..)| pieces[*index].iter().copied().filter(|(_, bytes)| *bytes > 0));
+    let foreign = foreign(all.collect());
     objects.retain(|(index, ..)| {
-        let nowhere = |(address, length): &&(u64, u64)| {
-            *length > 0 && RangeAccess::by(map.as_ref(), *address, *length) == RangeAccess::No
-        };
-        let found = pieces[*index].iter().find(nowhere);
-        if let Some(place) = found {
-            prepared.codes[*index] = not_ours(*place);
+        let found = pieces[*index].iter().find(|place| foreign.contains(place));
+        if let Some(&(address, length)) = found {
+            prepared.codes[*index] = not_ours(address, length);
         }
         found.is_none()
     });
@@ -187,6 +188,24 @@ fn copy_unregistered(member: &mut Member, prepared: &mut PreparedBatch<'_>, piec
     prepared.copy = Some(copy);
 }
 
+/// Returns those of these places that are not all readable memory of this process.
+fn foreign(mut places: Vec<(u64, u64)>) -> HashSet<(u64, u64)> {
+    let map = MemoryMap::read().ok();
+    let is_ours = |address, bytes| RangeAccess::by(map.as_ref(), address, bytes) != RangeAccess::No;
+    let end = |place: &(u64, u64)| place.0.saturating_add(place.1);
+    let mut found = HashSet::new();
+    places.sort_unstable();
+    // Neighbours are checked together, as each check walks the list of mappings.
+    for group in places.chunk_by(|one, next| next.0 <= end(one).saturating_add(NEAR)) {
+        let start = group[0].0;
+        let last = group.iter().map(end).max().unwrap_or(start);
+        if !is_ours(start, last - start) {
+            found.extend(group.iter().copied().filter(|place| !is_ours(place.0, place.1)));
+        }
+    }
+    found
+}
+
 /// Returns the bytes of objects, one after the other, and for each 0 or the code of an error.
 fn copy_together(objects: &[(usize, &[u8], u64)], pieces: &[Pieces]) -> Result<(Arc<Region>, Vec<i64>), i64> {
     let total = objects.iter().try_fold(0_u64, |sum, (.., bytes)| sum.checked_add(*bytes));
@@ -201,7 +220,7 @@ fn copy_together(objects: &[(usize, &[u8], u64)], pieces: &[Pieces]) -> Result<(
         while done < length {
             let take = chunk.len().min((length - done) as usize);
             let part = &mut chunk[..take];
-            memory.read(address + done, part).map_err(|_| not_ours((address, length)))?;
+            memory.read(address + done, part).map_err(|_| not_ours(address, length))?;
             region.copy_in(offset + done as usize, part);
             done += part.len() as u64;
         }
@@ -221,7 +240,7 @@ fn copy_together(objects: &[(usize, &[u8], u64)], pieces: &[Pieces]) -> Result<(
     Ok((region, codes))
 }
 
-fn not_ours((address, length): (u64, u64)) -> i64 {
+fn not_ours(address: u64, length: u64) -> i64 {
     failed(INVALID, format!("{length} bytes at {address:#x} are not all memory of this process"))
 }
 
