@@ -140,6 +140,8 @@ static void before_the_setup(void) {
           "nor of gets");
     codes[1] = 0;
     check(mooncake_store_batch_is_exist(store, keys, 2, codes) == -1 && codes[1] == -1, "nor of lookups");
+    check(mooncake_store_register_buffer(store, bytes, 2) == -1, "no memory is registered before the setup");
+    check(mooncake_store_unregister_buffer(store, bytes) == -1, "nor unregistered");
     mooncake_store_destroy(store);
     check(mooncake_store_health_check(store) == -1, "a store that was destroyed");
     check(mooncake_store_put(store, "k", "v", 1, NULL) == -1, "no put with it");

@@ -157,10 +157,9 @@ impl Store {
 
     /// Unregisters memory.
     pub(crate) fn unregister(&self, address: u64) -> i64 {
+        let Some(open) = self.open.get() else { return INTERNAL };
         let code = self.memory.unregister(address);
-        if let Some(open) = self.open.get() {
-            open.clients.sweep(&self.memory);
-        }
+        open.clients.sweep(&self.memory);
         code
     }
 

@@ -44,7 +44,7 @@ class TensorCalls:
             batch += [(row, one) for one in objects]
             size += sum(one.size() for one in objects)
             # What is not in registered memory is copied, and so are tensors with gaps: not all of a long list at once.
-            if size >= _BATCH_BYTES or row == len(keys) - 1:
+            if size >= _BATCH_BYTES:
                 _put_batch(native, batch, codes, config, replace)
                 batch, size = [], 0
         if batch:
