@@ -382,6 +382,26 @@ class Memory(Case):
         for nothing in ((), (b"", b"")):
             self.assertEqual(self.store.put_parts("nothing", *nothing), -600)
 
+    def test_long_parts_are_not_copied(self):
+        # A copy in this process's own memory would be over its limit, and end the process.
+        bed.python(
+            """
+import re, resource
+import bed
+from mooncake.store import MooncakeDistributedStore
+store = MooncakeDistributedStore()
+assert store.setup("localhost", "P2PHANDSHAKE", 0, 16 << 20, "tcp", "", "") == 0
+value = bytes(64 << 20)
+assert store.put_parts("first", b"head", value[:1 << 20]) == 0
+with open("/proc/self/status") as status:
+    used = int(re.search(r"VmData:\\s+(\\d+) kB", status.read())[1]) << 10
+resource.setrlimit(resource.RLIMIT_DATA, (used + (32 << 20), resource.RLIM_INFINITY))
+assert store.put_parts("long", b"head", value, b"tail") == 0
+assert store.get_size("long") == len(value) + 8
+store.close()
+"""
+        )
+
     def test_memory_that_is_not_registered_in_a_batch(self):
         memory, size = mmap.mmap(-1, 3 << 20), 1024
         at = ctypes.addressof(ctypes.c_char.from_buffer(memory))
