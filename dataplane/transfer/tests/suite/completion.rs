@@ -40,7 +40,7 @@ fn a_large_batch_reports_each_task() {
         .map(|task| a.request(Opcode::Read, task * 8, (peer, b.region.address() + task as u64 * 8), 8))
         .collect();
     // An emulated processor is slow.
-    let options = SubmitOptions { deadline: Some(Duration::from_secs(150)), ..SubmitOptions::default() };
+    let options = SubmitOptions { deadline: Some(Duration::from_secs(600)), ..SubmitOptions::default() };
     let batch = a.engine.submit(&requests, &options).unwrap();
     let mut ended = 0;
     while !batch.is_done() {
