@@ -165,7 +165,7 @@ pub const ALL: [Machine; 8] = [
             job("kvplane-engine", None, None),
             apart(job("kvplane-transfer", Some("suite"), None)),
         ],
-        limit_s: 1800,
+        limit_s: 3600,
         short: false,
         alone: false,
     },
