@@ -14,6 +14,7 @@ mod control;
 mod ctl;
 mod demo;
 mod dev;
+mod durations;
 mod node;
 mod objects;
 mod p2p;
