@@ -89,8 +89,8 @@ impl DrainWait {
 impl Node {
     /// Migrates the node's slots away and waits until their new owners have fetched the objects, or `within` has
     /// passed; at most 5 s while the control plane does not answer and no objects are fetched. The node stays a member
-    /// without slots until it is dropped; before that, [`Node::finish_moves`] waits until new owners know that they have
-    /// everything. Returns what is left: nothing, if the node [is drained](MovesLeft::is_drained).
+    /// without slots until it is dropped; before that, [`Node::finish_moves`] waits until new owners know that they
+    /// have everything. Returns what is left: nothing, if the node [is drained](MovesLeft::is_drained).
     ///
     /// # Errors
     /// When the control plane does not answer, or refuses because no other node takes slots. When a shard does not

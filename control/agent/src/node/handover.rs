@@ -224,8 +224,8 @@ impl Handover {
         if left > 0 {
             return Err(HandoverError::Unfit(HandoverRefusal::Moves { slots: left }).into());
         }
-        // Until its successor has joined, the node does not serve, as it would by its last map: so the control plane has
-        // to be there.
+        // Until its successor has joined, the node does not serve, as it would by its last map: so the control plane
+        // has to reply.
         if let Err(error) = node.announce_end(CONTROL_REPLY) {
             return Err(HandoverError::Unfit(HandoverRefusal::ControlAway { why: error.to_string() }).into());
         }

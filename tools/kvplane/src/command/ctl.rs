@@ -27,9 +27,9 @@ use kvplane::{Client, ClientConfig, Control, ControlLink, DataTls, NodeId, Objec
 use serde_json::{Value, json};
 
 use crate::command::node::AckChoice;
-use crate::command::process::upgrades;
+use crate::command::process::{durations, upgrades};
 use crate::command::which::Which;
-use crate::command::{Failure, durations, roles, size};
+use crate::command::{Failure, roles, size};
 
 /// Inspect and operate a cluster.
 #[derive(Args)]

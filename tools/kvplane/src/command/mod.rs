@@ -14,7 +14,6 @@ mod control;
 mod ctl;
 mod demo;
 mod dev;
-mod durations;
 mod node;
 mod objects;
 mod p2p;

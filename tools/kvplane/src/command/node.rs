@@ -17,11 +17,10 @@ use kvplane::{
 use tokio::sync::mpsc;
 
 use crate::command::Failure;
-use crate::command::durations;
 use crate::command::process::log::{Level, Log};
 use crate::command::process::stop::Stop;
 use crate::command::process::upgrades::{Turn, Upgrades};
-use crate::command::process::{metrics, service_manager, upgrades};
+use crate::command::process::{durations, metrics, service_manager, upgrades};
 use crate::command::size;
 use crate::command::tebench::{PacingChoice, values};
 use crate::command::which::Which;

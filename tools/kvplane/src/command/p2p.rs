@@ -21,9 +21,9 @@ use clap::{Args, Subcommand};
 use kvplane::rpc::Role;
 use kvplane::{GetOptions, Object, P2pConfig, P2pStore, PublishOptions, Ranks, interrupt};
 
-use crate::command::process::stop;
+use crate::command::process::{durations, stop};
 use crate::command::which::Which;
-use crate::command::{Failure, durations, size};
+use crate::command::{Failure, size};
 use files::Files;
 use names::printable;
 use progress::Bar;

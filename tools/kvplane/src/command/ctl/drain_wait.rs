@@ -1,5 +1,5 @@
-//! Waiting for a drain: until a node serves no slots, and other nodes have fetched all its objects, in memory and on its
-//! SSDs.
+//! Waiting for a drain: until a node serves no slots, and other nodes have fetched all its objects, in memory and on
+//! its SSDs.
 
 use std::time::{Duration, Instant};
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 use clap::{Args, Subcommand};
 use kvplane::{Client, Error, ObjectPriority, PutOptions};
 
-use crate::command::{Failure, durations};
+use crate::command::Failure;
+use crate::command::process::durations;
 
 /// Parses the priority of an object.
 pub(super) fn priority_of(text: &str) -> Result<ObjectPriority, Failure> {

@@ -7,7 +7,8 @@ use kvplane::rpc::message::{CancelTask, ListTasks, MemberStatus, Status, TaskSta
 use kvplane::{Client, ControlLink};
 use serde_json::{Value, json};
 
-use crate::command::{Failure, durations, size};
+use crate::command::process::durations;
+use crate::command::{Failure, size};
 
 /// Interval at which a task is polled while the command waits for it.
 const LOOK: Duration = Duration::from_millis(50);

@@ -14,7 +14,8 @@ use kvplane::{
     Object, P2pStore, PartSource, ReadBytes, ReadOptions, Region, RegionOptions, Resharding, placement_from_json,
 };
 
-use super::super::{Failure, durations, size};
+use super::super::process::durations;
+use super::super::{Failure, size};
 use super::destination::Out;
 use super::files::{at, named_files, write_region};
 use super::progress::Bar;

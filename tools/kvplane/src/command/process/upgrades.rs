@@ -15,8 +15,8 @@ use crate::command::size;
 
 /// Longest time from the start of a successor until it is ready to take over.
 const PREPARATION: Duration = Duration::from_secs(300);
-/// Time after which an operator is told that a successor that has taken over does not serve yet: it waits for a control
-/// plane.
+/// Time after which the operator gets an error if a successor that has taken over does not serve yet: it waits for a
+/// control plane.
 const SERVES: Duration = Duration::from_secs(90);
 /// Interval at which a process that has handed over looks for signals.
 const LOOK: Duration = Duration::from_millis(500);
@@ -128,7 +128,7 @@ impl Upgrades {
         }
     }
 
-    /// Tells the operator if the successor has ended, or takes too long; ends the successor if the operator has hung up.
+    /// Tells the operator if the successor has ended, or takes too long; ends the successor of an operator that is gone.
     fn look(&mut self) {
         let Some(mut pending) = self.pending.take() else { return };
         let why = match pending.successor.try_wait() {

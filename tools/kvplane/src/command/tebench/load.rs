@@ -11,7 +11,8 @@ use kvplane_tools::tebench::classes::{self, engine_weights};
 use kvplane_tools::tebench::{Case, Class, Promises, Range, Sweep, Workload};
 
 use super::{Failure, OpType, values};
-use crate::command::{durations, size};
+use crate::command::process::durations;
+use crate::command::size;
 
 /// Default time limit of a batch.
 const TIMEOUT: Duration = Duration::from_secs(10);
