@@ -137,8 +137,8 @@ impl Segment {
         let drained = if grace.is_zero() { Ok(()) } else { self.node.drain(grace).map(drop) };
         let left = grace.saturating_sub(begun.elapsed());
         if !left.is_zero() {
-            // Migrations in flight are waited for, as long as they make progress; after a complete drain, new owners that
-            // have not reported yet.
+            // Migrations in flight are waited for, as long as they make progress; after a complete drain,
+            // reports of new owners.
             let _ = self.node.finish_moves(MOVES_PATIENCE, left);
         }
         match drained {

@@ -128,7 +128,7 @@ impl Upgrades {
         }
     }
 
-    /// Tells the operator if the successor has ended, or takes too long; ends the successor of an operator that is gone.
+    /// Tells the operator if the successor has ended, or takes too long; ends the successor of one that is gone.
     fn look(&mut self) {
         let Some(mut pending) = self.pending.take() else { return };
         let why = match pending.successor.try_wait() {
