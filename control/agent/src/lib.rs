@@ -76,6 +76,7 @@ pub use which::{Control, Remote};
 
 pub use kvplane_client::sched::{Health, Priority};
 pub use kvplane_client::{Intent, NodeCounts, RailCounts, TaskResult, Transport};
+pub use kvplane_cluster::MovesLeft;
 pub use kvplane_cluster::p2p::{Interval, Layout, ShardPlace};
 pub use kvplane_cluster::reshard;
 pub use kvplane_conductor::engine::hashes::{MAX_TOKENS as MAX_HASHED_TOKENS, vllm as vllm_block_hashes};

@@ -249,7 +249,7 @@ impl NodePlan {
             Some(node) => node,
             None => NodeId(random_u64()?.max(1)),
         };
-        let begun = incarnation::begin(&link, node, config.shared.is_some())?;
+        let begun = incarnation::begin(&link, node, config.shared.is_some() || config.keep_memory.is_some())?;
         let tickets = NodeTickets::ask(&link, node.0, begun.number)?;
         check_listen(config.listen, &tickets)?;
         let tls = link.keychain(config.data_tls)?;
@@ -355,7 +355,7 @@ impl NodePlan {
                 let is_void = handover.pass_to(&self.link, self.node, self.incarnation())?;
                 KeptMemory::handed(handover, is_void)
             }
-            None => KeptMemory::claim(config.keep_memory.as_deref(), count)?,
+            None => KeptMemory::claim(config.keep_memory.as_deref(), count, self.begun.last_member)?,
         };
         let (shards, notes, devices) = self.start_shards(config, &kept, handover)?;
         let shards = Arc::new(shards);
@@ -436,6 +436,8 @@ impl NodePlan {
         notes.extend(config.shared.as_ref().map(|shared| format!("shared tier {}", shared.place)));
         kept.remove_unused()?;
         notes.push(kept.note());
+        let most = self.stores.iter().map(|store| u64::from(store.max_objects)).sum();
+        notes.extend(kept.room_note(&shards, most));
         let parts = self.device_pools.iter().enumerate().filter_map(|(shard, part)| Some((shard, (*part)?)));
         notes.extend(parts.map(|(shard, part)| format!("shard {shard}: {} MiB on {}", part.bytes >> 20, part.device)));
         let parts = self.far_pools.iter().enumerate().filter_map(|(shard, part)| Some((shard, (*part)?)));

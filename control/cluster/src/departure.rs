@@ -16,6 +16,8 @@ pub const FIRST_ANSWER_NS: u64 = 1_000_000_000;
 /// Slots and objects that remain to be migrated, at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MovesLeft {
+    /// Slots that this member still serves, by the map that it follows: puts in them are acknowledged here.
+    pub owned: u64,
     /// Slots that their new owners may not have fetched yet.
     pub leaving: u64,
     /// Slots that this member has not fetched yet.
@@ -26,6 +28,16 @@ pub struct MovesLeft {
     pub imported: u64,
     /// An SSD is still being recovered: peers cannot list yet what leaves, so the lack of progress means nothing.
     pub recovering: bool,
+}
+
+impl MovesLeft {
+    /// Returns true if a drain of this member is complete: it serves no slot, so nothing is put here any more, and it
+    /// has no objects. A member without objects that still serves slots is not drained: the next put would be lost with
+    /// it.
+    #[must_use]
+    pub const fn is_drained(&self) -> bool {
+        self.owned == 0 && self.coming == 0 && self.objects == 0 && !self.recovering
+    }
 }
 
 /// Migrations that are not finished, as the control plane knows them: its reply to
@@ -81,6 +93,18 @@ mod tests {
     use super::*;
 
     const MS: u64 = 1_000_000;
+
+    #[test]
+    fn a_member_without_objects_is_drained_once_it_serves_no_slot() {
+        let drained = MovesLeft::default();
+        assert!(drained.is_drained());
+        assert!(!MovesLeft { owned: 1, ..drained }.is_drained(), "the next put is acknowledged here");
+        assert!(!MovesLeft { objects: 1, ..drained }.is_drained());
+        assert!(!MovesLeft { coming: 1, ..drained }.is_drained(), "objects may still arrive");
+        assert!(!MovesLeft { recovering: true, ..drained }.is_drained(), "its SSD may have objects");
+        // Reports of new owners are waited for afterwards, with a deadline of their own.
+        assert!(MovesLeft { leaving: 1, imported: 1, ..drained }.is_drained());
+    }
 
     #[test]
     fn departure_waits_for_migrations_and_maps_while_there_is_progress() {

@@ -93,7 +93,7 @@ rights! {
     AttachDevices = "attach_devices" MEMBERS |call| Some(Scope::Node(call.node));
     Heartbeat = "heartbeat" MEMBERS |call| Some(Scope::Node(call.node));
     SettleReport = "settled" MEMBERS |call| Some(Scope::Node(call.node));
-    GetMoves = "get_moves" MEMBERS |call| Some(Scope::Node(call.node));
+    GetMoves = "get_moves" ENDERS |call| Some(Scope::Node(call.node));
     Leave = "leave" ENDERS |call| Some(Scope::Node(call.node));
     Drain = "drain" ENDERS |call| Some(Scope::Node(call.node));
     Undrain = "undrain" ENDERS |call| Some(Scope::Node(call.node));

@@ -134,14 +134,15 @@ impl Segment {
     /// memory allow.
     pub(crate) fn leave(self, grace: Duration) -> i64 {
         let (begun, grace) = (Instant::now(), grace.min(DRAIN));
-        let drained = if grace.is_zero() { Ok(0) } else { self.node.drain(grace) };
+        let drained = if grace.is_zero() { Ok(()) } else { self.node.drain(grace).map(drop) };
         let left = grace.saturating_sub(begun.elapsed());
-        if !left.is_zero() && !matches!(drained, Ok(0)) {
-            // Migrations in flight are waited for, as long as they make progress.
+        if !left.is_zero() {
+            // Migrations in flight are waited for, as long as they make progress; after a complete drain,
+            // reports of new owners.
             let _ = self.node.finish_moves(MOVES_PATIENCE, left);
         }
         match drained {
-            Ok(_) => 0,
+            Ok(()) => 0,
             Err(error) => failed(INTERNAL, error.to_string()),
         }
     }

@@ -22,6 +22,9 @@ const REQUEST_INTERVAL: Duration = Duration::from_secs(1);
 /// nodes learn from the control plane that they own the slots, so without it waiting is futile.
 const SILENCE_LIMIT: Duration = Duration::from_secs(5);
 
+/// Longest drain: the sum of a longer one and the clock might overflow.
+const LONGEST: Duration = Duration::from_secs(366 * 86_400);
+
 /// Interval at which the control plane is notified that the node ends and queried for migrations in flight, and the
 /// deadline of its reply.
 const MOVES_INTERVAL: Duration = Duration::from_millis(200);
@@ -37,18 +40,19 @@ struct DrainWait {
     accepted: bool,
     /// Reason why the last request has no reply.
     silence: Option<Error>,
-    fewest_left: u64,
+    /// Fewest objects and slots left so far.
+    fewest_left: Option<(u64, u64)>,
 }
 
 impl DrainWait {
     fn new(now: Instant, within: Duration) -> Self {
         Self {
-            until: now + within,
+            until: now + within.min(LONGEST),
             silence_limit: within.min(SILENCE_LIMIT),
             last_progress: now,
             accepted: false,
             silence: None,
-            fewest_left: u64::MAX,
+            fewest_left: None,
         }
     }
 
@@ -60,9 +64,9 @@ impl DrainWait {
         self.silence = silence;
     }
 
-    /// Returns the outcome of a drain that is over with `left` objects still here: it has failed if the control plane
-    /// has never accepted it, however long ago the last request was.
-    fn outcome(self, left: u64) -> Result<u64, Error> {
+    /// Returns the outcome of a drain that is over with `left` still here: it has failed if the control plane has never
+    /// accepted it, however long ago the last request was.
+    fn outcome(self, left: MovesLeft) -> Result<MovesLeft, Error> {
         self.silence.filter(|_| !self.accepted).map_or(Ok(left), Err)
     }
 
@@ -70,29 +74,28 @@ impl DrainWait {
         now.saturating_duration_since(self.last_progress) >= self.silence_limit
     }
 
-    /// Returns true when the drain ends with `left` objects still here. Unless `all` is set, more objects may be found
-    /// on the SSD or may still arrive.
-    fn is_over(&mut self, left: u64, all: bool, now: Instant) -> bool {
-        if left < self.fewest_left {
-            // The first count shows no progress: there is none to compare it with.
-            if self.fewest_left != u64::MAX {
-                self.last_progress = now;
-            }
-            self.fewest_left = left;
+    /// Returns true when the drain ends with `left` still here.
+    fn is_over(&mut self, left: MovesLeft, now: Instant) -> bool {
+        let counts = (left.objects, left.owned);
+        // The first counts show no progress: there is nothing to compare them with.
+        let (objects, owned) = *self.fewest_left.get_or_insert(counts);
+        if counts.0 < objects || counts.1 < owned {
+            (self.last_progress, self.fewest_left) = (now, Some((objects.min(counts.0), owned.min(counts.1))));
         }
-        self.accepted && left == 0 && all || now >= self.until || self.is_silent(now)
+        self.accepted && left.is_drained() || now >= self.until || self.is_silent(now)
     }
 }
 
 impl Node {
     /// Migrates the node's slots away and waits until their new owners have fetched the objects, or `within` has
     /// passed; at most 5 s while the control plane does not answer and no objects are fetched. The node stays a member
-    /// without slots until it is dropped. Returns the number of objects left.
+    /// without slots until it is dropped; before that, [`Node::finish_moves`] waits until new owners know that they
+    /// have everything. Returns what is left: nothing, if the node [is drained](MovesLeft::is_drained).
     ///
     /// # Errors
     /// When the control plane does not answer, or refuses because no other node takes slots. When a shard does not
     /// answer.
-    pub fn drain(&self, within: Duration) -> Result<u64, Error> {
+    pub fn drain(&self, within: Duration) -> Result<MovesLeft, Error> {
         let mut wait = DrainWait::new(Instant::now(), within);
         let mut asked: Option<Instant> = None;
         loop {
@@ -107,10 +110,8 @@ impl Node {
                 asked = Some(Instant::now());
                 wait.record(silence, Instant::now());
             }
-            let snapshots = self.snapshots()?;
-            let (left, all) = (snapshots.iter().map(objects_of).sum(), snapshots.iter().all(knows_all));
-            let now = Instant::now();
-            if wait.is_over(left, all, now) {
+            let left = self.moves_left()?;
+            if wait.is_over(left, Instant::now()) {
                 return wait.outcome(left);
             }
             if !interrupt::sleep(POLL_INTERVAL) {
@@ -147,22 +148,11 @@ impl Node {
         let (mut asked, mut news): (Option<Instant>, Option<Moves>) = (None, None);
         loop {
             if asked.is_none_or(|asked| asked.elapsed() >= MOVES_INTERVAL) {
-                let ends = Some(*self.incarnation.lock().unwrap_or_else(PoisonError::into_inner));
                 // Without a reply, the last known state stays valid.
-                let answer = self.link.call_within(GetMoves { node: self.node.0, ends }, MOVES_INTERVAL);
-                news = answer.ok().or(news);
+                news = self.announce_end(MOVES_INTERVAL).ok().or(news);
                 asked = Some(Instant::now());
             }
-            let snapshots = self.snapshots()?;
-            let sum = |of: fn(&ShardSnapshot) -> u64| snapshots.iter().map(of).sum::<u64>();
-            let left = MovesLeft {
-                leaving: sum(|of| of.moves.exporting_slots),
-                coming: sum(|of| of.moves.importing_slots),
-                objects: sum(objects_of),
-                imported: sum(|of| of.moves.imported),
-                recovering: !snapshots.iter().all(is_recovered),
-            };
-            if let Some(left) = wait.is_over(left, news, nanos(begun.elapsed())) {
+            if let Some(left) = wait.is_over(self.moves_left()?, news, nanos(begun.elapsed())) {
                 return Ok(left);
             }
             if !interrupt::sleep(POLL_INTERVAL) {
@@ -171,11 +161,33 @@ impl Node {
         }
     }
 
+    /// Announces to the control plane that this node is about to end; returns the migrations in flight.
+    ///
+    /// # Errors
+    /// When the control plane does not answer within this time, or refuses.
+    pub(super) fn announce_end(&self, within: Duration) -> Result<Moves, Error> {
+        let ends = Some(*self.incarnation.lock().unwrap_or_else(PoisonError::into_inner));
+        self.link.call_within(GetMoves { node: self.node.0, ends }, within)
+    }
+
+    /// Returns the slots and objects that the shards still have, or are to get.
+    fn moves_left(&self) -> Result<MovesLeft, Error> {
+        let snapshots = self.snapshots()?;
+        let sum = |of: fn(&ShardSnapshot) -> u64| snapshots.iter().map(of).sum::<u64>();
+        Ok(MovesLeft {
+            owned: sum(|of| of.moves.owned_slots),
+            leaving: sum(|of| of.moves.exporting_slots),
+            coming: sum(|of| of.moves.importing_slots),
+            objects: sum(objects_of),
+            imported: sum(|of| of.moves.imported),
+            recovering: !snapshots.iter().all(is_recovered),
+        })
+    }
+
     /// Returns true if other nodes fetch this node's objects, or have fetched all of them.
     fn has_left(&self) -> Result<bool, Error> {
-        let snapshots = self.snapshots()?;
-        let is_exporting = snapshots.iter().any(|shard| shard.moves.exporting_slots > 0);
-        Ok(is_exporting || snapshots.iter().all(|shard| objects_of(shard) == 0))
+        let left = self.moves_left()?;
+        Ok(left.leaving > 0 || left.is_drained())
     }
 
     /// Sends the drain request. Returns the error if the control plane did not answer, or is about to be replaced.
@@ -206,11 +218,6 @@ fn objects_of(shard: &ShardSnapshot) -> u64 {
     memory + shard.tier.as_ref().map_or(0, |tier| u64::from(tier.stats.objects))
 }
 
-/// Returns true for a shard that has recovered its SSD and imported everything that migrated to it.
-fn knows_all(shard: &ShardSnapshot) -> bool {
-    shard.moves.importing_slots == 0 && is_recovered(shard)
-}
-
 /// Returns true for a shard whose SSD is recovered, or degraded and never will be.
 fn is_recovered(shard: &ShardSnapshot) -> bool {
     !shard.tier.as_ref().is_some_and(TierSnapshot::is_recovering)
@@ -222,46 +229,59 @@ mod tests {
 
     #[test]
     fn a_drain_ends_when_complete_at_its_deadline_or_without_any_progress() {
+        let left = |objects| MovesLeft { objects, ..MovesLeft::default() };
         let begin = Instant::now();
         let at = |seconds: u64| begin + Duration::from_secs(seconds);
         let mut wait = DrainWait::new(begin, Duration::from_secs(30));
-        assert!(!wait.is_over(0, true, at(0)), "nobody knows yet that it goes");
+        assert!(!wait.is_over(left(0), at(0)), "nobody knows yet that it goes");
         wait.record(None, at(1));
-        assert!(!wait.is_over(0, false, at(1)), "its SSD was not looked through yet");
-        assert!(wait.is_over(0, true, at(1)));
+        let recovering = MovesLeft { recovering: true, ..left(0) };
+        assert!(!wait.is_over(recovering, at(1)), "its SSD was not looked through yet");
+        let owner = MovesLeft { owned: 900, ..left(0) };
+        assert!(!wait.is_over(owner, at(1)), "it has no objects, and acknowledges the next put");
+        assert!(wait.is_over(left(0), at(1)));
         // While the control plane answers, the whole time is available.
         let mut wait = DrainWait::new(begin, Duration::from_secs(30));
         for second in 0..30 {
             wait.record(None, at(second));
-            assert!(!wait.is_over(7, true, at(second)));
+            assert!(!wait.is_over(left(7), at(second)));
         }
-        assert!(wait.is_over(7, true, at(30)));
+        assert!(wait.is_over(left(7), at(30)));
         // Without replies, the drain continues while objects are fetched, and ends soon after that.
         let mut wait = DrainWait::new(begin, Duration::from_secs(30));
         wait.record(None, at(0));
         for second in 0..8 {
-            assert!(!wait.is_over(100 - second, true, at(second)));
+            assert!(!wait.is_over(left(100 - second), at(second)));
         }
-        assert!(!wait.is_over(93, true, at(11)) && wait.is_over(93, true, at(12)));
+        assert!(!wait.is_over(left(93), at(11)) && wait.is_over(left(93), at(12)));
+        // Slots that leave are progress, too.
+        let mut wait = DrainWait::new(begin, Duration::from_secs(30));
+        wait.record(None, at(0));
+        for second in 0..8 {
+            assert!(!wait.is_over(MovesLeft { owned: 100 - second, ..left(0) }, at(second)));
+        }
+        assert!(wait.is_over(MovesLeft { owned: 93, ..left(0) }, at(12)));
+        assert!(!DrainWait::new(begin, Duration::MAX).is_over(left(7), begin), "no time is too long");
         // A control plane that never answered is not waited for any longer.
         let mut wait = DrainWait::new(begin, Duration::from_secs(30));
-        assert!(!wait.is_over(7, true, at(4)) && wait.is_over(7, true, at(5)) && !wait.accepted);
+        assert!(!wait.is_over(left(7), at(4)) && wait.is_over(left(7), at(5)) && !wait.accepted);
     }
 
     /// The last request may have ended a moment before the wait does.
     #[test]
     fn a_drain_that_was_never_accepted_has_failed_also_after_passes_without_a_request() {
+        let left = |objects| MovesLeft { objects, ..MovesLeft::default() };
         let begin = Instant::now();
         let at = |millis: u64| begin + Duration::from_millis(millis);
         let mut wait = DrainWait::new(begin, Duration::from_secs(30));
         wait.record(Some(Error::NoMap), at(4999));
-        assert!(!wait.is_over(7, true, at(4999)));
-        assert!(wait.is_over(7, true, at(5020)));
-        assert!(matches!(wait.outcome(7), Err(Error::NoMap)));
+        assert!(!wait.is_over(left(7), at(4999)));
+        assert!(wait.is_over(left(7), at(5020)));
+        assert!(matches!(wait.outcome(left(7)), Err(Error::NoMap)));
         // One that was accepted ends with what is left, whether or not the control plane is still there.
         let mut wait = DrainWait::new(begin, Duration::from_secs(30));
         wait.record(None, at(0));
         wait.record(Some(Error::NoMap), at(5000));
-        assert!(matches!(wait.outcome(7), Ok(7)));
+        assert_eq!(wait.outcome(left(7)).expect("it was accepted"), left(7));
     }
 }

@@ -61,6 +61,8 @@ const PROTOCOL: u32 = 1;
 const REPLY: Duration = Duration::from_secs(5);
 /// Longest time that a successor may take to map the memory, and that it waits for migrations of the running process.
 const PREPARATION: Duration = Duration::from_secs(600);
+/// Longest wait for the control plane's reply before the shards stop.
+const CONTROL_REPLY: Duration = Duration::from_secs(2);
 
 /// Reason why a handover did not take place.
 #[derive(Debug)]
@@ -79,6 +81,8 @@ pub enum HandoverError {
     Closed,
     /// The other process did not answer in time.
     Silent,
+    /// The running process did not report the outcome of an upgrade in time.
+    NoOutcome { after: Duration },
     /// A message is not what it is to be.
     Malformed { what: &'static str },
     /// The running process refused.
@@ -103,7 +107,7 @@ impl fmt::Display for HandoverError {
             Self::NotRunning { node, path } => write!(
                 f,
                 "node {node} does not run on this host for this user: {} has no listener; run this on the node's host, \
-                 as its user, with its --cluster and --runtime-directory",
+                 as its user, with its --cluster and --runtime-directory (a node of `kvplane dev` is not upgraded)",
                 path.display()
             ),
             Self::Socket { path, source } => write!(f, "{}: {source}", path.display()),
@@ -111,6 +115,12 @@ impl fmt::Display for HandoverError {
             Self::Stream { action, source } => write!(f, "cannot {action}: {source}"),
             Self::Closed => f.write_str("the other process ended, or hung up"),
             Self::Silent => f.write_str("the other process did not answer in time"),
+            Self::NoOutcome { after } => write!(
+                f,
+                "the node did not report the outcome within {} s: it gives the upgrade up when it sees that nobody \
+                 waits, unless its memory was being handed over; its log has the outcome",
+                after.as_secs()
+            ),
             Self::Malformed { what } => write!(f, "the other process sent a malformed message: {what}"),
             Self::Refused { text } => write!(f, "the running process refuses: {text}"),
             Self::Unfit(refusal) => refusal.fmt(f),
@@ -214,6 +224,11 @@ impl Handover {
         if left > 0 {
             return Err(HandoverError::Unfit(HandoverRefusal::Moves { slots: left }).into());
         }
+        // Until its successor has joined, the node does not serve, as it would by its last map: so the control plane
+        // has to reply.
+        if let Err(error) = node.announce_end(CONTROL_REPLY) {
+            return Err(HandoverError::Unfit(HandoverRefusal::ControlAway { why: error.to_string() }).into());
+        }
         node.end_membership();
         let stopped_ns = kvplane_engine::cpu::monotonic_ns();
         let shards: Vec<_> = std::thread::scope(|scope| {
@@ -254,7 +269,8 @@ impl Handover {
     /// # Errors
     /// When the control plane does not answer.
     pub(super) fn pass_to(&self, link: &ControlLink, node: NodeId, next: Incarnation) -> Result<bool, Error> {
-        if self.is_kept() {
+        // Processes of a version that hands directories over only do not name theirs.
+        if self.is_kept() && self.incarnation().is_some_and(|former| former.0 == 0) {
             return Ok(false);
         }
         let last = incarnation::last_member(link, node)?;
@@ -274,11 +290,16 @@ impl Handover {
     }
 }
 
+/// Returns the room that the images of this number of objects need beside the pool. Objects are put meanwhile, and
+/// lengths are whole pages.
+pub(super) const fn image_room_bytes(objects: u64) -> u64 {
+    image_bytes_most(objects).saturating_add(objects.saturating_mul(8)).saturating_add(1 << 20)
+}
+
 /// Checks that the images fit beside the pool.
 fn check_room(node: &Node) -> Result<(), Error> {
     let objects = node.snapshots()?.iter().filter_map(|shard| Some(shard.store.as_ref()?.objects)).sum::<u64>();
-    // Objects are put meanwhile, and lengths are whole pages.
-    let needed = image_bytes_most(objects).saturating_add(objects.saturating_mul(8)).saturating_add(1 << 20);
+    let needed = image_room_bytes(objects);
     let free = match &node.claim {
         Some(claim) => claim.free_bytes().map_err(HandoverError::File)?,
         None => kvplane_sys::host_available_bytes(),

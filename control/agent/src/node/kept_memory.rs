@@ -4,11 +4,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use kvplane_engine::{KeptMemoryConfig, MappedMemory};
+use kvplane_engine::{KeptMemoryConfig, MappedMemory, ShardHandle};
+use kvplane_proto::ids::Incarnation;
 use kvplane_sys::MemoryDirectory;
 use kvplane_sys::random::random_u64;
 
-use super::handover::Handover;
+use super::handover::{Handover, image_room_bytes};
 use crate::error::Error;
 use crate::node::NodeConfigError;
 
@@ -21,19 +22,26 @@ pub(super) struct KeptMemory {
     handed: Vec<Arc<MappedMemory>>,
     /// True if none of the objects in it count.
     is_void: bool,
+    /// Last member of the node, whose images count; none if they count by themselves.
+    last_member: Option<Incarnation>,
 }
 
 impl KeptMemory {
-    /// Claims the directory, if there is one, for a node with this many shards.
-    pub(super) fn claim(path: Option<&Path>, shards: usize) -> Result<Self, NodeConfigError> {
+    /// Claims the directory, if there is one, for a node with this many shards, whose last member this incarnation was.
+    pub(super) fn claim(
+        path: Option<&Path>,
+        shards: usize,
+        last_member: Option<Incarnation>,
+    ) -> Result<Self, NodeConfigError> {
         let directory = path.map(MemoryDirectory::claim).transpose().map_err(NodeConfigError::KeptMemory)?;
-        Ok(Self { directory: directory.map(Arc::new), shards: shards as u16, handed: Vec::new(), is_void: false })
+        let (directory, shards) = (directory.map(Arc::new), shards as u16);
+        Ok(Self { directory, shards, handed: Vec::new(), is_void: false, last_member })
     }
 
     /// Uses the memory that was handed over.
     pub(super) fn handed(handover: &Handover, is_void: bool) -> Self {
         let (directory, handed) = (handover.claim.clone(), handover.memory.clone());
-        Self { directory, shards: handed.len() as u16, handed, is_void }
+        Self { directory, shards: handed.len() as u16, handed, is_void, last_member: None }
     }
 
     /// Returns the claim, if there is a directory.
@@ -49,6 +57,7 @@ impl KeptMemory {
             fresh_uuid: u128::from(random_u64()?) << 64 | u128::from(random_u64()?),
             mapped: self.handed.get(shard).cloned(),
             is_void: self.is_void,
+            last_member: self.last_member,
         })
     }
 
@@ -58,6 +67,23 @@ impl KeptMemory {
         let Some(directory) = &self.directory else { return Ok(()) };
         let is_unused = |name: &str| shard_of(name).is_some_and(|shard| shard >= u32::from(self.shards));
         directory.remove_if(is_unused).map_err(NodeConfigError::KeptMemory)
+    }
+
+    /// Returns a warning if the file system has no room for the image of as many objects as the shards take.
+    pub(super) fn room_note(&self, shards: &[ShardHandle], most: u64) -> Option<String> {
+        let directory = self.directory.as_ref()?;
+        // Former images are given back, or replaced.
+        let images = shards.iter().filter_map(|shard| shard.memory()?.files().image().bytes().ok());
+        let free = directory.free_bytes().ok()??.saturating_add(images.sum());
+        let needed = image_room_bytes(most);
+        (free < needed).then(|| {
+            format!(
+                "warning: {} has room of {free} bytes, and the image of {most} objects needs {needed}: with so many, \
+                 memory is lost with this process; make the file system larger (mount -o remount,size=), or lower \
+                 --max-objects",
+                directory.path().display()
+            )
+        })
     }
 
     /// Returns a note for logs.

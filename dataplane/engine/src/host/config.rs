@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvplane_proto::ids::Incarnation;
 use kvplane_store::service::SLOW_AFTER_NS;
 use kvplane_sys::{MemoryDirectory, Region};
 use kvplane_ticket::Challenges;
@@ -34,6 +35,9 @@ pub struct KeptMemoryConfig {
     pub mapped: Option<Arc<MappedMemory>>,
     /// True if another process has served the node since the image was written: none of its objects count.
     pub is_void: bool,
+    /// Incarnation of the node that was a member of the cluster last, if the control plane knows one: the image of
+    /// another one does not count. `None` for memory that was handed over.
+    pub last_member: Option<Incarnation>,
 }
 
 /// Settings of a host.

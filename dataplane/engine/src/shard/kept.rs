@@ -192,24 +192,24 @@ impl KeptMemory {
             pool_bytes: options.bytes as u64,
             unit_bytes,
         };
+        let has_pool = config.directory.is_some() && mapped.is_none() && files.pool().bytes()? > 0;
         let path = files.image().path().to_owned();
         let mut image_file = MappedImage { file: files.clone(), region: None };
-        let (image, mut found) = MemoryImage::open(&mut image_file, identity).map_err(|error| match error {
-            OpenImageError::Foreign(theirs) => {
-                KeptMemoryError::Foreign { path: path.clone(), cluster: theirs.cluster, node: theirs.node }
-            }
-            OpenImageError::File(RegionError::File(error)) => KeptMemoryError::File(error),
-            OpenImageError::File(other) => KeptMemoryError::File(MemoryFileError::Io {
-                action: "map",
-                path: path.clone(),
-                source: io::Error::other(other.to_string()),
-            }),
-        })?;
-        if let Ok(Some(former)) = &mut found
-            && config.is_void
-        {
-            // What other processes may still write to is not used in any case.
-            former.contents.objects.clear();
+        let (image, mut found) =
+            MemoryImage::open(&mut image_file, identity, has_pool).map_err(|error| match error {
+                OpenImageError::Foreign(theirs) => {
+                    KeptMemoryError::Foreign { path: path.clone(), cluster: theirs.cluster, node: theirs.node }
+                }
+                OpenImageError::File(RegionError::File(error)) => KeptMemoryError::File(error),
+                OpenImageError::File(other) => KeptMemoryError::File(MemoryFileError::Io {
+                    action: "map",
+                    path: path.clone(),
+                    source: io::Error::other(other.to_string()),
+                }),
+            })?;
+        if let Ok(Some(former)) = &mut found {
+            former.is_void |= config.is_void;
+            config.last_member.iter().for_each(|last| former.expect_member(*last));
         }
         let directory = config.directory.clone();
         let wish = ImageWish(Arc::new(AtomicBool::new(directory.is_some())));

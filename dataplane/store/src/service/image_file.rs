@@ -4,10 +4,12 @@
 //! The order of the writes is what a crash at any moment depends on: a phase that says `Complete` is written when
 //! everything else of the image is, and one that says `InUse` before any object is served.
 
+use kvplane_proto::ids::Incarnation;
+
 use super::kept_memory::{Discard, FormerImage};
 use super::types::PoolBytes;
 use super::{Epoch, Service};
-use crate::image::{HEADER_BYTES, ImageHeader, ImagePhase, MemoryIdentity, PHASE_AT};
+use crate::image::{HEADER_BYTES, ImageError, ImageHeader, ImagePhase, MemoryIdentity, PHASE_AT};
 
 /// File of an image, as its host has it. A process that is killed leaves what it wrote before.
 pub trait ImageFile {
@@ -69,15 +71,20 @@ pub struct MemoryImage {
 
 impl MemoryImage {
     /// Opens the file for memory of this identity, whose uuid is that of new memory, and reads the image of the former
-    /// process. Unless that counts, the memory is in use from now on.
+    /// process. Unless that counts, the memory is in use from now on. With `has_pool`, there is a pool of a former
+    /// process, so that a file without an image is not a new one.
     ///
     /// # Errors
     /// When the file cannot be used, or the memory belongs to another node.
     pub fn open<F: ImageFile>(
         file: &mut F,
         mut identity: MemoryIdentity,
+        has_pool: bool,
     ) -> Result<(Self, ImageOutcome), OpenImageError<F::Error>> {
-        let header = read_header(file)?;
+        let header = match read_header(file)? {
+            Ok(None) if has_pool => Err(Discard::Image(ImageError::Magic)),
+            header => header,
+        };
         if let Ok(Some(ImageHeader { identity: theirs, .. })) = &header {
             if (&theirs.cluster, theirs.node) != (&identity.cluster, identity.node) {
                 return Err(OpenImageError::Foreign(Box::new(theirs.clone())));
@@ -133,10 +140,10 @@ impl MemoryImage {
         if self.is_discarded && service.inspect().served_epoch() == Epoch(0) {
             return Ok(None);
         }
-        let opening = service.inspect().ssd_opening();
+        let (opening, heir) = (service.inspect().ssd_opening(), service.inspect().image_heir());
         match service.control().image_memory(pool, lends) {
             Some(image) => self.write(file, &image).map(|()| Some(image.contents.objects.len() as u64)),
-            None => self.keep_pending(file, opening).map(Some),
+            None => self.keep_pending(file, opening, heir).map(Some),
         }
     }
 
@@ -153,11 +160,11 @@ impl MemoryImage {
         let mut bytes = vec![0; length.unwrap_or(0) as usize];
         file.read_at(HEADER_BYTES as u64, &mut bytes)?;
         let contents = header.decode_contents(&bytes).map_err(Discard::Image);
-        Ok(contents.map(|contents| FormerImage { origin: header.origin, contents }))
+        Ok(contents.map(|contents| FormerImage { origin: header.origin, contents, is_void: false }))
     }
 
     fn write<F: ImageFile>(&self, file: &mut F, image: &FormerImage) -> Result<(), F::Error> {
-        let FormerImage { origin, contents } = image;
+        let FormerImage { origin, contents, .. } = image;
         file.set_bytes(HEADER_BYTES as u64 + contents.encoded_bytes())?;
         write_phase(file, ImagePhase::Writing)?;
         let (mut at, mut written) = (HEADER_BYTES as u64, Ok(()));
@@ -171,12 +178,20 @@ impl MemoryImage {
         replace_header(file, ImageHeader::of(self.identity.clone(), *origin, contents, checksum))
     }
 
-    /// Records that the former process's image still counts after this opening of the SSD.
-    fn keep_pending<F: ImageFile>(&self, file: &mut F, opening: u64) -> Result<u64, F::Error> {
+    /// Records that the former process's image still counts after this opening of the SSD, and after this incarnation.
+    fn keep_pending<F: ImageFile>(
+        &self,
+        file: &mut F,
+        opening: u64,
+        heir: Option<Incarnation>,
+    ) -> Result<u64, F::Error> {
         let Some(mut header) = self.pending.clone() else { return Ok(0) };
         let objects = header.objects();
-        if opening != 0 && header.origin.opening != opening {
-            header.origin.opening = opening;
+        let mut origin = header.origin;
+        origin.opening = if opening == 0 { origin.opening } else { opening };
+        origin.incarnation = heir.unwrap_or(origin.incarnation);
+        if origin != header.origin {
+            header.origin = origin;
             replace_header(file, header)?;
         }
         Ok(objects)

@@ -1,7 +1,7 @@
 //! Read-only view of a service, for its host, subscribers of object events, and operators.
 
 use kvplane_proto::Digest;
-use kvplane_proto::ids::{Epoch, Slot};
+use kvplane_proto::ids::{Epoch, Incarnation, Slot};
 use kvplane_proto::map::ShardKey;
 
 use super::damage::RepairCounters;
@@ -77,6 +77,13 @@ impl<'a> Inspection<'a> {
     #[must_use]
     pub fn awaits_map(self) -> bool {
         self.objects.local.kept.as_ref().is_some_and(|kept| kept.is_pending())
+    }
+
+    /// Returns this incarnation if the former process's image still counts and is to name it from now on, because it is
+    /// a member of the cluster.
+    pub(crate) fn image_heir(self) -> Option<Incarnation> {
+        let kept = self.objects.local.kept.as_ref().filter(|kept| kept.is_inherited());
+        kept.map(|_| self.objects.local.shard.ownership.identity().incarnation)
     }
 
     /// Returns the number of the present opening of the SSD, which counts them; 0 without one.
@@ -171,6 +178,7 @@ impl<'a> Inspection<'a> {
         let Objects { local, migration, replication, .. } = self.objects;
         let all_here = migration.is_done() && replication.has_walked();
         MoveCounters {
+            owned_slots: local.shard.ownership.owned().count(),
             exporting_slots: local.shard.exports.len() as u64,
             exports_completed: local.shard.exports.reported(),
             settled: all_here || migration.limits().bytes_per_s == 0,

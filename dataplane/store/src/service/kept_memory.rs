@@ -13,7 +13,7 @@ use core::fmt;
 use std::sync::Arc;
 
 use kvplane_proto::checksum::payload_checksum;
-use kvplane_proto::ids::{Epoch, Slot};
+use kvplane_proto::ids::{Epoch, Incarnation, Slot};
 use kvplane_tier::SlotSet;
 
 use super::shard::Shard;
@@ -31,6 +31,16 @@ pub struct FormerImage {
     pub origin: ImageOrigin,
     /// Objects, and extents that are not used.
     pub contents: ImageContents,
+    /// True if another incarnation of the node was a member since it was written: none of its objects count.
+    pub is_void: bool,
+}
+
+impl FormerImage {
+    /// Compares the image with the incarnation of the node that was a member of the cluster last: one that another
+    /// incarnation wrote is a copy of earlier files, or the node ran without this memory since.
+    pub fn expect_member(&mut self, last: Incarnation) {
+        self.is_void |= self.origin.incarnation != last;
+    }
 }
 
 /// Reason why none of the objects of an image are served.
@@ -42,6 +52,8 @@ pub enum Discard {
     Layout,
     /// They may not be the newest.
     Void(VoidCause),
+    /// Another incarnation of the node was a member since: the files are a copy, or the node ran without this memory.
+    OtherIncarnation,
     /// The node ran with its SSD and without this memory.
     OtherOpening,
     /// The store did not take them.
@@ -54,6 +66,10 @@ impl fmt::Display for Discard {
             Self::Image(error) => error.fmt(f),
             Self::Layout => f.write_str("the pool has another size than before, or the node another number of shards"),
             Self::Void(cause) => cause.fmt(f),
+            Self::OtherIncarnation => f.write_str(
+                "the node ran without it since, or its files were copied or restored: another process of the node was \
+                 the last one",
+            ),
             Self::OtherOpening => f.write_str("the node ran without it since, with the same SSD or with another one"),
             Self::TakeBack(error) => error.fmt(f),
         }
@@ -112,6 +128,12 @@ impl KeptMemory {
         self.found.is_some()
     }
 
+    /// Returns true if the pending image counts, and a map was received: the present incarnation is a member, which the
+    /// next process has to find in the image.
+    pub(super) fn is_inherited(&self) -> bool {
+        self.standing.is_some() && self.found.as_ref().is_some_and(|found| !found.is_void)
+    }
+
     /// Returns what became of the former process's objects, with what readers found since.
     pub(super) fn report(&self, shard: &Shard) -> Option<KeptReport> {
         let KeptCounters { checked, damaged, .. } = former_objects(&shard.store);
@@ -134,10 +156,14 @@ impl KeptMemory {
             return;
         }
         let Some(found) = self.found.take() else { return };
-        let FormerImage { origin, contents } = *found;
+        let FormerImage { origin, contents, is_void } = *found;
         let all = contents.objects.len() as u64;
         let mut report = KeptReport::default();
-        match self.serve(shard, tiering, judge, origin, contents, &mut report) {
+        let served = match is_void {
+            true => self.withhold(shard, contents, &mut report).and(Err(Discard::OtherIncarnation)),
+            false => self.serve(shard, tiering, judge, origin, contents, &mut report),
+        };
+        match served {
             Ok(()) => {}
             Err(discard) => report = KeptReport { dropped: all, discard: Some(discard), ..KeptReport::default() },
         }
@@ -155,16 +181,13 @@ impl KeptMemory {
         report: &mut KeptReport,
     ) -> Result<(), Discard> {
         if let Some(cause) = distrust(origin.state, origin.epoch, judge.epoch, judge.standing) {
-            // What other processes may write to is not used in any case.
-            contents.objects.clear();
-            self.take_back(shard, &contents, report)?;
+            self.withhold(shard, contents, report)?;
             return Err(Discard::Void(cause));
         }
         // A device counts its openings: each of them may have changed what memory does not know.
         let opening = opening_of(tiering);
         if opening.saturating_sub(1) != origin.opening || (opening == 0) != (origin.opening == 0) {
-            contents.objects.clear();
-            self.take_back(shard, &contents, report)?;
+            self.withhold(shard, contents, report)?;
             return Err(Discard::OtherOpening);
         }
         let mut known = SlotSet::none();
@@ -179,6 +202,12 @@ impl KeptMemory {
         let (pool_bytes, before) = (shard.store.config().pool_bytes, contents.objects.len());
         contents.objects.retain(|object| has_whole_tail(object, pool_bytes, &*self.sums));
         report.damaged = (before - contents.objects.len()) as u64;
+        self.take_back(shard, &contents, report)
+    }
+
+    /// Takes none of the objects back. What other processes may write to is not used in any case.
+    fn withhold(&self, shard: &mut Shard, mut contents: ImageContents, report: &mut KeptReport) -> Result<(), Discard> {
+        contents.objects.clear();
         self.take_back(shard, &contents, report)
     }
 
@@ -219,7 +248,7 @@ impl KeptMemory {
                 contents.withheld.push(*extent);
             }
         }
-        Some(FormerImage { origin, contents })
+        Some(FormerImage { origin, contents, is_void: false })
     }
 }
 

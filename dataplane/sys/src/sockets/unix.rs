@@ -33,6 +33,21 @@ pub struct Credentials {
     pub gid: u32,
 }
 
+impl Credentials {
+    /// Sends SIGTERM to the process. The caller has a connection to it, so that the id is still its own.
+    ///
+    /// # Errors
+    /// When the process has ended, is not visible from here, or belongs to another user.
+    pub fn terminate(&self) -> io::Result<()> {
+        // 0 and negative numbers mean groups of processes.
+        if self.pid <= 0 {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        // SAFETY: the call takes two numbers.
+        if unsafe { libc::kill(self.pid, libc::SIGTERM) } == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+}
+
 /// Returns true if a socket file was left over by a process that is gone, so that connections to it are refused. Never
 /// blocks; false if that is uncertain, for example if the owner's backlog is full.
 pub fn is_abandoned(path: &Path) -> bool {

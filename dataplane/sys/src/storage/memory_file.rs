@@ -47,6 +47,8 @@ pub enum MemoryFileError {
     NotPrivate { path: PathBuf },
     /// The file system has too little room.
     NoRoom { path: PathBuf, bytes: u64, source: io::Error },
+    /// The file system is read-only.
+    ReadOnly { path: PathBuf },
     /// The operating system refused.
     Io {
         /// Attempted action, as a verb phrase.
@@ -91,6 +93,12 @@ impl fmt::Display for MemoryFileError {
                  reserve more huge pages",
                 path.display()
             ),
+            Self::ReadOnly { path } => write!(
+                f,
+                "the file system of {} is read-only: mount it for writing (mount -o remount,rw), or name another \
+                 directory",
+                path.display()
+            ),
             Self::Io { action, path, source } => write!(f, "cannot {action} {}: {source}", path.display()),
         }
     }
@@ -102,14 +110,17 @@ impl std::error::Error for MemoryFileError {
             Self::Directory(error) => Some(error),
             Self::NoRoom { source, .. } | Self::Io { source, .. } => Some(source),
             Self::NotMemory { .. } | Self::InUse { .. } | Self::NotPrivate { .. } => None,
-            Self::OtherLock { .. } | Self::NotHanded { .. } => None,
+            Self::OtherLock { .. } | Self::NotHanded { .. } | Self::ReadOnly { .. } => None,
         }
     }
 }
 
 fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> MemoryFileError {
     let path = path.to_owned();
-    move |source| MemoryFileError::Io { action, path, source }
+    move |source| match source.kind() {
+        io::ErrorKind::ReadOnlyFilesystem => MemoryFileError::ReadOnly { path },
+        _ => MemoryFileError::Io { action, path, source },
+    }
 }
 
 /// Directory on tmpfs or hugetlbfs that this process has claimed.
@@ -399,6 +410,15 @@ mod tests {
 
     fn options(bytes: usize) -> RegionOptions {
         RegionOptions { shared: true, prefault: true, huge: HugePages::Try, ..RegionOptions::new("kept", bytes) }
+    }
+
+    #[test]
+    fn a_read_only_file_system_is_named_with_what_to_do() {
+        let read_only = io::Error::from(io::ErrorKind::ReadOnlyFilesystem);
+        let said = failed("open", Path::new("/run/memory/lock"))(read_only).to_string();
+        assert!(said.contains("/run/memory/lock is read-only: mount it for writing"), "{said}");
+        let other = failed("open", Path::new("/run/memory/lock"))(io::ErrorKind::NotFound.into()).to_string();
+        assert!(other.starts_with("cannot open /run/memory/lock: "), "{other}");
     }
 
     #[test]

@@ -132,7 +132,7 @@ impl World {
     fn drain_goes_on(&self, node: usize) -> bool {
         // Objects left behind by an interrupted drain are lost.
         let late = self.now_ns >= self.scenario.faults_until_ns;
-        self.scenario.keeps && !late && self.has_objects(node)
+        self.scenario.keeps && !late && !self.moves_left(node).is_drained()
     }
 
     /// Announces the end of a node, and checks for slots that still migrate.
@@ -152,6 +152,7 @@ impl World {
         for incarnation in &self.nodes[node].shards {
             let service = &self.incarnations[*incarnation].service;
             let moves = service.inspect().move_counters();
+            left.owned += moves.owned_slots;
             left.leaving += moves.exporting_slots;
             left.coming += moves.importing_slots;
             left.objects += service.store().stats().objects;
@@ -177,11 +178,6 @@ impl World {
             }
             _ => {}
         }
-    }
-
-    fn has_objects(&self, node: usize) -> bool {
-        let objects = |incarnation: &usize| self.incarnations[*incarnation].service.store().stats().objects;
-        self.nodes[node].shards.iter().any(|incarnation| objects(incarnation) > 0)
     }
 
     /// Ends a node that has left, and starts it again later.

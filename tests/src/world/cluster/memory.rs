@@ -243,13 +243,13 @@ impl World {
             unit_bytes: UNIT_BYTES,
         };
         memory.image.writes_left = None;
-        let mut opened = MemoryImage::open(&mut memory.image, identity.clone());
+        let mut opened = MemoryImage::open(&mut memory.image, identity.clone(), false);
         let was_foreign = std::mem::take(&mut memory.is_foreign);
         let refused = matches!(opened, Err(OpenImageError::Foreign(_)));
         if refused {
             // Like a real process, this one ends; its operator removes the files.
             *memory = ShardMemory { user: Some(user), ..ShardMemory::new(pool_bytes) };
-            opened = MemoryImage::open(&mut memory.image, identity);
+            opened = MemoryImage::open(&mut memory.image, identity, false);
         }
         let Ok((image, found)) = opened else { unreachable!("new memory is nobody's, and no process is killed here") };
         let (is_wrong, has_image) = (was_foreign != refused, matches!(found, Ok(Some(_))));
@@ -523,7 +523,7 @@ impl World {
                         pool_bytes: self.scenario.pool_bytes,
                         unit_bytes: UNIT_BYTES,
                     };
-                    let _ = MemoryImage::open(&mut other, identity);
+                    let _ = MemoryImage::open(&mut other, identity, false);
                     (memory.image, memory.is_foreign) = (other, true);
                 }
             }

@@ -17,6 +17,7 @@ use kvplane::{IoBuf, Region, RegionOptions};
 
 use super::Failure;
 use super::size;
+use super::tebench::values;
 use super::which::Which;
 
 /// Operations of each size that are not measured.
@@ -62,7 +63,7 @@ pub(crate) struct Collectives {
     #[arg(long, value_delimiter = ',', value_parser = size::parse, default_value = "4,4K,64K,1M,16M")]
     sizes: Vec<u64>,
     /// Seconds in which an operation has to end; a rank that is alive and slow is waited for until then.
-    #[arg(long, default_value_t = 10.0)]
+    #[arg(long, default_value_t = 10.0, value_parser = values::seconds)]
     deadline: f64,
     /// Verify all elements of each result, not only of the first and the last operation of a size.
     #[arg(long)]

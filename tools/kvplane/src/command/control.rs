@@ -65,11 +65,11 @@ struct Conductor {
     nic: u64,
     /// Objective for the time to first token (TTFT), in milliseconds: requests predicted to miss it are rejected at
     /// once. Default: none.
-    #[arg(long, value_name = "MS", requires = "hosted", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "MS", requires = "hosted", value_parser = clap::value_parser!(u64).range(1..=86_400_000))]
     promise_ttft_ms: Option<u64>,
     /// Objective for the time between tokens (TBT), in milliseconds: requests predicted to miss it are rejected at
     /// once. Default: none. See `--conductor-decode`.
-    #[arg(long, value_name = "MS", requires = "hosted", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "MS", requires = "hosted", value_parser = clap::value_parser!(u64).range(1..=86_400_000))]
     promise_tbt_ms: Option<u64>,
     /// Probability with which an admitted request is to have its first token within its objective, in percent from 50
     /// to 99.9. The higher it is, the larger is the margin of predictions, and the more requests are rejected.
@@ -189,7 +189,7 @@ pub(crate) struct Control {
     identity: Option<PathBuf>,
     /// Time for members to offer their cluster maps for adoption before new nodes may join, in seconds, if the state
     /// has no map (a new cluster, or a lost state). Default: 6 if the authority is older than the state, else 0.
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(0..=86_400))]
     adoption_wait: Option<u32>,
     /// Owners of each slot, 1 to 8, each in another failure domain: the most replicas of objects whose puts request
     /// several, best effort. Above 2, all nodes have to be of this version.

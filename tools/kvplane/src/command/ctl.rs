@@ -20,17 +20,16 @@ use clap::{Args, Subcommand};
 use kvplane::handover::{self, UpgradeOrder, UpgradeOutcome, UpgradeReport};
 use kvplane::rpc::Role;
 use kvplane::rpc::message::{
-    Drain, GetIncarnation, Leave, ListSegments, MemberStatus, RotateTickets, Segment, SegmentOwner, Status, Undrain,
+    Drain, GetIncarnation, Leave, ListSegments, MemberStatus, RotateTickets, Segment, SegmentOwner, Status,
+    StatusReply, Undrain,
 };
 use kvplane::{Client, ClientConfig, Control, ControlLink, DataTls, NodeId, ObjectPriority, Put, PutOptions};
 use serde_json::{Value, json};
 
-use crate::command::Failure;
 use crate::command::node::AckChoice;
-use crate::command::process::upgrades;
-use crate::command::roles;
-use crate::command::size;
+use crate::command::process::{durations, upgrades};
 use crate::command::which::Which;
+use crate::command::{Failure, roles, size};
 
 /// Inspect and operate a cluster.
 #[derive(Args)]
@@ -49,7 +48,8 @@ pub(crate) struct Ctl {
     data_tls: DataTls,
     /// Longest delay before a get is hedged, in milliseconds: a get that the owner has not answered by then is sent to
     /// the replica owner too. 0: only if the owner cannot be reached.
-    #[arg(long, value_name = "MS", default_value_t = ClientConfig::HEDGE.as_millis() as u64, global = true)]
+    #[arg(long, value_name = "MS", default_value_t = ClientConfig::HEDGE.as_millis() as u64, global = true,
+        value_parser = clap::value_parser!(u64).range(0..=3_600_000))]
     hedge_ms: u64,
     /// Tenant whose objects are accessed. Default: the tenant of the certificate, else the default tenant.
     #[arg(long, global = true)]
@@ -121,12 +121,13 @@ enum Action {
         cancel: bool,
         /// Time to wait until the node has no objects left, in memory or on its SSDs, in seconds; fails if it still has
         /// some then. 0: do not wait.
-        #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+        #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = durations::seconds())]
         wait: u64,
     },
     /// Upgrade a node of this host without losing an object: its process starts its program again, which may be a new
     /// version, and hands memory and ports over to it. Run it on the node's host, as its user. Fails, and leaves the
-    /// node as it is, where that is not possible.
+    /// node as it is, where that is not possible. If it is interrupted, or its time is over, the node gives the upgrade
+    /// up, unless its memory was being handed over.
     Upgrade {
         /// Number of the node.
         node: u64,
@@ -317,8 +318,16 @@ impl Ctl {
             }
             Action::Drain { node, cancel: true, .. } => {
                 let (link, incarnation) = self.link_about(*node)?;
+                let state = |status: StatusReply| status.members.into_iter().find(|member| member.node == *node);
+                // The certificate of the node itself may not list members.
+                let is_draining = link.call(Status).ok().and_then(state).is_none_or(|it| it.state == "draining");
                 link.call(Undrain { node: *node, incarnation })?;
-                println!("node {node} gets its share of the slots again, once migrations in flight are done");
+                match is_draining {
+                    true => {
+                        println!("node {node} gets its share of the slots again, once migrations in flight are done")
+                    }
+                    false => println!("node {node} was not draining"),
+                }
                 Ok(())
             }
             Action::Drain { node, wait, .. } => self.drain(*node, *wait),
@@ -455,7 +464,11 @@ impl Ctl {
             // An object over the limit of one shard is stored in stripes, whose replicas are not counted.
             Err(kvplane::Error::Status { status: kvplane::Status::TooLarge, .. }) => {
                 let put = client.put_with(key, value, options)?;
-                Ok((put, "; it is stored in stripes, whose replicas are not counted".to_owned()))
+                let said = format!(
+                    "; it is stored in stripes, each with up to {wanted} replicas, as many as nodes in different \
+                     failure domains have room for: these are not counted"
+                );
+                Ok((put, said))
             }
             Err(error) => Err(error.into()),
         }
@@ -489,11 +502,14 @@ impl Ctl {
             "node", "state", "shards", "objects", "used / capacity"
         );
         for member in &status.members {
-            let load = member.load.unwrap_or_default();
-            let used = format!("{} / {}", size::show(load.used_bytes), size::show(member.capacity_bytes));
+            // A control plane that was just started has no reports yet.
+            let known = |value: Option<String>| value.unwrap_or_else(|| "?".to_owned());
+            let objects = known(member.load.map(|load| load.objects.to_string()));
+            let used = known(member.load.map(|load| size::show(load.used_bytes)));
+            let used = format!("{used} / {}", size::show(member.capacity_bytes));
             println!(
-                "{:>20}  {:8}  {:>6}  {:>10}  {used:>24}  {}",
-                member.node, member.state, member.shards, load.objects, member.failure_domain
+                "{:>20}  {:8}  {:>6}  {objects:>10}  {used:>24}  {}",
+                member.node, member.state, member.shards, member.failure_domain
             );
         }
         Ok(())
@@ -524,7 +540,6 @@ impl Ctl {
 }
 
 fn member_json(member: &MemberStatus) -> Value {
-    let load = member.load.unwrap_or_default();
     json!({
         "node": member.node,
         "incarnation": member.incarnation,
@@ -535,8 +550,8 @@ fn member_json(member: &MemberStatus) -> Value {
         "host": member.host,
         "version": member.version,
         "silent_ns": member.silent_ns,
-        "objects": load.objects,
-        "used_bytes": load.used_bytes,
+        "objects": member.load.map(|load| load.objects),
+        "used_bytes": member.load.map(|load| load.used_bytes),
         "capacity_bytes": member.capacity_bytes,
     })
 }

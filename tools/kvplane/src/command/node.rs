@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use clap::{Args, ValueEnum};
 use kvplane::handover::{Handover, HandoverSocket, Succession};
 use kvplane::{
-    DataTls, DevicePool, Eviction, FarPool, HugePages, IoChoice, MetricsServer, NodeConfig, NodeId, PutAck, RdmaConfig,
-    RdmaUse, SsdConfig, TierPolicy, WritePolicy,
+    DataTls, DevicePool, Eviction, FarPool, HugePages, IoChoice, MetricsServer, MovesLeft, NodeConfig, NodeId, PutAck,
+    RdmaConfig, RdmaUse, SsdConfig, TierPolicy, WritePolicy,
 };
 use tokio::sync::mpsc;
 
@@ -20,7 +20,7 @@ use crate::command::Failure;
 use crate::command::process::log::{Level, Log};
 use crate::command::process::stop::Stop;
 use crate::command::process::upgrades::{Turn, Upgrades};
-use crate::command::process::{metrics, service_manager, upgrades};
+use crate::command::process::{durations, metrics, service_manager, upgrades};
 use crate::command::size;
 use crate::command::tebench::{PacingChoice, values};
 use crate::command::which::Which;
@@ -31,8 +31,10 @@ const AGAIN: Duration = Duration::from_millis(500);
 /// Margin added to the retry time that a refusing control plane names.
 const REFUSED_LONGER: Duration = Duration::from_secs(2);
 
-/// Time for which a process that has the memory of a node tries to join, if no control plane answers.
-const RESUME: Duration = Duration::from_secs(60);
+/// Time for which a process that has the memory of a node tries to join, if no control plane answers: the longest of
+/// `--wait-control`. Its memory ends with it, or is out of service, and without a control plane no other node gets its
+/// slots.
+const RESUME: Duration = Duration::from_secs(86_400);
 
 /// Longest time that an object stays unwritten under write-back, in nanoseconds.
 const WRITE_BACK_NS: u64 = 10_000_000_000;
@@ -73,7 +75,7 @@ pub(crate) struct Node {
     which: Which,
     /// Time to wait for a control plane that is not up yet, in seconds: both may start at the same time. 0: fail at
     /// once.
-    #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = clap::value_parser!(u64).range(0..=86_400))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = durations::seconds())]
     wait_control: u64,
     /// Take the memory, the ports and the identity of the running process of this node over, which then ends: `kvplane
     /// ctl upgrade` starts the new process so. Needs the same settings of memory, ports and SSDs in both.
@@ -119,7 +121,7 @@ pub(crate) struct Shape {
     replicate_hot: u64,
     /// Time to drain this node on SIGTERM or SIGINT before it leaves, in seconds: its slots migrate to other nodes. 0:
     /// leave without draining.
-    #[arg(long, value_name = "SECONDS", default_value_t = 0)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 0, value_parser = durations::seconds())]
     drain: u64,
     /// Directory on tmpfs or hugetlbfs in which the objects in memory outlive the process: after SIGTERM or SIGINT, the
     /// next start on this host serves them again. --node-id must be the same at every start. A process that is killed
@@ -364,6 +366,23 @@ const MOVES_PATIENCE: Duration = Duration::from_secs(5);
 /// Longest time that a stopping node waits for migrating slots.
 const MOVES_MOST: Duration = Duration::from_secs(20);
 
+/// Describes what a drain has left behind.
+pub(crate) fn not_taken(left: MovesLeft, waited: Duration) -> String {
+    let MovesLeft { objects, owned, .. } = left;
+    let waited = waited.as_secs();
+    match owned {
+        0 => format!("other nodes did not fetch {objects} objects within {waited} s"),
+        _ => format!("other nodes did not take {owned} slots over, nor fetch {objects} objects, within {waited} s"),
+    }
+}
+
+/// Waits for slots that migrate from a node that is about to end, or to it.
+pub(crate) fn finish_moves(node: &kvplane::Node) {
+    if let Ok(left @ 1..) = node.finish_moves(MOVES_PATIENCE, MOVES_MOST) {
+        eprintln!("kvplane: stopped while {left} slots were still migrating from or to this node");
+    }
+}
+
 impl Shape {
     /// Sets the node's number where none was given.
     pub(crate) fn or_node_id(&mut self, node: u64) {
@@ -379,22 +398,18 @@ impl Shape {
         Some(path.with_file_name(name))
     }
 
-    /// Drains the node before it ends, if `--drain` is set; otherwise waits only for slots that migrate already.
+    /// Drains the node before it ends, if `--drain` is set; then waits for slots that migrate, and for new owners that
+    /// have not reported yet.
     fn give_away(&self, node: &kvplane::Node) {
         if self.drain > 0 {
             let begin = std::time::Instant::now();
             match node.drain(Duration::from_secs(self.drain)) {
-                Ok(0) => return announce!("drained: other nodes hold all objects"),
-                Ok(left) => {
-                    let waited = begin.elapsed().as_secs();
-                    announce!("drain incomplete: other nodes did not fetch {left} objects within {waited} s");
-                }
+                Ok(left) if left.is_drained() => announce!("drained: other nodes hold all objects"),
+                Ok(left) => announce!("drain incomplete: {}", not_taken(left, begin.elapsed())),
                 Err(error) => eprintln!("kvplane: drain failed: {error}"),
             }
         }
-        if let Ok(left @ 1..) = node.finish_moves(MOVES_PATIENCE, MOVES_MOST) {
-            eprintln!("kvplane: stopped while {left} slots were still migrating from or to this node");
-        }
+        finish_moves(node);
     }
 
     /// Starts the node and the server of its metrics. Returns `None` if a signal stops the process meanwhile.
@@ -488,7 +503,8 @@ fn start_when_there(
         };
         let now = Instant::now();
         let until = match error.join_again_after() {
-            _ if error.is_control_away() => until,
+            // The map comes late from a control plane that has fallen silent since it accepted the node.
+            _ if error.is_control_away() || matches!(error, kvplane::Error::NotInMap { .. }) => until,
             // A control plane refuses for as long as the former incarnation lives: the retry time of the first refusal
             // is final.
             Some(after) => until.min(*refused_until.get_or_insert(now + after + REFUSED_LONGER)),
@@ -563,7 +579,7 @@ impl Node {
             let RunningNode { metrics, node: former } = serving;
             drop(metrics);
             match link.give(&handover) {
-                Ok(()) => return upgrades.finish(&link, handover.is_kept()),
+                Ok(()) => return upgrades.finish(&link, handover.is_kept(), &mut stop),
                 Err(error) => {
                     let why = format!("the new process did not take over: {error}");
                     eprintln!("kvplane: {why}; this process serves again");

@@ -21,10 +21,9 @@ use clap::{Args, Subcommand};
 use kvplane::rpc::Role;
 use kvplane::{GetOptions, Object, P2pConfig, P2pStore, PublishOptions, Ranks, interrupt};
 
-use crate::command::Failure;
-use crate::command::process::stop;
-use crate::command::size;
+use crate::command::process::{durations, stop};
 use crate::command::which::Which;
+use crate::command::{Failure, size};
 use files::Files;
 use names::printable;
 use progress::Bar;
@@ -113,10 +112,10 @@ struct Get {
     version: Option<u64>,
     /// Time limit of the fetch, in seconds. Shards that no member holds are waited for until then, as their holder may
     /// be restarting. Default: one hour, of which at most 12 seconds for shards that no member holds.
-    #[arg(long)]
+    #[arg(long, value_parser = durations::seconds())]
     deadline: Option<u64>,
     /// Time to serve the object to others after the fetch, in seconds.
-    #[arg(long, default_value_t = 0)]
+    #[arg(long, default_value_t = 0, value_parser = durations::seconds())]
     seed: u64,
     /// Rank of this process, from 0, among processes that all fetch the object at about the same time: ranks fetch it
     /// from each other by a schedule.

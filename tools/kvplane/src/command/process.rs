@@ -1,6 +1,7 @@
 //! Common parts of every process of kvplane: log, stop signals, metrics port, child processes, and the service manager.
 
 pub(crate) mod child;
+pub(crate) mod durations;
 pub(crate) mod log;
 pub(crate) mod metrics;
 pub(crate) mod service_manager;

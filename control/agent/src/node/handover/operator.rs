@@ -123,7 +123,11 @@ pub fn upgrade(
     let program = program.map(|path| path.display().to_string());
     let or_drain_s = or_drain.map(|time| time.as_secs());
     send(&stream, &json!({ "kind": "upgrade", "program": program, "or_drain_s": or_drain_s }), &[], REPLY)?;
-    let (message, _) = receive(&stream, 0, within.saturating_add(or_drain.unwrap_or_default()))?;
+    let after = within.saturating_add(or_drain.unwrap_or_default());
+    let (message, _) = receive(&stream, 0, after).map_err(|error| match error {
+        HandoverError::Silent => HandoverError::NoOutcome { after },
+        error => error,
+    })?;
     if expect(&message, "drained").is_ok() {
         return Ok(UpgradeOutcome::Drained { why: text(&message, "why")?.to_owned() });
     }

@@ -1,7 +1,7 @@
 //! Side of the running process: the socket for requests of operators and of a successor, and the link to the successor
 //! that takes over.
 
-use std::io;
+use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -48,6 +48,8 @@ pub enum HandoverRequest {
         why: String,
         /// True if another attempt is refused, too ([`HandoverRefusal::is_lasting`]).
         is_lasting: bool,
+        /// Process of that successor.
+        pid: u32,
     },
     /// A successor is ready to take over.
     Take(SuccessorLink),
@@ -58,6 +60,15 @@ pub enum HandoverRequest {
 pub struct Operator(UnixStream);
 
 impl Operator {
+    /// Returns true if the operator does not wait any more: it has ended, or its time is over.
+    #[must_use]
+    pub fn has_hung_up(&self) -> bool {
+        // An operator says nothing after its request, so whatever there is to read is the end.
+        let found = self.0.set_nonblocking(true).and_then(|()| (&self.0).read(&mut [0]));
+        let is_waiting = found.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
+        !(is_waiting && self.0.set_nonblocking(false).is_ok())
+    }
+
     /// Tells the operator why there was no upgrade.
     pub fn refuse(&self, why: &str) {
         // The operator may have gone.
@@ -158,6 +169,14 @@ impl SuccessorLink {
         let (message, _) = receive(&self.stream, 0, within)?;
         UpgradeReport::of(&message, software().to_owned(), self.software.clone())
     }
+
+    /// Stops the process that has taken over, as a signal stops this one.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn stop(&self) -> io::Result<()> {
+        unix::peer_credentials(&self.stream)?.terminate()
+    }
 }
 
 /// Offer of a running node to a successor.
@@ -248,6 +267,7 @@ fn accept(listener: &UnixListener, offer: &Arc<Offer>, sender: &Sender<HandoverR
 /// Answers one connection up to the point at which the node itself has to act.
 fn serve(stream: UnixStream, offer: &Offer, sender: &Sender<HandoverRequest>) -> Result<(), HandoverError> {
     check_user(&stream)?;
+    let pid = unix::peer_credentials(&stream).map_or(0, |peer| peer.pid.unsigned_abs());
     let (message, _) = receive(&stream, 0, REPLY)?;
     match text(&message, "kind")? {
         "upgrade" => {
@@ -273,7 +293,7 @@ fn serve(stream: UnixStream, offer: &Offer, sender: &Sender<HandoverRequest>) ->
                 Err(refusal) => {
                     let (why, is_lasting) = (refusal.to_string(), refusal.is_lasting());
                     refuse(&stream, &why)?;
-                    let request = HandoverRequest::Refused { why, is_lasting };
+                    let request = HandoverRequest::Refused { why, is_lasting, pid };
                     return sender.blocking_send(request).map_err(|_| HandoverError::Closed);
                 }
             };

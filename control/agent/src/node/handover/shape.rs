@@ -30,6 +30,8 @@ pub enum HandoverRefusal {
     Room { free: u64, needed: u64 },
     /// Slots still migrate from or to the node.
     Moves { slots: u64 },
+    /// The control plane, at which the successor has to join, does not answer.
+    ControlAway { why: String },
     /// Another process is about to take over.
     Busy,
 }
@@ -41,7 +43,7 @@ impl HandoverRefusal {
         match self {
             Self::Protocol { .. } | Self::ImageFormat { .. } | Self::Setting { .. } => true,
             Self::DevicePools | Self::FarMemory => true,
-            Self::Room { .. } | Self::Moves { .. } | Self::Busy => false,
+            Self::Room { .. } | Self::Moves { .. } | Self::ControlAway { .. } | Self::Busy => false,
         }
     }
 }
@@ -76,6 +78,10 @@ impl fmt::Display for HandoverRefusal {
                  system of --keep-memory larger (mount -o remount,size=); without one, free memory of the host"
             ),
             Self::Moves { slots } => write!(f, "{slots} slots still migrate from or to the node: try again"),
+            Self::ControlAway { why } => write!(
+                f,
+                "the control plane does not answer, and without it the new process cannot serve: try again ({why})"
+            ),
             Self::Busy => f.write_str("another process is about to take over"),
         }
     }

@@ -45,6 +45,8 @@ use super::tiering::SlotSources;
 /// Progress of migration.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MoveCounters {
+    /// Slots that this shard serves: puts in them are acknowledged.
+    pub owned_slots: u64,
     /// Slots that other shards fetch from this one.
     pub exporting_slots: u64,
     /// Slots of which not all objects are here yet.
@@ -107,7 +109,7 @@ impl Migration {
         self.imports.sources.is_empty()
     }
 
-    /// Returns the counters of imports; the caller adds exports and `settled`.
+    /// Returns the counters of imports; the caller adds owned slots, exports and `settled`.
     pub(super) fn counters(&self) -> MoveCounters {
         MoveCounters { importing_slots: self.imports.slots() as u64, ..self.counters }
     }

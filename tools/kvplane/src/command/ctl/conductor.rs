@@ -67,7 +67,7 @@ pub(crate) struct Class {
     priority: i8,
     /// Objective for the time to first token (TTFT), in milliseconds, instead of that of all requests: those predicted
     /// to miss it are rejected at once. Default: that of all requests.
-    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=86_400_000))]
     promise_ttft_ms: Option<u64>,
     /// Remove the class: requests that give it are rejected from then on.
     #[arg(long, conflicts_with_all = ["priority", "promise_ttft_ms"])]
@@ -95,11 +95,11 @@ pub(crate) struct Policy {
     name: PlacementPolicy,
     /// Objective for the time to first token (TTFT), in milliseconds: requests predicted to miss it are rejected at
     /// once. Default: none.
-    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=86_400_000))]
     promise_ttft_ms: Option<u64>,
     /// Objective for the time between tokens (TBT), in milliseconds: requests predicted to miss it are rejected at
     /// once, by the learned duration of decode steps. Default: none.
-    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=86_400_000))]
     promise_tbt_ms: Option<u64>,
 }
 

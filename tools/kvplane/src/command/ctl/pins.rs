@@ -6,6 +6,7 @@ use clap::{Args, Subcommand};
 use kvplane::{Client, Error, ObjectPriority, PutOptions};
 
 use crate::command::Failure;
+use crate::command::process::durations;
 
 /// Parses the priority of an object.
 pub(super) fn priority_of(text: &str) -> Result<ObjectPriority, Failure> {
@@ -21,7 +22,8 @@ pub(crate) enum Action {
         #[arg(required = true)]
         keys: Vec<String>,
         /// Duration in milliseconds, from now.
-        #[arg(long, value_name = "MS", default_value_t = PutOptions::SOFT_PIN_MS.into())]
+        #[arg(long, value_name = "MS", default_value_t = PutOptions::SOFT_PIN_MS.into(),
+            value_parser = durations::milliseconds())]
         ttl_ms: u64,
     },
     /// End soft pins of objects.
@@ -59,7 +61,7 @@ pub(crate) struct Retain {
     #[arg(long, conflicts_with_all = ["retention", "keys"])]
     group: Option<u64>,
     /// Duration in milliseconds, from now. A retention that lasts longer is not shortened.
-    #[arg(long, value_name = "MS")]
+    #[arg(long, value_name = "MS", value_parser = durations::milliseconds())]
     ttl_ms: u64,
     /// Keys of the objects.
     keys: Vec<String>,

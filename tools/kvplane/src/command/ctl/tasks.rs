@@ -7,8 +7,8 @@ use kvplane::rpc::message::{CancelTask, ListTasks, MemberStatus, Status, TaskSta
 use kvplane::{Client, ControlLink};
 use serde_json::{Value, json};
 
-use crate::command::Failure;
-use crate::command::size;
+use crate::command::process::durations;
+use crate::command::{Failure, size};
 
 /// Interval at which a task is polled while the command waits for it.
 const LOOK: Duration = Duration::from_millis(50);
@@ -31,7 +31,7 @@ pub(crate) struct CopyKeys {
     #[arg(required = true)]
     keys: Vec<String>,
     /// Time to wait for the task, in seconds. 0: do not wait.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = durations::seconds())]
     wait: u64,
 }
 
@@ -79,9 +79,11 @@ impl Tasks {
             println!("no task is in flight");
         }
         for member in drained {
-            let load = member.load.unwrap_or_default();
-            let left = size::show(load.used_bytes);
-            println!("drain of node {}: {} objects, {left}, are left in its memory", member.node, load.objects);
+            let left = member.load.map_or_else(
+                || "the node has not reported yet what is left".to_owned(),
+                |load| format!("{} objects, {}, are left in its memory", load.objects, size::show(load.used_bytes)),
+            );
+            println!("drain of node {}: {left}", member.node);
         }
         for task in copying {
             let (copied, of, state) = (task.copied, task.objects, word(task.state));
@@ -118,13 +120,12 @@ const fn word(state: TaskState) -> &'static str {
 }
 
 fn drain_json(member: &MemberStatus) -> Value {
-    let load = member.load.unwrap_or_default();
     json!({
         "task": "drain",
         "node": member.node,
         "incarnation": member.incarnation,
-        "objects_left": load.objects,
-        "bytes_left": load.used_bytes,
+        "objects_left": member.load.map(|load| load.objects),
+        "bytes_left": member.load.map(|load| load.used_bytes),
     })
 }
 

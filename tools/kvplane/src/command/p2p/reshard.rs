@@ -14,6 +14,7 @@ use kvplane::{
     Object, P2pStore, PartSource, ReadBytes, ReadOptions, Region, RegionOptions, Resharding, placement_from_json,
 };
 
+use super::super::process::durations;
 use super::super::{Failure, size};
 use super::destination::Out;
 use super::files::{at, named_files, write_region};
@@ -48,7 +49,7 @@ pub(super) struct Reshard {
     packed: bool,
     /// Time limit of each rank, in seconds. Parts that no member holds are waited for until then, as their writer may
     /// be restarting. Default: one hour, of which at most 3 seconds for parts that no member holds.
-    #[arg(long)]
+    #[arg(long, value_parser = durations::seconds())]
     deadline: Option<u64>,
 }
 

@@ -5,17 +5,23 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use kvplane::NodeId;
-use kvplane::handover::{HandoverRequest, Operator, SuccessorLink, UpgradeReport};
+use kvplane::handover::{HandoverError, HandoverRequest, Operator, SuccessorLink, UpgradeReport};
 use tokio::sync::mpsc::Receiver;
 
 use crate::command::Failure;
+use crate::command::node::{finish_moves, not_taken};
 use crate::command::process::stop::Stop;
 use crate::command::size;
 
 /// Longest time from the start of a successor until it is ready to take over.
 const PREPARATION: Duration = Duration::from_secs(300);
-/// Longest time in which a successor that has taken over must serve: it may wait for a control plane.
+/// Time after which the operator gets an error if a successor that has taken over does not serve yet: it waits for a
+/// control plane.
 const SERVES: Duration = Duration::from_secs(90);
+/// Interval at which a process that has handed over looks for signals.
+const LOOK: Duration = Duration::from_millis(500);
+/// Longest time until a successor that is stopped has ended.
+const STOPS: Duration = Duration::from_secs(20);
 
 /// Flag with which a successor is started.
 const TAKE_OVER: &str = "--take-over";
@@ -74,13 +80,27 @@ impl Upgrades {
             })?;
             match request {
                 None => return Ok(Turn::Stop),
-                Some(HandoverRequest::Take(link)) => return Ok(Turn::Take(link)),
-                Some(HandoverRequest::Refused { why, is_lasting }) => {
+                Some(HandoverRequest::Take(link)) => {
+                    let why = "the operator has hung up";
+                    match self.pending.take_if(|pending| pending.operator.has_hung_up()) {
+                        None => return Ok(Turn::Take(link)),
+                        Some(pending) => {
+                            link.refuse(why);
+                            pending.end(why);
+                        }
+                    }
+                }
+                Some(HandoverRequest::Refused { why, is_lasting, pid }) => {
                     eprintln!("kvplane: a new process was refused: {why}");
-                    if let Some(drain) = self.pending.take_if(|pending| is_lasting && pending.or_drain.is_some()) {
+                    // Other processes that want to take over do not concern this upgrade.
+                    let refused = self.pending.as_mut().filter(|pending| pending.successor.id() == pid);
+                    let drains = refused.is_some_and(|pending| {
+                        pending.refusal = Some(why.clone());
+                        is_lasting && pending.or_drain.is_some() && !pending.operator.has_hung_up()
+                    });
+                    if let Some(drain) = self.pending.take_if(|_| drains) {
                         return Ok(Turn::Drain(drain.into_drain(why)));
                     }
-                    self.pending.iter_mut().for_each(|pending| pending.refusal = Some(why.clone()));
                 }
                 Some(HandoverRequest::Upgrade { program, or_drain, operator }) => {
                     self.begin(program.as_deref(), or_drain, operator);
@@ -91,6 +111,10 @@ impl Upgrades {
 
     /// Starts a successor for an operator.
     fn begin(&mut self, program: Option<&Path>, or_drain: Option<Duration>, operator: Operator) {
+        if operator.has_hung_up() {
+            // It has reported a failure: it did not wait while this process did not run.
+            return eprintln!("kvplane: no upgrade: the operator has hung up");
+        }
         if self.pending.is_some() {
             return operator.refuse("another upgrade is in progress");
         }
@@ -104,7 +128,7 @@ impl Upgrades {
         }
     }
 
-    /// Tells the operator if the successor has ended, or takes too long.
+    /// Tells the operator if the successor has ended, or takes too long; ends the successor of one that is gone.
     fn look(&mut self) {
         let Some(mut pending) = self.pending.take() else { return };
         let why = match pending.successor.try_wait() {
@@ -113,6 +137,7 @@ impl Upgrades {
                 refusal
                     .unwrap_or_else(|| format!("the new process ended ({status}); the log of the node has its error"))
             }
+            Ok(None) if pending.operator.has_hung_up() => "the operator has hung up".to_owned(),
             Ok(None) if pending.begun.elapsed() < PREPARATION => {
                 self.pending = Some(pending);
                 return;
@@ -130,29 +155,53 @@ impl Upgrades {
         }
     }
 
-    /// Waits until the successor, which has taken over, serves. This process ends then, or with an error. With
-    /// `is_kept`, the memory outlives both.
-    pub(crate) fn finish(mut self, link: &SuccessorLink, is_kept: bool) -> Result<(), Failure> {
-        let pending = self.pending.take();
-        match link.wait_until_serving(SERVES) {
-            Ok(report) => {
-                announce!("process {} has taken over: {}", report.pid, describe(&report));
-                pending.iter().for_each(|pending| pending.operator.report(&report));
-                Ok(())
+    /// Waits until the successor, which has taken over, serves: as long as it lives, because it has the memory, and a
+    /// service manager ends all processes of the node with this one. This process ends then, or with an error. A signal
+    /// stops the successor. With `is_kept`, the memory outlives both.
+    pub(crate) fn finish(mut self, link: &SuccessorLink, is_kept: bool, stop: &mut Stop) -> Result<(), Failure> {
+        let (pending, begun) = (self.pending.take(), Instant::now());
+        let tell = |why: &str| {
+            eprintln!("kvplane: {why}");
+            pending.iter().for_each(|pending| pending.operator.refuse(why));
+        };
+        let (mut is_late, mut stopped): (bool, Option<Instant>) = (false, None);
+        let error = loop {
+            match link.wait_until_serving(LOOK) {
+                Ok(report) => {
+                    announce!("process {} has taken over: {}", report.pid, describe(&report));
+                    pending.iter().for_each(|pending| pending.operator.report(&report));
+                    return Ok(());
+                }
+                Err(HandoverError::Silent) if stopped.is_none_or(|stopped| stopped.elapsed() < STOPS) => {}
+                Err(error) => break error,
             }
-            Err(error) => {
-                let next = match is_kept {
-                    true => "which serves what the images of its memory have",
-                    false => "which is empty: its memory has ended with that process",
-                };
-                let why = format!(
-                    "the new process took over and does not serve ({error}): if it has ended, start the node again, \
-                     {next}"
+            if !is_late && begun.elapsed() >= SERVES {
+                is_late = true;
+                tell(
+                    "the new process took over and cannot join yet: it goes on trying, and the node does not answer \
+                     meanwhile; see that the control plane runs, and do not stop the node: its memory ends with it \
+                     unless it has --keep-memory",
                 );
-                pending.iter().for_each(|pending| pending.operator.refuse(&why));
-                Err(why.into())
             }
+            if stopped.is_none() && stop.comes_within(Duration::ZERO) {
+                stopped = Some(Instant::now());
+                // It may have ended.
+                let _ = link.stop();
+            }
+        };
+        let next = match is_kept {
+            true => "which serves what the images of its memory have",
+            false => "which is empty: its memory has ended with that process",
+        };
+        if stopped.is_some() {
+            tell("the node was stopped before the new process served");
+            return Ok(());
         }
+        let why = format!(
+            "the new process took over and does not serve ({error}): if it has ended, start the node again, {next}"
+        );
+        pending.iter().for_each(|pending| pending.operator.refuse(&why));
+        Err(why.into())
     }
 }
 
@@ -182,12 +231,14 @@ impl DrainOrder {
     pub(crate) fn carry_out(self, node: &kvplane::Node) -> Result<(), Failure> {
         let Self { operator, within, why } = self;
         announce!("draining for at most {} s, for an upgrade without a handover", within.as_secs());
+        let begun = Instant::now();
         let failed = match node.drain(within) {
-            Ok(0) => {
+            Ok(left) if left.is_drained() => {
+                finish_moves(node);
                 operator.drained(&why);
                 return Err("drained: other nodes hold all objects, and the next process of this node can start".into());
             }
-            Ok(left) => format!("other nodes did not fetch {left} objects within {} s", within.as_secs()),
+            Ok(left) => not_taken(left, begun.elapsed()),
             Err(error) => format!("the drain failed: {error}"),
         };
         // Without an answer, an operator has to cancel it.

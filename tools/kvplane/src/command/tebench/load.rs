@@ -11,6 +11,7 @@ use kvplane_tools::tebench::classes::{self, engine_weights};
 use kvplane_tools::tebench::{Case, Class, Promises, Range, Sweep, Workload};
 
 use super::{Failure, OpType, values};
+use crate::command::process::durations;
 use crate::command::size;
 
 /// Default time limit of a batch.
@@ -57,17 +58,17 @@ pub(super) struct LoadFlags {
     #[arg(long = "target_range_size", value_parser = size::parse, default_value = "0")]
     pub(super) target_range_size: u64,
     /// Minimum interval between the starts of two batches of a thread, in microseconds.
-    #[arg(long = "request_interval_us", default_value_t = 0)]
+    #[arg(long = "request_interval_us", default_value_t = 0, value_parser = durations::microseconds())]
     pub(super) request_interval_us: u64,
     /// Time limit of a batch, in microseconds. 0: 10 s.
-    #[arg(long = "timeout_us", default_value_t = 0)]
+    #[arg(long = "timeout_us", default_value_t = 0, value_parser = durations::microseconds())]
     timeout_us: u64,
     /// Send a notice to the target after each batch, as a part of it.
     #[arg(long = "notifi", num_args = 0..=1, require_equals = true, default_value = "false",
           default_missing_value = "true", value_parser = BoolishValueParser::new(), action = clap::ArgAction::Set)]
     pub(super) notifi: bool,
     /// Deadline of the batches of tight threads, in microseconds: they have priority over other batches. 0: none.
-    #[arg(long = "deadline_us", default_value_t = 0)]
+    #[arg(long = "deadline_us", default_value_t = 0, value_parser = durations::microseconds())]
     deadline_us: u64,
     /// Number of tight threads, counted from the first thread.
     #[arg(long = "deadline_tight_threads", default_value_t = 0)]

@@ -131,6 +131,38 @@ fn an_image_that_may_be_outdated_is_not_served() {
     assert!(exist(&mut rig).is_empty());
 }
 
+/// A copy of the files, put back after the node ran on: its map is as new as that of the last process.
+#[test]
+fn an_image_of_another_incarnation_than_the_last_member_is_not_served() {
+    let found = ended();
+    let last = found.origin.incarnation;
+    for (member, discard, objects) in [(last, None, 3), (Incarnation(last.0 + 1), Some(Discard::OtherIncarnation), 0)] {
+        let mut image = found.clone();
+        image.expect_member(member);
+        let mut rig = start(1000, Some(image));
+        assert!(rig.service.inspect().awaits_map());
+        rig.service.own(Epoch(7), standing(4), |_| true);
+        let report = rig.service.inspect().kept().expect("it is decided");
+        assert_eq!((report.discard, report.objects, report.dropped), (discard, objects, 3 - objects));
+        assert_eq!(exist(&mut rig).len() as u64, objects);
+        rig.store().check();
+    }
+}
+
+/// A member that stops before it has slots leaves the former image, which names it: it was the last member.
+#[test]
+fn a_pending_image_names_the_incarnation_that_has_joined() {
+    let found = ended();
+    let mut rig = start(1000, Some(found.clone()));
+    assert_eq!(rig.service.inspect().image_heir(), None, "it may not have joined");
+    rig.service.own(Epoch(6), standing(4), |_| false);
+    assert_eq!(rig.service.inspect().image_heir(), Some(identity().incarnation));
+    // A void image stays void.
+    let mut rig = start(1000, Some(FormerImage { is_void: true, ..found }));
+    rig.service.own(Epoch(6), standing(4), |_| false);
+    assert_eq!(rig.service.inspect().image_heir(), None);
+}
+
 #[test]
 fn objects_of_slots_that_others_have_now_are_dropped() {
     let mut rig = start(1000, Some(ended()));
@@ -178,6 +210,7 @@ fn a_new_layout_keeps_the_slots_that_stayed() {
     rig.service.control().keep_memory(Ok(None), Arc::new(Pool));
     rig.service.follow(STATE, &SlotOwners::of(&first));
     let mut found = FormerImage {
+        is_void: false,
         origin: ImageOrigin { incarnation: Incarnation(1), state: STATE, epoch: Epoch(5), opening: 0 },
         contents: ImageContents::default(),
     };

@@ -597,6 +597,50 @@ fn broken_successors_leave_the_node_as_it_was(place: &Workplace, memory: &Memory
     successor.stop();
 }
 
+/// A control plane that stops answering after the successor has prepared: the node does not stop, because nobody could
+/// serve its memory until the successor has joined.
+#[test]
+fn a_node_hands_nothing_over_while_the_control_plane_does_not_answer() {
+    let place = Workplace::new("upgrade-silent-control");
+    let control = control(&place);
+    for memory in both_kinds(&place) {
+        let first = node(&place, &memory, &[]);
+        let mut client = place.client(Way::Tcp);
+        put_all(&mut client, "before", 100);
+        let mut played = PlayedSuccessor::connect(&place);
+        played.say(&hello(&place, &memory));
+        assert_eq!(played.hear().expect("an offer")["kind"], "offer");
+        assert_eq!(played.hear().expect("memory")["kind"], "memory");
+        control.signal("STOP");
+        played.say(&json!({ "kind": "hand over" }));
+        let said = played.hear().expect("an answer");
+        let why = said["refused"].as_str().unwrap_or_else(|| panic!("{said}: {:?}", first.said()));
+        assert!(why.contains("the control plane does not answer"), "{why}");
+        assert_eq!(found(&mut client, "before", 100), 100, "{:?}", first.said());
+        control.signal("CONT");
+        drop(played);
+        let successor = Successor::of(&upgrade(&place).text());
+        assert_eq!(found(&mut client, "before", 100), 100);
+        successor.stop();
+    }
+}
+
+/// An operator that has hung up has reported a failure, so no upgrade follows.
+#[test]
+fn an_upgrade_whose_operator_has_hung_up_does_not_take_place() {
+    let place = Workplace::new("upgrade-hung-up");
+    let (_control, memory) = (control(&place), Memory::of_processes());
+    let first = node(&place, &memory, &[]);
+    first.signal("STOP");
+    let mut operator = PlayedSuccessor::connect(&place);
+    operator.say(&json!({ "kind": "upgrade", "program": null, "or_drain_s": null }));
+    drop(operator);
+    first.signal("CONT");
+    first.wait_for("no upgrade: the operator has hung up");
+    assert!(first.said().iter().all(|line| !line.contains("was started to take over")), "{:?}", first.said());
+    Successor::of(&upgrade(&place).text()).stop();
+}
+
 /// An upgrade of one of two nodes changes no owner, expels nobody, and keeps the node's objects; what it had as a
 /// replica owner is replicated again, so that the other one may die afterwards. Its port for metrics passes on, too.
 #[test]
