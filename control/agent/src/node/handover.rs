@@ -59,6 +59,8 @@ const PROTOCOL: u32 = 1;
 
 /// Longest wait for a message that its sender has ready.
 const REPLY: Duration = Duration::from_secs(5);
+/// Longest time for which a node that still serves writes what its successor needs of the shared tier.
+const SETTLE: Duration = Duration::from_secs(5);
 /// Longest time that a successor may take to map the memory, and that it waits for migrations of the running process.
 const PREPARATION: Duration = Duration::from_secs(600);
 
@@ -214,6 +216,11 @@ impl Handover {
         if left > 0 {
             return Err(HandoverError::Unfit(HandoverRefusal::Moves { slots: left }).into());
         }
+        std::thread::scope(|scope| {
+            for shard in &node.shards {
+                scope.spawn(move || shard.settle_shared(SETTLE));
+            }
+        });
         node.end_membership();
         let stopped_ns = kvplane_engine::cpu::monotonic_ns();
         let shards: Vec<_> = std::thread::scope(|scope| {

@@ -27,6 +27,9 @@ use crate::host::{MappedMemory, ShardHost};
 /// Time between two attempts to send to a full mailbox.
 const MAILBOX_RETRY: Duration = Duration::from_micros(100);
 
+/// Time between two looks at what the shared tier has taken.
+const SETTLE_STEP: Duration = Duration::from_millis(5);
+
 /// Parts of a shard that has ended for another process.
 #[derive(Debug)]
 pub struct HandedShard {
@@ -271,6 +274,19 @@ impl ShardHandle {
     #[must_use]
     pub fn memory(&self) -> Option<&Arc<MappedMemory>> {
         self.facts.lasting.as_ref().map(|lasting| &lasting.memory)
+    }
+
+    /// Waits at most this time until the shared tier has what a successor needs to find the objects in it, while the
+    /// shard serves. Does not wait while the store fails.
+    pub fn settle_shared(&self, longest: Duration) {
+        let until = Instant::now() + longest;
+        while self.ask(ANSWER_DEADLINE, ShardHost::settle_shared).is_ok_and(|is_settled| !is_settled) {
+            if Instant::now() >= until {
+                tracing::warn!("the shared tier has not taken what a successor needs to find all objects in it");
+                return;
+            }
+            std::thread::sleep(SETTLE_STEP);
+        }
     }
 
     /// Ends the thread, for a process that takes its memory and its listeners over, and waits for it: it leaves an
