@@ -538,7 +538,7 @@ impl SharedTier {
             return true;
         }
         self.begin_write(now_ns, true);
-        let is_known = self.clock.is_known() && self.takeovers.is_empty();
+        let is_known = self.takeovers.is_empty() && self.clock.is_known();
         is_known && self.log.is_settled() && !self.log.is_waiting() && !self.log.is_checkpointing()
     }
 

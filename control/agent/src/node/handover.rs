@@ -217,7 +217,7 @@ impl Handover {
             return Err(HandoverError::Unfit(HandoverRefusal::Moves { slots: left }).into());
         }
         std::thread::scope(|scope| {
-            for shard in &node.shards {
+            for shard in node.shards.iter() {
                 scope.spawn(move || shard.settle_shared(SETTLE));
             }
         });
