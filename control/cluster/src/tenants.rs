@@ -93,8 +93,8 @@ impl Tenants {
         self.by_name.insert(tenant.name.clone(), tenant);
     }
 
-    /// Creates or changes a tenant: all of the change, or nothing if any of it is rejected. Returns what it changed: the
-    /// tenant, and its settings on SSDs.
+    /// Creates or changes a tenant: all of the change, or nothing if any of it is rejected. Returns what it changed:
+    /// the tenant, and its settings on SSDs.
     pub(crate) fn change(&mut self, change: TenantChange) -> Result<(Option<&Tenant>, Option<TenantSsd>), Rejection> {
         let TenantChange { name, dram_bytes, weight, ssd_bytes, ssd_weight } = change;
         let former = self.by_name.get(&name);

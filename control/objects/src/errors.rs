@@ -90,7 +90,7 @@ impl<'a> Answer<'a> {
     }
 }
 
-/// Returns a text for operators: the answer of the service first, and then as much of the rest as there is room for.
+/// Returns a text for operators: the answer of the service first, and then as much of the rest as fits.
 fn reason_of(text: &str, answer: &Answer<'_>) -> String {
     let Answer { status, code, message, before } = *answer;
     let parts = [status, code, message].into_iter().filter(|part| !part.is_empty());
@@ -129,9 +129,8 @@ mod tests {
     /// Text of a request that failed, for an object of a long name.
     fn refused(status: &str, body: &str) -> String {
         let name = "prefix/".repeat(60);
-        format!(
-            "Error performing PUT http://host/bucket/{name} in 3.2s - Server returned non-2xx status code: {status}: {body}"
-        )
+        let answer = format!("Server returned non-2xx status code: {status}: {body}");
+        format!("Error performing PUT http://host/bucket/{name} in 3.2s - {answer}")
     }
 
     #[test]

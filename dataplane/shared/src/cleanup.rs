@@ -18,7 +18,7 @@ pub(crate) fn is_of(shard: ShardKey, mine: ShardKey) -> bool {
     (shard.node, shard.shard) == (mine.node, mine.shard)
 }
 
-/// Returns true if a pack of a former incarnation may be deleted: whoever took slots over from that one has done so.
+/// Returns true if a pack of a former incarnation may be deleted: the takeovers from that one are over.
 pub(crate) const fn is_settled(pack: &PackRow, now_ms: u64) -> bool {
     now_ms.saturating_sub(pack.written_ms) > LONGER_MS
 }

@@ -214,7 +214,8 @@ impl Sharing {
         self.tier.close(now_ns)
     }
 
-    /// Writes what the next owner needs to find what the store has. Returns true once it is written, or the store fails.
+    /// Writes what the next owner needs to find what the store has. Returns true once it is written, or if the store
+    /// fails.
     pub(super) fn settle(&mut self, now_ns: u64) -> bool {
         self.tier.settle(now_ns)
     }
