@@ -125,6 +125,30 @@ impl Operations {
         self.in_flight.insert(id, (purpose, self.generation));
         self.queue.push_back((id, operation));
     }
+
+    fn begin_writing(&mut self, purpose: Purpose, operation: Operation) {
+        self.is_writing = true;
+        self.begin(purpose, operation);
+    }
+
+    fn begin_read(&mut self, call: ReadCall, of: Stream) {
+        let ReadCall { entry, pack, .. } = &call;
+        let bytes = call.bytes();
+        self.reads += 1;
+        self.read_bytes += bytes;
+        let range = GetRange::Bounded { offset: entry.offset.into(), bytes, checked: entry.bytes.into() };
+        let name = of.of(pack.shard).pack(pack.number);
+        self.begin(Purpose::Read(call), Operation::Get { name, range });
+    }
+}
+
+/// Returns true if the answer to a probe is that of a store that works: one without the clock, if none was written.
+fn is_clock(answer: &Result<Outcome, StoreError>, is_written: bool) -> bool {
+    match answer {
+        Ok(Outcome::Bytes { bytes, .. }) => bytes == CLOCK,
+        Err(StoreError::NotFound) => !is_written,
+        _ => false,
+    }
 }
 
 /// Times of periodic work.
@@ -430,18 +454,8 @@ impl SharedTier {
         if operations.reads == READS_MOST || is_much {
             return Err(Refusal::Busy);
         }
-        self.begin_read(call);
+        self.operations.begin_read(call, self.stream);
         Ok(())
-    }
-
-    fn begin_read(&mut self, call: ReadCall) {
-        let ReadCall { entry, pack, .. } = &call;
-        let bytes = call.bytes();
-        self.operations.reads += 1;
-        self.operations.read_bytes += bytes;
-        let range = GetRange::Bounded { offset: entry.offset.into(), bytes, checked: entry.bytes.into() };
-        let name = self.stream.of(pack.shard).pack(pack.number);
-        self.operations.begin(Purpose::Read(call), Operation::Get { name, range });
     }
 
     /// Forgets all objects, as others than those that a list names may have been removed: what the store has is void.
@@ -496,10 +510,8 @@ impl SharedTier {
         let is_waiting = !self.clock.is_known() || self.packer.sealed.is_some() || self.log.is_waiting();
         let write = if is_waiting { Some(0) } else { self.packer.due_ns(&self.config) };
         let write = write.filter(|_| !self.operations.is_writing).map(|due_ns| due_ns.max(pause_ns));
-        [write, self.probe_ns(), self.takeovers.poll_timeout(), Some(self.schedule.sweep_ns)]
-            .into_iter()
-            .flatten()
-            .min()
+        let probe = self.health[READS].probe_ns().filter(|_| !self.operations.is_probing);
+        [write, probe, self.takeovers.poll_timeout(), Some(self.schedule.sweep_ns)].into_iter().flatten().min()
     }
 
     /// Returns the next operation for the host.
@@ -511,7 +523,8 @@ impl SharedTier {
                 self.operations.is_deleting = true;
                 self.operations.begin(Purpose::Delete(name.clone()), Operation::Delete { name });
             }
-            if self.probe_ns().is_some_and(|at_ns| at_ns <= now_ns) {
+            let is_probe_due = self.health[READS].probe_ns().is_some_and(|at_ns| at_ns <= now_ns);
+            if is_probe_due && !self.operations.is_probing {
                 self.operations.is_probing = true;
                 let (name, range) = (self.stream.clock(), GetRange::Whole);
                 self.operations.begin(Purpose::Probe, Operation::Get { name, range });
@@ -522,13 +535,6 @@ impl SharedTier {
             self.run_schedule(now_ns);
         }
         self.operations.queue.pop_front()
-    }
-
-    /// Returns the time of the next probe, while reads fail: without one, only a caller would find out that they work
-    /// again.
-    fn probe_ns(&self) -> Option<u64> {
-        let health = &self.health[READS];
-        (health.is_failing() && !self.operations.is_probing).then(|| health.pause_ends()).flatten()
     }
 
     /// Writes what the next owner needs to find what the store has, while the shard goes on. Returns true once it is
@@ -562,12 +568,12 @@ impl SharedTier {
         let stream = self.stream;
         if !self.clock.is_known() {
             let put = Operation::Put { name: stream.clock(), bytes: std::sync::Arc::new(CLOCK.to_vec()) };
-            self.begin_writing(Purpose::ClockPut, put);
+            self.operations.begin_writing(Purpose::ClockPut, put);
             return;
         }
         if let Some(sealed) = &self.log.sealed {
             let put = Operation::Put { name: stream.checkpoint(sealed.number), bytes: sealed.bytes.clone() };
-            self.begin_writing(Purpose::Checkpoint, put);
+            self.operations.begin_writing(Purpose::Checkpoint, put);
             return;
         }
         if self.log.is_checkpointing() {
@@ -586,7 +592,7 @@ impl SharedTier {
             }
             if let Some(sealed) = &self.packer.sealed {
                 let put = Operation::Put { name: stream.pack(sealed.number), bytes: sealed.bytes.clone() };
-                self.begin_writing(Purpose::Pack, put);
+                self.operations.begin_writing(Purpose::Pack, put);
                 return;
             }
         }
@@ -598,13 +604,8 @@ impl SharedTier {
         } else if self.log.is_manifest_due() {
             let (number, manifest) = self.log.begin_manifest(&self.slots, self.epoch);
             let bytes = std::sync::Arc::new(manifest.encode(stream, number));
-            self.begin_writing(Purpose::Manifest, Operation::Put { name: stream.manifest(number), bytes });
+            self.operations.begin_writing(Purpose::Manifest, Operation::Put { name: stream.manifest(number), bytes });
         }
-    }
-
-    fn begin_writing(&mut self, purpose: Purpose, operation: Operation) {
-        self.operations.is_writing = true;
-        self.operations.begin(purpose, operation);
     }
 
     /// Drops packs whose time is over, or that are over the limit, and looks for streams whose owners are gone.
@@ -795,7 +796,11 @@ impl SharedTier {
             }
             Purpose::Probe => {
                 self.operations.is_probing = false;
-                self.probed(result, now_ns);
+                if !is_clock(&result, self.clock.is_known()) {
+                    self.health[READS].failed(now_ns);
+                } else if self.health[READS].worked() {
+                    self.events.push_back(SharedEvent::Works);
+                }
             }
             Purpose::Look(pack) => {
                 self.operations.is_looking = false;
@@ -819,20 +824,6 @@ impl SharedTier {
         }
     }
 
-    /// Takes the answer to a probe. A store without the clock works if none was written.
-    fn probed(&mut self, result: Result<Outcome, StoreError>, now_ns: u64) {
-        let works = match &result {
-            Ok(Outcome::Bytes { bytes, .. }) => bytes == CLOCK,
-            Err(StoreError::NotFound) => !self.clock.is_known(),
-            _ => false,
-        };
-        if !works {
-            self.health[READS].failed(now_ns);
-        } else if self.health[READS].worked() {
-            self.events.push_back(SharedEvent::Works);
-        }
-    }
-
     fn written(&mut self, purpose: &Purpose, now_ns: u64) {
         if self.health[WRITES].worked() {
             self.events.push_back(SharedEvent::Works);
@@ -840,7 +831,7 @@ impl SharedTier {
         match purpose {
             Purpose::ClockPut => {
                 let name = self.stream.clock();
-                self.begin_writing(Purpose::ClockStat, Operation::Stat { name });
+                self.operations.begin_writing(Purpose::ClockStat, Operation::Stat { name });
             }
             Purpose::Pack => self.pack_written(),
             Purpose::Checkpoint => self.log.checkpoint_written(&mut self.slots),
@@ -910,13 +901,13 @@ impl SharedTier {
                     let event = SharedEvent::Read { token, version: entry.version, checksum, bytes };
                     return self.events.push_back(event);
                 }
-                if !is_whole && self.read_damaged(call, is_there) {
+                if !is_whole && read_damaged(self, call, is_there) {
                     return;
                 }
             }
             Err(StoreError::Short { .. }) => {
                 self.stats.read_failures += 1;
-                if self.read_damaged(call, is_there) {
+                if read_damaged(self, call, is_there) {
                     return;
                 }
             }
@@ -939,23 +930,23 @@ impl SharedTier {
         }
         self.events.push_back(SharedEvent::Missed { token });
     }
+}
 
-    /// Takes a read that did not return what was written: it is read once more, and given up after that. Returns true
-    /// if it is read once more.
-    fn read_damaged(&mut self, call: &ReadCall, is_there: bool) -> bool {
-        if is_there && !call.is_second {
-            self.begin_read(ReadCall { is_second: true, ..*call });
-            return true;
-        }
-        self.stats.damaged += 1;
-        // The first time, and whenever the number has doubled.
-        if self.stats.damaged.is_power_of_two() {
-            let name = self.stream.of(call.pack.shard).pack(call.pack.number);
-            self.events.push_back(SharedEvent::Damaged { name, count: self.stats.damaged });
-        }
-        if is_there {
-            self.packer.give_up(call.entry.digest);
-        }
-        false
+/// Takes a read that did not return what was written: it is read once more, and given up after that. Returns true if it
+/// is read once more.
+fn read_damaged(tier: &mut SharedTier, call: &ReadCall, is_there: bool) -> bool {
+    if is_there && !call.is_second {
+        tier.operations.begin_read(ReadCall { is_second: true, ..*call }, tier.stream);
+        return true;
     }
+    tier.stats.damaged += 1;
+    // The first time, and whenever the number has doubled.
+    if tier.stats.damaged.is_power_of_two() {
+        let name = tier.stream.of(call.pack.shard).pack(call.pack.number);
+        tier.events.push_back(SharedEvent::Damaged { name, count: tier.stats.damaged });
+    }
+    if is_there {
+        tier.packer.give_up(call.entry.digest);
+    }
+    false
 }

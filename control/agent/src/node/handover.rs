@@ -216,11 +216,7 @@ impl Handover {
         if left > 0 {
             return Err(HandoverError::Unfit(HandoverRefusal::Moves { slots: left }).into());
         }
-        std::thread::scope(|scope| {
-            for shard in node.shards.iter() {
-                scope.spawn(move || shard.settle_shared(SETTLE));
-            }
-        });
+        kvplane_engine::settle_shared_tier(&node.shards, SETTLE);
         node.end_membership();
         let stopped_ns = kvplane_engine::cpu::monotonic_ns();
         let shards: Vec<_> = std::thread::scope(|scope| {

@@ -399,12 +399,6 @@ impl ShardHost {
         Ok(())
     }
 
-    /// Writes what the next owner needs to find what the shared tier has, while the shard serves. Returns true once it
-    /// is written, without a shared tier, or if the store fails.
-    pub fn settle_shared(&mut self) -> bool {
-        self.shared.is_none() || self.service.service().control().shared().settle(cpu::monotonic_ns())
-    }
-
     /// Flushes pending writes of the tier, at most for `longest`, after what waits for the shared tier was uploaded, at
     /// most for `uploads`. Returns true if all are written to the tier.
     pub fn close_tier(&mut self, longest: Duration, uploads: Duration) -> bool {

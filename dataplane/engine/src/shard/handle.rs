@@ -276,19 +276,6 @@ impl ShardHandle {
         self.facts.lasting.as_ref().map(|lasting| &lasting.memory)
     }
 
-    /// Waits at most this time until the shared tier has what a successor needs to find the objects in it, while the
-    /// shard serves. Does not wait while the store fails.
-    pub fn settle_shared(&self, longest: Duration) {
-        let until = Instant::now() + longest;
-        while self.ask(ANSWER_DEADLINE, ShardHost::settle_shared).is_ok_and(|is_settled| !is_settled) {
-            if Instant::now() >= until {
-                tracing::warn!("the shared tier has not taken what a successor needs to find all objects in it");
-                return;
-            }
-            std::thread::sleep(SETTLE_STEP);
-        }
-    }
-
     /// Ends the thread, for a process that takes its memory and its listeners over, and waits for it: it leaves an
     /// image of its objects in the memory. The listeners stay open, and the socket for peers on this host stays in its
     /// place. Does nothing, and returns `None`, if it has no memory of its own.
@@ -315,6 +302,23 @@ impl ShardHandle {
             // The socket may be removed already; no thread listens on it any more either way.
             let _ = std::fs::remove_file(path);
         }
+    }
+}
+
+/// Waits at most this time until the shared tier has what successors of these shards need to find the objects in it,
+/// while the shards serve. Does not wait while the store fails.
+pub fn settle_shared_tier(shards: &[ShardHandle], longest: Duration) {
+    let settle = |host: &mut ShardHost| {
+        let now_ns = host.now_ns();
+        host.service().control().shared().settle(now_ns)
+    };
+    let until = Instant::now() + longest;
+    while shards.iter().any(|shard| shard.ask(ANSWER_DEADLINE, settle).is_ok_and(|is_settled| !is_settled)) {
+        if Instant::now() >= until {
+            tracing::warn!("the shared tier has not taken what a successor needs to find all objects in it");
+            return;
+        }
+        std::thread::sleep(SETTLE_STEP);
     }
 }
 
