@@ -57,6 +57,7 @@ pub(crate) fn run(words: &[String]) -> Result<(), Failure> {
     let options = Options::parse(words)?;
     let (mib, rounds) = (options.bytes >> 20, options.rounds);
     println!("shared tier beside plain transfers of the same files: {mib} MiB a round, {rounds} rounds");
+    std::fs::create_dir_all(&options.path)?;
     let measured = measure("directory", &StorePlace::Directory(options.path.clone()), &options);
     let removed = std::fs::remove_dir_all(&options.path);
     measured?;

@@ -26,7 +26,7 @@ use crate::membership::{EPOCH_GAP, Joiner, Membership, PortEvidence, Row};
 use crate::message::{Counters, Input, LastIncarnations, Load, MAX_VERSION_BYTES, MemberView, Output, Reply};
 use crate::record::{Layout, Record, RecordKey};
 use crate::rejection::Rejection;
-use crate::tenants::{Tenant, TenantSsd, Tenants};
+use crate::tenants::{Tenant, TenantChange, TenantSsd, Tenants};
 
 use start::LAST_EPOCH;
 pub use start::StartError;
@@ -87,8 +87,7 @@ impl Cluster {
             Input::ClientHeartbeat { client } => self.client_heartbeat(client),
             Input::RegisterSegment { segment } => self.register_segment(segment),
             Input::UnregisterSegment { owner, name } => self.unregister_segment(owner, name),
-            Input::SetTenant { tenant } => self.set_tenant(tenant),
-            Input::SetTenantSsd { name, ssd } => self.set_tenant_ssd(name, ssd),
+            Input::SetTenant { change } => self.set_tenant(change),
             Input::RemoveTenant { name } => remove_tenant(&mut self.tenants, &mut self.membership, name),
             Input::TenantFreed { name } => Ok(forget_removed(&mut self.tenants, &mut self.membership, name)),
             Input::ListSegments { after, limit } => {
@@ -397,25 +396,17 @@ impl Cluster {
         Ok(Reply::Unregistered)
     }
 
-    fn set_tenant(&mut self, tenant: Tenant) -> Result<Reply, Rejection> {
-        let was_removed = self.tenants.get(&tenant.name).is_none();
-        if self.tenants.set(&tenant)? {
-            if was_removed && self.tenants.forget_settings(&tenant.name) {
-                self.membership.effects().remove(RecordKey::TenantSsd(tenant.name.clone()));
-            }
-            self.membership.effects().put(Record::Tenant(tenant));
+    fn set_tenant(&mut self, change: TenantChange) -> Result<Reply, Rejection> {
+        let name = change.name.clone();
+        let (tenant, ssd) = self.tenants.change(change)?;
+        let effects = self.membership.effects();
+        if let Some(tenant) = tenant {
+            effects.put(Record::Tenant(tenant.clone()));
         }
-        Ok(Reply::TenantSet)
-    }
-
-    fn set_tenant_ssd(&mut self, name: String, ssd: TenantSsd) -> Result<Reply, Rejection> {
-        if self.tenants.set_ssd(&name, ssd)? {
-            let effects = self.membership.effects();
-            if ssd == TenantSsd::default() {
-                effects.remove(RecordKey::TenantSsd(name));
-            } else {
-                effects.put(Record::TenantSsd(name, ssd));
-            }
+        match ssd {
+            Some(ssd) if ssd == TenantSsd::default() => effects.remove(RecordKey::TenantSsd(name)),
+            Some(ssd) => effects.put(Record::TenantSsd(name, ssd)),
+            None => {}
         }
         Ok(Reply::TenantSet)
     }

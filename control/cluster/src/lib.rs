@@ -50,4 +50,4 @@ pub use record::{Devices, Header, Layout, MAX_CLUSTER_NAME_BYTES, MemberRecord, 
 pub use rejection::Rejection;
 pub use state::{MemberEvent, MemberState};
 pub use tasks::{Task, TaskLimits, TaskRefusal, TaskState, Tasks};
-pub use tenants::{MAX_TENANT_NAME_BYTES, MAX_TENANT_WEIGHT, MAX_TENANTS, Tenant, TenantSsd};
+pub use tenants::{MAX_TENANT_NAME_BYTES, MAX_TENANT_WEIGHT, MAX_TENANTS, Tenant, TenantChange, TenantSsd};

@@ -9,7 +9,7 @@ use crate::catalog::{ClientId, Segment, SegmentOwner};
 use crate::departure::Moves;
 use crate::record::{Record, RecordKey};
 use crate::state::MemberState;
-use crate::tenants::{Tenant, TenantSsd};
+use crate::tenants::TenantChange;
 
 /// Maximum length of a member's version text.
 pub const MAX_VERSION_BYTES: usize = 64;
@@ -117,10 +117,8 @@ pub enum Input {
         owner: SegmentOwner,
         name: String,
     },
-    /// An operator creates or changes a tenant.
-    SetTenant { tenant: Tenant },
-    /// An operator changes the quota and weight of a tenant on SSDs.
-    SetTenantSsd { name: String, ssd: TenantSsd },
+    /// An operator creates or changes a tenant. A change of which any part is rejected changes nothing.
+    SetTenant { change: TenantChange },
     /// An operator removes a tenant. Its objects in memory stay until they are removed or evicted; its records on SSDs
     /// are evicted.
     RemoveTenant { name: String },

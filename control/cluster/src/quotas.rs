@@ -24,8 +24,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use bincode::{Decode, Encode};
 use kvplane_proto::digest::tenant_number;
+use kvplane_proto::ids::NodeId;
+use kvplane_proto::map::Member;
 
 use crate::cluster::Cluster;
+use crate::state::MemberState;
 use crate::tenants::{Tenant, TenantSsd};
 
 /// Shard of one incarnation of a node.
@@ -179,13 +182,24 @@ impl Quotas {
     /// Returns true if every shard of every live member, except `but`, has reported.
     #[must_use]
     pub fn knows_all(&self, cluster: &Cluster, but: Option<ShardIncarnation>) -> bool {
-        let live = cluster.members().filter(|view| view.state.is_live());
-        live.into_iter().all(|view| {
-            let (node, incarnation) = (view.member.node.0, view.member.incarnation.0);
-            (0..view.member.shards.len()).all(|shard| {
-                let of = ShardIncarnation { node, incarnation, shard: shard as u16 };
-                Some(of) == but || self.knows(of)
-            })
+        cluster.members().filter(|view| view.state.is_live()).all(|view| self.knows_member(view.member, but))
+    }
+
+    /// Returns the members whose use is unknown: dead ones, whose SSDs may come back with records, and those of which a
+    /// shard has not reported, also because the control plane has restarted since.
+    #[must_use]
+    pub fn unreported(&self, cluster: &Cluster) -> BTreeSet<NodeId> {
+        let there = cluster.members().filter(|view| view.state != MemberState::Left);
+        let unknown = there.filter(|view| !view.state.is_live() || !self.knows_member(view.member, None));
+        unknown.map(|view| view.member.node).collect()
+    }
+
+    /// Returns true if every shard of a member, except `but`, has reported.
+    fn knows_member(&self, member: &Member, but: Option<ShardIncarnation>) -> bool {
+        let (node, incarnation) = (member.node.0, member.incarnation.0);
+        (0..member.shards.len()).all(|shard| {
+            let of = ShardIncarnation { node, incarnation, shard: shard as u16 };
+            Some(of) == but || self.knows(of)
         })
     }
 

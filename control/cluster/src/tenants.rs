@@ -37,6 +37,31 @@ pub struct TenantSsd {
     pub weight: Option<u32>,
 }
 
+impl TenantSsd {
+    fn check(self) -> Result<(), Rejection> {
+        match self.weight {
+            Some(weight) if weight == 0 || weight > MAX_TENANT_WEIGHT => Err(Rejection::TenantWeight { weight }),
+            Some(weight) if self.ssd_bytes == Some(0) => Err(Rejection::SsdWeight { weight }),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Change of a tenant: settings that are not given stay as they are, or as a new tenant has them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Encode, Decode)]
+pub struct TenantChange {
+    /// Name in UTF-8; empty for the default tenant.
+    pub name: String,
+    /// Quota of memory in bytes; `Some(None)` removes it.
+    pub dram_bytes: Option<Option<u64>>,
+    /// Weight among tenants without a quota of memory.
+    pub weight: Option<u32>,
+    /// Quota of SSD bytes; `Some(None)` removes it. A tenant that is kept off the SSDs, by 0, loses its weight there.
+    pub ssd_bytes: Option<Option<u64>>,
+    /// Weight on SSDs.
+    pub ssd_weight: Option<u32>,
+}
+
 /// Settings of a tenant that was removed: none of its records stay.
 const REMOVED: TenantSsd = TenantSsd { ssd_bytes: Some(0), weight: None };
 
@@ -68,8 +93,37 @@ impl Tenants {
         self.by_name.insert(tenant.name.clone(), tenant);
     }
 
-    /// Creates or changes a tenant; returns true if anything changed.
-    pub(crate) fn set(&mut self, tenant: &Tenant) -> Result<bool, Rejection> {
+    /// Creates or changes a tenant: all of the change, or nothing if any of it is rejected. Returns what it changed:
+    /// the tenant, and its settings on SSDs.
+    pub(crate) fn change(&mut self, change: TenantChange) -> Result<(Option<&Tenant>, Option<TenantSsd>), Rejection> {
+        let TenantChange { name, dram_bytes, weight, ssd_bytes, ssd_weight } = change;
+        let former = self.by_name.get(&name);
+        // A tenant that was removed leaves no settings to the next one of its name.
+        let former_ssd = former.map_or_else(TenantSsd::default, |tenant| self.ssd_of(&tenant.name));
+        let tenant = Tenant {
+            dram_bytes: dram_bytes.unwrap_or_else(|| former.and_then(|tenant| tenant.dram_bytes)),
+            weight: weight.unwrap_or_else(|| former.map_or(1, |tenant| tenant.weight)),
+            name,
+        };
+        let ssd_bytes = ssd_bytes.unwrap_or(former_ssd.ssd_bytes);
+        let weight = ssd_weight.or(former_ssd.weight.filter(|_| ssd_bytes != Some(0)));
+        let ssd = TenantSsd { ssd_bytes, weight };
+        self.check(&tenant)?;
+        ssd.check()?;
+        let is_news = former != Some(&tenant);
+        let ssd_is_news = self.ssd_of(&tenant.name) != ssd;
+        if ssd == TenantSsd::default() {
+            self.ssd.remove(&tenant.name);
+        } else {
+            self.insert_ssd(tenant.name.clone(), ssd);
+        }
+        let name = tenant.name.clone();
+        self.insert(tenant);
+        Ok((self.get(&name).filter(|_| is_news), ssd_is_news.then_some(ssd)))
+    }
+
+    /// Checks that a tenant may be set.
+    fn check(&self, tenant: &Tenant) -> Result<(), Rejection> {
         let bytes = tenant.name.len();
         if bytes > MAX_TENANT_NAME_BYTES || tenant.name.chars().any(char::is_control) {
             return Err(Rejection::TenantName { bytes });
@@ -88,11 +142,7 @@ impl Tenants {
         if let Some(other) = same.next() {
             return Err(Rejection::TenantNumber { name: tenant.name.clone(), other: other.clone() });
         }
-        let is_news = all.get(&tenant.name) != Some(tenant);
-        if is_news {
-            self.insert(tenant.clone());
-        }
-        Ok(is_news)
+        Ok(())
     }
 
     /// Returns the settings of a tenant on SSDs.
@@ -103,28 +153,6 @@ impl Tenants {
     /// Inserts the settings of a tenant on SSDs from their record.
     pub(crate) fn insert_ssd(&mut self, name: String, ssd: TenantSsd) {
         self.ssd.insert(name, ssd);
-    }
-
-    /// Changes the settings of a tenant on SSDs; returns true if anything changed.
-    pub(crate) fn set_ssd(&mut self, name: &str, ssd: TenantSsd) -> Result<bool, Rejection> {
-        if !self.by_name.contains_key(name) {
-            return Err(Rejection::UnknownTenant { name: name.to_owned() });
-        }
-        if let Some(weight) = ssd.weight {
-            if weight == 0 || weight > MAX_TENANT_WEIGHT {
-                return Err(Rejection::TenantWeight { weight });
-            }
-            if ssd.ssd_bytes == Some(0) {
-                return Err(Rejection::SsdWeight { weight });
-            }
-        }
-        let is_news = self.ssd_of(name) != ssd;
-        if ssd == TenantSsd::default() {
-            self.ssd.remove(name);
-        } else {
-            self.ssd.insert(name.to_owned(), ssd);
-        }
-        Ok(is_news)
     }
 
     /// Removes a tenant, with its settings on SSDs. Returns the settings by which its records are evicted; none if too
@@ -148,12 +176,7 @@ impl Tenants {
 
     /// Forgets a tenant that was removed, because its records are gone; returns true if it was known.
     pub(crate) fn forget_removed(&mut self, name: &str) -> bool {
-        !self.by_name.contains_key(name) && self.forget_settings(name)
-    }
-
-    /// Forgets the settings of a tenant on SSDs: one that is set anew has none. Returns true if there were some.
-    pub(crate) fn forget_settings(&mut self, name: &str) -> bool {
-        self.ssd.remove(name).is_some()
+        !self.by_name.contains_key(name) && self.ssd.remove(name).is_some()
     }
 }
 
@@ -161,27 +184,56 @@ impl Tenants {
 mod tests {
     use super::*;
 
+    fn change(ssd_bytes: Option<Option<u64>>, ssd_weight: Option<u32>) -> TenantChange {
+        TenantChange { name: "t".to_owned(), ssd_bytes, ssd_weight, ..TenantChange::default() }
+    }
+
     #[test]
     fn settings_on_ssds_belong_to_a_tenant_and_do_not_contradict_each_other() {
         let mut tenants = Tenants::default();
         let ssd = |ssd_bytes, weight| TenantSsd { ssd_bytes, weight };
-        assert_eq!(tenants.set_ssd("t", ssd(Some(1), None)), Err(Rejection::UnknownTenant { name: "t".to_owned() }));
-        tenants.insert(Tenant { name: "t".to_owned(), dram_bytes: None, weight: 1 });
-        for (bad, why) in [
-            (ssd(None, Some(0)), Rejection::TenantWeight { weight: 0 }),
-            (ssd(None, Some(MAX_TENANT_WEIGHT + 1)), Rejection::TenantWeight { weight: MAX_TENANT_WEIGHT + 1 }),
-            (ssd(Some(0), Some(3)), Rejection::SsdWeight { weight: 3 }),
-        ] {
-            assert_eq!((tenants.set_ssd("t", bad), tenants.ssd_of("t")), (Err(why), TenantSsd::default()));
-        }
-        assert_eq!(tenants.set_ssd("t", ssd(Some(5), Some(3))), Ok(true));
-        assert_eq!(
-            (tenants.set_ssd("t", ssd(Some(5), Some(3))), tenants.ssd_of("t")),
-            (Ok(false), ssd(Some(5), Some(3)))
-        );
-        assert_eq!(tenants.set_ssd("t", TenantSsd::default()), Ok(true));
+        assert!(tenants.change(change(Some(Some(5)), Some(3))).is_ok());
+        assert_eq!(tenants.ssd_of("t"), ssd(Some(5), Some(3)));
+        assert_eq!(tenants.change(change(Some(Some(5)), Some(3))), Ok((None, None)), "nothing new");
+        assert_eq!(tenants.change(change(None, Some(4))), Ok((None, Some(ssd(Some(5), Some(4))))));
+        assert_eq!(tenants.change(change(Some(Some(0)), None)), Ok((None, Some(ssd(Some(0), None)))), "no weight");
+        assert_eq!(tenants.change(change(Some(None), None)), Ok((None, Some(TenantSsd::default()))));
         assert_eq!((tenants.remove("t"), tenants.removed().collect::<Vec<_>>()), (Ok(Some(REMOVED)), vec!["t"]));
         assert!(tenants.forget_removed("t") && !tenants.forget_removed("t"));
         assert_eq!((tenants.removed().count(), tenants.ssd_of("t")), (0, TenantSsd::default()));
+        // A tenant that is set again has nothing of the removed one.
+        assert!(tenants.change(change(Some(Some(5)), None)).is_ok() && tenants.remove("t").is_ok());
+        let (tenant, changed) = tenants.change(change(None, None)).expect("a good name");
+        assert_eq!((tenant.map(|tenant| tenant.weight), changed), (Some(1), Some(TenantSsd::default())));
+    }
+
+    #[test]
+    fn a_change_of_which_any_part_is_rejected_changes_nothing() {
+        let (low, high) = (0, MAX_TENANT_WEIGHT + 1);
+        let weight = |weight| Rejection::TenantWeight { weight };
+        let of_memory = |weight| TenantChange { weight: Some(weight), ..change(Some(Some(0)), None) };
+        let bad = || {
+            [
+                (of_memory(low), weight(low)),
+                (of_memory(high), weight(high)),
+                (TenantChange { dram_bytes: Some(Some(9)), ..change(Some(Some(7)), Some(low)) }, weight(low)),
+                (TenantChange { weight: Some(7), ..change(None, Some(high)) }, weight(high)),
+                (change(Some(Some(0)), Some(3)), Rejection::SsdWeight { weight: 3 }),
+            ]
+        };
+        // Of a tenant that was never set, and of one that was.
+        let mut tenants = Tenants::default();
+        for (change, why) in bad() {
+            assert_eq!(tenants.change(change), Err(why));
+            assert_eq!((tenants.len(), tenants.removed().count(), tenants.get("t")), (0, 0, None));
+        }
+        let good = TenantChange { dram_bytes: Some(Some(8)), ..change(Some(Some(5)), Some(2)) };
+        assert!(tenants.change(good).is_ok());
+        for (change, why) in bad() {
+            assert_eq!(tenants.change(change), Err(why));
+            let tenant = Tenant { name: "t".to_owned(), dram_bytes: Some(8), weight: 1 };
+            assert_eq!(tenants.get("t"), Some(&tenant));
+            assert_eq!(tenants.ssd_of("t"), TenantSsd { ssd_bytes: Some(5), weight: Some(2) });
+        }
     }
 }

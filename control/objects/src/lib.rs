@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod errors;
+mod marker;
 mod operations;
 mod place;
 
@@ -19,10 +20,10 @@ use std::time::Duration;
 
 use kvplane_shared::port::{Store, StorePort};
 use kvplane_shared::{OpId, Operation, Outcome, StoreError};
-use object_store::ObjectStore;
 use tokio::sync::Semaphore;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 
+use place::OpenStore;
 pub use place::{PlaceError, StorePlace};
 
 /// Most operations that run at once; the others wait. Shards bound the operations that they have in flight.
@@ -72,8 +73,8 @@ impl StoreDriver {
     /// come later.
     ///
     /// # Errors
-    /// If the place is wrong, the directory cannot be created, or its file system does not answer by the deadline of
-    /// lists.
+    /// If the place is wrong, the directory is missing or cannot get its marker, or its file system does not answer by
+    /// the deadline of lists.
     pub fn open(place: &StorePlace, cluster: &str, deadlines: Deadlines) -> Result<Self, PlaceError> {
         let (jobs, queue) = unbounded_channel();
         let (opened, outcome) = sync_channel(1);
@@ -82,7 +83,7 @@ impl StoreDriver {
         let runtime = runtime.enable_all().max_blocking_threads(RUNNING_MOST).build().map_err(PlaceError::Thread)?;
         let (wanted, cluster) = (place.clone(), cluster.to_owned());
         let thread = std::thread::Builder::new().name("kvplane-store".to_owned()).spawn(move || {
-            let (store, prefix) = match wanted.open(&cluster, deadlines) {
+            let store = match wanted.open(&cluster, deadlines) {
                 Ok(store) => store,
                 Err(error) => {
                     // Nobody may wait any more.
@@ -91,7 +92,7 @@ impl StoreDriver {
                 }
             };
             if opened.send(Ok(())).is_ok() {
-                runtime.block_on(serve(store, prefix, queue, deadlines));
+                runtime.block_on(serve(store, queue, deadlines));
             }
             runtime.shutdown_timeout(END_WAIT);
         });
@@ -151,22 +152,17 @@ impl StorePort for Port {
 }
 
 /// Carries out operations until no port and no driver is left.
-async fn serve(
-    store: Arc<dyn ObjectStore>,
-    prefix: object_store::path::Path,
-    mut queue: UnboundedReceiver<Job>,
-    deadlines: Deadlines,
-) {
-    let (running, prefix) = (Arc::new(Semaphore::new(RUNNING_MOST)), Arc::new(prefix));
+async fn serve(store: OpenStore, mut queue: UnboundedReceiver<Job>, deadlines: Deadlines) {
+    let (running, store) = (Arc::new(Semaphore::new(RUNNING_MOST)), Arc::new(store));
     while let Some(job) = queue.recv().await {
-        let (store, running, prefix) = (Arc::clone(&store), Arc::clone(&running), Arc::clone(&prefix));
+        let (store, running) = (Arc::clone(&store), Arc::clone(&running));
         tokio::spawn(async move {
             let Job { id, operation, port, results } = job;
             let deadline = deadline_of(&operation, deadlines);
             let work = async {
                 // The semaphore is never closed.
                 let _permit = running.acquire().await;
-                operations::carry_out(&*store, &prefix, operation).await
+                operations::carry_out(&store, operation).await
             };
             let result = tokio::time::timeout(deadline, work).await;
             let late = |_| StoreError::Deadline { waited_ms: u64::try_from(deadline.as_millis()).unwrap_or(u64::MAX) };

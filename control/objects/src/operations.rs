@@ -8,6 +8,7 @@ use object_store::path::Path;
 use object_store::{GetOptions, ObjectMeta, ObjectStore, ObjectStoreExt, PutPayload};
 
 use crate::errors::error_of;
+use crate::place::OpenStore;
 
 /// Most objects of one list: beyond it, the list fails.
 const LISTED_MOST: usize = 1 << 20;
@@ -25,17 +26,23 @@ impl AsRef<[u8]> for SharedBytes {
     }
 }
 
-/// Carries out an operation on objects below `prefix`.
-pub(crate) async fn carry_out(
-    store: &dyn ObjectStore,
-    prefix: &Path,
-    operation: Operation,
-) -> Result<Outcome, StoreError> {
+/// Carries out an operation on the objects of a store.
+pub(crate) async fn carry_out(open: &OpenStore, operation: Operation) -> Result<Outcome, StoreError> {
+    let OpenStore { store, prefix, marker } = open;
+    let store = &**store;
+    if let Some(marker) = marker {
+        marker.check().await?;
+    }
+    // These need no object: it is their place that is missing.
+    let of_place = |error: object_store::Error| match error_of(&error) {
+        StoreError::NotFound => StoreError::Absent { reason: "404 Not Found: there is no such bucket".to_owned() },
+        error => error,
+    };
     let path = |name: &str| name.split('/').fold(prefix.clone(), |path, part| path.join(part));
     match operation {
         Operation::Put { name, bytes } => {
             let payload = PutPayload::from(bytes::Bytes::from_owner(SharedBytes(bytes)));
-            store.put(&path(&name), payload).await.map_err(|error| error_of(&error))?;
+            store.put(&path(&name), payload).await.map_err(of_place)?;
             Ok(Outcome::Done)
         }
         Operation::Get { name, range } => get(store, &path(&name), range).await,
@@ -43,9 +50,9 @@ pub(crate) async fn carry_out(
             let meta = store.head(&path(&name)).await.map_err(|error| error_of(&error))?;
             Ok(Outcome::Written { at_ms: written_ms(&meta) })
         }
-        Operation::Delete { name } => match store.delete(&path(&name)).await {
-            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(Outcome::Done),
-            Err(error) => Err(error_of(&error)),
+        Operation::Delete { name } => match store.delete(&path(&name)).await.map_err(|error| error_of(&error)) {
+            Ok(()) | Err(StoreError::NotFound) => Ok(Outcome::Done),
+            Err(error) => Err(error),
         },
         Operation::List { prefix: of } => {
             let below = if of.is_empty() { prefix.clone() } else { path(&of) };

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +12,7 @@ use object_store::local::LocalFileSystem;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, RetryConfig};
 
 use crate::Deadlines;
+use crate::marker::Marker;
 
 /// Place of a store.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -33,7 +34,7 @@ pub enum StorePlace {
 pub enum PlaceError {
     /// The text names no place.
     NoPlace { text: String },
-    /// The directory cannot be created or read.
+    /// The directory is missing, or cannot be read, or written to at its first use.
     Directory { path: PathBuf, source: io::Error },
     /// `object_store` refuses the place, or its settings in the environment.
     Refused { place: String, source: Box<object_store::Error> },
@@ -49,6 +50,11 @@ impl fmt::Display for PlaceError {
             Self::NoPlace { text } => {
                 write!(f, "{text:?} names no shared tier: give s3://BUCKET, s3://BUCKET/PREFIX or a directory")
             }
+            Self::Directory { path, source } if source.kind() == io::ErrorKind::NotFound => write!(
+                f,
+                "there is no directory {} for the shared tier: mount its file system, or create it for the first use",
+                path.display()
+            ),
             Self::Directory { path, source } => {
                 write!(f, "the directory {} of the shared tier: {source}", path.display())
             }
@@ -102,19 +108,27 @@ impl FromStr for StorePlace {
     }
 }
 
+/// Store of a cluster.
+pub(crate) struct OpenStore {
+    pub(crate) store: Arc<dyn ObjectStore>,
+    /// Path below which the cluster's objects are.
+    pub(crate) prefix: object_store::path::Path,
+    /// Marker of a directory.
+    pub(crate) marker: Option<Marker>,
+}
+
 impl StorePlace {
-    /// Opens the store; returns it with the path below which a cluster's objects are.
-    pub(crate) fn open(
-        &self,
-        cluster: &str,
-        deadlines: Deadlines,
-    ) -> Result<(Arc<dyn ObjectStore>, object_store::path::Path), PlaceError> {
+    /// Opens the store of a cluster.
+    pub(crate) fn open(&self, cluster: &str, deadlines: Deadlines) -> Result<OpenStore, PlaceError> {
         let refused = |source| PlaceError::Refused { place: self.to_string(), source: Box::new(source) };
-        let (store, prefix): (Arc<dyn ObjectStore>, &str) = match self {
+        let (store, marker, prefix): (Arc<dyn ObjectStore>, Option<Marker>, &str) = match self {
             Self::Directory(path) => {
                 let at = |source| PlaceError::Directory { path: path.clone(), source };
-                let path = create(path).map_err(at)?;
-                (Arc::new(LocalFileSystem::new_with_prefix(path).map_err(refused)?.with_fsync(true)), "")
+                let path = std::fs::canonicalize(path).map_err(at)?;
+                let fresh = kvplane_sys::random::random_u64().map_err(at)?;
+                let marker = Marker::open(&path, fresh).map_err(at)?;
+                let files = LocalFileSystem::new_with_prefix(path).map_err(refused)?.with_fsync(true);
+                (Arc::new(files), Some(marker), "")
             }
             Self::Bucket { bucket, prefix } => {
                 // The provider of cryptography of the whole process; an earlier one stays.
@@ -144,18 +158,13 @@ impl StorePlace {
                 });
                 // One request for each deletion: any service of this kind has that.
                 let builder = builder.with_bucket_name(bucket).with_disable_bulk_delete(true);
-                (Arc::new(builder.build().map_err(refused)?), prefix)
+                (Arc::new(builder.build().map_err(refused)?), None, prefix)
             }
         };
         let parts = prefix.split('/').filter(|part| !part.is_empty()).chain(["kvplane", cluster]);
-        Ok((store, parts.fold(object_store::path::Path::ROOT, |path, part| path.join(part))))
+        let prefix = parts.fold(object_store::path::Path::ROOT, |path, part| path.join(part));
+        Ok(OpenStore { store, prefix, marker })
     }
-}
-
-/// Creates a directory, if it is missing; returns its path from the root.
-fn create(path: &Path) -> io::Result<PathBuf> {
-    std::fs::create_dir_all(path)?;
-    std::fs::canonicalize(path)
 }
 
 #[cfg(test)]

@@ -98,6 +98,7 @@ fn works(bed: &mut Bed) {
 fn directory(name: &str) -> PathBuf {
     let path = std::env::temp_dir().join(format!("kvplane-objects-{}-{name}", std::process::id()));
     let _ = std::fs::remove_dir_all(&path);
+    std::fs::create_dir_all(&path).expect("a directory");
     path
 }
 
@@ -111,7 +112,6 @@ fn a_directory_is_a_store() {
 }
 
 fn mounted(path: &Path, options: &str) -> bool {
-    std::fs::create_dir_all(path).expect("a directory");
     let mount = Command::new("mount").args(["-t", "tmpfs", "-o", options, "tmpfs"]).arg(path).output();
     mount.is_ok_and(|done| done.status.success())
 }
@@ -138,6 +138,42 @@ fn the_driver_tells_a_full_file_system_from_a_read_only_one() {
     run("umount", &["-l"]);
 }
 
+fn is_absent<T>(result: &Result<T, StoreError>) -> bool {
+    matches!(result, Err(StoreError::Absent { .. }))
+}
+
+#[test]
+fn a_directory_that_is_missing_is_never_created() {
+    let path = directory("missing");
+    let marker = path.join(".kvplane-shared-tier");
+    let place = StorePlace::Directory(path.clone());
+    let mut bed = Bed::new(&place, DEADLINES);
+    assert_eq!(bed.put("a/one", b"x"), Ok(Outcome::Done));
+    // Its file system is gone: there is a mount point, or not even that.
+    let aside = path.with_extension("aside");
+    let _ = std::fs::remove_dir_all(&aside);
+    std::fs::rename(&path, &aside).expect("the test's own");
+    let fails = |bed: &mut Bed| {
+        assert!(is_absent(&bed.put("a/two", b"x")) && is_absent(&bed.get("a/one", GetRange::Whole)));
+        let names = [Operation::List { prefix: String::new() }, Operation::Delete { name: "a/one".to_owned() }];
+        names.into_iter().for_each(|operation| assert!(is_absent(&bed.run(operation))));
+    };
+    fails(&mut bed);
+    assert!(!path.exists(), "no directory is created");
+    let refused = StoreDriver::open(&place, "cluster", DEADLINES).expect_err("there is no directory").to_string();
+    assert!(refused.starts_with("there is no directory") && !path.exists(), "{refused}");
+    std::fs::create_dir(&path).expect("a mount point");
+    fails(&mut bed);
+    assert_eq!(std::fs::read_dir(&path).expect("a directory").count(), 0, "nothing below the mount point");
+    // Another one is mounted there.
+    std::fs::write(&marker, "kvplane shared tier 0").expect("the test's own");
+    fails(&mut bed);
+    std::fs::remove_dir_all(&path).expect("the test's own");
+    std::fs::rename(&aside, &path).expect("the test's own");
+    assert_eq!(bed.get("a/one", GetRange::Whole), Ok(b"x".to_vec()), "it is back");
+    std::fs::remove_dir_all(&path).expect("the test's own");
+}
+
 /// Sets the environment of this process, as the tests of S3 in it share one service.
 fn service() -> &'static FakeS3 {
     static SERVICE: std::sync::OnceLock<FakeS3> = std::sync::OnceLock::new();
@@ -151,7 +187,7 @@ fn with_environment(test: &str) -> bool {
     }
     let service = service();
     let program = std::env::current_exe().expect("this program");
-    for trouble in ["none", "deny", "throttle", "truncate", "corrupt", "hang"] {
+    for trouble in ["none", "deny", "throttle", "truncate", "corrupt", "absent", "hang"] {
         let mut child = Command::new(&program);
         child.args(["--exact", test, "--nocapture"]).envs(service.environment()).env("TROUBLE", trouble);
         service.set_trouble(Trouble::None);
@@ -164,6 +200,7 @@ fn with_environment(test: &str) -> bool {
                 "throttle" => Trouble::Throttle,
                 "truncate" => Trouble::Truncate,
                 "corrupt" => Trouble::Corrupt,
+                "absent" => Trouble::NoBucket,
                 _ => Trouble::Hang,
             });
             bed.env_remove("PREPARE");
@@ -198,6 +235,12 @@ fn a_bucket_is_a_store_and_the_driver_tells_its_troubles_apart() {
         "throttle" => {
             let put = bed.put("a", b"x");
             assert!(matches!(put, Err(StoreError::Throttled { .. })), "{put:?}");
+        }
+        // Nothing is known of the objects.
+        "absent" => {
+            assert!(is_absent(&bed.put("a", b"x")) && is_absent(&bed.get("a", range)));
+            let names = [Operation::List { prefix: String::new() }, Operation::Delete { name: "a".to_owned() }];
+            names.into_iter().for_each(|operation| assert!(is_absent(&bed.run(operation))));
         }
         // The length of the answer is that of its body, or the rest never comes.
         "truncate" => {

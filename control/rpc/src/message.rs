@@ -78,9 +78,9 @@ pub use crate::message::tier::{
 };
 
 pub use crate::message::tenants::{
-    ListTenantSsds, ListTenants, RemoveTenant, SetTenant, SetTenantSsd, SyncTenantSsds, SyncTenants, Tenant,
-    TenantFigures, TenantLease, TenantLeases, TenantList, TenantSsd, TenantSsdLease, TenantSsdLeases, TenantSsdList,
-    TenantSsdStatus, TenantStatus,
+    ListTenantSsds, ListTenants, RemoveTenant, SetTenant, SyncTenantSsds, SyncTenants, TenantChange, TenantFigures,
+    TenantLease, TenantLeases, TenantList, TenantSsd, TenantSsdLease, TenantSsdLeases, TenantSsdList, TenantSsdStatus,
+    TenantStatus,
 };
 
 pub use crate::message::tasks::{
@@ -192,13 +192,12 @@ messages! {
     AnswerCopies = 0x0025 small => EmptyReply;
     ReportSilence = 0x0026 small => EmptyReply;
     GetMoves = 0x0027 small => Moves, idempotent;
-    SetTenant = 0x0020 small => EmptyReply;
     RemoveTenant = 0x0021 small => EmptyReply;
     ListTenants = 0x0022 small => TenantList, idempotent;
     SyncTenants = 0x0023 large => TenantLeases;
-    SetTenantSsd = 0x0028 small => EmptyReply;
     ListTenantSsds = 0x0029 small => TenantSsdList, idempotent;
     SyncTenantSsds = 0x002a large => TenantSsdLeases;
+    SetTenant = 0x002b small => EmptyReply;
     GetTicket = 0x0040 small => TicketReply, idempotent;
     GetTicketKeys = 0x0041 small => TicketKeys, idempotent;
     RotateTickets = 0x0042 small => EmptyReply;

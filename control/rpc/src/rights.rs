@@ -27,8 +27,8 @@ use crate::message::{
     GetMoves, GetRoom, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments,
     ListShards, ListTasks, ListTenantSsds, ListTenants, ListTiers, OfferMap, OrderTiers, RegisterSegment, RemoveTenant,
     RenewSegments, ReportEvents, ReportHot, ReportShard, ReportSilence, ReportTiers, RotateTickets, SegmentOwner,
-    SetTenant, SetTenantSsd, SettleReport, Status, SyncTenantSsds, SyncTenants, Undrain, UnregisterSegment,
-    WatchEvents, WatchMap, WatchOrders,
+    SetTenant, SettleReport, Status, SyncTenantSsds, SyncTenants, Undrain, UnregisterSegment, WatchEvents, WatchMap,
+    WatchOrders,
 };
 
 /// Every role.
@@ -126,7 +126,6 @@ rights! {
     RemoveTenant = "remove_tenant" OPERATORS;
     ListTenants = "list_tenants" OPERATORS;
     SyncTenants = "sync_tenants" MEMBERS |call| Some(Scope::Node(call.node));
-    SetTenantSsd = "set_tenant_ssd" OPERATORS;
     ListTenantSsds = "list_tenant_ssds" OPERATORS;
     SyncTenantSsds = "sync_tenant_ssds" MEMBERS |call| Some(Scope::Node(call.node));
     GetTicket = "get_ticket" ASKERS |call| Some(tenant_of(call));
@@ -255,7 +254,6 @@ mod tests {
         "remove_tenant ca",
         "list_tenants ca",
         "sync_tenants cn",
-        "set_tenant_ssd ca",
         "list_tenant_ssds ca",
         "sync_tenant_ssds cn",
         "get_ticket cca",

@@ -34,10 +34,10 @@ use crate::message::{
     GetIncarnation, GetLastMember, GetMoves, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, HotList, Join,
     JoinReply, LastIncarnation, LastMember, Leave, ListHot, ListSegments, ListShards, ListTasks, ListTiers, MapReply,
     Moves, OfferMap, OrderTiers, RegisterSegment, RemoveTenant, RenewReply, RenewSegments, ReportEvents, ReportHot,
-    ReportShard, ReportSilence, ReportTiers, Room, SegmentList, SegmentReply, SetTenant, SetTenantSsd, SettleReport,
-    ShardList, StatusReply, SyncTenantSsds, SyncTenants, TaskCreated, TaskList, TenantLeases, TenantList,
-    TenantSsdLeases, TenantSsdList, TicketKeys, TicketReply, TierList, TierOrders, TiersOrdered, Undrain,
-    UnregisterSegment, WatchOrders, Welcome,
+    ReportShard, ReportSilence, ReportTiers, Room, SegmentList, SegmentReply, SetTenant, SettleReport, ShardList,
+    StatusReply, SyncTenantSsds, SyncTenants, TaskCreated, TaskList, TenantLeases, TenantList, TenantSsdLeases,
+    TenantSsdList, TicketKeys, TicketReply, TierList, TierOrders, TiersOrdered, Undrain, UnregisterSegment,
+    WatchOrders, Welcome,
 };
 
 /// Caller of a request, as its certificate proves.
@@ -164,8 +164,6 @@ pub trait Service: Send + Sync + 'static {
     fn list_tenants(&self, caller: Caller) -> Result<TenantList, Refusal>;
     /// Records the tenants' usage of a shard; the reply holds the shard's leases.
     fn sync_tenants(&self, caller: Caller, call: SyncTenants) -> Result<TenantLeases, Refusal>;
-    /// Changes the quota and weight of a tenant on SSDs.
-    fn set_tenant_ssd(&self, caller: Caller, call: SetTenantSsd) -> Result<EmptyReply, Refusal>;
     /// Returns the use of SSDs by all tenants.
     fn list_tenant_ssds(&self, caller: Caller) -> Result<TenantSsdList, Refusal>;
     /// Records the use of a shard's SSD by tenants; the reply holds the shard's leases of it.

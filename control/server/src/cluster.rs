@@ -12,11 +12,13 @@ pub(crate) mod owners;
 pub(crate) mod port_probe;
 pub(crate) mod view;
 
+use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard};
 use std::time::Instant;
 
 use kvplane_cluster::{Change, Cluster, Input, Output, Reply};
 use kvplane_proto::Digest;
+use kvplane_proto::ids::NodeId;
 use kvplane_proto::map::ClusterMap;
 use kvplane_rpc::message::{
     MapReply, SyncTenantSsds, SyncTenants, TenantLeases, TenantList, TenantSsdLeases, TenantSsdList,
@@ -101,6 +103,11 @@ impl HostedCluster {
     /// Returns the owner of each slot.
     pub(crate) fn slots(&mut self) -> SlotMap {
         self.owners.all(self.cluster.map())
+    }
+
+    /// Returns the members that have not reported what they have of the tenants.
+    pub(crate) fn unreported_tenants(&self) -> BTreeSet<NodeId> {
+        self.nodes.tenants.unreported(&self.cluster)
     }
 
     /// Returns all tenants with their usage.

@@ -20,7 +20,7 @@ use std::sync::{Arc, OnceLock};
 
 use kvplane_cluster::{Input, MemberState, Reply};
 use kvplane_proto::ids::{Incarnation, NodeId};
-use kvplane_rpc::message::{EmptyReply, RemoveTenant, SetTenant, SetTenantSsd};
+use kvplane_rpc::message::{EmptyReply, RemoveTenant, SetTenant};
 use kvplane_rpc::{Refusal, RefusalCode};
 
 use crate::cluster::ClusterHost;
@@ -85,26 +85,20 @@ impl Control {
 
     /// Creates or changes a tenant.
     pub(crate) fn set_tenant_now(&self, call: SetTenant) -> Result<EmptyReply, Refusal> {
-        match self.cluster.handle(Input::SetTenant { tenant: call.tenant })? {
+        match self.cluster.handle(Input::SetTenant { change: call.change })? {
             Reply::TenantSet => Ok(EmptyReply),
             reply => Err(unexpected(&reply)),
         }
     }
 
-    /// Changes the quota and weight of a tenant on SSDs.
-    pub(crate) fn set_tenant_ssd_now(&self, call: SetTenantSsd) -> Result<EmptyReply, Refusal> {
-        match self.cluster.handle(Input::SetTenantSsd { name: call.name, ssd: call.ssd })? {
-            Reply::TenantSet => Ok(EmptyReply),
-            reply => Err(unexpected(&reply)),
-        }
-    }
-
-    /// Removes a tenant; with `only_empty`, not while it has objects.
+    /// Removes a tenant; with `only_empty`, not while it has objects, or while a node may have some that has not
+    /// reported.
     pub(crate) fn remove_tenant_now(&self, call: RemoveTenant) -> Result<EmptyReply, Refusal> {
         if call.only_empty {
             let hosted = self.cluster.lock()?;
             let in_memory = hosted.tenants().tenants.into_iter().find(|tenant| tenant.name == call.name);
             let on_ssds = hosted.tenant_ssds().tenants.into_iter().find(|tenant| tenant.name == call.name);
+            let unreported = hosted.unreported_tenants();
             drop(hosted);
             let in_memory = in_memory.map_or(0, |tenant| tenant.used_bytes);
             let on_ssds = on_ssds.map_or(0, |tenant| tenant.used_bytes);
@@ -112,6 +106,18 @@ impl Control {
                 let (name, ssds) =
                     (&call.name, if on_ssds > 0 { format!(", {on_ssds} on SSDs") } else { String::new() });
                 let reason = format!("tenant {name:?} has {in_memory} bytes{ssds}: remove its objects first");
+                return Err(Refusal::new(RefusalCode::AlreadyExists, reason));
+            }
+            if let Some(first) = unreported.first() {
+                let others = match unreported.len() - 1 {
+                    0 => String::new(),
+                    count => format!(" (and {count} more)"),
+                };
+                let reason = format!(
+                    "node {first}{others} has not reported what it has of tenant {:?}: start it, or wait for its \
+                     report; `kvplane ctl remove {first}` if it does not return",
+                    call.name
+                );
                 return Err(Refusal::new(RefusalCode::AlreadyExists, reason));
             }
         }

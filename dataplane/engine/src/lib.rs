@@ -34,7 +34,8 @@ pub use machine::{discover_machine, scheduler_affinity};
 pub use pacing::Pacing;
 pub use shard::{
     HandedShard, KeptMemoryError, Listen, ObjectPlaces, PlacedName, Shard, ShardConfig, ShardEnd, ShardError,
-    ShardHandle, ShardListeners, ShardSnapshot, ShardStartError, ShardTenants, StockKeys, unit_bytes,
+    ShardHandle, ShardListeners, ShardSnapshot, ShardStartError, ShardTenants, StockKeys, settle_shared_tier,
+    unit_bytes,
 };
 
 pub use staging::{MemoryRange, StagingCounters};

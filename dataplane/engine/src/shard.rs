@@ -26,7 +26,7 @@ use kvplane_sys::{Doorbell, spsc};
 pub use config::{Listen, ShardConfig};
 pub use error::{ShardEnd, ShardError, ShardStartError};
 pub use follow::{ObjectPlaces, PlacedName};
-pub use handle::{HandedShard, ShardHandle};
+pub use handle::{HandedShard, ShardHandle, settle_shared_tier};
 pub use kept::KeptMemoryError;
 use limits::MAILBOX_ENTRIES;
 pub use listeners::ShardListeners;

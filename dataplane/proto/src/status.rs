@@ -43,8 +43,9 @@ statuses! {
     /// The object exists already; nothing was changed.
     Exists = 2, "the object exists already and was left as it is";
     /// The shard has no memory left, even after evicting every object that may be evicted; or the SSD failed to take
-    /// the write; or the SSD tier is degraded and cannot record a removal.
-    NoSpace = 3, "the pool is full of pinned or uncommitted objects: add memory; or the SSD failed to take the write";
+    /// the write; or the SSD tier is degraded, or the shared tier fails, and cannot record a removal.
+    NoSpace = 3, "the pool is full of pinned or uncommitted objects: add memory; or the SSD or the shared tier failed \
+                  to take the write or removal";
     /// The object exceeds the limit for one object, or the size of the pool.
     TooLarge = 4, "the object is larger than the store accepts";
     /// An object of 0 bytes cannot be stored.

@@ -13,7 +13,18 @@ use crate::types::ListedObject;
 /// Time beyond the lifetime for which abandoned streams are kept, in milliseconds: clocks are read at different times.
 const LONGER_MS: u64 = 3_600_000;
 
-/// Returns the packs whose lifetime is over, and the oldest packs of this shard beyond its limit.
+/// Returns true if a stream is of this shard, in any of its incarnations: they share one limit.
+pub(crate) fn is_of(shard: ShardKey, mine: ShardKey) -> bool {
+    (shard.node, shard.shard) == (mine.node, mine.shard)
+}
+
+/// Returns true if a pack of a former incarnation may be deleted: the takeovers from that one are over.
+pub(crate) const fn is_settled(pack: &PackRow, now_ms: u64) -> bool {
+    now_ms.saturating_sub(pack.written_ms) > LONGER_MS
+}
+
+/// Returns the packs whose lifetime is over, and the oldest packs of this shard beyond its limit, those of its former
+/// incarnations first.
 pub(crate) fn outdated(index: &Index, config: &SharedConfig, mine: ShardKey, now_ms: u64) -> Vec<PackRow> {
     let SharedConfig { lifetime_ms, most_bytes, .. } = *config;
     let (mut dropped, mut own): (Vec<PackRow>, Vec<PackRow>) = (Vec::new(), Vec::new());
@@ -21,10 +32,11 @@ pub(crate) fn outdated(index: &Index, config: &SharedConfig, mine: ShardKey, now
         let is_old = lifetime_ms > 0 && now_ms.saturating_sub(state.pack.written_ms) > lifetime_ms;
         if is_old {
             dropped.push(state.pack);
-        } else if state.pack.shard == mine {
+        } else if is_of(state.pack.shard, mine) {
             own.push(state.pack);
         }
     }
+    own.sort_by_key(|pack| (pack.shard.incarnation, pack.number));
     let mut bytes: u64 = own.iter().map(|pack| pack.bytes).sum();
     for pack in own {
         if most_bytes == 0 || bytes <= most_bytes {
@@ -108,6 +120,14 @@ mod tests {
         let config = SharedConfig { lifetime_ms: 6500, most_bytes: 0, ..SharedConfig::default() };
         assert_eq!(numbers(&config), [1]);
         assert_eq!(numbers(&SharedConfig { most_bytes: 150, ..config }), [1, 2]);
+        // One limit for all incarnations of a shard.
+        let before = ShardKey { incarnation: Incarnation(8), ..mine };
+        index.add_pack(PackRow { shard: before, number: 9, bytes: 100, written_ms: 900 }, true);
+        let numbers = |config: &SharedConfig| -> Vec<u64> {
+            outdated(&index, config, mine, 7000).iter().map(|pack| pack.number).collect()
+        };
+        assert_eq!(numbers(&SharedConfig { most_bytes: 250, ..config }), [1, 9]);
+        assert_eq!(numbers(&SharedConfig { most_bytes: 150, ..config }), [1, 9, 2]);
         assert_eq!(numbers(&SharedConfig { lifetime_ms: 0, ..config }), [0; 0]);
     }
 }

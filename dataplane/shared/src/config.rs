@@ -21,7 +21,8 @@ pub struct SharedConfig {
     pub pack_bytes: u64,
     /// Longest time for which an object waits in a pack that is not full, in nanoseconds.
     pub flush_ns: u64,
-    /// Most bytes of packs of this shard; beyond them the oldest pack is dropped. 0 for no limit.
+    /// Most bytes of packs of this shard in all its incarnations; beyond them the oldest pack is dropped. 0 for no
+    /// limit.
     pub most_bytes: u64,
     /// Lifetime of a pack, by the store's own clock, in milliseconds. 0 for no limit.
     pub lifetime_ms: u64,
@@ -65,6 +66,8 @@ pub(crate) const READS_MOST: usize = 32;
 pub(crate) const READ_BYTES_MOST: u64 = 64 << 20;
 /// Bytes of a pack's end that are read first; most indexes are no longer.
 pub(crate) const PACK_END_BYTES: u64 = 64 << 10;
+/// Most deletions that wait while the store does not carry them out.
+pub(crate) const DELETES_MOST: usize = 1 << 14;
 /// Most removals of objects whose slot is being taken over: beyond it, the store's contents of these slots are void.
 pub(crate) const MASKED_MOST: usize = 1 << 16;
 /// Most removals in one pack: beyond it they are refused until it is written.
@@ -73,7 +76,11 @@ pub(crate) const REMOVALS_MOST: usize = 1 << 16;
 pub(crate) const RELEASE_WAIT_NS: u64 = 60_000_000_000;
 /// Time between two looks at its manifest meanwhile.
 pub(crate) const RELEASE_STEP_NS: u64 = 500_000_000;
-/// Attempts to read a former owner's objects.
+/// Operations of a takeover that the store may fail, over an hour if it fails all the while.
+pub(crate) const STORE_TRIES: u32 = 128;
+/// Longest wait of a takeover for a store that fails, in nanoseconds.
+pub(crate) const STORE_WAIT_NS: u64 = 30_000_000_000;
+/// Attempts to read a former owner's objects from a store that works.
 pub(crate) const SOURCE_TRIES: u32 = 6;
 /// Time between two checks of lifetimes and of the number of bytes, in nanoseconds.
 pub(crate) const SWEEP_EVERY_NS: u64 = 10_000_000_000;

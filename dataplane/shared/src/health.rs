@@ -44,6 +44,12 @@ impl Health {
         now_ns < self.until_ns
     }
 
+    /// Returns the time of the next probe while the store fails: without one, only a caller would find out that it
+    /// works again.
+    pub(crate) fn probe_ns(&self) -> Option<u64> {
+        self.is_failing().then(|| self.pause_ends()).flatten()
+    }
+
     /// Returns the end of the pause, if there is one.
     pub(crate) fn pause_ends(&self) -> Option<u64> {
         (self.until_ns > 0).then_some(self.until_ns)

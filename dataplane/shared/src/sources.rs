@@ -10,7 +10,10 @@ use kvplane_proto::Digest;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, Slot};
 use kvplane_tier::SlotSet;
 
-use crate::config::{MASKED_MOST, PACK_END_BYTES, RELEASE_STEP_NS, RELEASE_WAIT_NS, SOURCE_TRIES, STEP_ENTRIES};
+use crate::config::{
+    MASKED_MOST, PACK_END_BYTES, RELEASE_STEP_NS, RELEASE_WAIT_NS, SOURCE_TRIES, STEP_ENTRIES, STORE_TRIES,
+    STORE_WAIT_NS,
+};
 use crate::format::{
     CheckpointReader, Entry, EntryKind, Manifest, PackEnd, PackRow, Stream, manifest_number, pack_number,
 };
@@ -64,6 +67,8 @@ struct Takeover {
     /// True while an operation of the phase is in flight.
     is_reading: bool,
     tries: u32,
+    /// Operations that the store failed.
+    failures: u32,
     /// Time until which the owner may release the slots.
     until_ns: u64,
     manifest: Option<Manifest>,
@@ -91,6 +96,7 @@ impl Takeovers {
             phase: Phase::List { at_ns: now_ns },
             is_reading: false,
             tries: 0,
+            failures: 0,
             until_ns: now_ns.saturating_add(RELEASE_WAIT_NS),
             manifest: None,
             packs: VecDeque::new(),
@@ -308,7 +314,11 @@ impl Takeover {
             return Step::End(Ok(()), None);
         }
         // Also if an object was deleted in favour of newer ones meanwhile, which a newer manifest names.
-        let Ok(outcome) = result else { return self.begin_again(now_ns) };
+        let outcome = match result {
+            Ok(outcome) => outcome,
+            Err(StoreError::NotFound | StoreError::Short { .. }) => return self.begin_again(now_ns),
+            Err(_) => return self.wait_for_store(now_ns),
+        };
         match (&self.phase, outcome) {
             (Phase::List { .. }, Outcome::Listed(listed)) => self.take_list(&listed, now_ns),
             (Phase::Manifest { number }, Outcome::Bytes { bytes, .. }) => {
@@ -335,6 +345,15 @@ impl Takeover {
             return Step::void(VoidReason::Unreadable);
         }
         self.wait(now_ns, 1_000_000_000 << self.tries.min(4))
+    }
+
+    /// Waits for a store that fails: what it has of the slots is there when it works again.
+    fn wait_for_store(&mut self, now_ns: u64) -> Step {
+        self.failures += 1;
+        if self.failures == STORE_TRIES {
+            return Step::void(VoidReason::Unreadable);
+        }
+        self.wait(now_ns, (500_000_000 << self.failures.min(10)).min(STORE_WAIT_NS))
     }
 
     fn wait(&mut self, now_ns: u64, wait_ns: u64) -> Step {

@@ -14,11 +14,11 @@ use kvplane_tier::SlotSet;
 use crate::cleanup;
 use crate::clock::StoreClock;
 use crate::config::{
-    CLEAN_EVERY_NS, READ_BYTES_MOST, READS_MOST, STEP_ENTRIES, STEP_SLOTS, SWEEP_EVERY_NS, SharedConfig,
+    CLEAN_EVERY_NS, DELETES_MOST, READ_BYTES_MOST, READS_MOST, STEP_ENTRIES, STEP_SLOTS, SWEEP_EVERY_NS, SharedConfig,
 };
 use crate::format::{Entry, EntryKind, PackRow, Stream};
 use crate::health::Health;
-use crate::index::{Index, view_of};
+use crate::index::{Index, PackState, view_of};
 use crate::log::{Log, SlotStates};
 use crate::packer::Packer;
 use crate::sources::{TakenSlots, Takeovers};
@@ -54,6 +54,8 @@ pub struct SharedStats {
     /// Failures because access was denied, and because the store was throttled.
     pub denied: u64,
     pub throttled: u64,
+    /// Deletions that the store did not carry out; they are tried again.
+    pub deletions_failed: u64,
     /// Packs that were dropped because of their age, or for lack of room.
     pub packs_dropped: u64,
     pub taken_over: u64,
@@ -70,6 +72,15 @@ struct ReadCall {
     token: u64,
     entry: Entry,
     pack: PackRow,
+    /// True if the first read did not return what was written: one may have been damaged on its way.
+    is_second: bool,
+}
+
+impl ReadCall {
+    /// Returns the bytes of the object, with its tail.
+    fn bytes(&self) -> u64 {
+        u64::from(self.entry.bytes) + u64::from(self.entry.tail_bytes)
+    }
 }
 
 /// Purpose of an operation in flight.
@@ -80,9 +91,13 @@ enum Purpose {
     Pack,
     Checkpoint,
     Manifest,
-    Delete,
+    Delete(String),
     Source(u64),
     Read(ReadCall),
+    /// Read by which the tier finds out whether the store works again.
+    Probe,
+    /// List of the stream of a pack that a read did not find.
+    Look(PackRow),
     Clean,
 }
 
@@ -97,6 +112,8 @@ struct Operations {
     generation: u64,
     is_writing: bool,
     is_deleting: bool,
+    is_probing: bool,
+    is_looking: bool,
     reads: usize,
     read_bytes: u64,
 }
@@ -108,6 +125,30 @@ impl Operations {
         self.in_flight.insert(id, (purpose, self.generation));
         self.queue.push_back((id, operation));
     }
+
+    fn begin_writing(&mut self, purpose: Purpose, operation: Operation) {
+        self.is_writing = true;
+        self.begin(purpose, operation);
+    }
+
+    fn begin_read(&mut self, call: ReadCall, of: Stream) {
+        let ReadCall { entry, pack, .. } = &call;
+        let bytes = call.bytes();
+        self.reads += 1;
+        self.read_bytes += bytes;
+        let range = GetRange::Bounded { offset: entry.offset.into(), bytes, checked: entry.bytes.into() };
+        let name = of.of(pack.shard).pack(pack.number);
+        self.begin(Purpose::Read(call), Operation::Get { name, range });
+    }
+}
+
+/// Returns true if the answer to a probe is that of a store that works: one without the clock, if none was written.
+fn is_clock(answer: &Result<Outcome, StoreError>, is_written: bool) -> bool {
+    match answer {
+        Ok(Outcome::Bytes { bytes, .. }) => bytes == CLOCK,
+        Err(StoreError::NotFound) => !is_written,
+        _ => false,
+    }
 }
 
 /// Times of periodic work.
@@ -115,6 +156,10 @@ impl Operations {
 struct Schedule {
     sweep_ns: u64,
     clean_ns: u64,
+    /// Time of the next deletion, after one that failed.
+    delete_ns: u64,
+    /// True once it was reported that the index is full, until it has room again.
+    is_index_full: bool,
     /// True if the checkpoint that is being made, or a manifest that names it, is the first one without some dropped
     /// packs: their objects count until the store has both, so that changes of them wait for removals.
     is_dropping: bool,
@@ -144,6 +189,9 @@ pub struct SharedTier {
     events: VecDeque<SharedEvent>,
     stats: SharedStats,
 }
+
+/// Contents of a stream's clock, an object whose time of writing counts.
+const CLOCK: &[u8] = b"kvplane";
 
 const WRITES: usize = 0;
 const READS: usize = 1;
@@ -202,6 +250,7 @@ impl SharedTier {
         let operations = &mut self.operations;
         operations.generation += 1;
         (operations.is_writing, operations.is_deleting) = (false, false);
+        (operations.is_probing, operations.is_looking) = (false, false);
         (self.schedule.sweep, self.schedule.is_dropping) = (None, false);
     }
 
@@ -346,7 +395,11 @@ impl SharedTier {
     /// If there is no room, or the bytes differ from their checksum.
     pub fn push(&mut self, object: &NewObject<'_>, fill: impl FnOnce(&mut [u8]), now_ns: u64) -> Result<(), Refusal> {
         let bytes = u64::from(object.bytes) + object.tail.len() as u64;
-        let is_full = self.index.len() >= self.config.most_objects || !self.packer.has_room(bytes, &self.config);
+        let is_index_full = self.index.len() >= self.config.most_objects;
+        if is_index_full && !core::mem::replace(&mut self.schedule.is_index_full, true) {
+            self.events.push_back(SharedEvent::IndexFull { objects: self.index.len() as u64 });
+        }
+        let is_full = is_index_full || !self.packer.has_room(bytes, &self.config);
         if is_full || self.health[WRITES].is_failing() {
             self.stats.skipped += 1;
             return Err(if is_full { Refusal::Busy } else { Refusal::Paused });
@@ -395,16 +448,13 @@ impl SharedTier {
             self.stats.reads_skipped += 1;
             return Err(Refusal::Paused);
         }
-        let operations = &mut self.operations;
-        let bytes = u64::from(entry.bytes) + u64::from(entry.tail_bytes);
-        if operations.reads == READS_MOST || operations.reads > 0 && operations.read_bytes + bytes > READ_BYTES_MOST {
+        let call = ReadCall { token, entry, pack, is_second: false };
+        let operations = &self.operations;
+        let is_much = operations.reads > 0 && operations.read_bytes + call.bytes() > READ_BYTES_MOST;
+        if operations.reads == READS_MOST || is_much {
             return Err(Refusal::Busy);
         }
-        operations.reads += 1;
-        operations.read_bytes += bytes;
-        let range = GetRange::Bounded { offset: entry.offset.into(), bytes, checked: entry.bytes.into() };
-        let name = self.stream.of(pack.shard).pack(pack.number);
-        operations.begin(Purpose::Read(ReadCall { token, entry, pack }), Operation::Get { name, range });
+        self.operations.begin_read(call, self.stream);
         Ok(())
     }
 
@@ -460,17 +510,24 @@ impl SharedTier {
         let is_waiting = !self.clock.is_known() || self.packer.sealed.is_some() || self.log.is_waiting();
         let write = if is_waiting { Some(0) } else { self.packer.due_ns(&self.config) };
         let write = write.filter(|_| !self.operations.is_writing).map(|due_ns| due_ns.max(pause_ns));
-        [write, self.takeovers.poll_timeout(), Some(self.schedule.sweep_ns)].into_iter().flatten().min()
+        let probe = self.health[READS].probe_ns().filter(|_| !self.operations.is_probing);
+        [write, probe, self.takeovers.poll_timeout(), Some(self.schedule.sweep_ns)].into_iter().flatten().min()
     }
 
     /// Returns the next operation for the host.
     pub fn poll(&mut self, now_ns: u64) -> Option<(OpId, Operation)> {
         if self.stream.state != 0 {
             self.begin_write(now_ns, false);
-            let delete = if self.operations.is_deleting { None } else { self.log.deletes.pop_front() };
-            if let Some(name) = delete {
+            let may_delete = !self.operations.is_deleting && now_ns >= self.schedule.delete_ns;
+            if may_delete && let Some(name) = self.log.deletes.pop_front() {
                 self.operations.is_deleting = true;
-                self.operations.begin(Purpose::Delete, Operation::Delete { name });
+                self.operations.begin(Purpose::Delete(name.clone()), Operation::Delete { name });
+            }
+            let is_probe_due = self.health[READS].probe_ns().is_some_and(|at_ns| at_ns <= now_ns);
+            if is_probe_due && !self.operations.is_probing {
+                self.operations.is_probing = true;
+                let (name, range) = (self.stream.clock(), GetRange::Whole);
+                self.operations.begin(Purpose::Probe, Operation::Get { name, range });
             }
             if let Some((number, operation)) = self.takeovers.poll(now_ns) {
                 self.operations.begin(Purpose::Source(number), operation);
@@ -478,6 +535,17 @@ impl SharedTier {
             self.run_schedule(now_ns);
         }
         self.operations.queue.pop_front()
+    }
+
+    /// Writes what the next owner needs to find what the store has, while the shard goes on. Returns true once it is
+    /// written, or the store fails.
+    pub fn settle(&mut self, now_ns: u64) -> bool {
+        if self.stream.state == 0 || self.health[WRITES].is_failing() {
+            return true;
+        }
+        self.begin_write(now_ns, true);
+        let is_known = self.takeovers.is_empty() && self.clock.is_known();
+        is_known && self.log.is_settled() && !self.log.is_waiting() && !self.log.is_checkpointing()
     }
 
     /// Writes everything that waits, as the shard stops. Returns true once nothing is left, or the store fails.
@@ -499,13 +567,13 @@ impl SharedTier {
         }
         let stream = self.stream;
         if !self.clock.is_known() {
-            let put = Operation::Put { name: stream.clock(), bytes: std::sync::Arc::new(Vec::from(*b"kvplane")) };
-            self.begin_writing(Purpose::ClockPut, put);
+            let put = Operation::Put { name: stream.clock(), bytes: std::sync::Arc::new(CLOCK.to_vec()) };
+            self.operations.begin_writing(Purpose::ClockPut, put);
             return;
         }
         if let Some(sealed) = &self.log.sealed {
             let put = Operation::Put { name: stream.checkpoint(sealed.number), bytes: sealed.bytes.clone() };
-            self.begin_writing(Purpose::Checkpoint, put);
+            self.operations.begin_writing(Purpose::Checkpoint, put);
             return;
         }
         if self.log.is_checkpointing() {
@@ -524,7 +592,7 @@ impl SharedTier {
             }
             if let Some(sealed) = &self.packer.sealed {
                 let put = Operation::Put { name: stream.pack(sealed.number), bytes: sealed.bytes.clone() };
-                self.begin_writing(Purpose::Pack, put);
+                self.operations.begin_writing(Purpose::Pack, put);
                 return;
             }
         }
@@ -536,13 +604,8 @@ impl SharedTier {
         } else if self.log.is_manifest_due() {
             let (number, manifest) = self.log.begin_manifest(&self.slots, self.epoch);
             let bytes = std::sync::Arc::new(manifest.encode(stream, number));
-            self.begin_writing(Purpose::Manifest, Operation::Put { name: stream.manifest(number), bytes });
+            self.operations.begin_writing(Purpose::Manifest, Operation::Put { name: stream.manifest(number), bytes });
         }
-    }
-
-    fn begin_writing(&mut self, purpose: Purpose, operation: Operation) {
-        self.operations.is_writing = true;
-        self.operations.begin(purpose, operation);
     }
 
     /// Drops packs whose time is over, or that are over the limit, and looks for streams whose owners are gone.
@@ -551,13 +614,14 @@ impl SharedTier {
             return;
         }
         self.schedule.sweep_ns = now_ns.saturating_add(SWEEP_EVERY_NS);
+        self.schedule.is_index_full &= self.index.len() >= self.config.most_objects / 16 * 15;
         let Some(now_ms) = self.clock.now_ms(now_ns) else { return };
         for pack in cleanup::outdated(&self.index, &self.config, self.stream.shard, now_ms) {
             self.stats.packs_dropped += 1;
             self.index.drop_pack(pack.shard, pack.number);
             self.log.want_checkpoint();
         }
-        self.delete_packs();
+        self.delete_packs(now_ns);
         // One shard of each node looks.
         let may_clean =
             self.config.lifetime_ms > 0 && self.stream.shard.shard.0 == 0 && !self.health[READS].is_failing();
@@ -567,25 +631,29 @@ impl SharedTier {
         }
     }
 
-    /// Deletes packs of this shard that nothing is read from any more, as far as no manifest needs them. Packs of
-    /// others are only forgotten: a shard that still takes slots over from their streams must find them without gaps,
-    /// and they are deleted with their streams, manifests first.
-    fn delete_packs(&mut self) {
+    /// Deletes packs of this shard that nothing is read from any more, as far as no manifest needs them; those of its
+    /// former incarnations if they were dropped. Packs of others are only forgotten: a shard that still takes slots
+    /// over from their streams must find them without gaps, and they are deleted with their streams, manifests first.
+    fn delete_packs(&mut self, now_ns: u64) {
         if self.schedule.sweep.is_some() {
             return;
         }
         let (mine, named) = (self.stream.shard, self.log.named.1);
-        let is_over = |state: &&crate::index::PackState| {
-            let is_mine = state.pack.shard == mine;
-            let is_needed = is_mine && (state.pack.number > named || state.is_foreign && !state.is_gone);
+        let now_ms = self.clock.now_ms(now_ns).unwrap_or(0);
+        let is_former = |state: &PackState| cleanup::is_of(state.pack.shard, mine) && state.pack.shard != mine;
+        let is_over = |state: &&PackState| {
+            let is_needed = match state.pack.shard == mine {
+                true => state.pack.number > named || state.is_foreign && !state.is_gone,
+                false => is_former(state) && state.is_gone && !cleanup::is_settled(&state.pack, now_ms),
+            };
             state.live == 0 && !is_needed
         };
         let over: Vec<_> = self.index.packs().filter(is_over).copied().collect();
         for state in over {
             let PackRow { shard, number, .. } = state.pack;
             self.index.forget_pack(shard, number);
-            if shard == mine {
-                self.log.deletes.push_back(self.stream.pack(number));
+            if shard == mine || is_former(&state) && state.is_gone {
+                self.log.deletes.push_back(self.stream.of(shard).pack(number));
             }
         }
     }
@@ -593,7 +661,7 @@ impl SharedTier {
     /// Does some of the work that takes time. `held` returns what the host has of an object of a former owner, of which
     /// it gets the length and the checksum: if it has other bytes, the former owner's do not count. Returns true if
     /// there was any work.
-    pub fn step(&mut self, held: &dyn Fn(&SharedView, u64) -> HeldObject) -> bool {
+    pub fn step(&mut self, now_ns: u64, held: &dyn Fn(&SharedView, u64) -> HeldObject) -> bool {
         let mut progress = self.takeovers.step();
         while let Some(taken) = self.takeovers.peek_done() {
             // What is left from a former ownership is removed first.
@@ -622,7 +690,7 @@ impl SharedTier {
             progress = true;
             self.schedule.sweep = self.index.sweep(after, STEP_ENTRIES).map(Some);
             if self.schedule.sweep.is_none() {
-                self.delete_packs();
+                self.delete_packs(now_ns);
             }
         }
         self.log.step(&self.index, self.stream) || progress
@@ -655,7 +723,7 @@ impl SharedTier {
         let TakenSlots { slots, found, objects, damaged } = taken;
         if let Some(name) = damaged {
             self.stats.damaged += 1;
-            self.events.push_back(SharedEvent::Damaged { name });
+            self.events.push_back(SharedEvent::Damaged { name, count: self.stats.damaged });
         }
         if slots.is_empty() {
             return;
@@ -688,9 +756,8 @@ impl SharedTier {
             _ => {}
         }
         if let Purpose::Read(call) = purpose {
-            let entry = &call.entry;
             self.operations.reads -= 1;
-            self.operations.read_bytes -= u64::from(entry.bytes) + u64::from(entry.tail_bytes);
+            self.operations.read_bytes -= call.bytes();
             let is_current = generation == self.operations.generation;
             return self.read_done(now_ns, &call, result, is_current);
         }
@@ -716,7 +783,36 @@ impl SharedTier {
                     self.write_failed(&purpose, error, now_ns);
                 }
             },
-            Purpose::Delete => self.operations.is_deleting = false,
+            Purpose::Delete(name) => {
+                self.operations.is_deleting = false;
+                if result.is_err() {
+                    self.stats.deletions_failed += 1;
+                    self.schedule.delete_ns = now_ns.saturating_add(SWEEP_EVERY_NS);
+                    self.log.deletes.push_back(name);
+                    // What is forgotten is deleted with the stream.
+                    let excess = self.log.deletes.len().saturating_sub(DELETES_MOST);
+                    self.log.deletes.drain(..excess);
+                }
+            }
+            Purpose::Probe => {
+                self.operations.is_probing = false;
+                if !is_clock(&result, self.clock.is_known()) {
+                    self.health[READS].failed(now_ns);
+                } else if self.health[READS].worked() {
+                    self.events.push_back(SharedEvent::Works);
+                }
+            }
+            Purpose::Look(pack) => {
+                self.operations.is_looking = false;
+                let name = self.stream.of(pack.shard).pack(pack.number);
+                // A store that answers that it has nothing of this name may have been the wrong one for a moment.
+                if let Ok(Outcome::Listed(listed)) = result
+                    && listed.iter().all(|one| one.name != name)
+                {
+                    self.index.drop_pack(pack.shard, pack.number);
+                    self.log.want_checkpoint();
+                }
+            }
             Purpose::Source(number) => self.takeovers.complete(number, result, now_ns),
             Purpose::Clean => {
                 if let (Ok(Outcome::Listed(listed)), Some(now_ms)) = (result, self.clock.now_ms(now_ns)) {
@@ -735,7 +831,7 @@ impl SharedTier {
         match purpose {
             Purpose::ClockPut => {
                 let name = self.stream.clock();
-                self.begin_writing(Purpose::ClockStat, Operation::Stat { name });
+                self.operations.begin_writing(Purpose::ClockStat, Operation::Stat { name });
             }
             Purpose::Pack => self.pack_written(),
             Purpose::Checkpoint => self.log.checkpoint_written(&mut self.slots),
@@ -744,7 +840,7 @@ impl SharedTier {
                 if core::mem::take(&mut self.schedule.is_dropping) {
                     self.schedule.sweep = Some(None);
                 }
-                self.delete_packs();
+                self.delete_packs(now_ns);
             }
             _ => {}
         }
@@ -787,48 +883,41 @@ impl SharedTier {
     }
 
     fn read_done(&mut self, now_ns: u64, call: &ReadCall, result: Result<Outcome, StoreError>, is_current: bool) {
-        let ReadCall { token, entry, pack } = call;
-        let (token, pack, digest) = (*token, *pack, entry.digest);
+        let ReadCall { token, entry, pack, .. } = *call;
         // It may have been removed or replaced since.
-        let is_there = |tier: &Self| {
-            let found = tier.index.get(digest).map(|(entry, pack)| (*entry, pack));
-            is_current && tier.locate(digest).is_some() && found == Some((*entry, pack))
-        };
+        let found = self.index.get(entry.digest).map(|(entry, pack)| (*entry, pack));
+        let is_there = is_current && self.locate(entry.digest).is_some() && found == Some((entry, pack));
         match result {
             Ok(Outcome::Bytes { bytes, checksum }) => {
                 if self.health[READS].worked() {
                     self.events.push_back(SharedEvent::Works);
                 }
-                let length = entry.bytes as usize + usize::from(entry.tail_bytes);
-                let is_whole = bytes.len() == length
+                let is_whole = bytes.len() as u64 == call.bytes()
                     && checksum == entry.checksum
                     && frame_checksum(&bytes[entry.bytes as usize..]) == entry.tail_checksum;
-                if is_whole && is_there(self) {
+                if is_whole && is_there {
                     self.stats.reads += 1;
                     self.stats.read_bytes += u64::from(entry.bytes);
                     let event = SharedEvent::Read { token, version: entry.version, checksum, bytes };
                     return self.events.push_back(event);
                 }
-                if !is_whole {
-                    self.stats.damaged += 1;
-                    let name = self.stream.of(pack.shard).pack(pack.number);
-                    self.events.push_back(SharedEvent::Damaged { name });
-                    if is_there(self) {
-                        self.packer.give_up(digest);
-                    }
+                if !is_whole && read_damaged(self, call, is_there) {
+                    return;
                 }
             }
-            Err(error @ (StoreError::NotFound | StoreError::Short { .. })) => {
+            Err(StoreError::Short { .. }) => {
                 self.stats.read_failures += 1;
-                if error == StoreError::NotFound && is_current {
-                    // All of it is gone.
-                    self.index.drop_pack(pack.shard, pack.number);
-                    self.log.want_checkpoint();
-                } else {
-                    self.stats.damaged += 1;
-                    if is_there(self) {
-                        self.packer.give_up(digest);
-                    }
+                if read_damaged(self, call, is_there) {
+                    return;
+                }
+            }
+            Err(StoreError::NotFound) => {
+                self.stats.read_failures += 1;
+                if is_current && !self.operations.is_looking {
+                    // All of it may be gone.
+                    self.operations.is_looking = true;
+                    let prefix = self.stream.of(pack.shard).prefix();
+                    self.operations.begin(Purpose::Look(pack), Operation::List { prefix });
                 }
             }
             Ok(_) => {}
@@ -841,4 +930,23 @@ impl SharedTier {
         }
         self.events.push_back(SharedEvent::Missed { token });
     }
+}
+
+/// Takes a read that did not return what was written: it is read once more, and given up after that. Returns true if it
+/// is read once more.
+fn read_damaged(tier: &mut SharedTier, call: &ReadCall, is_there: bool) -> bool {
+    if is_there && !call.is_second {
+        tier.operations.begin_read(ReadCall { is_second: true, ..*call }, tier.stream);
+        return true;
+    }
+    tier.stats.damaged += 1;
+    // The first time, and whenever the number has doubled.
+    if tier.stats.damaged.is_power_of_two() {
+        let name = tier.stream.of(call.pack.shard).pack(call.pack.number);
+        tier.events.push_back(SharedEvent::Damaged { name, count: tier.stats.damaged });
+    }
+    if is_there {
+        tier.packer.give_up(call.entry.digest);
+    }
+    false
 }

@@ -94,6 +94,9 @@ pub enum Outcome {
 pub enum StoreError {
     /// There is no object of this name.
     NotFound,
+    /// The place of the store is missing: the bucket, or the directory with its file system. Nothing is known of its
+    /// objects.
+    Absent { reason: String },
     /// The store denies access: credentials or permissions are missing.
     Denied { reason: String },
     /// The store asks to send less.
@@ -114,6 +117,7 @@ impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotFound => f.write_str("there is no such object"),
+            Self::Absent { reason } => write!(f, "its place is missing: {reason}"),
             Self::Denied { reason } => write!(f, "access is denied: {reason}"),
             Self::Throttled { reason } => write!(f, "it is throttled: {reason}"),
             Self::Deadline { waited_ms } => write!(f, "no answer within {waited_ms} ms"),
@@ -243,8 +247,11 @@ pub enum SharedEvent {
     TakenOver { slots: u64, objects: u64 },
     /// Contents of so many slots in the store are void: the reason says why.
     Void { slots: u64, reason: VoidReason },
-    /// Bytes of the store are not what was written.
-    Damaged { name: String },
+    /// The index has no room for more objects: none is uploaded until it has.
+    IndexFull { objects: u64 },
+    /// Bytes of the store are not what was written, and this many were not in all. Of objects, the first one is
+    /// reported, and one whenever the number has doubled.
+    Damaged { name: String, count: u64 },
 }
 
 /// Reason why the contents of slots are void.

@@ -37,6 +37,8 @@ pub enum Trouble {
     Truncate,
     /// Requests are not answered.
     Hang,
+    /// There is no such bucket (404).
+    NoBucket,
 }
 
 #[derive(Clone)]
@@ -169,6 +171,9 @@ fn answer(request: &Request, state: &mut State, trouble: Trouble) -> Response {
     let is_write = matches!(request.method.as_str(), "PUT" | "DELETE");
     if trouble == Trouble::Deny || trouble == Trouble::DenyWrites && is_write || !request.is_signed {
         return Response::error(403, "AccessDenied");
+    }
+    if trouble == Trouble::NoBucket {
+        return Response::error(404, "NoSuchBucket");
     }
     if trouble == Trouble::Throttle {
         return Response::error(503, "SlowDown");

@@ -40,7 +40,8 @@ usage: cargo x COMMAND [...]
   seeds --nightly [COUNT] [--from SEED]
                        100,000 seeds, or COUNT, distributed over all kinds of simulations
   nightly [COUNT] [--from SEED]
-                       the nightly checks: deny, loom, miri, aarch64, seeds --nightly, mutations
+                       the nightly checks: deny, loom, miri, aarch64, seeds --nightly, cluster, silence,
+                       networks, upgrades, mutations
   loom                 models of the queues between threads and processes: every order of their accesses
   miri                 unit tests of crates without I/O in an interpreter that finds undefined behaviour, if it is
                        installed

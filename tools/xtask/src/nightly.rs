@@ -12,7 +12,8 @@ use crate::process::Failure;
 use crate::workspace::Workspace;
 
 /// Runs the nightly checks one after the other: dependencies, models of the queues, Miri, tests on an emulated aarch64,
-/// seeds of all kinds with these arguments, planted bugs. A failure does not end the run.
+/// seeds of all kinds with these arguments, kills, silences, bad networks and upgrades of real nodes, planted bugs. A
+/// failure does not end the run.
 pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     let seeds = [&["--nightly".to_string()], arguments].concat();
     let results = [
@@ -21,6 +22,10 @@ pub fn run(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
         ("miri", miri::run(workspace)),
         ("aarch64", aarch64::run(workspace, &[])),
         ("seeds", seeds::run(workspace, &seeds)),
+        ("cluster", seeds::cluster(workspace, &[])),
+        ("silence", seeds::silence(workspace, &[])),
+        ("networks", seeds::networks(workspace, &[])),
+        ("upgrades", seeds::upgrades(workspace, &[])),
         ("mutations", mutations::run(workspace, &[])),
     ];
     let failed: Vec<String> =

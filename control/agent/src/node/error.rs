@@ -138,6 +138,13 @@ pub enum NodeConfigError {
         /// Greatest length.
         most_bytes: u64,
     },
+    /// The limit of the node's packs has no room for a pack of each shard.
+    SharedBytes {
+        /// Limit that is set.
+        most_bytes: u64,
+        /// Least limit.
+        least_bytes: u64,
+    },
     /// The place of the shared tier cannot be used.
     Shared(kvplane_objects::PlaceError),
 }
@@ -218,6 +225,11 @@ impl fmt::Display for NodeConfigError {
             Self::SharedPack { pack_bytes, least_bytes, most_bytes } => {
                 write!(f, "packs of {pack_bytes} bytes: give a length from {least_bytes} to {most_bytes}")
             }
+            Self::SharedBytes { most_bytes, least_bytes } => write!(
+                f,
+                "a limit of {most_bytes} bytes in the shared tier is less than a pack of each shard: give at least \
+                 {least_bytes}, or shorter packs"
+            ),
             Self::Shared(error) => error.fmt(f),
         }
     }

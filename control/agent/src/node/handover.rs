@@ -59,6 +59,8 @@ const PROTOCOL: u32 = 1;
 
 /// Longest wait for a message that its sender has ready.
 const REPLY: Duration = Duration::from_secs(5);
+/// Longest time for which a node that still serves writes what its successor needs of the shared tier.
+const SETTLE: Duration = Duration::from_secs(5);
 /// Longest time that a successor may take to map the memory, and that it waits for migrations of the running process.
 const PREPARATION: Duration = Duration::from_secs(600);
 /// Longest wait for the control plane's reply before the shards stop.
@@ -239,6 +241,7 @@ impl Handover {
         if left > 0 {
             return Err(HandoverError::Unfit(HandoverRefusal::Moves { slots: left }).into());
         }
+        kvplane_engine::settle_shared_tier(&node.shards, SETTLE);
         // Until its successor has joined, the node does not serve, as it would by its last map: so the control plane
         // has to reply.
         if let Err(error) = node.announce_end(CONTROL_REPLY) {

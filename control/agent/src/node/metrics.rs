@@ -307,7 +307,7 @@ const TIER_GAUGES: [Number; 25] = [
 ];
 
 /// Counters of shards with a shared tier.
-const SHARED_COUNTERS: [Number; 17] = [
+const SHARED_COUNTERS: [Number; 18] = [
     ("kvplane_shared_uploads_total", "Objects uploaded to the shared tier.", |one| shared(one).uploaded),
     ("kvplane_shared_upload_bytes_total", "Bytes of uploaded objects.", |one| shared(one).uploaded_bytes),
     ("kvplane_shared_uploads_skipped_total", "Objects not uploaded: no room, or the store failed.", |one| {
@@ -316,6 +316,9 @@ const SHARED_COUNTERS: [Number; 17] = [
     ("kvplane_shared_packs_written_total", "Packs written.", |one| shared(one).packs_written),
     ("kvplane_shared_packs_dropped_total", "Packs dropped for their age or for lack of room.", |one| {
         shared(one).packs_dropped
+    }),
+    ("kvplane_shared_deletions_failed_total", "Deletions that the store did not carry out yet.", |one| {
+        shared(one).deletions_failed
     }),
     ("kvplane_shared_reads_total", "Objects read from the shared tier.", |one| shared(one).reads),
     ("kvplane_shared_read_bytes_total", "Bytes of objects read.", |one| shared(one).read_bytes),

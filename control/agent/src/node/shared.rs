@@ -61,6 +61,10 @@ impl SharedTierConfig {
             let (least_bytes, most_bytes) = PACK_BYTES.into_inner();
             return Err(NodeConfigError::SharedPack { pack_bytes: self.pack_bytes, least_bytes, most_bytes });
         }
+        let least_bytes = self.pack_bytes.saturating_mul(shards.max(1) as u64);
+        if self.most_bytes > 0 && self.most_bytes < least_bytes {
+            return Err(NodeConfigError::SharedBytes { most_bytes: self.most_bytes, least_bytes });
+        }
         let driver = StoreDriver::open(&self.place, cluster, Deadlines::default()).map_err(NodeConfigError::Shared)?;
         let shards = shards.max(1) as u64;
         let config = SharedConfig {

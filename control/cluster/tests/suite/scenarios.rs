@@ -4,7 +4,7 @@ use crate::support;
 
 use kvplane_cluster::{
     ClientId, Cluster, ClusterConfig, Input, MemberState, Quotas, Record, Rejection, Reply, SegmentOwner,
-    ShardIncarnation, StartError, Tenant, TenantFigures,
+    ShardIncarnation, StartError, TenantChange, TenantFigures,
 };
 use kvplane_proto::digest::tenant_number;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
@@ -382,6 +382,34 @@ fn devices_count_only_while_every_incarnation_has_them() {
 }
 
 #[test]
+fn the_use_of_members_that_are_dead_or_have_not_reported_is_unknown() {
+    let mut driver = Driver::new(config());
+    for member in [member(1, 1, 7000), member(2, 1, 7001)] {
+        let node = member.node.0;
+        driver.join(member).unwrap();
+        driver.beat(node, 1).unwrap();
+    }
+    let mut quotas = Quotas::default();
+    let report = |quotas: &mut Quotas, node: u64, incarnation: u64| {
+        quotas.sync(ShardIncarnation { node, incarnation, shard: 0 }, 100, Vec::new(), [].into_iter(), true);
+    };
+    let unknown = |quotas: &Quotas, driver: &Driver| -> Vec<u64> {
+        quotas.unreported(&driver.cluster).into_iter().map(|node| node.0).collect()
+    };
+    assert_eq!(unknown(&quotas, &driver), [1, 2], "the control plane has just started");
+    report(&mut quotas, 1, 1);
+    assert_eq!(unknown(&quotas, &driver), [2]);
+    report(&mut quotas, 2, 1);
+    assert_eq!(unknown(&quotas, &driver), []);
+    driver.join(member(1, 2, 7000)).ok();
+    while driver.state(2) != Some(MemberState::Dead) {
+        driver.sleep(100 * MS);
+    }
+    report(&mut quotas, 1, 2);
+    assert!(unknown(&quotas, &driver).contains(&2), "it may come back with records");
+}
+
+#[test]
 fn reports_from_before_a_tenant_was_removed_do_not_say_that_it_has_no_records() {
     let mut cluster = Cluster::new(config(), [], 0).unwrap();
     let handle = |cluster: &mut Cluster, input: Input| {
@@ -393,7 +421,7 @@ fn reports_from_before_a_tenant_was_removed_do_not_say_that_it_has_no_records() 
         handle(&mut cluster, Input::Join { member, capacity_bytes: 1 << 30, version: String::new() });
     }
     let (name, number) = ("acme".to_owned(), tenant_number(b"acme"));
-    let set = Input::SetTenant { tenant: Tenant { name: name.clone(), dram_bytes: None, weight: 1 } };
+    let set = Input::SetTenant { change: TenantChange { name: name.clone(), ..TenantChange::default() } };
     let remove = Input::RemoveTenant { name: name.clone() };
     let mut quotas = Quotas::of_ssds();
     // Returns the lease that the shard of a node gets.

@@ -4,14 +4,14 @@
 //! A reply that arrives too late is dropped, so the shard's next report holds the leases that it really has.
 
 use bincode::{Decode, Encode};
-pub use kvplane_cluster::{Tenant, TenantFigures, TenantSsd};
+pub use kvplane_cluster::{TenantChange, TenantFigures, TenantSsd};
 pub use kvplane_proto::tenants::{TenantLease, TenantSsdLease};
 
-/// Creates a tenant, or changes it.
+/// Creates a tenant, or changes it: all of the change, or nothing if it is refused.
 #[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct SetTenant {
-    pub tenant: Tenant,
+    pub change: TenantChange,
 }
 
 /// Removes a tenant. Its objects stay until they are removed or evicted.
@@ -19,7 +19,7 @@ pub struct SetTenant {
 #[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub struct RemoveTenant {
     pub name: String,
-    /// Refuse if the tenant still has objects.
+    /// Refuse if the tenant still has objects, or if a node that may have some has not reported.
     pub only_empty: bool,
 }
 
@@ -79,15 +79,6 @@ pub struct TenantLeases {
     pub strict: bool,
     /// Leases, by tenant.
     pub tenants: Vec<TenantLease>,
-}
-
-/// Changes the quota and weight of a tenant on SSDs. The tenant must exist.
-#[derive(Clone, Debug, PartialEq, Eq, Encode, Decode)]
-#[allow(missing_docs, reason = "the fields are named for what they hold")]
-pub struct SetTenantSsd {
-    /// Name of the tenant; empty for the default tenant.
-    pub name: String,
-    pub ssd: TenantSsd,
 }
 
 /// Requests the use of SSDs by all tenants.

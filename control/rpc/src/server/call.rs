@@ -35,8 +35,8 @@ use crate::message::{
     GetMoves, GetRoom, GetSegment, GetTicket, GetTicketKeys, Heartbeat, Hello, Join, Leave, ListHot, ListSegments,
     ListShards, ListTasks, ListTenantSsds, ListTenants, ListTiers, OfferMap, OrderTiers, RegisterSegment, RemoveTenant,
     RenewSegments, ReportEvents, ReportHot, ReportShard, ReportSilence, ReportTiers, RotateTickets, SetTenant,
-    SetTenantSsd, SettleReport, Status, SyncTenantSsds, SyncTenants, Undrain, UnregisterSegment, WatchEvents, WatchMap,
-    WatchOrders, is_large,
+    SettleReport, Status, SyncTenantSsds, SyncTenants, Undrain, UnregisterSegment, WatchEvents, WatchMap, WatchOrders,
+    is_large,
 };
 use crate::rights::{CallMessage, is_bound};
 use crate::server::Host;
@@ -250,7 +250,6 @@ impl Call {
             RemoveTenant::KIND => self.answer(frame, |c| service.remove_tenant(caller, c)),
             ListTenants::KIND => self.answer(frame, |_: ListTenants| service.list_tenants(caller)),
             SyncTenants::KIND => self.answer(frame, |c| service.sync_tenants(caller, c)),
-            SetTenantSsd::KIND => self.answer(frame, |c| service.set_tenant_ssd(caller, c)),
             ListTenantSsds::KIND => self.answer(frame, |_: ListTenantSsds| service.list_tenant_ssds(caller)),
             SyncTenantSsds::KIND => self.answer(frame, |c| service.sync_tenant_ssds(caller, c)),
             GetTicket::KIND => self.answer(frame, |c| service.get_ticket(caller, c)),

@@ -221,17 +221,22 @@ fn show_shard_requests(show: Show<'_>) {
     show("AnswerOrder", encode(&AnswerOrder { node: 7, incarnation: 2, number: 3, found }));
     show("ReportEvents", encode(&ReportEvents { events: node_events() }));
     show("WatchEvents", encode(&WatchEvents));
-    show("SetTenant", encode(&SetTenant { tenant: Tenant { name: "t".to_owned(), dram_bytes: Some(5), weight: 6 } }));
     show("RemoveTenant", encode(&RemoveTenant { name: "t".to_owned(), only_empty: true }));
     show("ListTenants", encode(&ListTenants));
     let used = TenantFigures { number: 1, used_bytes: 2, lease_bytes: Some(3), evicted_bytes: 4, refused: 5 };
     let sync = SyncTenants { node: 7, incarnation: 2, shard: 1, pool_bytes: 9, uses: vec![used] };
     show("SyncTenants", encode(&sync));
-    let ssd = TenantSsd { ssd_bytes: Some(5), weight: Some(6) };
-    show("SetTenantSsd", encode(&SetTenantSsd { name: "t".to_owned(), ssd }));
     show("ListTenantSsds", encode(&ListTenantSsds));
     let sync = SyncTenantSsds { node: 7, incarnation: 2, shard: 1, ssd_bytes: 9, uses: vec![used] };
     show("SyncTenantSsds", encode(&sync));
+    let change = TenantChange {
+        name: "t".to_owned(),
+        dram_bytes: Some(Some(5)),
+        weight: Some(6),
+        ssd_bytes: Some(None),
+        ssd_weight: Some(7),
+    };
+    show("SetTenant", encode(&SetTenant { change }));
     show("GetTicket", encode(&GetTicket { holder: 1, tenant: Some("t".to_owned()) }));
     show("GetTicketKeys", encode(&GetTicketKeys { node: 7, incarnation: 2 }));
     show("RotateTickets", encode(&RotateTickets));

@@ -18,9 +18,9 @@ use kvplane_rpc::message::{
     JoinReply, LastIncarnation, LastMember, Leave, ListHot, ListSegments, ListShards, ListTasks, ListTiers, Moves,
     OfferMap, OrderTiers, RegisterSegment, RemoveTenant, RenewReply, RenewSegments, ReportEvents, ReportHot,
     ReportShard, ReportSilence, ReportTiers, Room, SHARDS_PER_REPORT, SegmentList, SegmentReply, SetTenant,
-    SetTenantSsd, SettleReport, ShardList, StatusReply, SyncTenantSsds, SyncTenants, TaskCreated, TaskList,
-    TenantLeases, TenantList, TenantSsdLeases, TenantSsdList, TicketKeys, TicketReply, TierList, TierOrders,
-    TiersOrdered, Undrain, UnregisterSegment, WatchOrders, Welcome,
+    SettleReport, ShardList, StatusReply, SyncTenantSsds, SyncTenants, TaskCreated, TaskList, TenantLeases, TenantList,
+    TenantSsdLeases, TenantSsdList, TicketKeys, TicketReply, TierList, TierOrders, TiersOrdered, Undrain,
+    UnregisterSegment, WatchOrders, Welcome,
 };
 use kvplane_rpc::p2p::{
     DescribeObject, FindObject, GetPeerKeys, HoldObject, JoinRanks, ListObjects, LocateObject, ObjectFound, ObjectHeld,
@@ -306,10 +306,6 @@ impl Service for Control {
 
     fn list_tenants(&self, _: Caller) -> Result<TenantList, Refusal> {
         Ok(self.cluster.lock()?.tenants())
-    }
-
-    fn set_tenant_ssd(&self, _: Caller, call: SetTenantSsd) -> Result<EmptyReply, Refusal> {
-        self.set_tenant_ssd_now(call)
     }
 
     fn list_tenant_ssds(&self, _: Caller) -> Result<TenantSsdList, Refusal> {

@@ -1,9 +1,10 @@
 //! Tenants, as calls see them: their records, and the quota leases of their shards.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use kvplane_cluster::{Cluster, Quotas, ShardIncarnation, Tenant, TenantQuota};
 use kvplane_proto::digest::tenant_number;
+use kvplane_proto::ids::NodeId;
 use kvplane_rpc::message::{
     SyncTenantSsds, SyncTenants, TenantLease, TenantLeases, TenantList, TenantSsd, TenantSsdLease, TenantSsdLeases,
     TenantSsdList, TenantSsdStatus, TenantStatus,
@@ -26,6 +27,13 @@ impl TenantQuotas {
     /// Creates the quotas while no shard has a lease. With `strict` only configured tenants may put.
     pub(crate) fn new(strict: bool) -> Self {
         Self { leases: Quotas::default(), ssd_leases: Quotas::of_ssds(), strict }
+    }
+
+    /// Returns the members that have not reported what they have of the tenants, in memory or on SSDs.
+    pub(crate) fn unreported(&self, cluster: &Cluster) -> BTreeSet<NodeId> {
+        let mut nodes = self.leases.unreported(cluster);
+        nodes.extend(self.ssd_leases.unreported(cluster));
+        nodes
     }
 
     /// Returns the tenants of a cluster with their usage.

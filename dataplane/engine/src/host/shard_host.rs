@@ -399,11 +399,11 @@ impl ShardHost {
         Ok(())
     }
 
-    /// Flushes pending writes of the tier, at most for `longest`, after what waits for the shared tier was uploaded.
-    /// Returns true if all are written to the tier.
-    pub fn close_tier(&mut self, longest: Duration) -> bool {
+    /// Flushes pending writes of the tier, at most for `longest`, after what waits for the shared tier was uploaded, at
+    /// most for `uploads`. Returns true if all are written to the tier.
+    pub fn close_tier(&mut self, longest: Duration, uploads: Duration) -> bool {
         if let Some(shared) = &mut self.shared {
-            shared.close(self.service.service());
+            shared.close(self.service.service(), uploads);
         }
         let until = Instant::now() + longest;
         while self.tier.is_some() {

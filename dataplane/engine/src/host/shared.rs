@@ -38,9 +38,6 @@ impl PoolMemory for PoolView<'_> {
     }
 }
 
-/// Longest time for which what waits is uploaded as the shard stops.
-const CLOSE: Duration = Duration::from_secs(5);
-
 /// Shared tier of a host's store.
 pub(crate) struct SharedStore {
     store: Arc<dyn Store>,
@@ -81,9 +78,9 @@ impl SharedStore {
         progress
     }
 
-    /// Writes what waits to be uploaded, unless the store fails.
-    pub(crate) fn close(&mut self, service: &mut Service) {
-        let until = Instant::now() + CLOSE;
+    /// Writes what waits to be uploaded, at most for `longest`, unless the store fails.
+    pub(crate) fn close(&mut self, service: &mut Service, longest: Duration) {
+        let until = Instant::now() + longest;
         loop {
             let now_ns = cpu::monotonic_ns();
             let is_over = service.control().shared().close(now_ns);
@@ -92,8 +89,8 @@ impl SharedStore {
                 return;
             }
             if Instant::now() >= until {
-                let seconds = CLOSE.as_secs();
-                tracing::warn!("shared tier {}: not everything was uploaded within {seconds} s", self.store.place());
+                let waited_ms = longest.as_millis();
+                tracing::warn!("shared tier {}: not everything was uploaded within {waited_ms} ms", self.store.place());
                 return;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -119,8 +116,13 @@ fn tell(place: &str, event: &SharedEvent) {
         SharedEvent::Void { slots, reason } => {
             tracing::info!("shared tier {place}: what it has of {slots} slots is void: {reason}");
         }
-        SharedEvent::Damaged { name } => tracing::warn!(
-            "shared tier {place}: {name} is not what was written; its objects are misses and can be put again"
+        SharedEvent::IndexFull { objects } => tracing::warn!(
+            "shared tier {place}: its index is full with {objects} objects, so no more are uploaded: raise \
+             --shared-objects, or shorten --shared-lifetime"
+        ),
+        SharedEvent::Damaged { name, count } => tracing::warn!(
+            "shared tier {place}: {name} is not what was written, {count} reads in all since the start; such objects \
+             are misses and can be put again"
         ),
         SharedEvent::Read { .. } | SharedEvent::Missed { .. } | SharedEvent::Removed { .. } => {}
     }

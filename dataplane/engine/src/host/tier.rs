@@ -280,7 +280,8 @@ impl TierDevice {
     fn report_damage(&mut self, service: &mut Service) {
         let Some(damage) = service.tier_mut().and_then(Tiering::poll_damage) else { return };
         let path = self.path();
-        let text = "they are misses and can be put again; if their number keeps growing, replace the device";
+        let text = "what no other owner of the slot has is a miss and can be put again; if their number keeps growing, \
+                    replace the device";
         self.notices.push_back(TierNotice::trouble(format!("{path}: {damage} since the start: {text}")));
     }
 

@@ -27,6 +27,9 @@ use crate::host::{MappedMemory, ShardHost};
 /// Time between two attempts to send to a full mailbox.
 const MAILBOX_RETRY: Duration = Duration::from_micros(100);
 
+/// Time between two looks at what the shared tier has taken.
+const SETTLE_STEP: Duration = Duration::from_millis(5);
+
 /// Parts of a shard that has ended for another process.
 #[derive(Debug)]
 pub struct HandedShard {
@@ -299,6 +302,23 @@ impl ShardHandle {
             // The socket may be removed already; no thread listens on it any more either way.
             let _ = std::fs::remove_file(path);
         }
+    }
+}
+
+/// Waits at most this time until the shared tier has what successors of these shards need to find the objects in it,
+/// while the shards serve. Does not wait while the store fails.
+pub fn settle_shared_tier(shards: &[ShardHandle], longest: Duration) {
+    let settle = |host: &mut ShardHost| {
+        let now_ns = host.now_ns();
+        host.service().control().shared().settle(now_ns)
+    };
+    let until = Instant::now() + longest;
+    while shards.iter().any(|shard| shard.ask(ANSWER_DEADLINE, settle).is_ok_and(|is_settled| !is_settled)) {
+        if Instant::now() >= until {
+            tracing::warn!("the shared tier has not taken what a successor needs to find all objects in it");
+            return;
+        }
+        std::thread::sleep(SETTLE_STEP);
     }
 }
 

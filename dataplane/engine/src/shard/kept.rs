@@ -135,16 +135,24 @@ impl ImageFile for MappedImage {
 
 /// Mark of a shard whose process leaves an image of its memory at its end.
 #[derive(Clone, Debug)]
-pub(super) struct ImageWish(Arc<AtomicBool>);
+pub(super) struct ImageWish {
+    is_made: Arc<AtomicBool>,
+    has_successor: Arc<AtomicBool>,
+}
 
 impl ImageWish {
-    /// Has the shard leave an image when it ends.
+    fn new(is_made: bool) -> Self {
+        Self { is_made: Arc::new(AtomicBool::new(is_made)), has_successor: Arc::default() }
+    }
+
+    /// Has the shard leave an image when it ends, for a successor that waits for it.
     pub(super) fn make(&self) {
-        self.0.store(true, Ordering::Release);
+        self.has_successor.store(true, Ordering::Release);
+        self.is_made.store(true, Ordering::Release);
     }
 
     fn is_made(&self) -> bool {
-        self.0.load(Ordering::Acquire)
+        self.is_made.load(Ordering::Acquire)
     }
 }
 
@@ -212,7 +220,7 @@ impl KeptMemory {
             config.last_member.iter().for_each(|last| former.expect_member(*last));
         }
         let directory = config.directory.clone();
-        let wish = ImageWish(Arc::new(AtomicBool::new(directory.is_some())));
+        let wish = ImageWish::new(directory.is_some());
         Ok((Self { files, mapped, image, image_file, region: None, wish, directory }, found))
     }
 
@@ -224,6 +232,11 @@ impl KeptMemory {
         };
         self.region = Some(Arc::new(KeptPool(Arc::clone(memory.region()))));
         Ok(memory)
+    }
+
+    /// Returns true if a successor waits for the end of the shard.
+    pub(super) fn has_successor(&self) -> bool {
+        self.wish.has_successor.load(Ordering::Acquire)
     }
 
     /// Returns the mark by which the shard leaves an image.

@@ -23,6 +23,10 @@ use crate::pacing::Pacer;
 /// Deadlines for opening the tier's device (formatting a blank one included), and for flushing pending writes.
 const TIER_OPEN: Duration = Duration::from_secs(60);
 const TIER_CLOSE: Duration = Duration::from_secs(10);
+/// Longest time for which what waits is uploaded to the shared tier as the shard stops.
+const LAST_UPLOADS: Duration = Duration::from_secs(5);
+/// The same while a successor waits, and nothing is served.
+const HANDED_UPLOADS: Duration = Duration::from_millis(20);
 
 /// Pages of a far part whose places are checked.
 const FAR_PAGES_CHECKED: usize = 64;
@@ -82,7 +86,9 @@ pub(super) fn run(
             kept.observe(&mut host, &name)?;
         }
         if mailbox.peer_gone() {
-            if !host.close_tier(TIER_CLOSE) {
+            // A successor serves only then, and uploads what has not been.
+            let is_urgent = kept.as_ref().is_some_and(KeptMemory::has_successor);
+            if !host.close_tier(TIER_CLOSE, if is_urgent { HANDED_UPLOADS } else { LAST_UPLOADS }) {
                 tracing::error!("{name}: not everything was written to the SSD within {} s", TIER_CLOSE.as_secs());
             }
             return Ok(kept.as_mut().and_then(|kept| kept.close(&mut host, &name)));

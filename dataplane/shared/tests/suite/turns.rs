@@ -59,7 +59,7 @@ impl Bed {
             }
             self.tier.complete(self.now_ns, id, Ok(outcome));
         }
-        while self.tier.step(&|_, _| HeldObject::Absent) {}
+        while self.tier.step(self.now_ns, &|_, _| HeldObject::Absent) {}
         while let Some(begun) = self.tier.poll(self.now_ns) {
             self.in_flight.push(begun);
         }

@@ -501,7 +501,7 @@ impl World {
 
     /// Runs a node for one round.
     fn run(&mut self, node: &mut Node) {
-        while node.tier.step(&|_, _| HeldObject::Absent) {}
+        while node.tier.step(self.now_ns, &|_, _| HeldObject::Absent) {}
         while let Some((id, operation)) = node.tier.poll(self.now_ns) {
             let delay = 1 + self.rng.below(30);
             node.in_flight.push((id, operation, self.now_ns + delay * MS));

@@ -88,6 +88,12 @@ impl SharedObjects<'_> {
         }
     }
 
+    /// Writes what the next owner needs to find what the store has, while the shard goes on. Returns true once it is
+    /// written, or the store fails.
+    pub fn settle(&mut self, now_ns: u64) -> bool {
+        self.local.sharing.as_mut().is_none_or(|sharing| sharing.settle(now_ns))
+    }
+
     /// Writes what waits to be uploaded, as the shard is about to stop. Returns true once nothing is left, or the store
     /// fails.
     pub fn close(&mut self, now_ns: u64) -> bool {

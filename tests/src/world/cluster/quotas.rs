@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use kvplane_cluster::{Input, Quotas, ShardIncarnation, Tenant, TenantFigures, TenantQuota, TenantSsd};
+use kvplane_cluster::{Input, Quotas, ShardIncarnation, TenantChange, TenantFigures, TenantQuota, TenantSsd};
 use kvplane_proto::digest::tenant_number;
 use kvplane_proto::rng::Rng;
 use kvplane_proto::tenants::TenantSsdLease;
@@ -121,16 +121,25 @@ impl World {
             }
             return;
         }
-        let tenant = Tenant { name: name.clone(), dram_bytes: None, weight: 1 };
-        if self.order(Input::SetTenant { tenant }) == Some(true) {
+        let before = self.ssd_of(&name);
+        let change = TenantChange {
+            name: name.clone(),
+            weight: Some(if weight == Some(1001) { 0 } else { 1 }),
+            ssd_bytes: Some(ssd_bytes),
+            ssd_weight: weight,
+            ..TenantChange::default()
+        };
+        let Some(is_taken) = self.order(Input::SetTenant { change }) else { return };
+        if is_taken {
             self.ssd_quotas.removed.remove(&name);
         }
-        let Some(before) = self.ssd_of(&name) else { return };
-        let Some(is_taken) = self.order(Input::SetTenantSsd { name: name.clone(), ssd }) else { return };
+        // A weight that is not given stays, unless the tenant is kept off the SSDs.
+        let kept = before.and_then(|before| before.weight).filter(|_| ssd_bytes != Some(0));
+        let ssd = TenantSsd { weight: weight.or(kept), ..ssd };
         let contradicts = weight.is_some_and(|weight| weight == 0 || weight > 1000 || ssd_bytes == Some(0));
-        let expected = if contradicts { before } else { ssd };
+        let expected = if contradicts { before } else { Some(ssd) };
         let found = self.ssd_of(&name);
-        if is_taken == contradicts || found.is_some_and(|found| found != expected) {
+        if is_taken == contradicts || found != expected {
             let what = format!("{ssd:?} was set after {before:?}: taken {is_taken}, and it is {found:?}");
             self.violate(broken(Rule::Quota, what));
         }

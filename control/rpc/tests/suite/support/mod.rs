@@ -175,10 +175,6 @@ impl Service for Recorder {
         Ok(TenantList { strict: false, pool_bytes: 0, tenants: Vec::new() })
     }
 
-    fn set_tenant_ssd(&self, _: Caller, _: SetTenantSsd) -> Result<EmptyReply, Refusal> {
-        Ok(EmptyReply)
-    }
-
     fn list_tenant_ssds(&self, _: Caller) -> Result<TenantSsdList, Refusal> {
         Ok(TenantSsdList { ssd_bytes: 0, tenants: Vec::new() })
     }

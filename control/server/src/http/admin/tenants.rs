@@ -6,13 +6,15 @@
 //! | `PUT ?tenant_id=`, body `{"requested_quota_bytes": n}`, optionally with `weight`, `ssd_quota_bytes` (null for no
 //!   quota) and `ssd_weight`; with one of the latter two the first may be left out | creates or changes a tenant |
 //! | `DELETE ?tenant_id=` | removes a tenant without objects |
+//!
+//! A change that is refused, also because of a field that no tenant has, changes nothing.
 
 use std::fmt;
 
 use hyper::body::Incoming;
 use hyper::{Method, Request, StatusCode};
 use kvplane_rpc::message::{
-    RemoveTenant, SetTenant, SetTenantSsd, Tenant, TenantList, TenantSsd, TenantSsdList, TenantSsdStatus, TenantStatus,
+    RemoveTenant, SetTenant, TenantChange, TenantList, TenantSsdList, TenantSsdStatus, TenantStatus,
 };
 use kvplane_rpc::{Refusal, RefusalCode};
 use serde_json::{Value, json};
@@ -113,82 +115,62 @@ async fn put(control: &Control, name: &str, request: Request<Incoming>) -> Answe
         Ok(body) => body,
         Err(answer) => return answer,
     };
-    let list = control.cluster.lock().map(|hosted| (hosted.tenants(), hosted.tenant_ssds()));
-    let (list, ssds) = match list {
-        Ok(lists) => lists,
-        Err(refusal) => return refused(&refusal),
-    };
-    let former = list.tenants.into_iter().find(|one| one.name == name && one.is_set);
-    let former_ssd = ssds.tenants.into_iter().find(|one| one.name == name).map(|one| one.ssd).unwrap_or_default();
-    let ssd = match ssd_of(&body, former_ssd) {
-        Ok(ssd) => ssd,
+    let change = match change_of(name, &body) {
+        Ok(change) => change,
         Err(error) => return bad(&error.to_string()),
     };
-    let quota = match body.get("requested_quota_bytes") {
-        None if ssd.is_some() => former.as_ref().and_then(|tenant| tenant.dram_bytes),
-        quota => match quota.and_then(Value::as_u64).filter(|quota| (1..=i64::MAX as u64).contains(quota)) {
-            Some(quota) => Some(quota),
-            None => return bad("the body must have requested_quota_bytes, from 1 to 2^63 - 1"),
-        },
-    };
-    let weight = former.as_ref().map_or(1, |tenant| tenant.weight);
-    let weight =
-        body.get("weight").map_or(Some(weight.into()), Value::as_u64).and_then(|weight| weight.try_into().ok());
-    let Some(weight) = weight else { return bad("weight must be a number from 1 to 1000") };
-    let tenant = Tenant { name: name.to_owned(), dram_bytes: quota, weight };
-    let set_ssd = |ssd| control.set_tenant_ssd_now(SetTenantSsd { name: name.to_owned(), ssd }).map(|_| ());
-    // What can be refused comes first: a refused request changes nothing.
-    let is_new = former.is_none();
-    let set = match ssd {
-        Some(ssd) if !is_new => set_ssd(ssd).and_then(|()| control.set_tenant_now(SetTenant { tenant }).map(|_| ())),
-        Some(ssd) => {
-            let set = control.set_tenant_now(SetTenant { tenant }).and_then(|_| set_ssd(ssd));
-            set.inspect_err(|_| {
-                let removed = RemoveTenant { name: name.to_owned(), only_empty: false };
-                let _ = control.remove_tenant_now(removed);
-            })
-        }
-        None => control.set_tenant_now(SetTenant { tenant }).map(|_| ()),
-    };
-    match set {
-        Ok(()) => show(control, Some(name)),
+    match control.set_tenant_now(SetTenant { change }) {
+        Ok(_) => show(control, Some(name)),
         Err(refusal) => failed(&refusal, name),
     }
 }
 
-/// Setting on SSDs that a body has, and that is none.
-#[derive(Clone, Copy, Debug)]
-enum BadSsd {
-    Quota,
-    Weight,
+/// Fault of a body that is to change a tenant.
+#[derive(Debug)]
+enum BadChange {
+    Object,
+    Field(String),
+    Memory,
+    Weight(&'static str),
+    Ssd,
 }
 
-impl fmt::Display for BadSsd {
+impl fmt::Display for BadChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Quota => "ssd_quota_bytes must be a number from 0 to 2^63 - 1, or null for no quota",
-            Self::Weight => "ssd_weight must be a number from 1 to 1000",
-        })
+        match self {
+            Self::Object => f.write_str("the body must be a JSON object"),
+            Self::Field(name) => write!(f, "the body has a field {name:?}, which no tenant has"),
+            Self::Memory => f.write_str("the body must have requested_quota_bytes, from 1 to 2^63 - 1"),
+            Self::Weight(name) => write!(f, "{name} must be a number from 1 to 1000"),
+            Self::Ssd => f.write_str("ssd_quota_bytes must be a number from 0 to 2^63 - 1, or null for no quota"),
+        }
     }
 }
 
-/// Returns the settings on SSDs that a body requests, if it requests any.
-fn ssd_of(body: &Value, former: TenantSsd) -> Result<Option<TenantSsd>, BadSsd> {
-    let (quota, weight) = (body.get("ssd_quota_bytes"), body.get("ssd_weight"));
-    let ssd_bytes = match quota {
-        None => former.ssd_bytes,
-        Some(Value::Null) => None,
-        Some(quota) => match quota.as_u64().filter(|quota| *quota <= i64::MAX as u64) {
-            Some(quota) => Some(quota),
-            None => return Err(BadSsd::Quota),
-        },
+/// Returns the change of a tenant that a body requests.
+fn change_of(name: &str, body: &Value) -> Result<TenantChange, BadChange> {
+    let bytes = |value: &Value, least: u64| value.as_u64().filter(|bytes| (least..=i64::MAX as u64).contains(bytes));
+    let weight = |field: &'static str, value: &Value| {
+        let weight = value.as_u64().and_then(|weight| weight.try_into().ok());
+        weight.map(Some).ok_or(BadChange::Weight(field))
     };
-    let weight_of = |weight: &Value| weight.as_u64().and_then(|weight| u32::try_from(weight).ok());
-    let new = match weight {
-        None => former.weight.filter(|_| ssd_bytes != Some(0)),
-        Some(weight) => Some(weight_of(weight).ok_or(BadSsd::Weight)?),
-    };
-    Ok((quota.is_some() || weight.is_some()).then_some(TenantSsd { ssd_bytes, weight: new }))
+    let mut change = TenantChange { name: name.to_owned(), ..TenantChange::default() };
+    for (field, value) in body.as_object().ok_or(BadChange::Object)? {
+        match field.as_str() {
+            "requested_quota_bytes" => {
+                change.dram_bytes = Some(Some(bytes(value, 1).ok_or(BadChange::Memory)?));
+            }
+            "weight" => change.weight = weight("weight", value)?,
+            "ssd_quota_bytes" if value.is_null() => change.ssd_bytes = Some(None),
+            "ssd_quota_bytes" => change.ssd_bytes = Some(Some(bytes(value, 0).ok_or(BadChange::Ssd)?)),
+            "ssd_weight" => change.ssd_weight = weight("ssd_weight", value)?,
+            other => return Err(BadChange::Field(other.to_owned())),
+        }
+    }
+    if change.dram_bytes.is_none() && change.ssd_bytes.is_none() && change.ssd_weight.is_none() {
+        return Err(BadChange::Memory);
+    }
+    Ok(change)
 }
 
 fn delete(control: &Control, name: &str) -> Answer {

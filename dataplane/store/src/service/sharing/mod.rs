@@ -183,7 +183,7 @@ impl Sharing {
         if now_ns >= self.quiet_until_ns {
             progress |= self.uploads.drive(&mut self.tier, shard, ssd, memory);
         }
-        progress |= self.tier.step(&|view, checksum| held(shard, ssd, view, checksum));
+        progress |= self.tier.step(now_ns, &|view, checksum| held(shard, ssd, view, checksum));
         let mut done = Vec::new();
         while let Some(event) = self.tier.poll_event() {
             progress = true;
@@ -214,9 +214,16 @@ impl Sharing {
         self.tier.close(now_ns)
     }
 
+    /// Writes what the next owner needs to find what the store has. Returns true once it is written, or if the store
+    /// fails.
+    pub(super) fn settle(&mut self, now_ns: u64) -> bool {
+        self.tier.settle(now_ns)
+    }
+
     /// Returns the counters.
     pub(super) fn stats(&self) -> SharedStats {
-        self.tier.stats()
+        let stats = self.tier.stats();
+        SharedStats { skipped: stats.skipped + self.uploads.skipped(), ..stats }
     }
 
     /// Returns the next event for the operator.

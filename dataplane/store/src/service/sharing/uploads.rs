@@ -34,6 +34,8 @@ pub(super) struct Uploads {
     /// Bytes for which the tier had no room: its packs are being written, or the store fails. The end of a write wakes
     /// the host.
     lacked_bytes: Option<u64>,
+    /// Objects that were not uploaded because too many waited, or because they left memory first.
+    skipped: u64,
 }
 
 impl Uploads {
@@ -45,6 +47,7 @@ impl Uploads {
             queued: BTreeSet::new(),
             paused_until_ns: 0,
             lacked_bytes: None,
+            skipped: 0,
         }
     }
 
@@ -65,9 +68,16 @@ impl Uploads {
 
     /// Enqueues an object.
     pub(super) fn want(&mut self, digest: Digest, now_ns: u64) {
-        if self.queue.len() < QUEUED_MOST && self.queued.insert(digest) {
+        if self.queue.len() >= QUEUED_MOST {
+            self.skipped += u64::from(!self.queued.contains(&digest));
+        } else if self.queued.insert(digest) {
             self.queue.push_back((digest, now_ns.saturating_add(WAIT_NS)));
         }
+    }
+
+    /// Returns the number of objects that were not uploaded because too many waited, or because they left memory first.
+    pub(super) const fn skipped(&self) -> u64 {
+        self.skipped
     }
 
     pub(super) fn clear(&mut self) {
@@ -106,6 +116,7 @@ impl Uploads {
                     self.paused_until_ns = now_ns.saturating_add(PAUSE_NS);
                 } else {
                     self.queued.remove(&digest);
+                    self.skipped += 1;
                 }
                 continue;
             };

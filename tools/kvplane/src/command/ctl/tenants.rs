@@ -3,8 +3,7 @@
 use clap::{Args, Subcommand};
 use kvplane::ControlLink;
 use kvplane::rpc::message::{
-    ListTenantSsds, ListTenants, RemoveTenant, SetTenant, SetTenantSsd, Tenant, TenantSsd, TenantSsdStatus,
-    TenantStatus,
+    ListTenantSsds, ListTenants, RemoveTenant, SetTenant, TenantChange, TenantSsdStatus, TenantStatus,
 };
 use serde_json::{Value, json};
 
@@ -22,11 +21,13 @@ pub(crate) enum Action {
     },
     /// Create a tenant or change it. Settings that are not given stay as they are.
     Set(Set),
-    /// Remove a tenant. Its objects stay until they are removed or evicted.
+    /// Remove a tenant without objects. By force, its objects in memory stay until they are removed or evicted, its
+    /// records on SSDs are evicted, and its objects in the shared tier stay for their lifetime: a tenant of the same
+    /// name, also one that is not set, finds what is left. Remove its objects first.
     Remove {
         /// Name of the tenant.
         name: String,
-        /// Remove the tenant even if it has objects.
+        /// Remove the tenant even if it has objects, or if a node that may have some has not reported.
         #[arg(long)]
         force: bool,
     },
@@ -72,28 +73,15 @@ pub(super) fn run(link: &ControlLink, action: &Action) -> Result<(), Failure> {
     match action {
         Action::List { json } => list(link, *json),
         Action::Set(set) => {
-            let name = internal(&set.name);
-            let former = link.call(ListTenants)?.tenants.into_iter().find(|tenant| tenant.name == name);
-            let former = former.unwrap_or(TenantStatus { weight: 1, ..TenantStatus::default() });
-            let dram_bytes = if set.no_limit { None } else { set.memory.or(former.dram_bytes) };
-            let tenant = Tenant { name, dram_bytes, weight: set.weight.unwrap_or(former.weight) };
-            let ssd = ssd_of(link, set, &tenant.name)?;
-            // What can be refused comes first, if the tenant exists: a refused command changes nothing.
-            let name = tenant.name.clone();
-            let set_ssd = |ssd: Option<TenantSsd>| match ssd {
-                Some(ssd) => link.call(SetTenantSsd { name: name.clone(), ssd }).map(|_| ()),
-                None => Ok(()),
+            let quota = |no_limit: bool, bytes: Option<u64>| if no_limit { Some(None) } else { bytes.map(Some) };
+            let change = TenantChange {
+                name: internal(&set.name),
+                dram_bytes: quota(set.no_limit, set.memory),
+                weight: set.weight,
+                ssd_bytes: quota(set.no_ssd_limit, set.ssd),
+                ssd_weight: set.ssd_weight,
             };
-            if former.is_set {
-                set_ssd(ssd)?;
-                link.call(SetTenant { tenant })?;
-            } else {
-                link.call(SetTenant { tenant })?;
-                if let Err(error) = set_ssd(ssd) {
-                    link.call(RemoveTenant { name: name.clone(), only_empty: false })?;
-                    return Err(error.into());
-                }
-            }
+            link.call(SetTenant { change })?;
             println!("tenant {} is set; nodes apply it within a heartbeat", external(&set.name));
             Ok(())
         }
@@ -135,19 +123,6 @@ fn list(link: &ControlLink, as_json: bool) -> Result<(), Failure> {
         println!("other tenants may not put");
     }
     Ok(())
-}
-
-/// Returns the settings on SSDs that a command requests, if it requests any.
-fn ssd_of(link: &ControlLink, set: &Set, name: &str) -> Result<Option<TenantSsd>, Failure> {
-    if set.ssd.is_none() && !set.no_ssd_limit && set.ssd_weight.is_none() {
-        return Ok(None);
-    }
-    let former = link.call(ListTenantSsds)?.tenants.into_iter().find(|tenant| tenant.name == name);
-    let former = former.map(|tenant| tenant.ssd).unwrap_or_default();
-    let ssd_bytes = if set.no_ssd_limit { None } else { set.ssd.or(former.ssd_bytes) };
-    // A tenant that is kept off the SSDs has no weight there any more.
-    let weight = set.ssd_weight.or(former.weight.filter(|_| ssd_bytes != Some(0)));
-    Ok(Some(TenantSsd { ssd_bytes, weight }))
 }
 
 fn tenant_json(tenant: &TenantStatus, ssd: &TenantSsdStatus) -> Value {

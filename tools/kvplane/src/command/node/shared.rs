@@ -20,25 +20,40 @@ pub(crate) struct SharedArguments {
     upload: UploadChoice,
     /// Length at which a pack, one object of the store with many objects of the cluster, is written. Objects longer
     /// than half of it are not uploaded. Each shard needs up to three times as much memory.
-    #[arg(long = "shared-pack", value_name = "BYTES", default_value = "16M", value_parser = size::parse)]
+    #[arg(
+        long = "shared-pack",
+        value_name = "BYTES",
+        requires = "place",
+        default_value = "16M",
+        value_parser = size::parse
+    )]
     pack: u64,
     /// Longest time that an object waits for a pack to fill, in milliseconds.
     #[arg(
         long = "shared-flush-ms",
+        requires = "place",
         value_name = "MS",
         default_value_t = 5000,
         value_parser = clap::value_parser!(u64).range(1..=3_600_000)
     )]
     flush_ms: u64,
-    /// Most bytes that the packs of this node may take; beyond it the oldest packs are deleted. 0: no limit.
-    #[arg(long = "shared-bytes", value_name = "BYTES", default_value = "0", value_parser = size::parse)]
+    /// Most bytes that the packs of this node may take, with those of its former incarnations; beyond it the oldest
+    /// packs are deleted. At least --shared-pack for each shard. 0: no limit.
+    #[arg(
+        long = "shared-bytes",
+        value_name = "BYTES",
+        requires = "place",
+        default_value = "0",
+        value_parser = size::parse
+    )]
     bytes: u64,
     /// Lifetime of packs, in hours. 0: no limit, and what nodes leave behind that never come back is not deleted.
-    #[arg(long = "shared-lifetime", value_name = "HOURS", default_value_t = 168)]
+    #[arg(long = "shared-lifetime", value_name = "HOURS", requires = "place", default_value_t = 168)]
     lifetime: u32,
     /// Most objects that this node finds in the shared tier, at some 150 bytes of memory each.
     #[arg(
         long = "shared-objects",
+        requires = "place",
         value_name = "OBJECTS",
         default_value_t = 1 << 20,
         value_parser = clap::value_parser!(u64).range(1..)

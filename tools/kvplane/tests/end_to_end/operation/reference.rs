@@ -85,6 +85,7 @@ fn the_reference_of_metrics_is_current() {
     let place = Workplace::new("metrics-reference");
     let ssd = format!("{}:64M", place.path("ssd").display());
     let shared = place.path("shared").display().to_string();
+    std::fs::create_dir(&shared).expect("a directory");
     let words = ["--shards", "1", "--metrics-port", "0", "--conductor", "--ssd", &ssd, "--ssd-ack", "buffered"];
     let dev = place.dev("32M", &[&words[..], &["--shared-tier", &shared]].concat());
     let file = place.path("value");

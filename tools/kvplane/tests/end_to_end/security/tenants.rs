@@ -247,6 +247,7 @@ fn ssd_quotas_hold_over_restarts_and_are_administered() {
     set(&["--ssd", "0", "--ssd-weight", "3"]).failed(1, &["a quota of 0 bytes on SSDs", "weight of 3"]);
     set(&["--ssd-weight", "0", "--memory", "1M"]).failed(1, &["weight of 0 is not within 1 to 1000"]);
     set(&["--ssd", "1M", "--no-ssd-limit"]).failed(2, &["cannot be used with"]);
+    set(&["--ssd", "0", "--weight", "5000"]).failed(1, &["weight of 5000 is not within 1 to 1000"]);
     let shown = tenant(place, "acme");
     assert_eq!((&shown["ssd"]["quota_bytes"], &shown["ssd"]["weight"]), (&QUOTA.into(), &3.into()), "{shown}");
     assert_eq!(shown["quota_bytes"], Value::Null, "a refused command changes nothing: {shown}");
@@ -289,6 +290,9 @@ fn ssd_quotas_hold_over_restarts_and_are_administered() {
     let data = &shown["data"];
     assert_eq!((status, &data["ssd_quota_bytes"], &data["ssd_weight"]), (200, &(8 * MIB).into(), &5.into()), "{shown}");
     assert_eq!(data["requested_quota_bytes"], 0, "there is none of memory: {shown}");
+    for bad in [r#"{"ssd_quota_bytes":1,"weight":5000}"#, r#"{"ssd_quota_bytes":1,"ssd_weigth":3}"#, "[]"] {
+        assert_eq!(ask(dev.http(), "PUT", path, bad).0, 400, "{bad}");
+    }
     for bad in [r#"{"ssd_quota_bytes":-1}"#, r#"{"ssd_weight":"x"}"#, r#"{"ssd_quota_bytes":0,"ssd_weight":2}"#] {
         assert_eq!(ask(dev.http(), "PUT", path, bad).0, 400, "{bad}");
     }

@@ -31,6 +31,13 @@ enum Store {
 }
 
 impl Store {
+    /// Creates an empty directory.
+    fn directory(place: &Workplace) -> Self {
+        let path = place.path("shared");
+        std::fs::create_dir_all(&path).expect("a directory");
+        Self::Directory(text(&path).to_owned())
+    }
+
     fn place(&self) -> &str {
         match self {
             Self::Directory(path) => path,
@@ -228,7 +235,7 @@ fn another_owner_serves(bed: &Bed) {
 
 #[test]
 fn another_owner_serves_from_a_directory_what_a_dead_one_uploaded() {
-    let bed = Bed::new("shared-dir", |place| Store::Directory(text(&place.path("shared")).to_owned()));
+    let bed = Bed::new("shared-dir", Store::directory);
     another_owner_serves(&bed);
 }
 
@@ -241,7 +248,7 @@ fn another_owner_serves_from_a_bucket_what_a_dead_one_uploaded() {
 
 #[test]
 fn a_restarted_node_finds_what_it_had_uploaded() {
-    let bed = Bed::new("shared-restart", |place| Store::Directory(text(&place.path("shared")).to_owned()));
+    let bed = Bed::new("shared-restart", Store::directory);
     let (mut node, mut client) = bed.one_node(&[]);
     let versions = fill(&mut client, &[&node]);
     node.kill();

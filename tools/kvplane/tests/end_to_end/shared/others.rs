@@ -5,15 +5,11 @@ use std::path::PathBuf;
 use kvplane::PutOptions;
 
 use super::{Bed, KEYS, Store, check_all, counted, fill, name, put, value, version_of, wait_for_count};
-use crate::support::{Process, Workplace, text, wait_until};
-
-fn directory(place: &Workplace) -> Store {
-    Store::Directory(text(&place.path("shared")).to_owned())
-}
+use crate::support::{Process, text, wait_until};
 
 #[test]
 fn an_object_with_three_replicas_is_uploaded_by_its_owner_only() {
-    let bed = Bed::with_replicas("shared-replicas", "3", directory);
+    let bed = Bed::with_replicas("shared-replicas", "3", Store::directory);
     let mut nodes: Vec<Process> =
         (1..=3).map(|number| bed.node(number, &["--failure-domain", &number.to_string()])).collect();
     bed.wait_for_members(3);
@@ -61,7 +57,7 @@ impl Drop for Memory {
 
 #[test]
 fn a_node_that_keeps_its_memory_and_uploads_loses_nothing_in_any_restart() {
-    let bed = Bed::new("shared-kept", directory);
+    let bed = Bed::new("shared-kept", Store::directory);
     let memory = Memory(PathBuf::from("/dev/shm").join(bed.place.directory.file_name().expect("a name")));
     let keep = ["--keep-memory", text(&memory.0)];
     let (mut node, mut client) = bed.one_node(&keep);

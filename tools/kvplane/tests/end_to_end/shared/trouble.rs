@@ -135,7 +135,7 @@ impl Drop for SmallDisk {
 
 #[test]
 fn a_node_goes_on_while_its_file_system_is_full_or_read_only() {
-    let bed = Bed::new("shared-full", |place| Store::Directory(text(&place.path("shared")).to_owned()));
+    let bed = Bed::new("shared-full", Store::directory);
     let Some(disk) = SmallDisk::mount(&bed.place) else { return };
     let (mut node, mut client) = bed.one_node(&[]);
     let all = 0..KEYS;

@@ -592,8 +592,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         name: "weights-that-contradict-are-taken",
         invariant: "settings of a tenant do not contradict each other",
         file: "control/cluster/src/tenants.rs",
-        find: "            if ssd.ssd_bytes == Some(0) {",
-        replace: "            if ssd.ssd_bytes == Some(1) {",
+        find: "if self.ssd_bytes == Some(0) =>",
+        replace: "if self.ssd_bytes == Some(1) =>",
         host: Host::Quotas,
     },
     Mutation {

@@ -111,7 +111,7 @@ const EDGES: [(&str, Uses); 40] = [
     ("kvplane-http", Uses::Only(&[])),
     // An S3 service for tests, and the driver that is tested with it.
     ("kvplane-fake-s3", Uses::Only(&[])),
-    ("kvplane-objects", Uses::Only(&["kvplane-fake-s3", "kvplane-proto", "kvplane-shared"])),
+    ("kvplane-objects", Uses::Only(&["kvplane-fake-s3", "kvplane-proto", "kvplane-shared", "kvplane-sys"])),
     (
         "kvplane-server",
         Uses::Only(&[
