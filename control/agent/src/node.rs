@@ -307,7 +307,10 @@ impl NodePlan {
     }
 
     const fn incarnation(&self) -> Incarnation {
-        Incarnation(self.begun.number)
+        match self.begun.continues {
+            Some(incarnation) => incarnation,
+            None => Incarnation(self.begun.number),
+        }
     }
 
     fn identity(&self, shard: usize) -> Identity {
@@ -347,13 +350,18 @@ impl NodePlan {
 
     /// Starts the shards, with what another process handed over or anew; joins the cluster, and returns when the node
     /// is in the map.
-    pub(crate) fn start(self, config: &NodeConfig, handover: Option<&Handover>) -> Result<Node, Error> {
+    pub(crate) fn start(mut self, config: &NodeConfig, handover: Option<&Handover>) -> Result<Node, Error> {
         let shape = self.shape(config);
         let count = self.layout.shards.len();
         let kept = match handover {
             Some(handover) => {
-                let is_void = handover.pass_to(&self.link, self.node, self.incarnation())?;
-                KeptMemory::handed(handover, is_void)
+                let next = handover.pass_to(&self.link, self.node, self.incarnation())?;
+                // A node with SSDs has to replicate again what they have: it continues no other incarnation.
+                if config.ssds.is_empty() && next.number.is_successor() {
+                    self.begun.continues = Some(next.number);
+                    self.tickets.renew(&self.link, next.number.0)?;
+                }
+                KeptMemory::handed(handover, next.is_void)
             }
             None => KeptMemory::claim(config.keep_memory.as_deref(), count, self.begun.last_member)?,
         };

@@ -205,6 +205,14 @@ impl NodeTickets {
         Ok(Self { node, wanted: keys.is_some(), keys })
     }
 
+    /// Gets keys and a ticket for another incarnation of the node, if the control plane issues tickets.
+    pub(crate) fn renew(&mut self, link: &ControlLink, incarnation: u64) -> Result<(), Error> {
+        if self.wanted {
+            *self = Self::ask(link, self.node, incarnation)?;
+        }
+        Ok(())
+    }
+
     /// Returns the challenges that a shard sends to its peers, if it requires tickets.
     pub(crate) fn challenges(&self) -> Result<Option<Challenges>, Error> {
         if !self.wanted {

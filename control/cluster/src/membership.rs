@@ -488,8 +488,12 @@ impl Membership {
         if map_changed {
             let before = self.maps.advance(members, replicas);
             self.effects.put(self.maps.header(&self.config));
+            let layout = self.maps.layout().clone();
             if self.maps.note_layout(&before) {
                 self.shares.moves_began(self.now_ns, &self.config);
+            }
+            // A handover changes what it says of restarts, and no slot moves.
+            if *self.maps.layout() != layout {
                 self.effects.put(Record::Layout(self.maps.layout().clone()));
             }
             self.counters.epochs += 1;

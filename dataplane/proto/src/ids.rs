@@ -52,6 +52,48 @@ id!(
     Version(u64)
 );
 
+/// Low bits of an incarnation's number, which count the handovers of its line.
+const HANDOVER_BITS: u32 = 16;
+
+/// Incarnations of a node that hand their memory over, each to the next one, form a *line*: their numbers differ in the
+/// lowest bits only. What one of them had, replicas included, the later ones have. Numbers below 65536 have no line:
+/// such an incarnation continues none.
+impl Incarnation {
+    /// Returns the first incarnation of a new line, whose number is not below `least` unless numbers are used up.
+    #[must_use]
+    pub const fn line_from(least: u64) -> Self {
+        let step = 1 << HANDOVER_BITS;
+        Self(least.saturating_add(step - 1) & !(step - 1))
+    }
+
+    /// Returns the incarnation that continues this one next; `None` if its line ends with it.
+    #[must_use]
+    pub const fn successor(self) -> Option<Self> {
+        let next = Self(self.0.wrapping_add(1));
+        if next.continues(self) { Some(next) } else { None }
+    }
+
+    /// Returns the number of handovers in the incarnation's line before it.
+    #[must_use]
+    pub const fn handovers(self) -> u64 {
+        if self.0 >> HANDOVER_BITS > 0 { self.0 & ((1 << HANDOVER_BITS) - 1) } else { 0 }
+    }
+
+    /// Returns true if the incarnation continues another one.
+    #[must_use]
+    pub const fn is_successor(self) -> bool {
+        self.handovers() > 0
+    }
+
+    /// Returns true if this incarnation is `earlier`, or has its memory by handovers.
+    #[must_use]
+    pub const fn continues(self, earlier: Self) -> bool {
+        let has_line = self.0 >> HANDOVER_BITS > 0;
+        let is_same = self.0 >> HANDOVER_BITS == earlier.0 >> HANDOVER_BITS;
+        self.0 == earlier.0 || self.0 > earlier.0 && has_line && is_same
+    }
+}
+
 /// Number of slots.
 pub const SLOTS: usize = 16_384;
 
@@ -124,6 +166,23 @@ mod tests {
         assert_eq!(RequestId::from_bits(id.to_bits()), id);
         assert_eq!(id.to_bits(), 0xffff_fffe_0000_0007);
         assert_eq!(format!("{id:?}"), "RequestId(7.4294967294)");
+    }
+
+    #[test]
+    fn incarnations_continue_earlier_ones_of_their_line() {
+        let first = Incarnation::line_from(70_000);
+        assert_eq!(first, Incarnation(2 << HANDOVER_BITS));
+        assert_eq!(Incarnation::line_from(first.0), first);
+        let second = first.successor().expect("the line goes on");
+        assert!(second.continues(first) && second.continues(second) && !first.continues(second));
+        assert!(second.is_successor() && !first.is_successor());
+        assert!(second.successor().is_some_and(|third| third.continues(first)));
+        let last = Incarnation((3 << HANDOVER_BITS) - 1);
+        assert!(last.continues(first) && last.successor().is_none());
+        assert!(!Incarnation::line_from(first.0 + 1).continues(last));
+        // Small numbers have no line.
+        assert!(!Incarnation(2).continues(Incarnation(1)) && Incarnation(1).successor().is_none());
+        assert!(!Incarnation(2).is_successor());
     }
 
     #[test]

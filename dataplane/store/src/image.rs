@@ -5,8 +5,11 @@
 //! header (4096 bytes):
 //!     magic 8 | format u32 | phase u32 | uuid u128 | node u64 | shard u16 | shards u16 | 0 u8 3 | cluster bytes u8
 //!     pool bytes u64 | unit bytes u64 | incarnation u64 | state u64 | epoch u64 | opening u64
-//!     objects u64 | withheld u64 | checksum of the contents u64 | cluster 256 | checksum of the header u64 | zeros
+//!     objects u64 | withheld u64 | members u64 | outstanding u64 | next version u64 | checksum of the contents u64
+//!     cluster 256 | checksum of the header u64 | zeros
 //! contents: objects (96 bytes each), in the order of eviction | withheld extents (offset u64 | bytes u64)
+//!     members (node u64 | incarnation u64)
+//!     outstanding replicas (digest u128 | node u64 | incarnation u64 | shard u64)
 //! ```
 //!
 //! All numbers are little-endian; checksums are CRC-64/NVME, that of the header without the phase. The phase is written
@@ -22,6 +25,7 @@ use core::fmt;
 use kvplane_proto::checksum::{joined_payload_checksum, payload_checksum};
 use kvplane_proto::digest::Digest;
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId, ShardId, Version};
+use kvplane_proto::map::{ReplicaSet, ShardKey};
 use kvplane_proto::message::ObjectPriority;
 
 use crate::allocator::Extent;
@@ -32,8 +36,11 @@ pub const HEADER_BYTES: usize = 4096;
 pub const OBJECT_BYTES: usize = 96;
 /// Bytes of an encoded extent.
 const EXTENT_BYTES: usize = 16;
+/// Bytes of an encoded member, and of an encoded removal.
+const MEMBER_BYTES: usize = 16;
+const OUTSTANDING_BYTES: usize = 40;
 /// Version of the format.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 const MAGIC: [u8; 8] = *b"KVPMEMRY";
 const FORMAT_AT: usize = 8;
@@ -45,7 +52,7 @@ const SHARD_AT: usize = 40;
 const SHARDS_AT: usize = 42;
 const CLUSTER_BYTES_AT: usize = 47;
 const NUMBERS_AT: usize = 48;
-const CLUSTER_AT: usize = NUMBERS_AT + 9 * 8;
+const CLUSTER_AT: usize = NUMBERS_AT + 12 * 8;
 const CHECKSUM_AT: usize = CLUSTER_AT + 256;
 /// Objects that are encoded at a time.
 const ENCODED_AT_ONCE: usize = 1024;
@@ -103,6 +110,9 @@ pub struct ImageHeader {
     pub origin: ImageOrigin,
     objects: u64,
     withheld: u64,
+    members: u64,
+    outstanding: u64,
+    next_version: Version,
     contents_checksum: u64,
 }
 
@@ -152,6 +162,21 @@ pub struct KeptObject {
     pub protected: bool,
     /// True if a process may still read its bytes through a mapping of the pool: its extent is not reused.
     pub lent: bool,
+    /// True if it is a replica of another owner's object.
+    pub replica: bool,
+    /// Number of replicas that it is to have beside the owner's, if it is to be replicated.
+    pub copies: u8,
+    /// Replica owners of its slot that may have a replica, by the map of the image's epoch.
+    pub at: ReplicaSet,
+}
+
+/// Replica that its owner had to remove, or was sending, when its process ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct OutstandingReplica {
+    /// Object; the first digest of a slot stands for all objects of the slot.
+    pub digest: Digest,
+    /// Replica owner that may have it.
+    pub owner: ShardKey,
 }
 
 /// Objects of an image, and extents that are not used because a process may still write to them.
@@ -161,6 +186,12 @@ pub struct ImageContents {
     pub objects: Vec<KeptObject>,
     /// Extents that are not used.
     pub withheld: Vec<Extent>,
+    /// Incarnations of the cluster's nodes, by the map of the image's epoch.
+    pub members: Vec<(NodeId, Incarnation)>,
+    /// Replicas elsewhere that were not removed, or not acknowledged, yet.
+    pub outstanding: Vec<OutstandingReplica>,
+    /// Version of the next object.
+    pub next_version: Version,
 }
 
 /// Reason why there is no image to restore.
@@ -204,8 +235,11 @@ impl ImageHeader {
     /// Returns the header of memory that is in use, and so has no contents.
     #[must_use]
     pub fn in_use(identity: MemoryIdentity) -> Self {
-        let (phase, origin) = (ImagePhase::InUse, ImageOrigin::default());
-        Self { identity, phase, origin, objects: 0, withheld: 0, contents_checksum: 0 }
+        Self::of(identity, ImageOrigin::default(), &ImageContents::default(), 0).in_phase(ImagePhase::InUse)
+    }
+
+    fn in_phase(self, phase: ImagePhase) -> Self {
+        Self { phase, ..self }
     }
 
     /// Returns the header of these contents, whose encoding has this checksum.
@@ -217,15 +251,26 @@ impl ImageHeader {
         contents_checksum: u64,
     ) -> Self {
         let (objects, withheld) = (contents.objects.len() as u64, contents.withheld.len() as u64);
-        Self { identity, phase: ImagePhase::Writing, origin, objects, withheld, contents_checksum }
+        let (members, outstanding) = (contents.members.len() as u64, contents.outstanding.len() as u64);
+        let (phase, next_version) = (ImagePhase::Writing, contents.next_version);
+        Self { identity, phase, origin, objects, withheld, members, outstanding, next_version, contents_checksum }
     }
 
     /// Returns the length of the contents, in bytes; `None` if it is beyond all memory.
     #[must_use]
     pub const fn contents_bytes(&self) -> Option<u64> {
-        let Some(objects) = self.objects.checked_mul(OBJECT_BYTES as u64) else { return None };
-        let Some(withheld) = self.withheld.checked_mul(EXTENT_BYTES as u64) else { return None };
-        objects.checked_add(withheld)
+        let Some(bytes) = self.objects.checked_mul(OBJECT_BYTES as u64) else { return None };
+        let mut bytes = bytes;
+        let others =
+            [(self.withheld, EXTENT_BYTES), (self.members, MEMBER_BYTES), (self.outstanding, OUTSTANDING_BYTES)];
+        let mut at = 0;
+        while at < others.len() {
+            let (count, each) = others[at];
+            let Some(more) = count.checked_mul(each as u64) else { return None };
+            let Some(sum) = bytes.checked_add(more) else { return None };
+            (bytes, at) = (sum, at + 1);
+        }
+        Some(bytes)
     }
 
     /// Returns the number of objects.
@@ -260,6 +305,9 @@ impl ImageHeader {
             opening,
             self.objects,
             self.withheld,
+            self.members,
+            self.outstanding,
+            self.next_version.0,
             self.contents_checksum,
         ];
         numbers.iter().enumerate().for_each(|(at, word)| put(&mut out, NUMBERS_AT + 8 * at, &word.to_le_bytes()));
@@ -311,7 +359,10 @@ impl ImageHeader {
             },
             objects: number(6),
             withheld: number(7),
-            contents_checksum: number(8),
+            members: number(8),
+            outstanding: number(9),
+            next_version: Version(number(10)),
+            contents_checksum: number(11),
         };
         // Padding and the rest of the name are zeros, so that the checksum covers all of it.
         if word64(bytes, CHECKSUM_AT) == header_checksum(bytes) { Ok(header) } else { Err(ImageError::Header) }
@@ -338,11 +389,18 @@ impl ImageHeader {
         if !is_whole || payload_checksum(bytes) != self.contents_checksum {
             return Err(ImageError::Contents);
         }
-        let (objects, withheld) = bytes.split_at(self.objects as usize * OBJECT_BYTES);
+        let (objects, bytes) = bytes.split_at(self.objects as usize * OBJECT_BYTES);
+        let (withheld, bytes) = bytes.split_at(self.withheld as usize * EXTENT_BYTES);
+        let (members, outstanding) = bytes.split_at(self.members as usize * MEMBER_BYTES);
         let objects: Option<Vec<KeptObject>> = objects.chunks_exact(OBJECT_BYTES).map(KeptObject::decode).collect();
         let extent = |bytes: &[u8]| Extent { offset: word64(bytes, 0), bytes: word64(bytes, 8) };
         let withheld = withheld.chunks_exact(EXTENT_BYTES).map(extent).collect();
-        Ok(ImageContents { objects: objects.ok_or(ImageError::Contents)?, withheld })
+        let member = |bytes: &[u8]| (NodeId(word64(bytes, 0)), Incarnation(word64(bytes, 8)));
+        let members = members.chunks_exact(MEMBER_BYTES).map(member).collect();
+        let outstanding: Option<_> =
+            outstanding.chunks_exact(OUTSTANDING_BYTES).map(OutstandingReplica::decode).collect();
+        let (objects, outstanding) = (objects.ok_or(ImageError::Contents)?, outstanding.ok_or(ImageError::Contents)?);
+        Ok(ImageContents { objects, withheld, members, outstanding, next_version: self.next_version })
     }
 }
 
@@ -356,7 +414,8 @@ impl ImageContents {
     /// Returns the length of the encoding, in bytes.
     #[must_use]
     pub const fn encoded_bytes(&self) -> u64 {
-        (self.objects.len() * OBJECT_BYTES + self.withheld.len() * EXTENT_BYTES) as u64
+        let replication = self.members.len() * MEMBER_BYTES + self.outstanding.len() * OUTSTANDING_BYTES;
+        (self.objects.len() * OBJECT_BYTES + self.withheld.len() * EXTENT_BYTES + replication) as u64
     }
 
     /// Passes the encoding to `emit`, piece by piece, and returns its checksum.
@@ -378,6 +437,15 @@ impl ImageContents {
             }
             pass(&mut piece);
         }
+        for (node, incarnation) in &self.members {
+            piece.extend_from_slice(&node.0.to_le_bytes());
+            piece.extend_from_slice(&incarnation.0.to_le_bytes());
+        }
+        pass(&mut piece);
+        for removals in self.outstanding.chunks(ENCODED_AT_ONCE) {
+            removals.iter().for_each(|removal| removal.encode(&mut piece));
+            pass(&mut piece);
+        }
         checksum
     }
 }
@@ -389,7 +457,24 @@ const WANTED: u8 = 4;
 const PROTECTED: u8 = 8;
 const LENT: u8 = 16;
 const PAGED: u8 = 32;
-const FLAGS: u8 = HARD_PIN | HEAD | WANTED | PROTECTED | LENT | PAGED;
+const REPLICA: u8 = 64;
+const FLAGS: u8 = HARD_PIN | HEAD | WANTED | PROTECTED | LENT | PAGED | REPLICA;
+
+impl OutstandingReplica {
+    fn encode(&self, out: &mut Vec<u8>) {
+        let ShardKey { node, incarnation, shard } = self.owner;
+        out.extend_from_slice(&self.digest.0.to_le_bytes());
+        [node.0, incarnation.0, shard.0.into()].iter().for_each(|word| out.extend_from_slice(&word.to_le_bytes()));
+    }
+
+    /// Decodes a removal; `None` if there is no such shard.
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let shard = ShardId(u16::try_from(word64(bytes, 32)).ok()?);
+        let (node, incarnation) = (NodeId(word64(bytes, 16)), Incarnation(word64(bytes, 24)));
+        let digest = Digest(u128::from(word64(bytes, 0)) | u128::from(word64(bytes, 8)) << 64);
+        Some(Self { digest, owner: ShardKey { node, incarnation, shard } })
+    }
+}
 
 impl KeptObject {
     fn encode(&self, out: &mut Vec<u8>) {
@@ -399,7 +484,8 @@ impl KeptObject {
             | flag(self.wanted, WANTED)
             | flag(self.protected, PROTECTED)
             | flag(self.lent, LENT)
-            | flag(self.tail.page_class.is_some(), PAGED);
+            | flag(self.tail.page_class.is_some(), PAGED)
+            | flag(self.replica, REPLICA);
         out.extend_from_slice(&self.digest.0.to_le_bytes());
         let numbers = [
             self.version.0,
@@ -415,13 +501,18 @@ impl KeptObject {
         out.extend_from_slice(&self.tenant.to_le_bytes());
         out.extend_from_slice(&self.tail.bytes.to_le_bytes());
         let class = self.tail.page_class.unwrap_or(0);
-        out.extend_from_slice(&[flags, self.priority.nibble(), self.extra_granules, class, 0, 0, 0, 0]);
+        let replication = [self.copies, self.at.bits(), 0, 0];
+        out.extend_from_slice(&[flags, self.priority.nibble(), self.extra_granules, class]);
+        out.extend_from_slice(&replication);
     }
 
     /// Decodes an object; `None` if a field has an unknown value.
     fn decode(bytes: &[u8]) -> Option<Self> {
         let number = |at: usize| word64(bytes, 16 + 8 * at);
-        let [flags, priority, extra_granules, class, rest @ ..] = bytes.get(88..OBJECT_BYTES)? else { return None };
+        let [flags, priority, extra_granules, class, copies, at, rest @ ..] = bytes.get(88..OBJECT_BYTES)? else {
+            return None;
+        };
+        let at = ReplicaSet::from_bits(*at)?;
         if flags & !FLAGS != 0 || *priority > 0xf || rest.iter().any(|byte| *byte != 0) {
             return None;
         }
@@ -443,6 +534,9 @@ impl KeptObject {
             wanted: is(WANTED),
             protected: is(PROTECTED),
             lent: is(LENT),
+            replica: is(REPLICA),
+            copies: *copies,
+            at,
         })
     }
 }

@@ -35,6 +35,24 @@ fn upgrades() {
     assert!(count < 20 || happened, "not everything was put to the test: {total}");
 }
 
+/// Nodes hand over, or die: what was acknowledged with two replicas is never missing, also where a node dies as soon as
+/// another one, or itself, has handed over.
+#[test]
+fn upgrades_and_losses() {
+    let (total, count) = run_all(Scenario::of_upgrades_and_losses);
+    assert!(
+        count < 20 || total.memory.upgrades > 0 && total.doubled > 0,
+        "not everything was put to the test: {total}"
+    );
+}
+
+/// Nodes hand over while objects with replicas are replaced and removed.
+#[test]
+fn upgrades_of_replicas() {
+    let (total, count) = run_all(Scenario::of_upgrades_of_replicas);
+    assert!(count < 20 || total.memory.upgrades > 0 && total.copies > 0, "not everything was put to the test: {total}");
+}
+
 /// Objects that DRAM has no room for move to far memory, and back when they are read; nodes die, disks fail, and bits
 /// flip in both.
 #[test]

@@ -190,13 +190,28 @@ impl Line {
         Mutex::new(Self { incarnations: vec![incarnation], is_void: false })
     }
 
-    /// Adds the incarnation that is to serve the memory next, while `last` was the node's last member. Returns true if
-    /// none of its objects count.
-    fn extend(&mut self, next: Incarnation, last: Option<Incarnation>) -> bool {
+    /// Adds the incarnation that is to serve the memory next, while `last` was the node's last member. Returns it: it
+    /// is `next`, a new one, unless it continues the one that handed over. That is so at the first attempt only,
+    /// because an incarnation that may have served is not begun again.
+    fn extend(&mut self, next: Incarnation, last: Option<Incarnation>) -> Incarnation {
         self.is_void |= last.is_some_and(|last| !self.incarnations.contains(&last));
+        let successor = match &self.incarnations[..] {
+            [only] if !self.is_void && last == Some(*only) => only.successor(),
+            _ => None,
+        };
+        let next = successor.unwrap_or(next);
         self.incarnations.push(next);
-        self.is_void
+        next
     }
+}
+
+/// Incarnation that serves memory that was handed over.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NextIncarnation {
+    /// Its number.
+    pub(super) number: Incarnation,
+    /// True if none of the memory's objects count.
+    pub(super) is_void: bool,
 }
 
 /// Returns the path of a running node's socket for operators and successors.
@@ -267,21 +282,30 @@ impl Handover {
         self.line.lock().unwrap_or_else(PoisonError::into_inner).is_void
     }
 
-    /// Adds the incarnation that is to serve the memory next. Returns true if none of its objects count.
+    /// Adds the incarnation that is to serve the memory next: one that continues the process that handed over, or
+    /// `next`.
     ///
     /// # Errors
     /// When the control plane does not answer.
-    pub(super) fn pass_to(&self, link: &ControlLink, node: NodeId, next: Incarnation) -> Result<bool, Error> {
+    pub(super) fn pass_to(
+        &self,
+        link: &ControlLink,
+        node: NodeId,
+        next: Incarnation,
+    ) -> Result<NextIncarnation, Error> {
         // Processes of a version that hands directories over only do not name theirs.
         if self.is_kept() && self.incarnation().is_some_and(|former| former.0 == 0) {
-            return Ok(false);
+            return Ok(NextIncarnation { number: next, is_void: false });
         }
         let last = incarnation::last_member(link, node)?;
-        let is_void = self.line.lock().unwrap_or_else(PoisonError::into_inner).extend(next, last);
+        let mut line = self.line.lock().unwrap_or_else(PoisonError::into_inner);
+        let number = line.extend(next, last);
+        let is_void = line.is_void;
+        drop(line);
         if is_void {
             tracing::warn!("memory is empty, nothing of it was kept: another process served node {node} meanwhile");
         }
-        Ok(is_void)
+        Ok(NextIncarnation { number, is_void })
     }
 
     /// Starts a node again whose successor ended: the process that stopped it serves again.
@@ -319,17 +343,25 @@ mod tests {
 
     #[test]
     fn memory_counts_unless_another_incarnation_was_a_member_since() {
-        let [running, first, second, other] = [10, 20, 30, 25].map(Incarnation);
+        let [running, first, second, other, third] =
+            [10, 20, 30, 25, 40].map(|number| Incarnation::line_from(number << 20));
         let line = || Line::of(running).into_inner().expect("a line");
         let mut at = line();
-        assert!(!at.extend(first, Some(running)), "the running process was the last member");
-        assert!(!at.extend(second, Some(first)), "the first attempt of the successor had joined");
+        let mut extend = |next, last| {
+            let next = at.extend(next, last);
+            (next, at.is_void)
+        };
+        let continued = running.successor().expect("its line goes on");
+        assert_eq!(extend(first, Some(running)), (continued, false), "the running process was the last member");
+        assert_eq!(extend(second, Some(continued)), (second, false), "the first attempt of the successor had joined");
         let mut at = line();
-        assert!(!at.extend(first, None), "the control plane knows no member of the node");
-        assert!(!at.extend(second, Some(running)), "the first attempt was refused");
+        assert_eq!(at.extend(first, None), first, "the control plane knows no member of the node");
+        assert_eq!(at.extend(second, Some(running)), second, "the first attempt was refused");
+        assert!(!at.is_void);
         let mut at = line();
-        assert!(!at.extend(first, Some(running)));
-        assert!(at.extend(second, Some(other)), "another process had joined");
-        assert!(at.extend(Incarnation(40), Some(second)), "it stays so");
+        assert_eq!(at.extend(first, Some(running)), continued);
+        assert_eq!(at.extend(second, Some(other)), second, "another process had joined");
+        assert!(at.is_void);
+        assert_eq!((at.extend(third, Some(second)), at.is_void), (third, true), "it stays so");
     }
 }

@@ -137,12 +137,25 @@ impl MapHistory {
         moved
     }
 
-    /// Records the owners that keep their slots in another incarnation: replica owners have their objects. Returns true
-    /// if there are any.
+    /// Forgets the restarts of owners that have handed their memory over since: the successor has everything that the
+    /// incarnation before it imported.
+    fn forget_succeeded(&mut self, before: &[Member]) {
+        let Some(restarts) = self.layout.former.as_mut().and_then(|former| former.restarts.as_mut()) else { return };
+        let members = &self.map.members;
+        restarts.incarnations.retain(|(node, _)| {
+            let of = |members: &[Member]| Some(members.iter().find(|member| member.node == *node)?.incarnation);
+            of(before).zip(of(members)).is_none_or(|(before, now)| before == now || !now.continues(before))
+        });
+    }
+
+    /// Records the owners that keep their slots in another incarnation: replica owners have their objects. One that
+    /// continues the former incarnation has them itself. Returns true if there are any.
     fn note_restarts(&mut self, before: &[Member]) -> bool {
+        self.forget_succeeded(before);
         let former_incarnation = |member: &Member| {
             let former = before.iter().find(|former| former.node == member.node && former.weight > 0)?;
-            (former.incarnation != member.incarnation).then_some((member.node, former.incarnation))
+            let restarts = !member.incarnation.continues(former.incarnation);
+            restarts.then_some((member.node, former.incarnation))
         };
         let owners = self.map.members.iter().filter(|member| member.weight > 0);
         let incarnations: Vec<(NodeId, Incarnation)> = owners.filter_map(former_incarnation).collect();
@@ -217,6 +230,20 @@ mod tests {
         assert!(publish(&mut maps, &[member(2, 1, 10), member(3, 1, 10)], 1));
         let former = maps.layout().former.as_ref().expect("a layout with a former one");
         assert_eq!(former.claims.iter().map(|claim| claim.node).collect::<Vec<_>>(), [NodeId(1)]);
+    }
+
+    #[test]
+    fn owners_that_hand_over_have_not_restarted() {
+        let line = Incarnation::line_from(1 << 20);
+        let successor = line.successor().expect("the line goes on");
+        let of = |one: Incarnation, two| [member(1, one.0, 10), member(2, two, 10)];
+        let mut maps = MapHistory::new(2);
+        publish(&mut maps, &of(Incarnation(1), 1), 2);
+        assert!(publish(&mut maps, &of(line, 2), 2), "both restart");
+        assert!(!publish(&mut maps, &of(successor, 2), 2));
+        let restarts = maps.layout().former.as_ref().and_then(|former| former.restarts.clone()).expect("restarts");
+        assert_eq!((restarts.at, restarts.incarnations), (Epoch(2), vec![(NodeId(2), Incarnation(1))]));
+        assert!(publish(&mut maps, &of(Incarnation::line_from(successor.0), 2), 2), "it restarts");
     }
 
     #[test]

@@ -17,6 +17,15 @@ pub struct ShardKey {
     pub shard: ShardId,
 }
 
+impl ShardKey {
+    /// Returns true if this shard is `earlier`, or has its memory by handovers of its node.
+    #[must_use]
+    pub fn continues(self, earlier: Self) -> bool {
+        let is_shard = (self.node, self.shard) == (earlier.node, earlier.shard);
+        is_shard && self.incarnation.continues(earlier.incarnation)
+    }
+}
+
 /// Present owners and former owner of each slot. Computed once for each map and shared by all readers.
 #[derive(Clone, Debug)]
 pub struct SlotOwners {

@@ -27,10 +27,18 @@ fn origins() -> impl Strategy<Value = ImageOrigin> {
 
 fn objects() -> impl Strategy<Value = KeptObject> {
     let tails = (any::<Option<u8>>(), any::<(u64, u32, u64)>());
-    (any::<u128>(), any::<[u64; 6]>(), tails, any::<[bool; 5]>(), any::<(u8, u32)>(), -4..=4i64).prop_map(
-        |(digest, numbers, (page_class, (offset, bytes, checksum)), flags, (extra_granules, tenant), priority)| {
+    (any::<u128>(), any::<[u64; 6]>(), tails, any::<[bool; 6]>(), any::<(u8, u32)>(), -4..=4i64, any::<u8>()).prop_map(
+        |(
+            digest,
+            numbers,
+            (page_class, (offset, bytes, checksum)),
+            flags,
+            (extra_granules, tenant),
+            priority,
+            copies,
+        )| {
             let [version, sum, at, length, group, soft_pin_ns] = numbers;
-            let [hard_pin, head, wanted, protected, lent] = flags;
+            let [hard_pin, head, wanted, protected, lent, replica] = flags;
             KeptObject {
                 digest: Digest(digest),
                 version: Version(version),
@@ -47,6 +55,9 @@ fn objects() -> impl Strategy<Value = KeptObject> {
                 wanted,
                 protected,
                 lent,
+                replica,
+                copies,
+                at: ReplicaSet::from_bits(copies / 2).expect("seven bits"),
             }
         },
     )
@@ -54,8 +65,24 @@ fn objects() -> impl Strategy<Value = KeptObject> {
 
 fn contents() -> impl Strategy<Value = ImageContents> {
     let extents = any::<(u64, u64)>().prop_map(|(offset, bytes)| Extent { offset, bytes });
-    (prop::collection::vec(objects(), 0..12), prop::collection::vec(extents, 0..4))
-        .prop_map(|(objects, withheld)| ImageContents { objects, withheld })
+    let members = any::<(u64, u64)>().prop_map(|(node, incarnation)| (NodeId(node), Incarnation(incarnation)));
+    let outstanding = any::<(u128, u64, u16)>().prop_map(|(digest, node, shard)| {
+        let owner = ShardKey { node: NodeId(node), incarnation: Incarnation(node / 3), shard: ShardId(shard) };
+        OutstandingReplica { digest: Digest(digest), owner }
+    });
+    let lists = (
+        prop::collection::vec(objects(), 0..12),
+        prop::collection::vec(extents, 0..4),
+        prop::collection::vec(members, 0..4),
+        prop::collection::vec(outstanding, 0..4),
+    );
+    (lists, any::<u64>()).prop_map(|((objects, withheld, members, outstanding), next)| ImageContents {
+        objects,
+        withheld,
+        members,
+        outstanding,
+        next_version: Version(next),
+    })
 }
 
 /// Encodes contents, and the header of a complete image of them.
@@ -150,6 +177,9 @@ fn the_encoding_of_an_object_is_fixed() {
         wanted: true,
         protected: false,
         lent: true,
+        replica: true,
+        copies: 2,
+        at: ReplicaSet::FIRST.with(2),
     };
     let mut bytes = Vec::new();
     object.encode(&mut bytes);
@@ -157,7 +187,7 @@ fn the_encoding_of_an_object_is_fixed() {
     for word in [0x11u64, 0x12, 0x13, 0x14, 0x16, 0x18, 0x1a, 0x1b] {
         expected.extend_from_slice(&word.to_le_bytes());
     }
-    expected.extend_from_slice(&[0x19, 0, 0, 0, 0x17, 0, 0, 0, 0b11_0101, 0xf, 0x15, 3, 0, 0, 0, 0]);
+    expected.extend_from_slice(&[0x19, 0, 0, 0, 0x17, 0, 0, 0, 0b111_0101, 0xf, 0x15, 3, 2, 0b101, 0, 0]);
     assert_eq!(bytes, expected);
     assert_eq!(bytes.len(), OBJECT_BYTES);
 }

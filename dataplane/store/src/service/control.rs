@@ -116,8 +116,9 @@ impl<'a> Control<'a> {
     /// still access the pool through their mappings.
     #[must_use]
     pub fn image_memory(self, pool: &dyn PoolBytes, lends: bool) -> Option<FormerImage> {
-        let local = &mut self.objects.local;
-        local.kept.as_ref()?.image(&mut local.shard, local.tiering.as_deref(), pool, lends)
+        let Objects { local, replication, .. } = self.objects;
+        let outstanding = replication.outstanding(&mut local.shard);
+        local.kept.as_ref()?.image(&mut local.shard, local.tiering.as_deref(), pool, lends, outstanding)
     }
 
     /// Requests a replica of an object of this shard at the replica owner of its slot, however it was put. Like that of

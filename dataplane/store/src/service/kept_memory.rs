@@ -6,14 +6,22 @@
 //! the objects of all other slots are dropped. Until that map, nothing is allocated in the pool, and the image stays
 //! valid.
 //!
+//! A process that continues the former one by a handover also continues its replication: the image has the replicas of
+//! other owners' objects, and which replica owners may have replicas of its own ones. Owners and replica owners see the
+//! handover from the incarnations ([`ShardKey::continues`]), so they expect both. Where the image does not count, or
+//! does not say enough, all that replica owners may have is outstanding. Any other process takes objects without
+//! replicas back, and no replica.
+//!
 //! Bytes are never trusted: each object is compared with its checksum before its bytes are lent the first time, and
 //! each tail before its object is served.
 
 use core::fmt;
 use std::sync::Arc;
 
+use kvplane_proto::Digest;
 use kvplane_proto::checksum::payload_checksum;
-use kvplane_proto::ids::{Epoch, Incarnation, Slot};
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId, SLOTS, Slot, Version};
+use kvplane_proto::map::{ReplicaSet, ShardKey};
 use kvplane_tier::SlotSet;
 
 use super::shard::Shard;
@@ -21,7 +29,8 @@ use super::shard::tail::tail_within;
 use super::tiering::reconciliation::verdict::{SlotJudge, SlotVerdict, distrust};
 use super::tiering::{Tiering, VoidCause};
 use super::types::{MapStanding, PoolBytes};
-use crate::image::{ImageContents, ImageError, ImageOrigin, KeptObject};
+use crate::Replica;
+use crate::image::{ImageContents, ImageError, ImageOrigin, KeptObject, OutstandingReplica};
 use crate::store::{KeptCounters, KeptObjects, PoolSums, TakeBackError, former_objects};
 
 /// Image of a former process.
@@ -95,6 +104,15 @@ pub struct KeptReport {
     pub discard: Option<Discard>,
 }
 
+/// Replicas that other shards may have of a former process's objects, beside those that the objects' records name.
+#[derive(Debug, Default)]
+pub(super) struct LeftReplicas {
+    /// Replicas to be removed before a request for their objects is acknowledged.
+    pub(super) outstanding: Vec<OutstandingReplica>,
+    /// Objects of which replica owners have dropped replicas that clients may still read by their leases.
+    pub(super) lapsed: Vec<Digest>,
+}
+
 /// Kept memory of a shard.
 #[derive(Debug)]
 pub(super) struct KeptMemory {
@@ -107,6 +125,100 @@ pub(super) struct KeptMemory {
     untold: bool,
     /// Extents that no process of this host's present run may use.
     withheld: Vec<crate::Extent>,
+    /// True once a map with slots has decided.
+    is_decided: bool,
+    left: Option<LeftReplicas>,
+}
+
+/// Former process whose replication this one continues, if it does, and the map by which it does.
+struct Predecessor<'a> {
+    continues: bool,
+    /// Replicas of other owners' objects are as they were, and so are the numbers of replica owners.
+    origin: ImageOrigin,
+    /// Incarnations by the former process's map.
+    members: Vec<(NodeId, Incarnation)>,
+    judge: &'a SlotJudge<'a>,
+}
+
+impl Predecessor<'_> {
+    /// Returns true if no slot has had other owners, or replica owners, since the former process.
+    fn is_same_layout(&self) -> bool {
+        self.judge.standing.since <= self.origin.epoch
+    }
+
+    /// Returns true if a shard is the one that the former process knew under this node, or continues it; `None` if the
+    /// former process knew none.
+    fn is_continued(&self, shard: ShardKey) -> Option<bool> {
+        let at = self.members.binary_search_by_key(&shard.node, |(node, _)| *node).ok()?;
+        Some(shard.incarnation.continues(self.members[at].1))
+    }
+
+    /// Returns true if the owner of this slot, for which this shard is a replica owner now, was its owner when the
+    /// former process ended, and has been since.
+    fn had_owner(&self, slot: Slot, owner: ShardKey) -> bool {
+        let told = self.judge.owners.filter(|owners| owners.from <= self.origin.epoch);
+        let was = if self.is_same_layout() { Some(owner) } else { told.and_then(|owners| owners.owner_before(slot)) };
+        was.is_some_and(|was| (was.node, was.shard) == (owner.node, owner.shard))
+            && self.is_continued(owner) == Some(true)
+    }
+
+    /// Removes the replicas from an image that cannot be kept, and the records of the others; returns these.
+    fn take_records(&self, shard: &Shard, contents: &mut ImageContents) -> Vec<(Digest, Version, ReplicaSet)> {
+        contents.objects.retain(|object| {
+            let relation = shard.replicas.relation(object.digest.slot());
+            !object.replica
+                || self.continues && relation.is_some_and(|now| self.had_owner(object.digest.slot(), now.owner))
+        });
+        let own = contents.objects.iter().filter(|object| !object.replica && !object.at.is_empty());
+        if self.continues { own.map(|object| (object.digest, object.version, object.at)).collect() } else { Vec::new() }
+    }
+
+    /// Records again which replica owners may have replicas of the objects that were taken back. Returns what they may
+    /// have beside.
+    fn restore_records(
+        &self,
+        shard: &mut Shard,
+        records: Vec<(Digest, Version, ReplicaSet)>,
+        outstanding: Vec<OutstandingReplica>,
+    ) -> LeftReplicas {
+        let is_owned = |digest: Digest| (self.judge.owned)(digest.slot().0);
+        let mut left = LeftReplicas { outstanding, lapsed: Vec::new() };
+        left.outstanding.retain(|replica| is_owned(replica.digest));
+        for (digest, version, at) in records.into_iter().filter(|(digest, ..)| is_owned(*digest)) {
+            let owners = shard.replicas.owners_of(digest.slot()).to_vec();
+            for (number, owner) in owners.into_iter().enumerate() {
+                // By another layout the numbers are those of other replica owners.
+                if !self.is_same_layout() {
+                    left.outstanding.push(OutstandingReplica { digest, owner });
+                } else if at.has(number) && self.is_continued(owner) == Some(false) {
+                    left.lapsed.push(digest);
+                } else if at.has(number)
+                    && !(self.is_continued(owner) == Some(true)
+                        && shard.store.objects_mut().note_copy(digest, version, number, true))
+                {
+                    left.outstanding.push(OutstandingReplica { digest, owner });
+                }
+            }
+        }
+        // What was being sent may be there, or not.
+        for OutstandingReplica { digest, owner } in &left.outstanding {
+            let number = shard.replicas.owners_of(digest.slot()).iter().position(|now| now.continues(*owner));
+            if let Some((number, object)) = number.zip(shard.peek(*digest)) {
+                shard.store.objects_mut().note_copy(*digest, object.version, number, false);
+            }
+        }
+        left
+    }
+}
+
+/// Returns everything that replica owners may have of the objects of these slots.
+fn all_replicas(shard: &Shard, owned: &dyn Fn(u16) -> bool) -> LeftReplicas {
+    let slots = (0..SLOTS as u16).filter(|slot| owned(*slot)).map(Slot);
+    let of = |slot: Slot| {
+        let owners = shard.replicas.owners_of(slot).iter();
+        owners.map(move |owner| OutstandingReplica { digest: slot.first_digest(), owner: *owner })
+    };
+    LeftReplicas { outstanding: slots.flat_map(of).collect(), lapsed: Vec::new() }
 }
 
 impl KeptMemory {
@@ -115,7 +227,21 @@ impl KeptMemory {
         let withheld = found.as_ref().map_or_else(Vec::new, |found| found.contents.withheld.clone());
         // Without a former process there is nothing to decide.
         let report = found.is_none().then(|| KeptReport { discard, ..KeptReport::default() });
-        Self { found: found.map(Box::new), sums, standing: None, report, untold: discard.is_some(), withheld }
+        Self {
+            found: found.map(Box::new),
+            sums,
+            standing: None,
+            report,
+            untold: discard.is_some(),
+            withheld,
+            is_decided: false,
+            left: None,
+        }
+    }
+
+    /// Returns the replicas that other shards may have, once, after the objects were decided about.
+    pub(super) const fn take_left_replicas(&mut self) -> Option<LeftReplicas> {
+        self.left.take()
     }
 
     /// Notes the newest map received.
@@ -155,17 +281,37 @@ impl KeptMemory {
         if judge.epoch == Epoch(0) || !judge.has_slots() {
             return;
         }
-        let Some(found) = self.found.take() else { return };
-        let FormerImage { origin, contents, is_void } = *found;
+        let is_first = !core::mem::replace(&mut self.is_decided, true);
+        let Some(found) = self.found.take() else {
+            if is_first && judge.me.incarnation.is_successor() {
+                self.left = Some(all_replicas(shard, judge.owned));
+            }
+            return;
+        };
+        let FormerImage { origin, mut contents, is_void } = *found;
         let all = contents.objects.len() as u64;
         let mut report = KeptReport::default();
+        // The SSD of a replica owner does not keep replicas over a restart.
+        let (now, former) = (judge.me.incarnation, origin.incarnation);
+        let continues = !is_void && now > former && now.continues(former) && tiering.is_none();
+        let members = core::mem::take(&mut contents.members);
+        let predecessor = Predecessor { continues, origin, members, judge };
+        let outstanding = core::mem::take(&mut contents.outstanding);
+        let records = predecessor.take_records(shard, &mut contents);
+        if continues {
+            KeptObjects::from(&mut shard.store).continue_versions(&contents);
+        }
         let served = match is_void {
             true => self.withhold(shard, contents, &mut report).and(Err(Discard::OtherIncarnation)),
             false => self.serve(shard, tiering, judge, origin, contents, &mut report),
         };
         match served {
+            Ok(()) if continues => self.left = Some(predecessor.restore_records(shard, records, outstanding)),
             Ok(()) => {}
             Err(discard) => report = KeptReport { dropped: all, discard: Some(discard), ..KeptReport::default() },
+        }
+        if self.left.is_none() && judge.me.incarnation.is_successor() {
+            self.left = Some(all_replicas(shard, judge.owned));
         }
         report.withheld_bytes = self.withheld.iter().map(|extent| extent.bytes).sum();
         (self.report, self.untold) = (Some(report), true);
@@ -197,7 +343,7 @@ impl KeptMemory {
             }
         }
         let before = contents.objects.len();
-        contents.objects.retain(|object| known.has(object.digest.slot()));
+        contents.objects.retain(|object| object.replica || known.has(object.digest.slot()));
         report.dropped = (before - contents.objects.len()) as u64;
         let (pool_bytes, before) = (shard.store.config().pool_bytes, contents.objects.len());
         contents.objects.retain(|object| has_whole_tail(object, pool_bytes, &*self.sums));
@@ -219,13 +365,15 @@ impl KeptMemory {
     }
 
     /// Returns the image of this shard's objects at the end of its process: `None` while that of the former process
-    /// still counts. With `lends`, processes may still access the pool through their mappings.
+    /// still counts. With `lends`, processes may still access the pool through their mappings. `outstanding` are the
+    /// replicas at replica owners that are to be removed, or in flight.
     pub(super) fn image(
         &self,
         shard: &mut Shard,
         tiering: Option<&Tiering>,
         pool: &dyn PoolBytes,
         lends: bool,
+        outstanding: Vec<OutstandingReplica>,
     ) -> Option<FormerImage> {
         if self.is_pending() {
             return None;
@@ -237,8 +385,14 @@ impl KeptMemory {
             epoch: ownership.epoch(),
             opening: opening_of(tiering),
         };
-        let owned = ownership.owned().clone();
-        let mut contents = KeptObjects::from(&mut shard.store).collect(|digest| owned.has(digest.slot()), lends);
+        let (owned, members) = (ownership.owned().clone(), ownership.incarnations().collect());
+        let replicas = &shard.replicas;
+        let is_kept = |digest: Digest, replica: Replica| match replica {
+            Replica::Second => replicas.relation(digest.slot()).is_some(),
+            Replica::None | Replica::First | Replica::Awaited => owned.has(digest.slot()),
+        };
+        let mut contents = KeptObjects::from(&mut shard.store).collect(is_kept, lends);
+        (contents.members, contents.outstanding) = (members, outstanding);
         for object in contents.objects.iter_mut().filter(|object| object.tail.bytes > 0) {
             let tail = tail_within(object.tail.offset, pool.bytes(), |at, into| pool.read(at, into));
             (object.tail.bytes, object.tail.checksum) = (tail.len() as u32, payload_checksum(&tail));

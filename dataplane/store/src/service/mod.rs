@@ -536,8 +536,8 @@ impl Service {
         let owned = |slot| owners.owner(Slot(slot)) == Some(me);
         self.change_owners(owners.epoch, standing, &owned, Some(owners));
         let Shard { sessions, answers, ownership, .. } = self.objects.shard_mut();
+        ownership.note_incarnations(owners);
         if sessions.needs_tickets() {
-            ownership.note_incarnations(owners);
             sessions.end_former_incarnations(&mut answers.outputs, ownership);
         }
     }

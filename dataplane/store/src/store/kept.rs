@@ -8,8 +8,12 @@ use kvplane_proto::digest::Digest;
 use super::Store;
 use super::space::KeptSpace;
 use super::unchecked::{KeptCounters, PoolSums};
+use crate::entry::Replica;
 use crate::eviction::EvictionPolicy;
 use crate::image::ImageContents;
+
+/// Greatest version from which a process counts: the others are enough for it.
+const VERSIONS_MOST: u64 = u64::MAX / 2;
 
 /// Reason why the objects of a former process are not taken back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -52,18 +56,28 @@ impl<'a, P> From<&'a mut Store<P>> for KeptObjects<'a, P> {
 }
 
 impl<P: EvictionPolicy> KeptObjects<'_, P> {
-    /// Returns the objects that `is_kept` keeps, those first that are to be evicted first. Replicas of other owners'
-    /// objects and what is in a device pool are not kept. The length of a tail is that of its room, and its checksum 0:
-    /// the caller, who knows tails, sets both.
+    /// Returns the objects and replicas that `is_kept` keeps, those first that are to be evicted first. What is in a
+    /// device pool is not kept. The length of a tail is that of its room, and its checksum 0: the caller, who knows
+    /// tails, sets both.
     ///
     /// `lends`: other processes may still access what is pinned or reserved, through mappings of the pool.
     #[must_use]
-    pub fn collect(&mut self, is_kept: impl Fn(Digest) -> bool, lends: bool) -> ImageContents {
-        KeptSpace { space: &mut self.store.space }.collect(is_kept, lends)
+    pub fn collect(&mut self, is_kept: impl Fn(Digest, Replica) -> bool, lends: bool) -> ImageContents {
+        let next_version = self.store.next_version();
+        let contents = KeptSpace { space: &mut self.store.space }.collect(is_kept, lends);
+        ImageContents { next_version, ..contents }
     }
 
-    /// Takes the objects of a former process back: they are visible, and each is compared with its checksum by `sums`
-    /// before its bytes are lent the first time. Extents that are withheld, or lent, are not reused by this process.
+    /// Counts versions from where the former process ended, if that is above those of this process, and possible.
+    pub fn continue_versions(&mut self, contents: &ImageContents) {
+        if contents.next_version.0 <= VERSIONS_MOST {
+            self.store.next_version = self.store.next_version.max(contents.next_version.0);
+        }
+    }
+
+    /// Takes the objects of a former process back: they are visible, no replica owner has a replica of them as far as
+    /// is recorded ([`super::ObjectTable::note_copy`]), and each is compared with its checksum by `sums` before its
+    /// bytes are lent the first time. Extents that are withheld, or lent, are not reused by this process.
     ///
     /// # Errors
     /// See [`TakeBackError`]; then nothing changes.

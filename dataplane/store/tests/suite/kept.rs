@@ -112,10 +112,11 @@ fn through_bytes(contents: &ImageContents) -> ImageContents {
 }
 
 /// Returns what readers see of an object.
-fn seen(view: ObjectView) -> (Extent, Version, u64, u32, bool, u64, bool, bool, ObjectPriority) {
+fn seen(view: ObjectView) -> (Extent, Version, u64, u32, bool, u64, bool, [bool; 2], ObjectPriority) {
     let ObjectView { extent, version, checksum, tenant, has_tail, tail_at, is_head, replica, priority, .. } = view;
     let tail_at = if has_tail { tail_at } else { 0 };
-    (extent, version, checksum, tenant, has_tail, tail_at, is_head, replica.is_owed_a_copy(), priority)
+    let roles = [replica.is_owed_a_copy(), replica == Replica::Second];
+    (extent, version, checksum, tenant, has_tail, tail_at, is_head, roles, priority)
 }
 
 proptest! {
@@ -130,7 +131,7 @@ proptest! {
         let (config, sums) = (config(unit, eviction), Arc::new(Sums::default()));
         let mut first = store(&config, 1);
         run(&mut first, &sums, &before);
-        let is_kept = |digest: Digest| digest.0 % 7 != 3;
+        let is_kept = |digest: Digest, _: Replica| digest.0 % 7 != 3;
         let contents = through_bytes(&KeptObjects::from(&mut first).collect(is_kept, true));
         prop_assert!(contents.withheld.is_empty(), "nothing is pinned or reserved");
         let mut second = store(&config, 1 << 40);
@@ -139,7 +140,7 @@ proptest! {
         second.check();
         let mut kept = 0;
         for key in 0..40u128 {
-            let before = first.peek(Digest(key)).filter(|view| is_kept(Digest(key)) && view.replica != Replica::Second);
+            let before = first.peek(Digest(key)).filter(|view| is_kept(Digest(key), view.replica));
             let after = second.peek(Digest(key));
             prop_assert_eq!(before.map(seen), after.map(seen), "{}", key);
             kept += u64::from(after.is_some());
@@ -171,7 +172,7 @@ proptest! {
         let (config, sums) = (config(unit, Eviction::SegmentedLru), Arc::new(Sums::default()));
         let mut first = store(&config, 1);
         run(&mut first, &sums, &before);
-        let mut contents = KeptObjects::from(&mut first).collect(|_| true, true);
+        let mut contents = KeptObjects::from(&mut first).collect(|_, _| true, true);
         if contents.objects.is_empty() {
             return Ok(());
         }
@@ -206,7 +207,7 @@ fn an_object_whose_bytes_have_changed_is_removed_before_it_is_lent() {
     let (config, sums) = (config(256, Eviction::SegmentedLru), Arc::new(Sums::default()));
     let mut first = store(&config, 1);
     (1..=3).for_each(|key| put(&mut first, &sums, key, 1000));
-    let contents = KeptObjects::from(&mut first).collect(|_| true, false);
+    let contents = KeptObjects::from(&mut first).collect(|_, _| true, false);
     let damaged = first.peek(Digest(2)).expect("it is there").extent.offset;
     sums.0.lock().expect("no panic").insert(damaged, 77);
     let mut second = store(&config, 100);
@@ -235,7 +236,7 @@ fn extents_that_another_process_may_still_access_are_not_used() {
     let removed = first.get(Digest(2)).expect("it is there").1.extent;
     first.remove(Digest(2));
     let (_, reserved) = first.reserve(Digest(4), 700).expect("there is room");
-    let contents = KeptObjects::from(&mut first).collect(|_| true, true);
+    let contents = KeptObjects::from(&mut first).collect(|_, _| true, true);
     let withheld: Vec<(u64, u64)> = contents.withheld.iter().map(|extent| (extent.offset, extent.bytes)).collect();
     assert_eq!(withheld, [(removed.offset, 1024), (reserved.offset, 768)]);
     let (mut second, reader) = (store(&config, 100), Arc::clone(&sums) as Arc<dyn PoolSums>);
@@ -252,7 +253,7 @@ fn extents_that_another_process_may_still_access_are_not_used() {
             assert!(apart, "{view:?} is in {extent:?}");
         }
     }
-    let again = KeptObjects::from(&mut second).collect(|_| true, false);
+    let again = KeptObjects::from(&mut second).collect(|_, _| true, false);
     assert!(again.withheld.is_empty(), "the caller knows what is withheld for good");
     second.check();
 }
@@ -264,7 +265,7 @@ fn extents_that_another_process_may_still_access_take_no_place_of_a_put_or_get()
     (1..=3).for_each(|key| put(&mut first, &sums, key, 1000));
     (1..=2).for_each(|key| _ = first.get(Digest(key)).expect("it is there"));
     (10..14).for_each(|key| _ = first.reserve(Digest(key), 700).expect("there is room"));
-    let contents = KeptObjects::from(&mut first).collect(|_| true, true);
+    let contents = KeptObjects::from(&mut first).collect(|_, _| true, true);
     assert_eq!(contents.withheld.len(), 4);
     let few = StoreConfig { max_pins: 1, max_reservations: 1, ..config };
     let (mut second, reader) = (store(&few, 100), Arc::clone(&sums) as Arc<dyn PoolSums>);
@@ -281,7 +282,7 @@ fn objects_are_taken_back_by_an_empty_store_of_a_later_incarnation_only() {
     let (config, sums) = (config(256, Eviction::SegmentedLru), Arc::new(Sums::default()));
     let mut first = store(&config, 50);
     (1..=9).for_each(|key| put(&mut first, &sums, key, 1000));
-    let contents = KeptObjects::from(&mut first).collect(|_| true, false);
+    let contents = KeptObjects::from(&mut first).collect(|_, _| true, false);
     let reader: Arc<dyn PoolSums> = Arc::clone(&sums) as _;
     let taken = |store: &mut Store| KeptObjects::from(store).take_back(&contents, &reader);
     assert_eq!(taken(&mut store(&config, 50)), Err(TakeBackError::Versions));

@@ -169,7 +169,7 @@ impl World {
     /// Continues the process under a new incarnation: its shards drop their objects and close their connections.
     fn begin_again(&mut self, index: usize) {
         let node = &mut self.nodes[index];
-        node.incarnation += 1;
+        node.incarnation = Incarnation::line_from(node.incarnation + 1).0;
         node.joined = false;
         node.kept_since = None;
         (node.epoch, node.map, node.heard) = (Epoch(0), None, (Epoch(0), Epoch(0)));

@@ -254,7 +254,7 @@ impl World {
                 }
                 RunningStep::Resume => {
                     self.statistics.memory.resumed += 1;
-                    self.begin_node(node, false);
+                    self.begin_node(node, false, true);
                     next = Some(RunningInput::Resumed);
                 }
                 RunningStep::End => self.end_running(node, number),
@@ -280,7 +280,7 @@ impl World {
             }
             SuccessorStep::Serve => {
                 self.statistics.memory.upgrades += 1;
-                self.begin_node(node, false);
+                self.begin_node(node, false, true);
                 self.say_to_running(node, number, Word::Serves);
             }
             SuccessorStep::Wait => {}
@@ -288,7 +288,7 @@ impl World {
         }
         // A host that takes the claim for the last word.
         if serves_early {
-            self.begin_node(node, false);
+            self.begin_node(node, false, true);
         }
     }
 

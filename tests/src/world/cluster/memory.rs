@@ -194,6 +194,36 @@ impl Scenario {
         scenario.undisturbed()
     }
 
+    /// Running nodes hand their memory over one after another, and one dies right after that: objects acknowledged with
+    /// two replicas exist all the time.
+    #[must_use]
+    pub fn of_upgrades_and_losses(seed: u64) -> Self {
+        let rng = &mut Rng::new(seed, "upgrades and losses");
+        let mut scenario = Self::of_losses(seed);
+        (scenario.announces, scenario.kept) = (true, Some(KeptScenario { of_processes: true, ..Default::default() }));
+        let Chances { weights, faults_most, fault_interval_ns, .. } = &mut scenario.chances;
+        (weights[Fault::UpgradeNode as usize], weights[Fault::LeaveNode as usize]) = (3, 0);
+        (*faults_most, *fault_interval_ns) = (Some(2 + rng.below(5)), (10 + rng.below(60)) * MS);
+        scenario.undisturbed()
+    }
+
+    /// Running nodes hand their memory over while objects with replicas are replaced and removed, and nodes die: no
+    /// replica is older than what was acknowledged.
+    #[must_use]
+    pub fn of_upgrades_of_replicas(seed: u64) -> Self {
+        let rng = &mut Rng::new(seed, "upgrades of replicas");
+        let mut scenario = Self::of_replicas(seed);
+        let of_processes = rng.chance(0.5);
+        let handover_kill = [0.0, 0.2][rng.below(2) as usize];
+        (scenario.announces, scenario.batches) = (true, 200);
+        scenario.kept = Some(KeptScenario { of_processes, handover_kill, ..Default::default() });
+        let Chances { weights, fault_interval_ns, .. } = &mut scenario.chances;
+        weights[Fault::UpgradeNode as usize] = 6;
+        weights[Fault::RestartNode as usize] = rng.below(2);
+        *fault_interval_ns = (20 + rng.below(150)) * MS;
+        scenario.undisturbed()
+    }
+
     /// Like [`Self::of_kept_memory`], with a host's bug.
     #[must_use]
     pub fn of_kept_memory_with(seed: u64, mischief: Mischief) -> Self {
@@ -486,7 +516,9 @@ impl World {
     /// Records that no object of a shard's memory exists any more: none may be read again.
     fn memory_is_lost(&mut self, lineage: usize) {
         self.shadow.dropped(lineage, self.trace.events, |_| true);
-        self.doubled.clear();
+        if self.scenario.replicas < 2 {
+            self.doubled.clear();
+        }
     }
 
     /// Damages the image of a node that is away, or replaces it by another one, by chance.

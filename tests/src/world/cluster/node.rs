@@ -217,16 +217,19 @@ impl World {
         }
         let moved = self.scenario.kept.is_none() && self.streams.faults.chance(0.3);
         self.end_memory_of_processes(index);
-        self.begin_node(index, moved);
+        self.begin_node(index, moved, false);
     }
 
-    /// Begins a node's next incarnation, at other ports if it has moved.
-    pub(crate) fn begin_node(&mut self, index: usize, moved: bool) {
-        let without = self.leaves_disks(index);
+    /// Begins a node's next incarnation, at other ports if it has moved. It `continues` the former one if it has its
+    /// memory by a handover.
+    pub(crate) fn begin_node(&mut self, index: usize, moved: bool, continues: bool) {
+        let (without, has_disks) = (self.leaves_disks(index), self.scenario.tier.is_some());
         let node = &mut self.nodes[index];
         (node.without, node.kept_since) = (without, None);
         node.up = true;
-        node.incarnation += 1;
+        // As the agent does, nodes with SSDs begin a new line in any case.
+        let successor = Incarnation(node.incarnation).successor().filter(|_| continues && !has_disks);
+        node.incarnation = successor.unwrap_or(Incarnation::line_from(node.incarnation + 1)).0;
         node.joined = false;
         node.departure = None;
         (node.epoch, node.map, node.heard) = (Epoch(0), None, (Epoch(0), Epoch(0)));

@@ -51,7 +51,7 @@ impl Kind {
 }
 
 /// All kinds of simulation.
-const KINDS: [Kind; 38] = [
+const KINDS: [Kind; 40] = [
     Kind::new("world", "seeds", "KVPLANE_SEEDS", 100),
     Kind::new("world", "clocks", "KVPLANE_SEEDS", 20),
     Kind::new("world", "missed_epochs", "KVPLANE_SEEDS", 20),
@@ -83,6 +83,8 @@ const KINDS: [Kind; 38] = [
     Kind::new("replicas", "a_control_plane_that_loses_its_state_loses_no_object", "KVPLANE_LOSS_SEEDS", 20),
     Kind::new("memory", "restarts", "KVPLANE_MEMORY_SEEDS", 20),
     Kind::new("memory", "upgrades", "KVPLANE_MEMORY_SEEDS", 20),
+    Kind::new("memory", "upgrades_and_losses", "KVPLANE_MEMORY_SEEDS", 20),
+    Kind::new("memory", "upgrades_of_replicas", "KVPLANE_MEMORY_SEEDS", 20),
     Kind::new("memory", "far_memory", "KVPLANE_MEMORY_SEEDS", 20),
     Kind::new("tiers", "quotas", "KVPLANE_TIER_SEEDS", 20),
     Kind::new("devices", "seeds", "KVPLANE_DEVICE_POOL_SEEDS", 40),

@@ -80,6 +80,9 @@ impl Objects {
         owners: Option<&SlotOwners>,
     ) {
         self.migration.follow(&mut self.local, change.heard, change.missed, owned, owners);
+        if let Some(left) = self.local.kept.as_mut().and_then(|kept| kept.take_left_replicas()) {
+            self.replication.take_over(&mut self.local.shard, left);
+        }
         self.local.serve_slots(change.epoch, owned);
         if let (Some(sharing), Some(owners)) = (&mut self.local.sharing, owners) {
             sharing.follow(&self.local.shard, change.state, owners, change.missed);
@@ -98,17 +101,17 @@ impl Objects {
             self.local.shard.close(peer, CloseReason::Refused(Status::WrongOwner));
         }
         // The map tells what happened to a slot if its owners changed once since epoch `heard`, from the owner that was
-        // known.
+        // known, or from one that continues it.
         let told = |slot: Slot, before: &Relation| {
-            owners
-                .filter(|owners| !missed && owners.changed_once(slot, heard) && owners.past(slot) == Some(before.owner))
+            let owners = owners.filter(|owners| !missed && owners.changed_once(slot, heard))?;
+            Some((owners, owners.past(slot).filter(|past| past.continues(before.owner))?))
         };
         // Other objects of such a slot, which this shard still exported, are dropped first.
         let (mut cleared, mut exported) = (SlotSet::none(), SlotSet::none());
         for (slot, before) in ended.iter() {
-            let Some(owners) = told(slot, before) else { continue };
+            let Some((owners, past)) = told(slot, before) else { continue };
             let mine = owners.owner(slot) == Some(me);
-            if !mine && owners.address(before.owner).is_some() {
+            if !mine && owners.address(past).is_some() {
                 continue;
             }
             if self.local.shard.exports.end(slot) {
@@ -117,7 +120,7 @@ impl Objects {
             }
             if mine {
                 self.local.shard.replicas.inherit(slot);
-            } else if self.local.shard.exports.begin(slot, before.owner, me, Some(owners)) {
+            } else if self.local.shard.exports.begin(slot, past, me, Some(owners)) {
                 exported.insert(slot);
             }
         }

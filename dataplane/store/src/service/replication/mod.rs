@@ -27,7 +27,9 @@
 //!   owner then owns them, and the first other one exports its replicas to the new owner, as in a migration. Both only
 //!   if the map tells that nothing else happened in between. When other replica owners change, replicas stay.
 //! * An owner that begins another incarnation has no records of replicas, and its former incarnation's replicas are
-//!   void.
+//!   void; unless it continues the former one by a handover ([`ShardKey::continues`]): then its image has the records,
+//!   and what was in flight is outstanding. In the same way a replica owner that continues another has its replicas.
+//!   Both sides see that from the incarnations alone, so they agree on it whatever maps they have missed.
 //!
 //! Replicas may be evicted from memory like any object: then there is one replica less than the owner's record says,
 //! unless the replica owner has an SSD, where it records them. An object that the owner evicts while its SSD has it
@@ -46,7 +48,7 @@ mod wishes;
 
 use kvplane_proto::ids::{Epoch, SLOTS, Slot, Version};
 use kvplane_proto::map::{ReplicaSet, SlotOwners};
-use kvplane_proto::{Digest, FrameFlags};
+use kvplane_proto::{Digest, FrameFlags, Status};
 use kvplane_tier::SlotSet;
 
 use self::heat::Heat;
@@ -57,11 +59,14 @@ use self::removals::ReplicaRemovals;
 use self::walks::{SsdWalk, Walk};
 use self::wishes::Wishes;
 use super::fetches::{Fetch, FetchDone};
+use super::kept_memory::LeftReplicas;
 use super::local::LocalStore;
 use super::shard::context::RequestContext;
 use super::shard::deferrals::DeferredItem;
 use super::shard::slot_table::SlotTable;
 use super::shard::{Relation, ReplicaOwnersBySlot, Shard};
+use super::types::CloseReason;
+use crate::image::OutstandingReplica;
 use crate::store::{OwnershipChange, ReplicaRole};
 use crate::{ObjectView, Replica};
 pub use kvplane_proto::events::ReplicaProgress;
@@ -208,6 +213,20 @@ impl Replication {
             }
         }
         let mut ended = shard.replicas.relate(relations);
+        // A successor has everything that its predecessor knew of replicas, which stay. From now on requests that the
+        // predecessor sent are refused; one that is being received ends with its connection.
+        let is_succeeded = |slot: Slot, before: &Relation| {
+            let now = shard.replicas.relation(slot).filter(|_| !missed);
+            now.is_some_and(|now| now.owner != before.owner && now.owner.continues(before.owner))
+        };
+        let succeeded: Vec<Slot> =
+            ended.iter().filter(|(slot, before)| is_succeeded(*slot, before)).map(|(slot, _)| slot).collect();
+        if !succeeded.is_empty() {
+            for peer in shard.sessions.select(|session| session.copies) {
+                shard.close(peer, CloseReason::Refused(Status::WrongOwner));
+            }
+            succeeded.into_iter().for_each(|slot| _ = ended.remove(slot));
+        }
         let owns = |slot: Slot| owners.is_some_and(|owners| owners.owner(slot) == Some(me));
         self.change_owners(shard, epoch, replica_owners, missed, &owns);
         shard.replicas.keep_inherited(|slot| owns(slot) && !missed);
@@ -256,6 +275,7 @@ impl Replication {
         missed: bool,
         owns: &dyn Fn(Slot) -> bool,
     ) {
+        let has_successors = self.follow_successors(shard, &owners);
         // If a map was missed, no object is left here; but the replica owner may not have missed it, and may still have
         // replicas.
         self.removals.note_orphans(shard);
@@ -263,6 +283,11 @@ impl Replication {
         self.owners.forgive();
         self.removals.wake();
         if owners == *shard.replicas.owners() && !missed {
+            if has_successors {
+                self.owners.follow(owners.all());
+                self.removals.bound();
+                self.look_for_unreplicated(shard);
+            }
             return;
         }
         let former = shard.replicas.assign(owners, epoch);
@@ -318,6 +343,54 @@ impl Replication {
             }
         }
         self.pushes.resume(&self.removals);
+        self.look_for_unreplicated(shard);
+    }
+
+    /// Acts on replica owners that have handed their memory over: their successors have the replicas, except what was
+    /// in flight. Returns true if there are any.
+    fn follow_successors(&mut self, shard: &mut Shard, owners: &ReplicaOwnersBySlot) -> bool {
+        let successors = shard.replicas.succeed(owners);
+        if successors.is_empty() {
+            return false;
+        }
+        self.removals.succeed(&successors);
+        let in_flight: Vec<_> = self.pushes.in_flight().collect();
+        for (digest, version, owner) in in_flight {
+            let Some(next) = successors.get(&owner) else { continue };
+            if let Some(number) = shard.replicas.number_of(digest.slot(), *next) {
+                shard.store.objects_mut().note_copy(digest, version, number, false);
+                self.removals.add(digest, version, *next);
+            }
+        }
+        self.pushes.void(|_, owner| successors.contains_key(&owner));
+        true
+    }
+
+    /// Returns the replicas that replica owners may have and that no object's record names: they are to be removed, or
+    /// were being sent.
+    pub(super) fn outstanding(&mut self, shard: &mut Shard) -> Vec<OutstandingReplica> {
+        self.removals.note_orphans(shard);
+        let in_flight = self.pushes.in_flight().map(|(digest, _, owner)| (digest, owner));
+        let all = self.removals.all().chain(in_flight);
+        all.map(|(digest, owner)| OutstandingReplica { digest, owner }).collect()
+    }
+
+    /// Continues the replication of a former process, whose objects this shard has.
+    pub(super) fn take_over(&mut self, shard: &mut Shard, left: LeftReplicas) {
+        // Clients may have leases that the former process granted.
+        self.removals.note_lease(shard.now_ns);
+        let LeftReplicas { outstanding, mut lapsed } = left;
+        for OutstandingReplica { digest, owner } in outstanding {
+            let owners = shard.replicas.owners_of(digest.slot());
+            match owners.iter().copied().find(|now| now.continues(owner)) {
+                Some(now) => self.removals.add_any(digest, now),
+                None => lapsed.push(digest),
+            }
+        }
+        for digest in lapsed {
+            self.removals.lapse(shard, digest, Vec::new());
+        }
+        self.removals.bound();
         self.look_for_unreplicated(shard);
     }
 

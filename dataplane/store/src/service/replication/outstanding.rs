@@ -90,6 +90,22 @@ impl OutstandingRemovals {
         }
     }
 
+    /// Returns the removals, each with a replica owner that has to acknowledge it.
+    pub(super) fn all(&self) -> impl Iterator<Item = (Digest, ShardKey)> + '_ {
+        let of = |(digest, removal): (&Digest, &OutstandingRemoval)| -> Vec<_> {
+            removal.drops.iter().map(|drop| (*digest, drop.owner)).collect()
+        };
+        self.removals.iter().flat_map(of)
+    }
+
+    /// Replaces replica owners by their successors, which have what they had.
+    pub(super) fn succeed(&mut self, successors: &BTreeMap<ShardKey, ShardKey>) {
+        for drop in self.removals.values_mut().flat_map(|removal| &mut removal.drops) {
+            drop.owner = successors.get(&drop.owner).copied().unwrap_or(drop.owner);
+        }
+        self.idle_ns = 0;
+    }
+
     /// Allows requests to replica owners at once, after a change.
     pub(super) const fn wake(&mut self) {
         self.idle_ns = 0;

@@ -153,6 +153,11 @@ impl Pushes {
         self.sent_of(digest).any(|(_, push)| push.version == version)
     }
 
+    /// Returns the objects whose replicas are in flight, each with its version and the replica owner.
+    pub(super) fn in_flight(&self) -> impl Iterator<Item = (Digest, Version, ShardKey)> + '_ {
+        self.sent.iter().map(|((digest, owner), push)| (*digest, push.version, *owner))
+    }
+
     /// Marks replicas in flight as void in the slots and to the replica owners for which `pick` returns true, because
     /// owners have changed.
     pub(super) fn void(&mut self, pick: impl Fn(Slot, ShardKey) -> bool) {

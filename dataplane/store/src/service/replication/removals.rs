@@ -110,6 +110,21 @@ impl ReplicaRemovals {
         self.outstanding.add(digest, owner, Some(version));
     }
 
+    /// Returns the outstanding removals, each with a replica owner that has to acknowledge it.
+    pub(super) fn all(&self) -> impl Iterator<Item = (Digest, ShardKey)> + '_ {
+        self.outstanding.all()
+    }
+
+    /// Replaces replica owners by their successors, which have what they had.
+    pub(super) fn succeed(&mut self, successors: &BTreeMap<ShardKey, ShardKey>) {
+        self.outstanding.succeed(successors);
+    }
+
+    /// Records that a replica owner may have a replica, of any version, that has to be removed.
+    pub(super) fn add_any(&mut self, digest: Digest, owner: ShardKey) {
+        self.outstanding.add(digest, owner, None);
+    }
+
     /// Allows requests to replica owners at once, after a change.
     pub(super) const fn wake(&mut self) {
         self.outstanding.wake();

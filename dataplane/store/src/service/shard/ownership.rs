@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use kvplane_proto::Digest;
-use kvplane_proto::ids::{Epoch, Incarnation, Slot};
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId, Slot};
 use kvplane_proto::map::{ShardKey, SlotOwners};
 use kvplane_tier::SlotSet;
 
@@ -93,6 +93,11 @@ impl Ownership {
         self.incarnations = owners.incarnations().map(|(node, incarnation)| (node.0, incarnation.0)).collect();
     }
 
+    /// Returns the incarnations of nodes by the newest map, ordered by node.
+    pub(in crate::service) fn incarnations(&self) -> impl Iterator<Item = (NodeId, Incarnation)> + '_ {
+        self.incarnations.iter().map(|(node, incarnation)| (NodeId(*node), Incarnation(*incarnation)))
+    }
+
     /// Returns true if an incarnation of a node has ended by the newest map.
     pub(in crate::service) fn is_over(&self, node: u64, incarnation: u64) -> bool {
         self.incarnations.get(&node).is_some_and(|newest| *newest > incarnation)
@@ -101,7 +106,7 @@ impl Ownership {
 
 #[cfg(test)]
 mod tests {
-    use kvplane_proto::ids::{NodeId, ShardId};
+    use kvplane_proto::ids::ShardId;
 
     use super::*;
 

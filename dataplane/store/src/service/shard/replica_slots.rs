@@ -1,6 +1,8 @@
 //! Replicated slots: the replica owners of this shard's slots, and the slots of other owners for which this shard is
 //! a replica owner.
 
+use std::collections::BTreeMap;
+
 use kvplane_proto::Digest;
 use kvplane_proto::ids::{Epoch, Slot};
 use kvplane_proto::map::{ReplicaSet, ShardKey};
@@ -38,6 +40,21 @@ impl ReplicaOwnersBySlot {
     /// Returns the slots that have replica owners.
     pub(in crate::service) fn slots(&self) -> impl Iterator<Item = Slot> {
         self.places.slots()
+    }
+
+    /// Replaces each replica owner by the one of these that continues it. Returns those that were replaced, each with
+    /// its successor.
+    fn succeed(&mut self, successors: &Self) -> BTreeMap<ShardKey, ShardKey> {
+        let now: BTreeMap<_, _> = successors.owners.iter().map(|key| ((key.node, key.shard), *key)).collect();
+        let mut succeeded = BTreeMap::new();
+        for owner in &mut self.owners {
+            let next = now.get(&(owner.node, owner.shard)).filter(|next| **next != *owner && next.continues(*owner));
+            if let Some(next) = next {
+                succeeded.insert(*owner, *next);
+                *owner = *next;
+            }
+        }
+        succeeded
     }
 
     /// Returns the replica owners of all slots, each as often as it is one.
@@ -148,6 +165,12 @@ impl ReplicaSlots {
     /// Returns the epoch of the map that assigned the current replica owners.
     pub(in crate::service) const fn since(&self) -> Epoch {
         self.since
+    }
+
+    /// Replaces each replica owner by its successor of these: it has what its predecessor had. Returns those that were
+    /// replaced, each with its successor.
+    pub(in crate::service) fn succeed(&mut self, successors: &ReplicaOwnersBySlot) -> BTreeMap<ShardKey, ShardKey> {
+        self.owners.succeed(successors)
     }
 
     /// Installs the replica owners by the map of this epoch and returns the former ones.

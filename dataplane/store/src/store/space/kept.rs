@@ -6,7 +6,7 @@ use kvplane_proto::digest::Digest;
 
 use super::Space;
 use crate::allocator::{Block, GRANULE_BYTES, granules_of};
-use crate::entry::{EntryId, Keep, Mark, Replica, Reserve, State};
+use crate::entry::{Copies, EntryId, Keep, Mark, Replica, Reserve, State};
 use crate::eviction::EvictionPolicy;
 use crate::image::{ImageContents, KeptObject, TailPlace};
 use crate::order::keep_of;
@@ -42,19 +42,20 @@ pub(in crate::store) struct KeptSpace<'a, P> {
 impl<P: EvictionPolicy> KeptSpace<'_, P> {
     /// Returns the objects that `is_kept` keeps, for the next process, in the order of their last accesses. With
     /// `lends`, processes may still access what is pinned or reserved: those extents are withheld.
-    pub(in crate::store) fn collect(&self, is_kept: impl Fn(Digest) -> bool, lends: bool) -> ImageContents {
+    pub(in crate::store) fn collect(&self, is_kept: impl Fn(Digest, Replica) -> bool, lends: bool) -> ImageContents {
         let entries = self.space.objects.entries();
         let (mut objects, mut withheld) = (Vec::new(), Vec::new());
         for (id, entry) in entries.iter().filter(|(_, entry)| !entry.is_on_device()) {
             let extent = self.space.pool.extent(entry);
-            if entry.state() == State::Live && !entry.is(Mark::Copy) && is_kept(entry.digest()) {
+            if entry.state() == State::Live && is_kept(entry.digest(), entry.replica()) {
                 objects.push((entry.stamp, self.kept(id, lends && entry.pins() > 0)));
             } else if lends && (entry.pins() > 0 || entry.state() != State::Live) {
                 withheld.push(Extent { offset: extent.offset, bytes: entry.granules() * GRANULE_BYTES });
             }
         }
         objects.sort_unstable_by_key(|(stamp, object)| (*stamp, object.digest));
-        ImageContents { objects: objects.into_iter().map(|(_, object)| object).collect(), withheld }
+        let objects = objects.into_iter().map(|(_, object)| object).collect();
+        ImageContents { objects, withheld, ..ImageContents::default() }
     }
 
     fn kept(&self, id: EntryId, lent: bool) -> KeptObject {
@@ -81,6 +82,9 @@ impl<P: EvictionPolicy> KeptSpace<'_, P> {
             wanted: entry.is(Mark::Wanted),
             protected: entry.is_protected(),
             lent,
+            replica: entry.is(Mark::Copy),
+            copies: entries.copies(id).wanted,
+            at: entries.copies(id).at,
         }
     }
 
@@ -194,7 +198,12 @@ impl<P: EvictionPolicy> KeptSpace<'_, P> {
             has_tail: tail.bytes > 0,
             keep,
             head: object.head,
-            replica: if object.wanted { Replica::First } else { Replica::None },
+            replica: match (object.replica, object.wanted) {
+                (true, _) => Replica::Second,
+                (false, true) => Replica::First,
+                (false, false) => Replica::None,
+            },
+            copies: Copies::of_put(object.copies.saturating_add(1), 0),
             moves: true,
             ..Reserve::plain(digest, extent.bytes)
         };

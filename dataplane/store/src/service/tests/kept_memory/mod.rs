@@ -1,5 +1,7 @@
 //! Tests of kept memory: the first map decides which objects of the former process are served.
 
+mod handovers;
+
 use std::sync::Arc;
 
 use kvplane_proto::Status;
@@ -235,6 +237,9 @@ fn a_new_layout_keeps_the_slots_that_stayed() {
             wanted: false,
             protected: false,
             lent: false,
+            replica: false,
+            copies: 1,
+            at: kvplane_proto::map::ReplicaSet::NONE,
         });
     }
     // A third node joins by epoch 6, while node 1 is away for a moment, and takes some of its slots.
