@@ -247,7 +247,8 @@ mod tests {
             objection(&running, &hello).expect("refused").to_string()
         };
         let formats = with("image_formats", json!([IMAGE_FORMAT + 1]));
-        assert!(formats.contains("reads [2]") && formats.contains("kvplane ctl drain"), "{formats}");
+        let reads = format!("reads [{}]", IMAGE_FORMAT + 1);
+        assert!(formats.contains(&reads) && formats.contains("kvplane ctl drain"), "{formats}");
         assert!(with("protocol", json!(2)).contains("version 2 of handovers"));
         let settings = [
             ("cluster", json!("other"), "the cluster is prod in this process and other"),

@@ -241,7 +241,7 @@ fn with_replica() -> (Rig, u8) {
 
 /// The owner hands over and dies, and this shard receives the map of its death only.
 #[test]
-fn replicas_of_a_successor_that_was_not_heard_of_are_inherited() {
+fn an_inheritance_includes_replicas_of_an_unknown_successor() {
     let (mut rig, key) = with_replica();
     let before = owners(6, first(), second());
     let alone = Member {

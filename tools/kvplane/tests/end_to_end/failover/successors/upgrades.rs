@@ -517,7 +517,7 @@ impl PlayedSuccessor {
 
 fn hello(place: &Workplace, memory: &Memory) -> Value {
     json!({
-        "kind": "hello", "protocol": 1, "software": "kvplane/9.9.9", "image_formats": [1], "cluster": place.cluster,
+        "kind": "hello", "protocol": 1, "software": "kvplane/9.9.9", "image_formats": [2], "cluster": place.cluster,
         "node": 7, "shards": 1, "pool_bytes": 32 << 20, "max_objects": 8192, "listen": "127.0.0.1", "port": 0,
         "directory": memory.is_kept().then(|| text(memory.path())), "ssds": [],
     })
@@ -545,8 +545,8 @@ fn broken_successors_leave_the_node_as_it_was(place: &Workplace, memory: &Memory
         played.say(&message);
         played.hear().expect("an answer")["refused"].as_str().expect("a refusal").to_owned()
     };
-    let why = refused("image_formats", json!([2, 3]));
-    assert!(why.contains("format 1, the new one reads [2, 3]") && why.contains("kvplane ctl drain"), "{why}");
+    let why = refused("image_formats", json!([3, 4]));
+    assert!(why.contains("format 2, the new one reads [3, 4]") && why.contains("kvplane ctl drain"), "{why}");
     assert!(refused("protocol", json!(2)).contains("restart the node"));
     let mut played = PlayedSuccessor::connect(place);
     played.say(&json!({ "kind": "whatever" }));
