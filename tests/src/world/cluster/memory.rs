@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use kvplane_client::Path;
 use kvplane_proto::ids::{Epoch, NodeId, ShardId};
 use kvplane_proto::map::ClusterMap;
 use kvplane_proto::rng::Rng;
@@ -436,7 +437,15 @@ impl World {
         for index in hit {
             self.removals_cut_off(index);
             let is_copied = self.is_copied(|copy| copy.uses(index));
+            // A client that has not read its channel to the end has not hung up, and may find the permission to write
+            // there. The shard waits for it for a while, so in part of the cases it has hung up by then.
+            let is_late = self.streams.network.chance(0.05);
             let Some(connection) = self.connections.get_mut(&index) else { continue };
+            let is_shared = connection.path != Path::Stream;
+            let is_held = is_copied || is_shared && is_late && !connection.to_client.flight.is_empty();
+            if is_shared && !is_held {
+                connection.to_client.drop_flight();
+            }
             let peer = connection.peer;
             connection.server_end = End::Gone;
             connection.to_server.drop_flight();
@@ -447,7 +456,7 @@ impl World {
                     service.sent(hold);
                 }
             }
-            if is_copied {
+            if is_held {
                 holders.push(peer);
                 self.halt_copies(index);
             } else {
