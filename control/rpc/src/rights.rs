@@ -221,7 +221,7 @@ mod tests {
         "attach_devices cn",
         "heartbeat cn",
         "settled cn",
-        "get_moves cn",
+        "get_moves cna",
         "leave cna",
         "drain cna",
         "undrain cna",

@@ -408,6 +408,9 @@ impl World {
                 memory.pool = PoolMemory::new(self.scenario.pool_bytes);
                 self.memory_is_lost(lineage);
             }
+        } else if closed.is_err() {
+            // The process was killed while it named its incarnation in the image of the former one.
+            memory.counts = None;
         }
         self.detail(lineage as u64, || format!("incarnation {incarnation} has left an image: {closed:?}"));
         closed.is_ok()

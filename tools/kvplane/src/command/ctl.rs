@@ -324,7 +324,7 @@ impl Ctl {
                 link.call(Undrain { node: *node, incarnation })?;
                 match is_draining {
                     true => {
-                        println!("node {node} gets its share of the slots again, once migrations in flight are done")
+                        println!("node {node} gets its share of the slots again, once migrations in flight are done");
                     }
                     false => println!("node {node} was not draining"),
                 }
