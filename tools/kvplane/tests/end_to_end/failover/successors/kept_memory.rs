@@ -199,7 +199,7 @@ fn a_damaged_image_is_not_used_and_damaged_bytes_are_not_served() {
         (&|| cut(4096 + 960), "its checksum does not match"),
         // The phase of an image that is being written.
         (&|| flip_to(&memory.image(), 12, &[2, 0, 0, 0]), "ended while it wrote the image"),
-        (&|| flip_to(&memory.image(), 8, &[9, 0, 0, 0]), "format version 9, this program knows 1"),
+        (&|| flip_to(&memory.image(), 8, &[9, 0, 0, 0]), "format version 9, this program knows 2"),
         (&|| flip_to(&memory.image(), 0, b"nonsense"), "there is no image"),
     ];
     for (harm, said) in harms {
