@@ -52,7 +52,7 @@ impl Kind {
 
 /// All kinds of simulation.
 const KINDS: [Kind; 40] = [
-    Kind::new("world", "seeds", "KVPLANE_SEEDS", 100),
+    Kind::new("world", "seeds", "KVPLANE_SEEDS", 60),
     Kind::new("world", "clocks", "KVPLANE_SEEDS", 20),
     Kind::new("world", "missed_epochs", "KVPLANE_SEEDS", 20),
     Kind::new("tiers", "seeds", "KVPLANE_TIER_SEEDS", 115),
