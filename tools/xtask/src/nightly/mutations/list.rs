@@ -520,8 +520,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         name: "lent-memory-is-used-again",
         invariant: "what a process may still write to is withheld",
         file: "dataplane/store/src/service/kept_memory.rs",
-        find: "collect(|digest| owned.has(digest.slot()), lends);",
-        replace: "collect(|digest| owned.has(digest.slot()), lends && false);",
+        find: "collect(is_kept, lends);",
+        replace: "collect(is_kept, lends && false);",
         host: Host::KeptMemory,
     },
     Mutation {
