@@ -91,7 +91,7 @@ class Adapter(unittest.TestCase):
         self.assertEqual(self.store(other, [key(1)], [SIZE // 2]), (True, SIZE // 2))
         self.assertEqual(self.lookup(other, [key(1)], half), [0])
         self.assertEqual(self.load(other, [key(1)], SIZE // 2), [0])
-        # What this adapter moves may be longer than its tensors.
+        # Objects that this adapter moves may be longer than their tensors.
         self.assertEqual(self.store(other, [key(2)], [SIZE // 2 + 64]), (True, SIZE // 2 + 64))
         self.assertEqual(self.lookup(other, [key(2)], half), [0])
 

@@ -374,7 +374,7 @@ class Memory(Case):
             key = f"parts/{number}"
             self.assertEqual(self.store.put_parts(key, *parts), 0)
             self.assertEqual(self.store.get(key), b"".join(parts))
-            # What is there stays, and is replaced.
+            # Existing objects stay, and are replaced.
             self.assertEqual(self.store.put_parts(key, large[0], b"other"), 0)
             self.assertEqual(self.store.get(key), b"".join(parts))
             self.assertEqual(self.store.upsert_parts(key, b"other", large[1]), 0)

@@ -25,7 +25,7 @@ const TIER_OPEN: Duration = Duration::from_secs(60);
 const TIER_CLOSE: Duration = Duration::from_secs(10);
 /// Longest time for which what waits is uploaded to the shared tier as the shard stops.
 const LAST_UPLOADS: Duration = Duration::from_secs(5);
-/// The same while a successor waits, and nothing is served.
+/// Longest time for these uploads while a successor waits, and nothing is served.
 const HANDED_UPLOADS: Duration = Duration::from_millis(20);
 
 /// Pages of a far part whose places are checked.

@@ -280,7 +280,7 @@ class BlockStore:
         return cuts
 
     def _work(self) -> None:
-        # What a turn has used is let go of before the next one waits.
+        # Buffers of a turn are released before the next one waits.
         while self._turn():
             pass
 

@@ -43,7 +43,7 @@ class TensorCalls:
                 continue
             batch += [(row, one) for one in objects]
             size += sum(one.size() for one in objects)
-            # What is not in registered memory is copied, and so are tensors with gaps: not all of a long list at once.
+            # Tensors outside registered memory, and those with gaps, are copied: not all of a long list at once.
             if size >= _BATCH_BYTES:
                 _put_batch(native, batch, codes, config, replace)
                 batch, size = [], 0
