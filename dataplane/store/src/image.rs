@@ -28,7 +28,7 @@ use kvplane_proto::ids::{Epoch, Incarnation, NodeId, ShardId, Version};
 use kvplane_proto::map::{ReplicaSet, ShardKey};
 use kvplane_proto::message::ObjectPriority;
 
-use crate::allocator::Extent;
+use crate::allocator::{Extent, GRANULE_BYTES, granules_of};
 
 /// Bytes of an encoded header.
 pub const HEADER_BYTES: usize = 4096;
@@ -411,6 +411,15 @@ fn header_checksum(bytes: &[u8]) -> u64 {
 }
 
 impl ImageContents {
+    /// Keeps the objects for which `is_kept` returns true. The extents of the others are withheld where a process may
+    /// still read them, in a pool with this unit.
+    pub fn retain(&mut self, unit_bytes: u64, is_kept: impl Fn(&KeptObject) -> bool) {
+        for dropped in self.objects.extract_if(.., |object| !is_kept(object)).filter(|object| object.lent) {
+            let bytes = dropped.granules(unit_bytes).saturating_mul(GRANULE_BYTES);
+            self.withheld.push(Extent { offset: dropped.extent.offset, bytes });
+        }
+    }
+
     /// Returns the length of the encoding, in bytes.
     #[must_use]
     pub const fn encoded_bytes(&self) -> u64 {
@@ -477,6 +486,12 @@ impl OutstandingReplica {
 }
 
 impl KeptObject {
+    /// Returns the granules that the object takes in a pool with this unit.
+    pub(crate) fn granules(&self, unit_bytes: u64) -> u64 {
+        let granules = granules_of(self.extent.bytes) + u64::from(self.extra_granules);
+        granules.next_multiple_of(unit_bytes / GRANULE_BYTES)
+    }
+
     fn encode(&self, out: &mut Vec<u8>) {
         let flag = |is_set: bool, bit: u8| if is_set { bit } else { 0 };
         let flags = flag(self.hard_pin, HARD_PIN)

@@ -158,6 +158,22 @@ fn another_format_is_named() {
     assert_eq!(ImageHeader::decode(&header[..100]), Err(ImageError::Magic));
 }
 
+proptest! {
+    #[test]
+    fn extents_of_dropped_objects_are_withheld_where_a_process_may_read_them(before in contents(), bits in any::<u16>()) {
+        let is_kept = |object: &KeptObject| bits >> (object.digest.0 % 16) & 1 == 1;
+        let mut after = before.clone();
+        after.retain(512, is_kept);
+        let kept: Vec<KeptObject> = before.objects.iter().copied().filter(is_kept).collect();
+        prop_assert_eq!(&after.objects, &kept);
+        let lent = before.objects.iter().filter(|object| object.lent && !is_kept(object));
+        let offsets: Vec<u64> = lent.map(|object| object.extent.offset).collect();
+        let withheld = &after.withheld[before.withheld.len()..];
+        prop_assert_eq!(withheld.iter().map(|extent| extent.offset).collect::<Vec<_>>(), offsets);
+        prop_assert!(withheld.iter().all(|extent| extent.bytes % 512 == 0 || extent.bytes == u64::MAX));
+    }
+}
+
 /// The bytes of one object, which every later version of this format reads.
 #[test]
 fn the_encoding_of_an_object_is_fixed() {

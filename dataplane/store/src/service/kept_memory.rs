@@ -164,7 +164,7 @@ impl Predecessor<'_> {
 
     /// Removes the replicas from an image that cannot be kept, and the records of the others; returns these.
     fn take_records(&self, shard: &Shard, contents: &mut ImageContents) -> Vec<(Digest, Version, ReplicaSet)> {
-        contents.objects.retain(|object| {
+        contents.retain(shard.store.config().unit_bytes, |object| {
             let relation = shard.replicas.relation(object.digest.slot());
             !object.replica
                 || self.continues && relation.is_some_and(|now| self.had_owner(object.digest.slot(), now.owner))
@@ -302,8 +302,8 @@ impl KeptMemory {
             KeptObjects::from(&mut shard.store).continue_versions(&contents);
         }
         let served = match is_void {
-            true => self.withhold(shard, contents, &mut report).and(Err(Discard::OtherIncarnation)),
-            false => self.serve(shard, tiering, judge, origin, contents, &mut report),
+            true => self.withhold(shard, &mut contents, &mut report).and(Err(Discard::OtherIncarnation)),
+            false => self.serve(shard, tiering, judge, origin, &mut contents, &mut report),
         };
         match served {
             Ok(()) if continues => self.left = Some(predecessor.restore_records(shard, records, outstanding)),
@@ -313,6 +313,7 @@ impl KeptMemory {
         if self.left.is_none() && judge.me.incarnation.is_successor() {
             self.left = Some(all_replicas(shard, judge.owned));
         }
+        self.withheld = contents.withheld;
         report.withheld_bytes = self.withheld.iter().map(|extent| extent.bytes).sum();
         (self.report, self.untold) = (Some(report), true);
     }
@@ -323,9 +324,10 @@ impl KeptMemory {
         tiering: Option<&Tiering>,
         judge: &SlotJudge<'_>,
         origin: ImageOrigin,
-        mut contents: ImageContents,
+        contents: &mut ImageContents,
         report: &mut KeptReport,
     ) -> Result<(), Discard> {
+        let unit_bytes = shard.store.config().unit_bytes;
         if let Some(cause) = distrust(origin.state, origin.epoch, judge.epoch, judge.standing) {
             self.withhold(shard, contents, report)?;
             return Err(Discard::Void(cause));
@@ -343,18 +345,23 @@ impl KeptMemory {
             }
         }
         let before = contents.objects.len();
-        contents.objects.retain(|object| object.replica || known.has(object.digest.slot()));
+        contents.retain(unit_bytes, |object| object.replica || known.has(object.digest.slot()));
         report.dropped = (before - contents.objects.len()) as u64;
         let (pool_bytes, before) = (shard.store.config().pool_bytes, contents.objects.len());
-        contents.objects.retain(|object| has_whole_tail(object, pool_bytes, &*self.sums));
+        contents.retain(unit_bytes, |object| has_whole_tail(object, pool_bytes, &*self.sums));
         report.damaged = (before - contents.objects.len()) as u64;
-        self.take_back(shard, &contents, report)
+        self.take_back(shard, contents, report)
     }
 
-    /// Takes none of the objects back. What other processes may write to is not used in any case.
-    fn withhold(&self, shard: &mut Shard, mut contents: ImageContents, report: &mut KeptReport) -> Result<(), Discard> {
-        contents.objects.clear();
-        self.take_back(shard, &contents, report)
+    /// Takes none of the objects back. Memory that other processes may still access is not used in any case.
+    fn withhold(
+        &self,
+        shard: &mut Shard,
+        contents: &mut ImageContents,
+        report: &mut KeptReport,
+    ) -> Result<(), Discard> {
+        contents.retain(shard.store.config().unit_bytes, |_| false);
+        self.take_back(shard, contents, report)
     }
 
     fn take_back(&self, shard: &mut Shard, contents: &ImageContents, report: &mut KeptReport) -> Result<(), Discard> {

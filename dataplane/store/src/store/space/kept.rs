@@ -143,19 +143,13 @@ impl<P: EvictionPolicy> KeptSpace<'_, P> {
         !is_long && offset.is_multiple_of(unit) && has_class && extra_fits
     }
 
-    /// Returns the granules that an object takes.
-    fn granules_of_kept(&self, object: &KeptObject) -> u64 {
-        let granules = granules_of(object.extent.bytes) + u64::from(object.extra_granules);
-        granules.next_multiple_of(self.space.pool.unit_bytes() / GRANULE_BYTES)
-    }
-
     /// Returns all places, in ascending order; `None` if one is beyond the pool, or pages contradict each other.
     fn places_of(&self, objects: &[KeptObject], withheld: &[Extent]) -> Option<Vec<(u32, u32, Tenure)>> {
         let start = |offset: u64| u32::try_from(offset / GRANULE_BYTES).ok();
         let mut places = Vec::with_capacity(objects.len() + withheld.len());
         let unit = u32::try_from(self.space.pool.unit_bytes() / GRANULE_BYTES).ok()?;
         for (at, object) in (0..).zip(objects) {
-            let granules = u32::try_from(self.granules_of_kept(object)).ok()?;
+            let granules = u32::try_from(object.granules(self.space.pool.unit_bytes())).ok()?;
             places.push((start(object.extent.offset)?, granules, Tenure::Object(at)));
             if let Some(class) = object.tail.page_class {
                 places.push((start(self.space.pool.page_at(object.tail.offset))?, unit, Tenure::Page(class)));
@@ -184,7 +178,7 @@ impl<P: EvictionPolicy> KeptSpace<'_, P> {
             self.space.pool.free(block);
             return None;
         }
-        let granules = self.granules_of_kept(object);
+        let granules = object.granules(self.space.pool.unit_bytes());
         let account = self.space.order.tenants_mut().account_of_unconfigured(object.tenant);
         let hard_pin = object.hard_pin && self.space.order.tenants().pin_limit(granules, account).is_none();
         let KeptObject { group, soft_pin_ns, priority, .. } = *object;

@@ -512,8 +512,8 @@ pub(super) const MUTATIONS: &[Mutation] = &[
         name: "kept-objects-of-slots-that-others-had",
         invariant: "nothing of a slot that another node had meanwhile is served from kept memory",
         file: "dataplane/store/src/service/kept_memory.rs",
-        find: "        contents.objects.retain(|object| object.replica || known.has(object.digest.slot()));",
-        replace: "        contents.objects.retain(|object| known.has(object.digest.slot()) || origin.epoch.0 > 0);",
+        find: "        contents.retain(unit_bytes, |object| object.replica || known.has(object.digest.slot()));",
+        replace: "        contents.retain(unit_bytes, |object| known.has(object.digest.slot()) || origin.epoch.0 > 0);",
         host: Host::KeptMemory,
     },
     Mutation {
