@@ -160,7 +160,7 @@ fn another_format_is_named() {
 
 proptest! {
     #[test]
-    fn extents_of_dropped_objects_are_withheld_where_a_process_may_read_them(before in contents(), bits in any::<u16>()) {
+    fn extents_of_dropped_objects_that_are_lent_are_withheld(before in contents(), bits in any::<u16>()) {
         let is_kept = |object: &KeptObject| bits >> (object.digest.0 % 16) & 1 == 1;
         let mut after = before.clone();
         after.retain(512, is_kept);
