@@ -184,7 +184,10 @@ class Objects(Case):
             for rows in (None, [3, 1]):
                 seen = self.transfer.get_dataproto(ref, rows=rows)["batch"]["a"]
                 self.assertEqual(seen.dtype, dtype)
-                self.assertEqual(seen.tobytes(), (array if rows is None else array[rows]).tobytes())
+                # An indexed copy by numpy leaves the padding of a record undefined: the rows are cut from the bytes.
+                size, whole = dtype.itemsize, array.tobytes()
+                records = [whole[row * size : (row + 1) * size] for row in rows or range(len(array))]
+                self.assertEqual(seen.tobytes(), b"".join(records))
             one = self.transfer.get_object(self.transfer.put_object({"a": array[2]}))["a"]
             self.assertEqual(numpy.asarray(one).dtype, numpy.asarray(array[2]).dtype)
         spread = numpy.dtype({"names": ["a", "b"], "formats": ["<i4", "<i4"], "offsets": [0, 2]})
