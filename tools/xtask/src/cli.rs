@@ -62,9 +62,9 @@ usage: cargo x COMMAND [...]
                        collapses, resets connections or leaves them half open, ROUNDS times each (5), under load
   upgrades [COUNT] [--kills COUNT] [--objects COUNT] [--revision REVISION] [--dev]
                        a node upgraded COUNT times in a row (50) under load, with --objects idle objects (10,000)
-                       besides: bytes, losses, pauses; then --kills upgrades (50) with kill -9 of either process at
-                       any moment; --revision: every other upgrade is to the program of that revision, and back;
-                       --dev: development builds
+                       besides, and nodes with replicas: bytes, losses, pauses; then --kills upgrades (50) with kill -9
+                       of either process at any moment; --revision: every other upgrade is to the program of that
+                       revision, and back; --dev: development builds
   fuzz [SECONDS]       broken frames for every port of real processes, for SECONDS (3600)
   bench [--rig] [...]  build release and run the benchmarks; arguments are passed to `kvplane-bench`; with --rig
                        in a virtual machine with RDMA devices, as `perftest` needs it; `conductor-index TRACE [ROUNDS]`

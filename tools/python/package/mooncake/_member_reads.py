@@ -3,6 +3,7 @@ caller's."""
 
 import ctypes
 import io
+import math
 
 import numpy as np
 
@@ -111,7 +112,7 @@ class MemberReads:
                 tensors.append(name)
             else:
                 reads.append(self._tensor(*arguments))
-        array = alone and stage.spec(names[0]).get("encoding") == "ndarray"
+        array = alone and stage.spec(next(iter(values))).get("encoding") == "ndarray"
         ranges = any(isinstance(destinations.get(name), (TensorObject, RawDestination)) for name in values)
         self._move(stage, reads, array, ranges)
         for one in reads:
@@ -190,14 +191,14 @@ class MemberReads:
         if not isinstance(dtype, (str, list)) or not isinstance(shape, list):
             raise ValueError(f"structured ndarray member {name} has no dtype or no shape")
         dtype, shape = type_described(dtype), tuple(map(int, shape))
-        if dtype.hasobject or dtype.itemsize * int(np.prod(shape, dtype=np.int64)) != payload["bytes"]:
+        if dtype.hasobject or dtype.itemsize * math.prod(shape) != payload["bytes"]:
             raise ValueError(f"structured ndarray member {name} is not of {payload['bytes']} bytes: {dtype}, {shape}")
         if rows is None:
             spans = [(0, payload["bytes"])] if payload["bytes"] else []
         else:
             spans = row_spans(rows, payload["bytes"] // shape[0] if shape[0] else 0)
             shape = (len(rows), *shape[1:])
-        size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        size = dtype.itemsize * math.prod(shape)
         if destination is None:
             one = _Read(name, spans, size, None, pooled=True)
             array = lambda: self._memory(one).view(dtype).reshape(shape)
@@ -275,7 +276,7 @@ def _check_room(name, destination, size):
 def _array_at(name, destination, dtype, shape):
     """Returns a caller's destination as an array; ValueError if it does not fit."""
     if isinstance(destination, RawDestination):
-        size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        size = dtype.itemsize * math.prod(shape)
         _check_room(name, destination, size)
         memory = (ctypes.c_uint8 * size).from_address(destination.ptr)
         memory.owner = destination.owner

@@ -537,10 +537,11 @@ class MooncakeBundleTransfer:
         _release(result)
 
     def _selected(self, spec):
+        """Returns an object's stage, and the names to read as keys of a dictionary, in their order."""
         if spec.member_names is not None and not spec.member_names:
             raise ValueError("the specification selected no members")
         stage = self._stage(self._bundle_store.resolve_manifest(spec.ref))
-        selected = list(stage.payloads) if spec.member_names is None else list(spec.member_names)
+        selected = dict.fromkeys(stage.payloads if spec.member_names is None else spec.member_names)
         missing = [name for name in selected if name not in stage.payloads]
         if missing:
             raise KeyError(f"unknown bundle buffers: {missing}")

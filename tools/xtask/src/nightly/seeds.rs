@@ -236,9 +236,10 @@ pub fn networks(workspace: &Workspace, arguments: &[String]) -> Result<(), Failu
     process::run(workspace.cargo(&words).env("KVPLANE_NETWORK_ROUNDS", count))
 }
 
-/// Upgrades a node under load, the given number of times in a row, and then with `--kills` kills in the middle; first a
-/// node whose memory is in a directory, then one whose memory ends with its processes. With `--revision`, every other
-/// upgrade is to the program of that revision of the sources, and back. `--dev` takes development builds of both.
+/// Upgrades a node under load, the given number of times in a row, then three nodes with replicas of each other in
+/// turns, and then with `--kills` kills in the middle; a node whose memory is in a directory, and one whose memory ends
+/// with its processes. With `--revision`, every other upgrade is to the program of that revision of the sources, and
+/// back. `--dev` takes development builds of both.
 pub fn upgrades(workspace: &Workspace, arguments: &[String]) -> Result<(), Failure> {
     let counts = UpgradeCounts::of(arguments)?;
     let profile: &[&str] = if counts.is_dev { &[] } else { &["--release"] };

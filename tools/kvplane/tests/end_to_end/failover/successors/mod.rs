@@ -1,4 +1,5 @@
 //! Processes that continue with the memory of the one before them: by its image, or handed over.
 
 mod kept_memory;
+mod load;
 mod upgrades;

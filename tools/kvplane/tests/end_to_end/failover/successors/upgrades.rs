@@ -6,22 +6,20 @@
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use kvplane::{Client, ClientConfig, PutOptions};
+use kvplane::{Client, PutOptions};
 use serde_json::{Value, json};
 
 use super::kept_memory::{COUNTERS, Memory, OBJECTS, arguments, control, found, node, put_all, value, with_objects};
-use crate::support::{Outcome, PATIENCE, Process, Way, Workplace, finish, health, http_get, signal, text, wait_until};
+use crate::support::{Outcome, PATIENCE, Process, Way, Workplace, health, http_get, signal, text, wait_until};
 
 /// Process that took over, which is no child of this test.
-struct Successor(u32);
+pub(super) struct Successor(u32);
 
 impl Successor {
     /// Reads its number from the output of `kvplane ctl upgrade`.
-    fn of(said: &str) -> Self {
+    pub(super) fn of(said: &str) -> Self {
         let number = said.split("process ").nth(1).and_then(|rest| rest.split(':').next());
         Self(number.and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("no process in {said:?}")))
     }
@@ -73,7 +71,7 @@ fn upgrade(place: &Workplace) -> Outcome {
 
 /// Returns the latest value of a counter of a process, over all shards. The process may be a successor of that one:
 /// they share their output.
-fn latest(first: &Process, name: &str) -> u64 {
+pub(super) fn latest(first: &Process, name: &str) -> u64 {
     let line = first.said().into_iter().rfind(|line| line.contains(COUNTERS)).expect("an address");
     let address = line[line.find("http://").unwrap() + 7..].trim_end_matches("/metrics");
     let metrics = http_get(address.parse().unwrap(), "/metrics").1;
@@ -135,189 +133,6 @@ fn every_object_is_kept(place: &Workplace, memory: &Memory) {
 fn is_empty_and_says_why(node: &Process) -> bool {
     let reasons = ["memory is empty, nothing of it was kept", "memory is empty: without --keep-memory"];
     node.said().iter().any(|line| reasons.iter().any(|reason| line.contains(reason)))
-}
-
-/// One operation of a client: its kind, its end, and the time that it took.
-#[derive(Clone, Copy)]
-struct TimedCall {
-    is_put: bool,
-    ended: Instant,
-    took: Duration,
-}
-
-/// Prints how long operations took that were in flight while the node was upgraded, and before.
-fn print_latencies(times: &[TimedCall], upgrades: &[(Instant, Instant)]) {
-    for is_put in [true, false] {
-        let of = |during: bool| {
-            let overlaps = |time: &&TimedCall| {
-                let begun = time.ended - time.took;
-                upgrades.iter().any(|(from, to)| begun <= *to && time.ended >= *from) == during
-            };
-            let mut all: Vec<Duration> =
-                times.iter().filter(|time| time.is_put == is_put).filter(overlaps).map(|time| time.took).collect();
-            all.sort_unstable();
-            let at =
-                |part: f64| all.get((all.len() as f64 * part) as usize).or(all.last()).map_or(0, Duration::as_micros);
-            format!(
-                "p50 {} µs, p99 {} µs, p99.9 {} µs, most {} µs of {}",
-                at(0.5),
-                at(0.99),
-                at(0.999),
-                at(1.0),
-                all.len()
-            )
-        };
-        let kind = if is_put { "puts" } else { "gets" };
-        println!("{kind} between upgrades: {}; during: {}", of(false), of(true));
-        // The slowest of each upgrade is the pause as clients see it.
-        let slowest = |(from, to): &(Instant, Instant)| {
-            let overlaps = |time: &&TimedCall| time.ended - time.took <= *to && time.ended >= *from;
-            let calls = times.iter().filter(|time| time.is_put == is_put).filter(overlaps);
-            calls.map(|time| time.took.as_millis()).max().unwrap_or(0)
-        };
-        let mut slowest: Vec<u128> = upgrades.iter().map(slowest).collect();
-        slowest.sort_unstable();
-        let over = slowest.iter().filter(|ms| **ms > 200).count();
-        println!(
-            "slowest of the {kind} of each upgrade: median {} ms, most {} ms, over 200 ms in {over} of {} upgrades",
-            slowest[slowest.len() / 2],
-            slowest[slowest.len() - 1],
-            slowest.len()
-        );
-    }
-}
-
-/// Upgrades in a row, while clients put, replace, remove and get: nothing that was acknowledged is lost, no byte is
-/// wrong, and no operation fails. `KVPLANE_UPGRADES` sets their number, `KVPLANE_UPGRADE_OBJECTS` the objects that are
-/// there besides, and `KVPLANE_OTHER_PROGRAM` the program of another version, to which every other upgrade leads, and
-/// back, and whose clients put and get, too.
-#[test]
-fn upgrades_under_load_lose_nothing() {
-    let place = Workplace::new("upgrade-load");
-    nothing_is_lost_under_load(&place, &Memory::new(&place));
-}
-
-#[test]
-fn upgrades_under_load_of_memory_that_ends_with_its_processes_lose_nothing() {
-    nothing_is_lost_under_load(&Workplace::new("upgrade-load-memfds"), &Memory::of_processes());
-}
-
-/// Clients of two programs, each of which gets what the other has put.
-struct OtherClients<'a> {
-    place: &'a Workplace,
-    other: &'a str,
-}
-
-impl OtherClients<'_> {
-    fn run(&self, program: &str, arguments: &[&str], input: &[u8]) -> Outcome {
-        let mut command = Command::new(program);
-        command.args(arguments).args(["--cluster", &self.place.cluster, "--runtime-directory"]);
-        command.arg(self.place.runtime());
-        finish(command, input)
-    }
-
-    /// Puts an object by the one program, and gets it by the other, in both directions.
-    fn exchange(&self, round: usize) {
-        let own = env!("CARGO_BIN_EXE_kvplane");
-        for (from, to, direction) in [(own, self.other, "there"), (self.other, own, "back")] {
-            let (key, bytes) = (format!("{direction}-{round}"), value(round + 3));
-            self.run(from, &["ctl", "put", &key, "-"], &bytes).well();
-            assert!(self.run(to, &["ctl", "get", &key], &[]).well() == bytes, "{key}");
-            // What was put before this upgrade is there.
-            if let Some(before) = round.checked_sub(1) {
-                let key = format!("{direction}-{before}");
-                assert!(self.run(from, &["ctl", "get", &key], &[]).well() == value(before + 3), "{key}");
-            }
-        }
-    }
-}
-
-fn nothing_is_lost_under_load(place: &Workplace, memory: &Memory) {
-    let number = |name: &str, usual: usize| std::env::var(name).map_or(usual, |text| text.parse().expect("a number"));
-    let (upgrades, more) = (number("KVPLANE_UPGRADES", 3), number("KVPLANE_UPGRADE_OBJECTS", 0));
-    let control = control(place);
-    let larger = [&["--pool", "512M", "--shards", "1", "--metrics-port", "0"], &memory.flags()[..]].concat();
-    let first = place.node(7, &larger);
-    first.wait_for(COUNTERS);
-    let mut idle = place.client(Way::Tcp);
-    for at in 0..more {
-        idle.put(format!("idle-{at}").as_bytes(), &value(at % 7)).unwrap();
-    }
-    let (stop, puts, times) = (AtomicBool::new(false), AtomicU64::new(0), Mutex::new(Vec::new()));
-    let (mut spans, mut pauses, mut last) = (Vec::new(), Vec::new(), None::<Successor>);
-    std::thread::scope(|scope| {
-        for (number, way) in [Way::Shm, Way::Tcp, Way::Shm, Way::Tcp].into_iter().enumerate() {
-            // Longer than any upgrade takes on a busy machine.
-            let config = ClientConfig { deadline: Duration::from_secs(100), ..place.client_config(way) };
-            let (stop, puts, times) = (&stop, &puts, &times);
-            scope.spawn(move || {
-                let mut client = Client::connect(&config).unwrap();
-                let (mut versions, mut taken) = (vec![0usize; 200], Vec::new());
-                let mut step = 0usize;
-                while !stop.load(Ordering::Relaxed) {
-                    step += 1;
-                    let at = step * 7919 % versions.len();
-                    let key = format!("client-{number}-{at}");
-                    let begun = Instant::now();
-                    if step.is_multiple_of(13) && versions[at] > 0 {
-                        client.remove(key.as_bytes()).unwrap();
-                        versions[at] = 0;
-                    } else {
-                        versions[at] = step;
-                        client.upsert(key.as_bytes(), &value(step)).unwrap();
-                    }
-                    taken.push(TimedCall { is_put: true, ended: Instant::now(), took: begun.elapsed() });
-                    puts.fetch_add(1, Ordering::Relaxed);
-                    let at = step * 104_729 % versions.len();
-                    let begun = Instant::now();
-                    let bytes = client.get(format!("client-{number}-{at}").as_bytes()).unwrap();
-                    taken.push(TimedCall { is_put: false, ended: Instant::now(), took: begun.elapsed() });
-                    let wanted = (versions[at] > 0).then(|| value(versions[at]));
-                    assert!(bytes == wanted, "client-{number}-{at} by {way:?}");
-                }
-                for (at, version) in versions.iter().enumerate() {
-                    let bytes = client.get(format!("client-{number}-{at}").as_bytes()).unwrap();
-                    assert!(bytes == (*version > 0).then(|| value(*version)), "client-{number}-{at} at the end");
-                }
-                times.lock().unwrap_or_else(PoisonError::into_inner).extend(taken);
-            });
-        }
-        let other = std::env::var("KVPLANE_OTHER_PROGRAM").ok();
-        for round in 0..upgrades {
-            let before = puts.load(Ordering::Relaxed);
-            let worked = wait_until(|| (puts.load(Ordering::Relaxed) > before + 200).then_some(()));
-            assert_eq!(worked, Some(()), "clients do not go on after upgrade {round}: {:?}", first.said());
-            // To the other program and back, in turns.
-            let program = if round % 2 == 0 { other.as_deref() } else { Some(env!("CARGO_BIN_EXE_kvplane")) };
-            let program = program.map_or(Vec::new(), |program| vec!["--program", program]);
-            let begun = Instant::now();
-            let said = place.run(&[&["ctl", "upgrade", "7"][..], &program].concat()).text();
-            spans.push((begun, Instant::now()));
-            assert!(!said.contains("dropped") && !said.contains("empty"), "{said}");
-            let pause = said.split("a pause of ").nth(1).and_then(|rest| rest.split(' ').next()).unwrap();
-            pauses.push(pause.parse::<u64>().unwrap());
-            last = Some(Successor::of(&said));
-            if let Some(other) = &other {
-                OtherClients { place, other }.exchange(round);
-            }
-        }
-        stop.store(true, Ordering::Relaxed);
-    });
-    assert_eq!(
-        (0..more).filter(|at| idle.get(format!("idle-{at}").as_bytes()).unwrap() == Some(value(at % 7))).count(),
-        more
-    );
-    assert_eq!(latest(&first, "kvplane_kept_memory_damaged_total"), 0);
-    pauses.sort_unstable();
-    println!(
-        "{upgrades} upgrades with {} objects: {} puts; service paused median {} ms, most {} ms",
-        latest(&first, "kvplane_shard_objects"),
-        puts.into_inner(),
-        pauses[pauses.len() / 2],
-        pauses[pauses.len() - 1],
-    );
-    print_latencies(&times.into_inner().unwrap(), &spans);
-    drop((last, control));
 }
 
 /// Whichever process is killed, at whatever moment of an upgrade: the node serves right bytes, at once or after its
@@ -641,16 +456,16 @@ fn an_upgrade_whose_operator_has_hung_up_does_not_take_place() {
     Successor::of(&upgrade(&place).text()).stop();
 }
 
-/// An upgrade of one of two nodes changes no owner, expels nobody, and keeps the node's objects; what it had as a
-/// replica owner is replicated again, so that the other one may die afterwards. Its port for metrics passes on, too.
+/// An upgrade of one of two nodes changes no owner, expels nobody, and keeps the node's objects and what it has as a
+/// replica owner, so that the other one may die afterwards. Its port for metrics passes on, too.
 #[test]
-fn an_upgrade_of_one_of_two_nodes_moves_nothing_and_replicas_are_made_again() {
+fn an_upgrade_of_one_of_two_nodes_moves_nothing_and_keeps_replicas() {
     let place = Workplace::new("upgrade-two");
     nothing_moves(&place, &Memory::new(&place));
 }
 
 #[test]
-fn an_upgrade_of_memory_that_ends_with_its_processes_moves_nothing_and_replicas_are_made_again() {
+fn an_upgrade_of_memory_that_ends_with_its_processes_moves_nothing_and_keeps_replicas() {
     nothing_moves(&Workplace::new("upgrade-two-memfds"), &Memory::of_processes());
 }
 
@@ -690,7 +505,7 @@ fn nothing_moves(place: &Workplace, memory: &Memory) {
         let [objects, replicas] = ["kvplane_shard_objects", "kvplane_shard_replicas"].map(|name| latest(&first, name));
         (objects == OBJECTS as u64 || objects + replicas == OBJECTS as u64).then_some(())
     };
-    assert_eq!(wait_until(replicated), Some(()), "all objects have a replica on the node again");
+    assert_eq!(wait_until(replicated), Some(()), "each object has a replica on the node");
     other.kill();
     assert_eq!(found(&mut client, "twice", OBJECTS), OBJECTS, "{:?}", first.said());
     successor.stop();
