@@ -21,7 +21,7 @@ use kvplane_proto::ids::Version;
 use kvplane_proto::{Digest, Status};
 
 use self::readers::{Readers, serve, turn_away};
-use self::records::{RecordRepairs, damaged_records};
+use self::records::{RecordRepairs, damaged_records, lost_records};
 use self::repairs::Repairs;
 pub use self::scrub::ScrubPace;
 use self::scrub::{Check, Finding, Scrub};
@@ -88,6 +88,7 @@ impl Damage {
     /// Returns the counters, with those of the records on the SSD.
     pub(super) fn counters(&self, local: &LocalStore) -> RepairCounters {
         let (repaired, lost) = self.records.counts();
+        let lost = lost + lost_records(local);
         let (damaged, outstanding) = damaged_records(local);
         let records = RecordRepairCounters { damaged, repaired, lost, outstanding };
         RepairCounters { records, ..self.memory_counters() }

@@ -197,6 +197,11 @@ pub(super) fn damaged_records(local: &LocalStore) -> (u64, u64) {
     local.ssd().map_or((0, 0), |ssd| (ssd.damaged.found(), ssd.damaged.len() as u64))
 }
 
+/// Returns the number of damaged records that were lost without a repair.
+pub(super) fn lost_records(local: &LocalStore) -> u64 {
+    local.ssd().map_or(0, |ssd| ssd.damaged.lost())
+}
+
 /// Begins or ends a pause in the repair of a damaged record; returns the gets that are to be retried.
 fn rest_record(local: &mut LocalStore, digest: Digest, rests: bool) -> WaitingReaders {
     local.tiering.as_mut().map_or_else(Vec::new, |tiering| tiering.ssd.damaged.rest(digest, rests))

@@ -106,6 +106,22 @@ fn an_object_that_nobody_has_is_a_miss_and_its_replicas_are_removed() {
 }
 
 #[test]
+fn a_damaged_record_of_an_object_that_no_other_node_has_is_a_miss_and_counted_as_lost() {
+    let (mut world, _, keys) = first_owner(2012, 1);
+    put(&mut world, keys[0], 1);
+    world.settle();
+    world.forget(&[digest(keys[0])]);
+    world.settle();
+    world.spoil_record(&bytes_of(1));
+    world.now_may(keys[0], None);
+    world.get(keys[0]);
+    world.settle();
+    assert_eq!(records(&world), RecordRepairCounters { damaged: 1, repaired: 0, lost: 1, outstanding: 0 });
+    assert_eq!(world.service.inspect().ssd_bytes(digest(keys[0])), None);
+    world.end();
+}
+
+#[test]
 fn a_removal_ends_the_repair_and_removes_the_replica_of_an_evicted_object() {
     let (mut world, key, bytes) = owner(2011);
     world.spoil_record(&bytes);

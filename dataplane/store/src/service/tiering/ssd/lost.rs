@@ -37,6 +37,7 @@ pub(in crate::service) struct DamagedRecords {
     /// Readers of objects that were removed or replaced meanwhile.
     void: Vec<(Digest, WaitingReaders)>,
     found: u64,
+    lost: u64,
 }
 
 impl DamagedRecords {
@@ -48,6 +49,17 @@ impl DamagedRecords {
     /// Counts a damaged record whatever becomes of it.
     pub(in crate::service::tiering) const fn count(&mut self) {
         self.found += 1;
+    }
+
+    /// Returns the number of damaged records that cannot be repaired: no other node may have their objects, or too many
+    /// records are being repaired.
+    pub(in crate::service) const fn lost(&self) -> u64 {
+        self.lost
+    }
+
+    /// Counts a damaged record that cannot be repaired.
+    pub(in crate::service::tiering) const fn lose(&mut self) {
+        self.lost += 1;
     }
 
     /// Returns the number of records whose repair is not over.

@@ -377,6 +377,9 @@ impl Ssd {
         let readers = if is_repairable { self.damaged.add(*view, readers) } else { readers };
         if !self.damaged.has(digest) && !shard.store.exists(digest) {
             shard.store.objects_mut().orphan_detached(digest);
+            if !self.is_hidden(view) {
+                self.damaged.lose();
+            }
         }
         self.tell_of(shard, digest);
         readers
