@@ -123,7 +123,8 @@ fn print_outcome(mutation: &Mutation, outcome: Outcome, time: Duration) {
 }
 
 fn try_one(workspace: &Workspace, mutation: &Mutation, copy: &Path, target: &Path) -> Result<Outcome, Failure> {
-    let original = read(&workspace.root.join(mutation.file))?;
+    // The tree itself may have changed since the copy was made.
+    let original = read(&copy.join(mutation.file))?;
     let mutated = mutation.apply(&original)?;
     write(&copy.join(mutation.file), &mutated)?;
     let (package, test, function, variable) = mutation.host.test();
