@@ -428,7 +428,14 @@ pub fn item_frame<I: Message>(item: &I) -> Result<ItemFrame, CodecError> {
     Ok(encode(item)?.into())
 }
 
-/// A map, encoded once for all its watchers.
+/// Maps before the present one that are kept for nodes, and most bytes of them.
+const EARLIER: usize = 31;
+const EARLIER_BYTES: usize = 8 << 20;
+
+/// A map, encoded once for all its watchers, and those before it.
+///
+/// Nodes get every map, since a node that misses a change of owners cannot trust its memory any more; so the last maps
+/// are kept for those that are slow, or were disconnected for a moment. For others only the newest counts.
 #[derive(Clone, Debug)]
 pub struct MapFrame {
     /// Identity of the cluster state that the map belongs to.
@@ -436,6 +443,8 @@ pub struct MapFrame {
     pub(crate) epoch: u64,
     pub(crate) frame: Arc<[u8]>,
     pub(crate) is_provisional: bool,
+    /// Maps of the same state before this one, the oldest first, by epoch.
+    earlier: Vec<(u64, Arc<[u8]>)>,
 }
 
 impl MapFrame {
@@ -445,7 +454,31 @@ impl MapFrame {
     /// # Errors
     /// [`CodecError::TooLarge`].
     pub fn new(reply: &MapReply, state: u64) -> Result<Self, CodecError> {
-        Ok(Self { state, epoch: reply.map.epoch.0, frame: encode(reply)?.into(), is_provisional: false })
+        let (epoch, frame) = (reply.map.epoch.0, encode(reply)?.into());
+        Ok(Self { state, epoch, frame, is_provisional: false, earlier: Vec::new() })
+    }
+
+    /// Keeps the map that this one replaces, and those before it, for nodes that have not got them.
+    #[must_use]
+    pub fn replacing(mut self, former: &Self) -> Self {
+        if former.state != self.state || former.is_provisional || former.epoch >= self.epoch {
+            return self;
+        }
+        self.earlier.clone_from(&former.earlier);
+        self.earlier.push((former.epoch, Arc::clone(&former.frame)));
+        let bytes = |maps: &[(u64, Arc<[u8]>)]| maps.iter().map(|(_, frame)| frame.len()).sum::<usize>();
+        while self.earlier.len() > EARLIER || bytes(&self.earlier) > EARLIER_BYTES {
+            self.earlier.remove(0);
+        }
+        self
+    }
+
+    /// Returns the maps for a watcher that knows the map of an epoch, or none: every later one that is kept if it
+    /// `follows_all`, else the newest.
+    pub(crate) fn after(&self, known: Option<u64>, follows_all: bool) -> impl Iterator<Item = &Arc<[u8]>> {
+        let is_missing = move |epoch: u64| follows_all && known.is_some_and(|known| known < epoch);
+        let earlier = self.earlier.iter().filter(move |(epoch, _)| is_missing(*epoch)).map(|(_, frame)| frame);
+        earlier.chain(Some(&self.frame).filter(|_| known != Some(self.epoch)))
     }
 
     /// Marks the map as one of a control plane that may have lost its state and may be about to adopt another map.

@@ -1,8 +1,9 @@
 //! Watch of the cluster map: keeps the latest map over reconnections.
 //!
-//! A watch holds one map, never a queue: a slow reader skips maps, since only the latest counts. While the control
-//! plane is unreachable, the last map stays in use. A map with an older epoch is ignored, except after the control
-//! plane announced another state ([`Welcome::state_id`]): then epochs start over.
+//! A watch holds the last maps, never a queue: for most readers only the latest counts. A node follows each map in turn,
+//! and finds those that came since it looked last. While the control plane is unreachable, the last map stays in use. A
+//! map with an older epoch is ignored, except after the control plane announced another state
+//! ([`Welcome::state_id`]): then epochs start over.
 //!
 //! [`Welcome::state_id`]: crate::message::Welcome::state_id
 
@@ -18,15 +19,29 @@ use crate::client::Client;
 use crate::error::CallError;
 use crate::message::{MapReply, WatchMap};
 
+/// Most maps that a watch holds.
+const RECENT: usize = 32;
+
 /// State of a watch.
 #[derive(Clone, Debug, Default)]
 pub struct WatchState {
     /// The latest map; none before the first one arrived.
     pub map: Option<Arc<ClusterMap>>,
+    /// The last maps of this cluster state, the latest last.
+    pub recent: Arc<[Arc<ClusterMap>]>,
     /// Identity of the cluster state that the map belongs to; epochs of different states cannot be compared.
     pub state_id: u64,
     /// Error for which the map may be out of date; none while the control plane is connected.
     pub trouble: Option<Arc<CallError>>,
+}
+
+impl WatchState {
+    fn accept(&mut self, map: Arc<ClusterMap>, state_id: u64) {
+        let before: &[_] = if self.state_id == state_id { &self.recent } else { &[] };
+        let kept = before.len().saturating_sub(RECENT - 1);
+        self.recent = before[kept..].iter().cloned().chain([Arc::clone(&map)]).collect();
+        (self.map, self.state_id) = (Some(map), state_id);
+    }
 }
 
 /// A watch in progress; dropping it ends the watch.
@@ -113,7 +128,7 @@ impl Client {
                 Ok(map) if known.is_some_and(|known| map.epoch <= known) => {}
                 Ok(map) => {
                     known = Some(map.epoch);
-                    sender.send_modify(|state| (state.map, state.state_id) = (Some(Arc::new(map)), welcome.state_id));
+                    sender.send_modify(|state| state.accept(Arc::new(map), welcome.state_id));
                 }
                 Err(error) => return error,
             }

@@ -252,7 +252,8 @@ impl ClusterHost {
     /// Publishes a map of the cluster. While members may offer the map of a lost state, clients wait for the next one.
     fn publish(&self, hosted: &HostedCluster, map: ClusterMap) -> Result<(), Refusal> {
         tracing::info!(epoch = map.epoch.0, members = map.members.len(), "published a map");
-        self.maps.send_replace(map_frame(map, &hosted.cluster, hosted.state_id())?);
+        let next = map_frame(map, &hosted.cluster, hosted.state_id())?;
+        self.maps.send_modify(|frame| *frame = next.replacing(frame));
         Ok(())
     }
 

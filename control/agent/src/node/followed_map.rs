@@ -36,6 +36,16 @@ impl FollowedMap {
         (self.generation, self.state, self.epoch) = (generation, state, epoch);
     }
 
+    /// Returns the epoch of the map that is followed; 0 for none.
+    pub(super) const fn epoch(&self) -> Epoch {
+        self.epoch
+    }
+
+    /// Follows an earlier map than that at the control link, on the way there.
+    pub(super) fn pass(&mut self, state: u64, epoch: Epoch) {
+        (self.state, self.epoch) = (state, epoch);
+    }
+
     /// Follows no map: another incarnation begins.
     pub(super) fn end(&mut self) {
         self.epoch = Epoch(0);

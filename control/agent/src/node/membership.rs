@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use kvplane_engine::ShardHandle;
 use kvplane_proto::ids::{Epoch, Incarnation};
-use kvplane_proto::map::{Member, SlotOwners};
+use kvplane_proto::map::{ClusterMap, Member, SlotOwners};
 use kvplane_rpc::RefusalCode;
 use kvplane_rpc::message::{
     AttachDevices, Heartbeat, Join, Leave, Load, OfferMap, RegisterSegment, Request, Segment, SegmentKind,
@@ -226,7 +226,8 @@ impl Membership {
         Ok(())
     }
 
-    /// Assigns the slots of the newest map to the shards.
+    /// Assigns the slots of the newest map to the shards, after those of each map since the last one: a shard that
+    /// misses a change of owners drops its memory.
     fn follow_map(&mut self) {
         let generation = self.link.map_generation();
         if self.followed.is_current(generation) {
@@ -241,15 +242,30 @@ impl Membership {
             }
             return;
         }
-        let mut owners = SlotOwners::of(&map);
+        // An incarnation begins with the newest map.
+        let known = Some(self.followed.epoch()).filter(|epoch| *epoch != Epoch(0));
+        let passed = known.map_or_else(Vec::new, |known| self.link.maps_after(state, known));
+        for passed in passed.iter().filter(|passed| passed.epoch < map.epoch) {
+            if !self.assign(state, passed) {
+                return;
+            }
+            self.followed.pass(state, passed.epoch);
+        }
+        if self.assign(state, &map) {
+            self.followed.follow(generation, state, map.epoch);
+        }
+    }
+
+    /// Assigns the slots of a map to the shards. Returns false if a mailbox is full: the next round tries again.
+    fn assign(&self, state: u64, map: &ClusterMap) -> bool {
+        let mut owners = SlotOwners::of(map);
         owners.kept = self.kept_since;
         let owners = Arc::new(owners);
         let told = self.shards.iter().all(|shard| shard.follow_owners(state, Arc::clone(&owners)).is_ok());
-        // If a mailbox is full, the next round tries again.
         if told {
-            self.followed.follow(generation, state, map.epoch);
             tracing::info!(epoch = map.epoch.0, members = map.members.len(), "following a new map");
         }
+        told
     }
 
     pub(super) fn live(mut self) {

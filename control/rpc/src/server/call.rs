@@ -129,7 +129,7 @@ impl Call {
         self.connection.close(CloseCode::BadFrame.wire(), reason.as_bytes());
     }
 
-    /// Sends the map, and every later one, until the caller or the server closes.
+    /// Sends the map, and later ones, until the caller or the server closes: to a node each of them, to others the newest.
     async fn watch(&self, frame: &[u8], mut send: SendStream) {
         let call: WatchMap = match decode(frame) {
             Ok(call) => call,
@@ -145,11 +145,13 @@ impl Call {
             }
             // A client would conclude that its objects are lost.
             let waits = map.is_provisional && self.caller.role == Role::Client;
-            if !waits && known != Some(map.epoch) {
-                known = Some(map.epoch);
-                if !self.write(&mut send, &map.frame).await {
-                    return;
+            if !waits {
+                for frame in map.after(known, self.caller.role == Role::Node) {
+                    if !self.write(&mut send, frame).await {
+                        return;
+                    }
                 }
+                known = Some(map.epoch);
             }
             tokio::select! {
                 changed = maps.changed() => if changed.is_err() { return },

@@ -302,6 +302,53 @@ fn a_watch_follows_the_map_through_a_restart() {
     });
 }
 
+/// A node that misses a map cannot trust its memory: it gets each of them, however fast they follow, and finds those that
+/// came while it was disconnected.
+#[test]
+fn nodes_get_every_map_and_clients_the_newest() {
+    run(async {
+        let Rig { authority, service, server } = Rig::start().await;
+        let address = server.address();
+        let connected = async |role| {
+            let config = ClientConfig {
+                address,
+                cluster: cluster(),
+                trust: Trust::from_pem(authority.trust().pem(), "test").unwrap(),
+                identity: authority.issue(role).unwrap(),
+                software: String::new(),
+                limits: limits(),
+            };
+            connect(&config).await.unwrap()
+        };
+        let (node, client) = (connected(Role::Node).await, connected(Role::Client).await);
+        let (mut of_node, mut of_client) = (node.watch_map(), client.watch_map());
+        assert_eq!((of_node.newer(None).await.epoch, of_client.newer(None).await.epoch), (Epoch(1), Epoch(1)));
+        // All of them are published before the server's tasks run again.
+        (2..6).for_each(|epoch| service.publish(epoch));
+        let recent = |watch: &MapWatch| watch.state().recent.iter().map(|map| map.epoch.0).collect::<Vec<_>>();
+        while of_node.newer(None).await.epoch < Epoch(5) || of_client.newer(None).await.epoch < Epoch(5) {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!((recent(&of_node), recent(&of_client)), (vec![1, 2, 3, 4, 5], vec![1, 5]));
+        server.close(Duration::from_secs(1)).await;
+        while of_node.state().trouble.is_none() {
+            of_node.changed().await;
+        }
+        service.publish(6);
+        service.publish(7);
+        let _server = serve(&authority, address, &service, limits()).await;
+        while of_node.newer(None).await.epoch < Epoch(7) {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(recent(&of_node), [1, 2, 3, 4, 5, 6, 7]);
+        (8..100).for_each(|epoch| service.publish(epoch));
+        while of_node.newer(None).await.epoch < Epoch(99) {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(recent(&of_node), (68..100).collect::<Vec<_>>(), "the last ones");
+    });
+}
+
 /// While the state may have been lost, nodes get the present map, in order to offer theirs, and clients the next one.
 #[test]
 fn clients_get_no_map_before_it_is_known_whether_the_state_was_lost() {

@@ -71,7 +71,7 @@ impl Recorder {
 
     pub fn publish(&self, epoch: u64) {
         let frame = MapFrame::new(&MapReply { map: map(epoch) }, self.state_id).expect("a small map");
-        self.maps.send_replace(frame);
+        self.maps.send_modify(|former| *former = frame.replacing(former));
     }
 
     pub fn saw(&self, event: Event) -> bool {

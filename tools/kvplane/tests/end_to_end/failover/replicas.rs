@@ -52,6 +52,36 @@ fn put_twice(client: &mut Client, key: u64, turn: u64) {
     assert_eq!(done, Some(()), "{} has two copies", name(key));
 }
 
+/// Two of three nodes die within a moment, each by a map of its own: the third keeps all that it has, whichever of the
+/// others it had it with.
+#[test]
+fn a_node_keeps_its_replicas_when_the_others_die_within_a_moment() {
+    let place = Workplace::new("replicas-two-deaths");
+    let control = control(&place);
+    let nodes: Vec<Process> = (1..=3)
+        .map(|number| {
+            let domain = number.to_string();
+            let flags = ["--pool", "64M", "--shards", "1", "--metrics-port", "0", "--failure-domain", &domain];
+            place.node(number, &flags)
+        })
+        .collect();
+    members(&control, 3);
+    let config = ClientConfig { deadline: Duration::from_secs(60), ..place.client_config(Way::Tcp) };
+    let mut client = Client::connect(&config).unwrap();
+    (0..OBJECTS).for_each(|key| put_twice(&mut client, key, 0));
+    let names: Vec<String> = (0..OBJECTS).map(name).collect();
+    let address = nodes[2].data();
+    let of_third = |shards: &Vec<std::net::SocketAddr>| shards.contains(&address);
+    let kept: Vec<bool> = client.replicas().locate(&names).unwrap().iter().map(of_third).collect();
+    assert!(kept.contains(&true) && kept.contains(&false));
+    nodes[..2].iter().for_each(|node| node.signal("STOP"));
+    members(&control, 1);
+    for (key, is_kept) in (0..OBJECTS).zip(kept) {
+        let found = client.get(name(key).as_bytes()).unwrap();
+        assert!(if is_kept { found == Some(value(key, 0)) } else { found.is_none() }, "{}: {is_kept}", name(key));
+    }
+}
+
 #[test]
 fn objects_with_two_replicas_are_read_after_a_node_is_killed() {
     let place = Workplace::new("replicas");
