@@ -130,6 +130,13 @@ impl Error {
         }
     }
 
+    /// Returns true if an engine's host refused the connection: the engine's process has ended, or was never there.
+    #[must_use]
+    pub fn is_refused(&self) -> bool {
+        let Self::Handshake(error) = self else { return false };
+        error.source.as_ref().is_some_and(|source| source.kind() == std::io::ErrorKind::ConnectionRefused)
+    }
+
     /// Returns the error code that Mooncake's C interface uses for errors of this kind; always negative.
     #[must_use]
     pub fn code(&self) -> i32 {

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use kvplane::device::{DeviceId, StreamHandle};
 use kvplane::memory_map::MemoryMap;
 use kvplane::{
-    Batch, Notice, Opcode, Region, RegisterOptions, SegmentHandle, SubmitOptions, TaskState, TransferEngine, interrupt,
+    Batch, Notice, Opcode, Region, RegisterOptions, SegmentHandle, Status, SubmitOptions, TaskState, TransferEngine,
+    interrupt,
 };
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -338,6 +339,40 @@ impl Engine {
         Ok(code)
     }
 
+    /// Has the owner of memory answer a request that follows all earlier ones of this engine, for at most so many
+    /// milliseconds. Returns 0 if it did, or has ended: it writes nothing of a transfer that has failed before any more.
+    /// Else an error code.
+    fn fence(
+        &self,
+        py: Python<'_>,
+        target: &str,
+        #[pyo3(from_py_with = number_of)] address: u64,
+        limit_ms: u64,
+    ) -> PyResult<i64> {
+        let scratch = allocate(1)?;
+        waiting(py, || {
+            let answered = self.call(|engine| {
+                let options = RegisterOptions { remote_accessible: false, ..RegisterOptions::default() };
+                engine.register(Arc::clone(&scratch), &options).map_err(|error| engine_code(&error))?;
+                let ended = self.read_byte(engine, target, scratch.address(), address, limit_ms);
+                engine.unregister(scratch.address()).map_err(|error| engine_code(&error))?;
+                match ended {
+                    Ok(Some(
+                        Status::Ok | Status::OutOfRange | Status::Stale | Status::NotFound | Status::BadRequest,
+                    )) => Ok(true),
+                    Ok(Some(Status::Unreachable)) | Err(_) if has_ended(engine, target) => Ok(true),
+                    Ok(_) => Ok(false),
+                    Err(code) => Err(code),
+                }
+            });
+            match answered {
+                Ok(true) => 0,
+                Ok(false) => failed(-2, format!("{target} has not answered a request within {limit_ms} ms")),
+                Err(code) => code,
+            }
+        })
+    }
+
     /// Waits for transfers. Returns 0 when all succeeded. A signal handler that raises cancels them all.
     fn wait(&self, py: Python<'_>, numbers: &Bound<'_, PyAny>) -> PyResult<i64> {
         let wanted = crate::cpython::numbers(numbers)?;
@@ -462,6 +497,25 @@ impl Engine {
         Ok(handle)
     }
 
+    /// Reads one byte of a peer's memory, between addresses here and there, within a limit. Returns the outcome.
+    fn read_byte(
+        &self,
+        engine: &TransferEngine,
+        target: &str,
+        here: u64,
+        there: u64,
+        limit_ms: u64,
+    ) -> Result<Option<Status>, i64> {
+        let handle = self.open(engine, target)?;
+        let requests = transfers::requests(Opcode::Read, handle, &[here], &[there], &[1])?;
+        let batch = engine.submit(&requests, &SubmitOptions::default()).map_err(|error| engine_code(&error))?;
+        if ended_within(&batch, Duration::from_millis(limit_ms)).is_none() {
+            batch.cancel();
+            batch.wait();
+        }
+        Ok(batch.task_status(0).outcome)
+    }
+
     fn start(&self, engine: &TransferEngine, asked: &TransferArguments, background: bool) -> Result<Batch, i64> {
         let handle = self.open(engine, &asked.target)?;
         let requests = transfers::requests(asked.opcode, handle, &asked.ours, &asked.theirs, &asked.lengths)?;
@@ -474,6 +528,11 @@ impl Engine {
         };
         engine.submit(&requests, &options).map_err(|error| engine_code(&error))
     }
+}
+
+/// Returns true if nobody listens at the address of an engine any more: its process has ended, and its memory with it.
+fn has_ended(engine: &TransferEngine, target: &str) -> bool {
+    engine.directory().probe(target).is_err_and(|error| error.is_refused())
 }
 
 /// Waits until a batch has ended, for at most so long, or until a signal handler has raised. Returns its state, or

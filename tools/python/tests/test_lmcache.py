@@ -142,6 +142,15 @@ class Adapter(Case):
         events = {adapter.get_store_event_fd(), adapter.get_lookup_and_lock_event_fd(), adapter.get_load_event_fd()}
         self.assertEqual(len(events), 3)
 
+    def test_a_store_that_ends_while_results_are_fetched_is_not_lost(self):
+        server = Server()
+        self.addCleanup(server.adapter.close)
+        results = server.adapter._stored
+        self.assertEqual(server.adapter.pop_completed_store_tasks(), {})
+        server.adapter._finish(results, 7, "ended", 0)
+        self.assertEqual(server.adapter.pop_completed_store_tasks(), {7: "ended"})
+        self.assertEqual(server.adapter.pop_completed_store_tasks(), {})
+
     def test_objects_that_are_there_are_not_sent(self):
         server = self.server()
         self.assertEqual(server.store([self.key(1)], [0]).bytes_transferred(), SIZE)

@@ -15,7 +15,8 @@
  *     their limit are refused, and have no effect.
  *   - What TENT has and kvplane has not is refused as well: the functions say what.
  *   - Memory named in a request belongs to the transfer until its status is CANCELED, COMPLETED, TIMEOUT or FAILED.
- *     From then on nothing accesses it. A COMPLETED write is visible to any later read of the target.
+ *     From then on nothing accesses that of this process. A COMPLETED write is visible to any later read of the target;
+ *     another one may be carried out until the target has answered a later request of this engine.
  */
 #ifndef TENT_API_H
 #define TENT_API_H

@@ -225,15 +225,16 @@ class BlockStore:
     ) -> List[int]:
         # A lookup is some bytes for each block, and the put of a block that is there would send all of it.
         found = self._native.sizes(keys)
-        missing = [at for at, length in enumerate(found) if length < 0]
+        missing = [at for at, length in enumerate(found) if length == _NOT_FOUND]
         # Gets could not read an object of another length, and would be told of it until it is evicted.
         others = [at for at, length in enumerate(found) if 0 <= length != sizes[at]]
-        codes = [PRESENT] * len(keys)
+        # A cluster that does not answer a lookup is not sent the blocks: one deadline for each batch is enough.
+        codes = [PRESENT if length >= 0 else length for length in found]
         for some, kept in ((missing, self._kept), (others, self._replacing)):
             if some:
                 for at, code in zip(some, put(some, kept)):
                     codes[at] = code
-        self._count(present_blocks=len(keys) - len(missing) - len(others))
+        self._count(present_blocks=sum(length == size for length, size in zip(found, sizes)))
         return codes
 
     def _submit(
@@ -369,7 +370,8 @@ class BlockStore:
                 self._counts[name] += number
 
     def drain(self) -> None:
-        """Waits until no put or get waits or is in progress. Every call has a deadline, so this ends."""
+        """Waits until no put or get waits or is in progress. Every call has a deadline, so this ends: where the cluster
+        does not answer, each thread takes one deadline for every batch that waits."""
         with self._changed:
             while self._in_progress:
                 self._changed.wait()

@@ -188,7 +188,9 @@ class KvplaneL2Adapter(L2AdapterInterface):
 
     def pop_completed_store_tasks(self) -> Dict[int, L2StoreResult]:
         with self._guard:
-            stored, self._stored = self._stored, {}
+            # In place: a task that ends at this moment has this dictionary in its hands already.
+            stored = dict(self._stored)
+            self._stored.clear()
         return stored
 
     # --- lookups and locks -----------------------------------------------------------------------------------------

@@ -196,7 +196,8 @@ class KvplaneTierManager(SecondaryTierManager):
         return events
 
     def drain_jobs(self) -> None:
-        """Waits until no call touches the host memory; the deadline of the calls bounds the wait."""
+        """Waits until no call waits or touches the host memory. Each call has a deadline: where the cluster does not
+        answer, the batches that wait take one each, shared among the threads."""
         self._blocks.drain()
 
     def shutdown(self) -> None:

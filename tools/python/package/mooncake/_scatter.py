@@ -5,6 +5,7 @@ import operator
 import os
 import sys
 import threading
+import time
 
 from kvplane import _native
 from mooncake._types import several
@@ -16,9 +17,9 @@ class ScatterTransferCompletionStatus(enum.Enum):
 
     #: All bytes were moved.
     COMPLETED = 0
-    #: Not all bytes were moved, and no more will be: the memory is the caller's again.
+    #: Not all bytes were moved, and no more will be, at either end: the memory is the caller's again.
     FAILED_DRAINED = 1
-    #: Bytes may still be moved: both ends' memory must stay. Also of a transfer whose outcome is not known here.
+    #: Bytes may still be moved: the memory must stay. Also of a transfer whose outcome is not known here.
     COMPLETION_UNKNOWN = 2
 
     def __int__(self):
@@ -32,16 +33,24 @@ _UNKNOWN = ScatterTransferCompletionStatus.COMPLETION_UNKNOWN
 _STATUS = {1: ScatterTransferCompletionStatus.COMPLETED, 0: _UNKNOWN}
 #: Interval at which an endless wait looks again, in milliseconds; a batch ends by its deadline.
 _LOOK_MS = 60_000
+#: Time for the peer's answer behind a write that failed, in milliseconds: of a look, and of a call that waits.
+_GLANCE_MS, _FENCE_MS = 20, 1000
 
 
 class ScatterTransferTicket:
-    """Scatter transfer in flight, or its outcome. A transfer can always be drained: it ends by the deadline of the
-    engine (`MC_TRANSFER_TIMEOUT`, 30 s) and is withdrawn before that says so. `COMPLETION_UNKNOWN` means that it is in
-    flight, or, for good, that its outcome is not known here: another call has taken it by the transfer's number, the
-    engine has forgotten it, as one of 65,536 whose outcomes were never taken, or this is a process that was forked since."""
+    """Scatter transfer in flight, or its outcome. A transfer ends by the deadline of the engine (`MC_TRANSFER_TIMEOUT`,
+    30 s), and from then on nothing accesses memory of this process.
 
-    def __init__(self, native=None, number=0):
-        self._native, self._number = native, number
+    A write that has failed may still be on its way to its target, which may be halted. So it is `FAILED_DRAINED` when
+    the target has answered a later request, which `drain` sends, and `status` with little patience, or when nobody
+    listens there any more; it stays `COMPLETION_UNKNOWN` as long as the target is silent. `COMPLETION_UNKNOWN` for good are a write that was in flight or
+    not answered when its engine was closed, and a transfer whose outcome is not known here: another call has taken it by
+    the transfer's number, the engine has forgotten it, as one of 65,536 whose outcomes were never taken, or this is a
+    process that was forked since."""
+
+    def __init__(self, native=None, number=0, target=None):
+        """`target` of a write: its endpoint, and an address in its memory."""
+        self._native, self._number, self._target = native, number, target
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._status = _UNKNOWN if native is not None else ScatterTransferCompletionStatus.FAILED_DRAINED
@@ -49,23 +58,24 @@ class ScatterTransferTicket:
     @property
     def status(self):
         """What is known now."""
-        return self._look(0)
+        return self._look(0, _GLANCE_MS)
 
     @property
     def drained(self):
         """True if no byte will be moved any more."""
-        return self._look(0) is not _UNKNOWN
+        return self.status is not _UNKNOWN
 
     def drain(self, arg0, /):
-        """Waits until the transfer has ended, for at most so many milliseconds. Returns what is known then."""
+        """Waits until the transfer has ended and its target has answered, for at most so many milliseconds. Returns
+        what is known then."""
         if not hasattr(arg0, "__index__") or int(arg0) < 0:
             raise TypeError(f"drain(): a number of milliseconds is int, 0 or above, not {arg0!r}")
-        return self._look(min(int(arg0), 1 << 40))
+        return self._look(min(int(arg0), 1 << 40), _GLANCE_MS)
 
-    def _end(self):
+    def _end(self, fence_ms):
         """Waits until the transfer has ended. Returns this."""
-        while self._look(_LOOK_MS) is _UNKNOWN and self._is_asked():
-            pass
+        while self._number and self._status is _UNKNOWN and self._is_asked():
+            self._look(_LOOK_MS, fence_ms, fence_ms)
         return self
 
     def _is_asked(self):
@@ -76,36 +86,52 @@ class ScatterTransferTicket:
     def _withdrawn(self):
         """Records that the engine was closed, which withdraws what is in flight."""
         with self._lock:
-            if self._status is _UNKNOWN:
-                self._status, self._native = ScatterTransferCompletionStatus.FAILED_DRAINED, None
+            if self._status is _UNKNOWN and self._target is None:
+                self._status = ScatterTransferCompletionStatus.FAILED_DRAINED
+            self._native = None
 
-    def _look(self, timeout_ms):
+    def _look(self, timeout_ms, least_ms, most_ms=1 << 40):
+        """Waits for the end of the transfer; what is left of the time, from `least_ms` to `most_ms`, is for the answer of
+        the target of a write that failed."""
         if self._status is not _UNKNOWN or not self._is_asked():
             return self._status
+        until = time.monotonic() + timeout_ms / 1000
         # The outcome is told once: whoever is told keeps it for the others.
         if not self._lock.acquire(timeout=max(timeout_ms / 1000, 0.001)):
             return self._status
         try:
-            if self._status is _UNKNOWN and self._native is not None:
-                native, number = self._native, self._number
+            native = self._native
+            if self._number and native is not None:
+                number = self._number
                 code = native.wait_for(number, timeout_ms) if timeout_ms else native.status(number)
-                lost = code == _native.NO_BATCH
-                self._status = _UNKNOWN if lost else _STATUS.get(code, ScatterTransferCompletionStatus.FAILED_DRAINED)
-                if lost or self._status is not _UNKNOWN:
-                    self._native = None
+                if code == _native.NO_BATCH:
+                    self._native, self._number = None, 0
+                elif code:
+                    self._ended(code)
+            if self._status is _UNKNOWN and not self._number and self._native is not None:
+                left_ms = int((until - time.monotonic()) * 1000)
+                if native.fence(*self._target, min(max(left_ms, least_ms), most_ms)) == 0:
+                    self._status, self._native = ScatterTransferCompletionStatus.FAILED_DRAINED, None
             return self._status
         finally:
             self._lock.release()
 
+    def _ended(self, code):
+        self._number = 0
+        is_drained = code == 1 or self._target is None
+        if is_drained:
+            self._status = _STATUS.get(code, ScatterTransferCompletionStatus.FAILED_DRAINED)
+            self._native = None
+
     def __del__(self):
         # Its memory may go with it.
         if getattr(self, "_status", None) is _UNKNOWN and self._is_asked():
-            self._end()
+            self._end(0)
 
 
 def close(native, tickets):
     """Closes an engine; its tickets say what came of their transfers."""
-    asked = [ticket for ticket in tickets if ticket._look(0) is _UNKNOWN and ticket._is_asked()]
+    asked = [ticket for ticket in tickets if ticket.status is _UNKNOWN and ticket._is_asked()]
     native.close()
     for ticket in asked:
         ticket._withdrawn()
@@ -113,7 +139,7 @@ def close(native, tickets):
 
 def complete(native, endpoint, write, ends, fragments):
     """Does what `submit` does, and waits until the transfer has ended."""
-    return submit(native, endpoint, write, ends, fragments)._end()
+    return submit(native, endpoint, write, ends, fragments)._end(_FENCE_MS)
 
 
 def submit(native, endpoint, write, ends, fragments):
@@ -128,7 +154,8 @@ def submit(native, endpoint, write, ends, fragments):
     if native is None:
         return _failed(endpoint, "the engine was not initialized")
     number = native.submit(endpoint, write, ours, theirs, lengths)
-    return ScatterTransferTicket(native, number) if number > 0 else _failed(endpoint, _native.last_error())
+    target = (endpoint, theirs[0]) if write else None
+    return ScatterTransferTicket(native, number, target) if number > 0 else _failed(endpoint, _native.last_error())
 
 
 def _failed(endpoint, reason):

@@ -416,8 +416,8 @@ class TransferEngine:
         remote_offsets,
         lengths,
     ):
-        """Writes fragments of ranges and waits. The ticket is COMPLETED or FAILED_DRAINED, and nothing is in flight: this
-        engine ends every transfer by its deadline."""
+        """Writes fragments of ranges and waits, at most until the engine's deadline. The ticket is COMPLETED, or
+        FAILED_DRAINED if the target has answered a request since, or COMPLETION_UNKNOWN: bytes may be on their way."""
         ends = local_base_addresses, local_capacities, remote_base_addresses, remote_capacities
         return complete(self._native, endpoint, True, ends, (local_offsets, remote_offsets, lengths))
 
