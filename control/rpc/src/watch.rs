@@ -1,8 +1,8 @@
 //! Watch of the cluster map: keeps the latest map over reconnections.
 //!
-//! A watch holds the last maps, never a queue: for most readers only the latest counts. A node follows each map in turn,
-//! and finds those that came since it looked last. While the control plane is unreachable, the last map stays in use. A
-//! map with an older epoch is ignored, except after the control plane announced another state
+//! A watch holds the last maps, never a queue: for most readers only the latest counts. A node follows each map in
+//! turn, and finds those that came since it looked last. While the control plane is unreachable, the last map stays in
+//! use. A map with an older epoch is ignored, except after the control plane announced another state
 //! ([`Welcome::state_id`]): then epochs start over.
 //!
 //! [`Welcome::state_id`]: crate::message::Welcome::state_id

@@ -129,7 +129,8 @@ impl Call {
         self.connection.close(CloseCode::BadFrame.wire(), reason.as_bytes());
     }
 
-    /// Sends the map, and later ones, until the caller or the server closes: to a node each of them, to others the newest.
+    /// Sends the map, and later ones, until the caller or the server closes: to a node each of them, to others the
+    /// newest.
     async fn watch(&self, frame: &[u8], mut send: SendStream) {
         let call: WatchMap = match decode(frame) {
             Ok(call) => call,

@@ -302,8 +302,8 @@ fn a_watch_follows_the_map_through_a_restart() {
     });
 }
 
-/// A node that misses a map cannot trust its memory: it gets each of them, however fast they follow, and finds those that
-/// came while it was disconnected.
+/// A node that misses a map cannot trust its memory: it gets each of them, however fast they follow, and finds those
+/// that came while it was disconnected.
 #[test]
 fn nodes_get_every_map_and_clients_the_newest() {
     run(async {
