@@ -434,6 +434,28 @@ store.close()
                 with self.assertRaisesRegex(TypeError, "is int, not"):
                     call()
 
+    def test_a_pool_that_is_dropped_unregisters_its_memory(self):
+        places = []
+        for _ in range(3):
+            pool = BufferPool(self.store)
+            lease = pool.acquire(70_000)
+            places.append(lease.ptr)
+            del pool
+            # The lease keeps the pool, and is the last that does.
+            self.assertEqual(self.store.put_from("leased", lease.ptr, 10), 0)
+            self.store.remove("leased")
+            del lease
+            self.assertEqual(self.store.get_into("no such", places[-1], 10), -600)
+        loop = [BufferPool(self.store)]
+        loop += [loop, loop[0].acquire(70_000)]
+        places.append(loop[2].ptr)
+        del loop
+        gc.collect()
+        with self.assertRaisesRegex(RuntimeError, "min_size_class is above 0"):
+            BufferPool(self.store, min_size_class=0)
+        for place in places:
+            self.assertEqual(self.store.unregister_buffer(place), -600)
+
     def test_many_handles_are_few_mappings(self):
         keys = [f"handle/{at}" for at in range(3000)]
         self.assertEqual(self.store.put_batch(keys, [b"x" * 16] * 3000), 0)

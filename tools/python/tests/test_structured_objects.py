@@ -127,6 +127,21 @@ class Objects(Case):
         transfer.release_result(result)
         pool.close()
 
+    def test_memory_for_staging_goes_with_its_transfer(self):
+        rows = [numpy.arange(number + 1) for number in range(4)]
+        for number in range(4):
+            # With a store of this package itself: others have no pool of the transfer's own.
+            transfer = objects.MooncakeBundleTransfer(self.store, self.prefix)
+            for _ in range(2):
+                ref = transfer.put_dataproto({"batch": {}, "non_tensor_batch": {"c": rows}})
+                seen = transfer.get_dataproto(ref)["non_tensor_batch"]["c"]
+                numpy.testing.assert_array_equal(seen[3], rows[3])
+                transfer.cleanup_dataproto(ref)
+                if number % 2:
+                    transfer.close()
+            del transfer
+        self.assertEqual(self.left(), 0)
+
     def test_a_put_that_fails_leaves_nothing(self):
         for call in ("put_batch", "put"):
             self.counting.failing = {call}

@@ -2,6 +2,7 @@
 
 import copy
 import ctypes
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -140,6 +141,8 @@ class Moves:
         self._store = store
         self._pool = pool
         self._given = pool is not None
+        #: Held while the pool of this object's own is made or closed.
+        self._lock = threading.Lock()
         #: Concatenation of arrays at an address: (arrays, address, bytes, start, count) -> bytes.
         self._concatenate = concatenate
 
@@ -252,13 +255,25 @@ class Moves:
 
     def _staging(self):
         """Returns the pool for staging: the caller's, or one of this object's own for a store of this package."""
-        if self._pool is None:
-            from mooncake.buffer_pool import BufferPool
-            from mooncake.store import MooncakeDistributedStore
+        if not has(self._store, "batch_put_from"):
+            return None
+        with self._lock:
+            if self._pool is None:
+                from mooncake.buffer_pool import BufferPool
+                from mooncake.store import MooncakeDistributedStore
 
-            if isinstance(self._store, MooncakeDistributedStore):
-                self._pool = BufferPool(self._store)
-        return self._pool if has(self._store, "batch_put_from") else None
+                if isinstance(self._store, MooncakeDistributedStore):
+                    self._pool = BufferPool(self._store)
+            return self._pool
+
+    def close(self):
+        """Closes the pool of this object's own, if there is one; RuntimeError during a put."""
+        if self._given:
+            return
+        with self._lock:
+            if self._pool is not None:
+                self._pool.close()
+                self._pool = None
 
     def check_there(self, keys):
         """RuntimeError if objects that were put are gone again: other objects of the same bundle have evicted them."""

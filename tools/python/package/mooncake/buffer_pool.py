@@ -88,7 +88,11 @@ def _count(call, name, value):
 
 
 class BufferPool:
-    """Buffers in sizes of powers of two, registered with a store once and reused."""
+    """Buffers in sizes of powers of two, registered with a store once and reused. A pool that nobody refers to any more
+    is closed: its memory is unregistered before it is freed."""
+
+    #: Default for a constructor that raised because of its arguments: there is nothing to free.
+    _changed = None
 
     def __init__(
         self,
@@ -175,9 +179,13 @@ class BufferPool:
             return None
         if self._max_regions is not None and len(self._all) >= self._max_regions:
             return None
-        address = self._memory.alloc(room)
-        if self._store.register_buffer(address, room) != 0:
-            self._memory.free(address)
+        address, code = self._memory.alloc(room), None
+        try:
+            code = self._store.register_buffer(address, room)
+        finally:
+            if code != 0:
+                self._memory.free(address)
+        if code != 0:
             raise RuntimeError(f"the store did not register {room} bytes")
         self._all[address] = room
         self._bytes += room
@@ -216,11 +224,20 @@ class BufferPool:
             lent = len(self._all) - sum(map(len, self._free.values()))
             if lent:
                 raise RuntimeError(f"the pool has {lent} active leases: release them first")
-            self._closed = True
-            for addresses in self._free.values():
-                while addresses:
-                    self._drop(addresses.pop())
-            self._changed.notify_all()
+            self._end()
+
+    def _end(self):
+        """Frees all buffers that are not lent; the others are freed when they come back."""
+        self._closed = True
+        for addresses in self._free.values():
+            while addresses:
+                self._drop(addresses.pop())
+        self._changed.notify_all()
+
+    def __del__(self):
+        if self._changed is not None:
+            with self._changed:
+                self._end()
 
 
 RegisteredBufferPool = BufferPool

@@ -439,6 +439,11 @@ class MooncakeBundleTransfer:
         self._bundle_store = Bundles(store, self._transport, self.key_prefix, self.default_chunk_bytes)
         self._reads = MemberReads(self._bundle_store, self._transport)
 
+    def close(self):
+        """Unregisters and frees the memory that puts were staged in, as the end of the object does; RuntimeError during
+        a put. The caller's `buffer_pool` stays. A later put stages in new memory."""
+        self._transport.close()
+
     # --- bundles and structured objects ----------------------------------------------------------------------------
 
     def put_bundle(
