@@ -1,11 +1,13 @@
 """Structured objects, batches of training data and their catalog, over a store of a real cluster."""
 
+import gc
 import json
 import sys
 import threading
 import unittest
 import unittest.mock
 import warnings
+import weakref
 
 try:
     import numpy
@@ -126,6 +128,51 @@ class Objects(Case):
             pool.close()
         transfer.release_result(result)
         pool.close()
+
+    def test_what_was_read_is_freed_with_its_last_reference(self):
+        members = {"x": numpy.arange(1000), "y": b"abc", "one": numpy.float32(2)}
+        single = numpy.arange(1000)
+        column = [numpy.arange(number) for number in range(4)]
+        batch = {"batch": {"x": numpy.ones((4, 100))}, "non_tensor_batch": {"c": column, "t": list("abcd")}}
+
+        def pooled(max_bytes):
+            pool = BufferPool(self.store, max_bytes=max_bytes)
+            return objects.MooncakeBundleTransfer(self.store, self.prefix, buffer_pool=pool)
+
+        transfers = [self.transfer, objects.MooncakeBundleTransfer(self.store, self.prefix), pooled(1 << 22)]
+        refs = [self.transfer.put_object(members), self.transfer.put_object(single), self.transfer.put_dataproto(batch)]
+        handle = {"manifest_key": refs[0].manifest_key}
+        into = lambda transfer: transfer.materialize_into(transfer.read_spec(refs[1]), {"value": numpy.empty(1000, int)})
+        reads = (
+            lambda transfer: transfer.get_object(handle)["x"],
+            lambda transfer: transfer.get_object(refs[1]),
+            lambda transfer: transfer.materialize(transfer.read_spec(handle).slice_member("x", 0, 3, 9)).objects["x"],
+            lambda transfer: into(transfer).objects["value"],
+            lambda transfer: transfer.get_dataproto(refs[2])["batch"]["x"],
+            lambda transfer: transfer.get_dataproto(refs[2])["non_tensor_batch"]["c"][3],
+            lambda transfer: transfer.get_dataproto(refs[2], rows=[3, 1])["non_tensor_batch"]["c"][0],
+        )
+        gc.disable()
+        self.addCleanup(gc.enable)
+        for number, transfer in enumerate(transfers):
+            for which, read in enumerate(reads):
+                array = read(transfer)
+                while isinstance(array.base, numpy.ndarray):
+                    array = array.base
+                seen = weakref.ref(array)
+                del array
+                self.assertIsNone(seen(), f"{number} {which}")
+        sent = numpy.ones(1000)
+        seen = weakref.ref(sent)
+        for policy in (None, objects.BundleTransferPolicy(copy_mode="zero_copy")):
+            self.transfer.remove_bundle(self.transfer.put_object({"x": sent}, policy=policy))
+        del sent
+        self.assertIsNone(seen())
+        # Each read fits into the pool when the one before is gone.
+        small = pooled(6 << 16)
+        for _ in range(8):
+            seen = small.get_object(handle)
+        self.assertEqual(seen["x"].tolist(), members["x"].tolist())
 
     def test_memory_for_staging_goes_with_its_transfer(self):
         rows = [numpy.arange(number + 1) for number in range(4)]
