@@ -30,13 +30,30 @@ def connected():
     return store
 
 
+#: Code of a call whose owner of a key does not answer.
+AWAY = -901
+
+
 class Counting:
-    """A store that counts its calls by name, and fails those that a test names."""
+    """A store that counts its calls by name, fails those that a test names, and is cut off from owners of keys: it then
+    answers as the store does when these do not."""
 
     def __init__(self, store):
         self._store = store
         self.calls = {}
         self.failing = set()
+        #: Returns true for a key whose owner does not answer.
+        self.away = lambda key: False
+
+    def _cut(self, name, keys):
+        """Returns the answer of a call of which an owner is away, or None."""
+        if name in ("get", "is_exist", "remove") and self.away(keys):
+            return b"" if name == "get" else AWAY
+        if name == "batch_remove" and any(map(self.away, keys)):
+            there = [key for key in keys if not self.away(key)]
+            codes = dict(zip(there, self._store.batch_remove(there, True)))
+            return [codes.get(key, AWAY) for key in keys]
+        return None
 
     def __getattr__(self, name):
         call = getattr(self._store, name)
@@ -45,7 +62,8 @@ class Counting:
             self.calls[name] = self.calls.get(name, 0) + 1
             if name in self.failing:
                 raise RuntimeError(f"{name} fails on purpose")
-            return call(*arguments, **keywords)
+            cut = self._cut(name, arguments[0]) if arguments else None
+            return call(*arguments, **keywords) if cut is None else cut
 
         return counted
 
@@ -215,6 +233,36 @@ class Objects(Case):
         for junk in ("handle", None, 7, b"", [ref]):
             with self.assertRaisesRegex(TypeError, "a reference to a bundle is a RemoteBundleRef or its handle, not "):
                 self.transfer.get_object(junk)
+
+    def test_what_cannot_be_reached_is_not_gone(self):
+        ref = self.transfer.put_object({"x": numpy.arange(10), "y": b"abc"})
+        handle = {"manifest_key": ref.manifest_key}
+        self.counting.away = lambda key: True
+        for call in (self.transfer.get_object, self.transfer.remove_bundle):
+            with self.assertRaisesRegex(RuntimeError, "owner of the key does not answer .*-901.*try again when"):
+                call(handle)
+        # One whose bytes alone do not come.
+        self.counting.away = lambda key: False
+        with unittest.mock.patch.object(self.counting, "_cut", lambda name, keys: b"" if name == "get" else None):
+            with self.assertRaisesRegex(RuntimeError, "exists, and its bytes did not come"):
+                self.transfer.get_object(handle)
+        # The manifest stays as long as anything that only it names.
+        self.counting.away = lambda key: key.endswith("/buffer/x")
+        with self.assertRaisesRegex(RuntimeError, "1 objects were not removed"):
+            self.transfer.remove_bundle(handle)
+        self.counting.away = lambda key: False
+        self.transfer.remove_bundle(handle)
+        self.assertEqual(self.left(), 0)
+        with self.assertRaisesRegex(KeyError, "no bundle"):
+            self.transfer.remove_bundle(handle)
+
+    def test_a_batch_is_removed_behind_a_stage_that_is_gone(self):
+        first = self.transfer.put_dataproto({"a": numpy.arange(4)}, stage="one")
+        second = self.transfer.append_dataproto_fields(first, {"b": numpy.arange(4)}, stage="two")
+        self.transfer.cleanup_dataproto(first)
+        with self.assertRaisesRegex(KeyError, "no bundle"):
+            self.transfer.cleanup_dataproto(objects.export_ref(second))
+        self.assertEqual(self.left(), 0)
 
     def test_a_configuration_applies_to_all_objects(self):
         config = ReplicateConfig()
@@ -661,6 +709,18 @@ class Catalog(Case):
         self.assertEqual(self.left(), 0)
         with self.assertLogs("mooncake"), self.assertRaisesRegex(RuntimeError, "drained"):
             self.put([1, 2])
+
+    def test_batches_that_cannot_be_reached_are_removed_later(self):
+        self.put([1, 2])
+        self.counting.away = lambda key: True
+        with self.assertLogs("mooncake") as said:
+            self.tracked.remove("p", ["a", "b"])
+        self.assertIn("a retired batch was not removed", said.output[0])
+        with self.assertLogs("mooncake"), self.assertRaisesRegex(RuntimeError, "1 retired batches were not removed"):
+            self.tracked.drain()
+        self.counting.away = lambda key: False
+        self.tracked.drain()
+        self.assertEqual(self.left(), 0)
 
     def test_a_batch_without_a_handle_is_removed(self):
         class Batch:

@@ -12,6 +12,8 @@ from mooncake._bundle_values import PoolArray, address_of, bytes_of
 NOT_FOUND = -704
 #: Code of a registration of memory that is registered: its owner did so.
 REGISTERED = -600
+#: Gets of an object that exists and whose bytes do not come, before that is an error.
+_TURNS = 3
 #: Most bytes of one call for a batch, whose deadline it has to meet on a slow machine, too.
 CALL_BYTES = 256 << 20
 #: Several puts at a time pay from these sizes on.
@@ -286,6 +288,30 @@ class Moves:
                 "pool has no room for all of it"
             )
 
+    def object(self, key, kind):
+        """Returns an object's bytes. KeyError if there is none; RuntimeError if its owner does not answer: a get of the
+        store returns no bytes in either case."""
+        for _ in range(_TURNS):
+            data = self._store.get(key)
+            if data:
+                return data
+            if not self._is_there(key, kind):
+                raise KeyError(f"no {kind} at {key}")
+        raise RuntimeError(f"the {kind} at {key} exists, and its bytes did not come in {_TURNS} gets: try again")
+
+    def _is_there(self, key, kind):
+        """Returns true if there is an object; RuntimeError if that cannot be known. A store without `is_exist` says that
+        by its gets."""
+        if not has(self._store, "is_exist"):
+            return False
+        code = self._store.is_exist(key)
+        if code < 0:
+            raise RuntimeError(
+                f"the {kind} at {key} cannot be read: the owner of the key does not answer (is_exist: {code}); it may exist: "
+                "try again when the cluster is reachable"
+            )
+        return code > 0
+
     # --- tensors ---------------------------------------------------------------------------------------------------
 
     def takes_tensors(self, config):
@@ -323,7 +349,9 @@ class Moves:
             found = [self._store.get_tensor(key) for key in keys]
         for key, tensor in zip(keys, found):
             if tensor is None:
-                raise KeyError(f"no tensor at {key}")
+                there = self._is_there(key, "tensor")
+                text = f"the tensor at {key} exists, and was not read: try again"
+                raise RuntimeError(text) if there else KeyError(f"no tensor at {key}")
         return found
 
     # --- gets ------------------------------------------------------------------------------------------------------

@@ -70,8 +70,7 @@ def check_chunk_bytes(size):
 class Bundles:
     """The bundles under one prefix of a store's keys."""
 
-    def __init__(self, store, moves, prefix, chunk_bytes):
-        self._store = store
+    def __init__(self, moves, prefix, chunk_bytes):
         self._moves = moves
         self._prefix = prefix
         self._chunk_bytes = chunk_bytes
@@ -174,15 +173,12 @@ class Bundles:
 
     def resolve_manifest(self, ref):
         """Returns the manifest of a reference, from the store if the reference does not have it. KeyError if there is
-        none, ValueError if it is not of this prefix or not consistent."""
+        none, RuntimeError if the store cannot be reached, ValueError if it is not of this prefix or not consistent."""
         key, manifest = _reference(ref)
         if not manifest:
             if not isinstance(key, str):
                 raise ValueError("a reference to a bundle has a manifest_key")
-            data = self._store.get(key)
-            if not data:
-                raise KeyError(f"no bundle at {key}")
-            manifest = decode_json(data, f"the manifest at {key}")
+            manifest = decode_json(self._moves.object(key, "bundle"), f"the manifest at {key}")
         self._check(manifest)
         return manifest
 
@@ -207,8 +203,11 @@ class Bundles:
         return [*(key for spec in specs for key in self.payload_keys(spec)), *manifest.get("cleanup_keys", ()), last]
 
     def remove_bundle(self, ref):
-        """Removes a bundle."""
-        self._moves.remove(self.keys(ref), strict=True)
+        """Removes a bundle. RuntimeError if an object of it stays: its manifest, by which it is removed later, then stays,
+        too."""
+        *keys, last = self.keys(ref)
+        self._moves.remove(keys, strict=True)
+        self._moves.remove([last], strict=True)
 
     def remove_keys(self, keys, *, strict):
         """Removes objects of bundles."""

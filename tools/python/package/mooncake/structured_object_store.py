@@ -436,7 +436,7 @@ class MooncakeBundleTransfer:
         self.default_chunk_bytes = check_chunk_bytes(default_chunk_bytes)
         # By name, at each call: it may be replaced in this module.
         self._transport = Moves(store, buffer_pool, lambda *arguments: _concat_arrays_into(*arguments))
-        self._bundle_store = Bundles(store, self._transport, self.key_prefix, self.default_chunk_bytes)
+        self._bundle_store = Bundles(self._transport, self.key_prefix, self.default_chunk_bytes)
         self._reads = MemberReads(self._bundle_store, self._transport)
 
     def close(self):
@@ -801,9 +801,16 @@ class MooncakeBundleTransfer:
         }
 
     def cleanup_dataproto(self, ref):
-        """Removes all objects of a batch."""
+        """Removes all objects of a batch. KeyError if a stage has no manifest any more, when those of the others are gone,
+        too."""
+        missing = None
         for stage in _resolve(ref).stage_refs.values():
-            self.remove_bundle(stage)
+            try:
+                self.remove_bundle(stage)
+            except KeyError as error:
+                missing = error
+        if missing is not None:
+            raise missing
 
     def cleanup_dataproto_append(self, previous, appended):
         """Removes what `append_dataproto_fields` has put, if nobody uses the batch that it returned; the batch before
