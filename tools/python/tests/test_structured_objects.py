@@ -542,6 +542,12 @@ class Batches(Case):
         for _ in range(2):
             self.transfer.cleanup_dataproto_append(fourth, fifth)
         self.assertEqual(list(self.transfer.get(fourth)["batch"]), ["a", "b", "c"])
+        # Also where the manifest that it continues is lost: what others have of that one stays.
+        fifth = self.transfer.append_dataproto_fields(fourth, {"d": numpy.arange(4)}, stage="one")
+        sixth = self.transfer.append_dataproto_fields(fifth, {"e": numpy.arange(4)}, stage="one")
+        self.store.remove(fourth.stage_refs["one"].manifest_key)
+        self.transfer.cleanup_dataproto_append(objects.export_ref(fourth), sixth)
+        self.assertEqual(list(self.transfer.get(fourth)["batch"]), ["a", "b", "c"])
         self.transfer.cleanup_dataproto(fourth)
         self.assertEqual(self.left(), 0)
 
@@ -709,6 +715,56 @@ class Catalog(Case):
         self.assertEqual(self.left(), 0)
         with self.assertLogs("mooncake"), self.assertRaisesRegex(RuntimeError, "drained"):
             self.put([1, 2])
+
+    def rejected(self, meanwhile):
+        """Appends fields to a batch that changes meanwhile; what was appended is removed."""
+        self.put([1, 2])
+        plan = self.tracked.resolve("p", ["a", "b"])
+        ((name, handle),) = plan["handles"].items()
+        self.tracked.release_read(plan["read_token"])
+        more = self.Rows({"more": numpy.asarray([5, 6])})
+
+        def call(method, *arguments, **keywords):
+            if method == "publish_append" and meanwhile:
+                meanwhile.pop()(name, handle)
+            return self.call(method, *arguments, **keywords)
+
+        late = DataProtoCatalogTransfer(self.transfer, call)
+        with self.assertRaisesRegex(ValueError, "stale DataProto append handle"):
+            late.append(name, handle, more, partition="p", keys=["a", "b"], stage="default")
+        return late
+
+    def test_an_append_that_is_rejected(self):
+        # The batch is replaced, and gone: nothing else of the transfer fails.
+        late = self.rejected([lambda name, handle: self.put([3, 4])])
+        late.put(self.Rows({"value": numpy.asarray([7, 8])}), partition="q", keys=["a", "b"])
+        late.close()
+        self.assertEqual(self.read(["a", "b"]), [{"value": 3}, {"value": 4}])
+        late.remove("p", ["a", "b"])
+        late.remove("q", ["a", "b"])
+        self.assertEqual(self.left(), 0)
+        # Another append was first: its batch has what both continue.
+        other = {"partition": "p", "keys": ["a", "b"], "stage": "default"}
+        fields = self.Rows({"other": numpy.asarray([7, 8])})
+        late = self.rejected([lambda name, handle: self.tracked.append(name, handle, fields, **other)])
+        self.assertEqual(self.read(["a", "b"]), [{"value": 1, "other": 7}, {"value": 2, "other": 8}])
+        late.drain()
+        self.assertEqual(self.left(), 0)
+
+    def test_an_append_that_is_rejected_and_cannot_be_removed(self):
+        def replace(name, handle):
+            self.put([3, 4])
+            self.counting.away = lambda key: True
+
+        with self.assertLogs("mooncake"):
+            late = self.rejected([replace])
+        with self.assertLogs("mooncake"), self.assertRaisesRegex(RuntimeError, "1 removals of refused batches"):
+            late.close()
+        self.counting.away = lambda key: False
+        late.close()
+        self.assertEqual(self.read(["a"]), [{"value": 3}])
+        late.drain()
+        self.assertEqual(self.left(), 0)
 
     def test_batches_that_cannot_be_reached_are_removed_later(self):
         self.put([1, 2])

@@ -202,16 +202,37 @@ class Bundles:
         specs = [manifest["meta"], *manifest["buffers"].values()]
         return [*(key for spec in specs for key in self.payload_keys(spec)), *manifest.get("cleanup_keys", ()), last]
 
+    def _added_keys(self, ref, before):
+        """Returns the keys of what a bundle has and the one that it continues has not; all of them, where `before` is
+        None. That one may be gone: the bundle then says which bundles came after it."""
+        keys = self.keys(ref)
+        if before is None:
+            return keys
+        try:
+            kept = set(self.keys(before))
+            return [key for key in keys if key not in kept]
+        except KeyError:
+            manifest, (old, _) = self.resolve_manifest(ref), _reference(before)
+            cleanup = manifest.get("cleanup_keys", [])
+            if old not in cleanup:
+                return keys
+            # In the order of the bundles: those up to `before` end with its manifest and its metadata.
+            later = {self._number(key) for key in cleanup[cleanup.index(old) + 1 :]} - {self._number(old)}
+            return [key for key in keys if self._number(key) in {*later, manifest["object_id"]}]
+
     def remove_bundle(self, ref):
         """Removes a bundle. RuntimeError if an object of it stays: its manifest, by which it is removed later, then stays,
         too."""
-        *keys, last = self.keys(ref)
+        self._remove(self.keys(ref))
+
+    def remove_added(self, ref, before):
+        """Removes what a bundle has added to another, if that is not None; KeyError if the bundle does not exist."""
+        self._remove(self._added_keys(RemoteBundleRef(_reference(ref)[0], {}), before))
+
+    def _remove(self, keys):
+        *keys, last = keys
         self._moves.remove(keys, strict=True)
         self._moves.remove([last], strict=True)
-
-    def remove_keys(self, keys, *, strict):
-        """Removes objects of bundles."""
-        self._moves.remove(keys, strict)
 
     def _check(self, manifest):
         """ValueError if a manifest is not consistent, or names objects of others."""

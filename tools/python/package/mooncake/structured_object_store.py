@@ -6,6 +6,7 @@ metadata; each stage of a pipeline appends its fields, and others read the field
 that is JSON. Needs numpy; torch only for tensors.
 """
 
+import contextlib
 import copy
 import io
 import math
@@ -814,18 +815,14 @@ class MooncakeBundleTransfer:
 
     def cleanup_dataproto_append(self, previous, appended):
         """Removes what `append_dataproto_fields` has put, if nobody uses the batch that it returned; the batch before
-        stays. A second call has no effect."""
+        stays, if it is still there. A second call has no effect."""
         previous, appended = _resolve(previous), _resolve(appended)
         for stage, one in appended.stage_refs.items():
             before = previous.stage_refs.get(stage)
             if before is not None and before.manifest_key == one.manifest_key:
                 continue
-            try:
-                keys = self._bundle_store.keys(RemoteBundleRef(one.manifest_key, {}))
-            except KeyError:
-                continue
-            kept = set() if before is None else set(self._bundle_store.keys(before))
-            self._bundle_store.remove_keys([key for key in keys if key not in kept], strict=True)
+            with contextlib.suppress(KeyError):
+                self._bundle_store.remove_added(one, before)
 
 
 _COLUMNS = Columns(lambda: _concat_arrays_into is not None)
