@@ -551,6 +551,31 @@ class Batches(Case):
         self.transfer.cleanup_dataproto(fourth)
         self.assertEqual(self.left(), 0)
 
+    def test_names_that_are_those_of_parts_of_a_column(self):
+        numbers, tree = numpy.arange(2), [{"k": numpy.arange(1)}, {"k": numpy.arange(2)}]
+        both = lambda first, second: {"batch": {}, "non_tensor_batch": {**first, **second}}
+        self.counting.calls = {}
+        for first, second in (
+            ({"a": ["x", "yy"]}, {"a.data": numbers}),
+            ({"a": ["x", "yy"]}, {"a.nulls": numbers}),
+            ({"a": [numbers, numbers]}, {"a.shapes": numbers}),
+            ({"a": tree}, {"a.leaf.0": ["p", "q"]}),
+        ):
+            for batch in (both(first, second), both(second, first)):
+                with self.assertRaisesRegex(ValueError, "fields 'a.* have the same member, 'non_tensor_batch.a"):
+                    self.transfer.put_dataproto(batch)
+            self.assertEqual(self.counting.calls, {})
+        for first, second in ((["x", "yy"], {"a.data": numbers}), (tree, {"a.leaf.0": ["p", "q"]})):
+            ref = self.transfer.put_dataproto(both({"a": first}, {}), stage="one")
+            with self.assertRaisesRegex(ValueError, "fields 'a' and one that is appended have the same member"):
+                self.transfer.append_dataproto_fields(ref, both(second, {}), stage="one")
+            # Another stage has members of its own.
+            ref = self.transfer.append_dataproto_fields(ref, both(second, {}), stage="two")
+            seen = self.transfer.get_dataproto(objects.export_ref(ref))["non_tensor_batch"]
+            self.assert_same(list(seen["a"]), first)
+            self.transfer.cleanup_dataproto(ref)
+        self.assertEqual(self.left(), 0)
+
     def test_handles_that_are_none(self):
         put = lambda meta_info: self.transfer.put_dataproto({"batch": {"i": numpy.arange(2)}, "meta_info": meta_info})
         for meta_info, text in (

@@ -635,6 +635,8 @@ class MooncakeBundleTransfer:
         if not buffers:
             return made
         _check_replaced(made, places, stage, overwrite)
+        if not overwrite:
+            _check_apart(made, stage, buffers)
         if made._storage_group_id is not None:
             config = Configs.of_group(config, made._storage_group_id)
         about = {"version": 1, "namespace": namespace, "partition": partition, "stage": stage}
@@ -652,19 +654,26 @@ class MooncakeBundleTransfer:
 
     def _encoded(self, stage, batch, columns, schemas):
         """Returns the members of fields, the location of each field, and what columns were encoded to."""
-        buffers, places, encoded = {}, {}, {}
+        buffers, places, encoded, fields = {}, {}, {}, {}
+
+        def add(name, member, value):
+            if member in buffers:
+                raise _same_member(f"{fields[member]!r} and {name!r}", member)
+            buffers[member], fields[member] = value, name
+
         for name, value in batch.items():
             places[name] = StructuredFieldLocation(stage, f"batch.{name}", "batch")
-            buffers[places[name].member] = value
+            add(name, places[name].member, value)
         for name, value in columns.items():
             member = f"non_tensor_batch.{name}"
             places[name] = StructuredFieldLocation(stage, member, "non_tensor_batch")
             column = _encoded_column(name, value, _schema_of(schemas, name))
             if column is None:
-                buffers[member] = value
+                add(name, member, value)
                 continue
             members = {part: f"{member}.{part}" for part in column.payload}
-            buffers.update({members[part]: one for part, one in column.payload.items()})
+            for part, one in column.payload.items():
+                add(name, members[part], one)
             about = {"codec": column.codec, "rows": column.rows, "metadata": column.metadata}
             encoded[name] = {**about, "payload_members": members}
         return buffers, places, encoded
@@ -919,6 +928,24 @@ def _check_replaced(ref, places, stage, overwrite):
     others = sorted(name for name in both if ref.field_index[name].stage != stage)
     if others:
         raise ValueError(f"DataProto fields already exist in other stages: {others}")
+
+
+def _check_apart(ref, stage, members):
+    """ValueError if a member of fields that are appended to a stage has the name of one that is there."""
+    for name, place in ref.field_index.items():
+        if place.stage != stage:
+            continue
+        encoded = ref.encoded_non_tensor.get(name)
+        for member in [place.member] if encoded is None else encoded["payload_members"].values():
+            if member in members:
+                raise _same_member(f"{name!r} and one that is appended", member)
+
+
+def _same_member(fields, member):
+    return ValueError(
+        f"the fields {fields} have the same member, {member!r}: parts of a column are stored under its name with a suffix; "
+        "rename one of the fields"
+    )
 
 
 def _chosen(ref, fields, batch_fields, non_tensor_fields):
