@@ -18,6 +18,7 @@ import bed
 
 if numpy is not None:
     from mooncake import structured_object_store as objects
+    from mooncake._registrations import Registrations
     from mooncake.dataproto_catalog import DataProtoCatalog, DataProtoCatalogTransfer
     from mooncake.store import BufferPool, MooncakeDistributedStore, ReplicateConfig
 
@@ -864,26 +865,138 @@ class Catalog(Case):
         self.assertEqual(self.left(), 0)
 
 
+class Registering:
+    """A store that registers memory as the real one does: none that overlaps."""
+
+    def __init__(self):
+        self.regions = {}
+
+    def register_buffer(self, address, size):
+        if any(address < begin + length and begin < address + size for begin, length in self.regions.items()):
+            return -600
+        self.regions[address] = size
+        return 0
+
+    def unregister_buffer(self, address):
+        del self.regions[address]
+
+
+@unittest.skipIf(numpy is None, "numpy is not installed")
+class Registered(unittest.TestCase):
+    """Registrations that calls share."""
+
+    def setUp(self):
+        self.store = Registering()
+        self.kept = Registrations.of(self.store)
+
+    def take(self, *parts, whole=None):
+        begin, end = min(at for at, _ in parts), max(at + size for at, size in parts)
+        return self.kept.take([(whole or (begin, end - begin), list(parts))])
+
+    def test_memory_within_a_registration_keeps_it(self):
+        self.assertIs(Registrations.of(self.store), self.kept)
+        first = self.take((0, 10), (90, 10))
+        second = self.take((20, 10), (40, 10))
+        third = self.take((0, 10), (90, 10))
+        self.kept.give(first)
+        self.assertEqual(self.store.regions, {0: 100})
+        self.kept.give(third)
+        self.kept.give(second)
+        self.assertEqual(self.store.regions, {})
+        # Beyond one at either end, and around one: part by part.
+        first = self.take((20, 10), (40, 10))
+        others = [self.take((0, 10), (30, 5)), self.take((35, 5), (50, 10)), self.take((10, 5), (30, 10), (70, 10))]
+        self.assertEqual(self.store.regions, {20: 30, 0: 10, 50: 10, 10: 5, 70: 10})
+        self.kept.give(first)
+        self.assertEqual(self.store.regions, {20: 30, 0: 10, 50: 10, 10: 5, 70: 10})
+        for taken in others:
+            self.kept.give(taken)
+        self.assertEqual(self.store.regions, {})
+
+    def test_memory_that_overlaps_waits(self):
+        first, done = self.take((20, 20)), []
+        waits = threading.Thread(target=lambda: done.append(self.take((10, 5), (30, 20))), daemon=True)
+        waits.start()
+        self.kept.give(first)
+        waits.join(60)
+        self.assertEqual(self.store.regions, {10: 40})
+        self.kept.give(done.pop())
+        first = self.take((20, 20))
+        with unittest.mock.patch("mooncake._registrations._WAIT_S", 0):
+            with self.assertRaisesRegex(RuntimeError, "memory of its own"):
+                self.take((10, 5), (30, 20))
+        self.assertEqual(self.store.regions, {20: 20})
+        self.kept.give(first)
+        self.assertEqual(self.store.regions, {})
+
+    def test_memory_of_an_owner_and_failures(self):
+        self.store.register_buffer(0, 100)
+        self.kept.give(self.take((10, 20)))
+        self.assertEqual(self.store.regions, {0: 100})
+        with unittest.mock.patch.object(self.store, "register_buffer", lambda address, size: 0 if address < 300 else -5):
+            with self.assertRaisesRegex(RuntimeError, "register_buffer failed for 10 bytes: -5"):
+                self.store.regions[200] = 10
+                self.kept.take([((200, 10), [(200, 10)]), ((300, 10), [(300, 10)])])
+        self.assertEqual(self.store.regions, {0: 100})
+
+
 class Threads(Case):
     """Calls of many threads on one transfer."""
 
-    def test_threads_put_and_get(self):
+    def in_threads(self, count, work):
+        """Runs `work(number)` in threads; raises the first failure."""
         failures = []
 
-        def work(number):
+        def one(number):
             try:
-                for turn in range(5):
-                    array = numpy.full(5000, number * 10 + turn)
-                    ref = self.transfer.put_object({"x": array, "y": array * 2})
-                    numpy.testing.assert_array_equal(self.transfer.get_object(ref)["y"], array * 2)
-                    self.transfer.remove_bundle(ref)
+                work(number)
             except BaseException as error:
                 failures.append(error)
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        threads = [threading.Thread(target=one, args=(number,)) for number in range(count)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         self.assertEqual(failures, [])
+
+    def test_threads_read_into_slices_of_one_array(self):
+        source = numpy.frombuffer(bed.pattern(1, 64_000), numpy.uint8)
+        parts = {f"m{at}": source[at * 1000 : (at + 1) * 1000] for at in range(64)}
+        ref = self.transfer.put_object(parts)
+        rows = self.transfer.put_dataproto({"x": source.reshape(64, 1000)})
+        memory = numpy.zeros(64_000, numpy.uint8)
+        zero_copy = objects.BundleTransferPolicy(copy_mode="zero_copy")
+
+        def work(number):
+            names = [f"m{at}" for at in range(number, 64, 8)]
+            into = {name: memory[int(name[1:]) * 1000 :][:1000] for name in names}
+            own = memory[number * 8000 :][:8000].reshape(8, 1000)
+            for _ in range(20):
+                for value in into.values():
+                    value[:] = 0
+                self.transfer.materialize_into(self.transfer.read_spec(ref).select_members(names), into)
+                for name, value in into.items():
+                    numpy.testing.assert_array_equal(value, parts[name])
+                self.transfer.remove_bundle(self.transfer.put_object({"x": source[number * 10 :]}, policy=zero_copy))
+            turn.wait()
+            for _ in range(20):
+                own[:] = 0
+                chosen = list(range(number * 8, number * 8 + 8))
+                self.transfer.get_dataproto(rows, rows=chosen, destinations={"x": own})
+                numpy.testing.assert_array_equal(own.reshape(-1), source[number * 8000 :][:8000])
+
+        turn = threading.Barrier(8)
+        self.in_threads(8, work)
+        self.assertEqual(self.store.unregister_buffer(memory.ctypes.data), -600)
+
+    def test_threads_put_and_get(self):
+        def work(number):
+            for turn in range(5):
+                array = numpy.full(5000, number * 10 + turn)
+                ref = self.transfer.put_object({"x": array, "y": array * 2})
+                numpy.testing.assert_array_equal(self.transfer.get_object(ref)["y"], array * 2)
+                self.transfer.remove_bundle(ref)
+
+        self.in_threads(4, work)
         self.assertEqual(self.left(), 0)

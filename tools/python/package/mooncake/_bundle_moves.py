@@ -8,10 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from mooncake._bundle_values import PoolArray, address_of, bytes_of
+from mooncake._registrations import REGISTERED, Registrations
 
 NOT_FOUND = -704
-#: Code of a registration of memory that is registered: its owner did so.
-REGISTERED = -600
 #: Gets of an object that exists and whose bytes do not come, before that is an error.
 _TURNS = 3
 #: Most bytes of one call for a batch, whose deadline it has to meet on a slow machine, too.
@@ -143,6 +142,7 @@ class Moves:
         self._store = store
         self._pool = pool
         self._given = pool is not None
+        self._registrations = Registrations.of(store)
         #: Held while the pool of this object's own is made or closed.
         self._lock = threading.Lock()
         #: Concatenation of arrays at an address: (arrays, address, bytes, start, count) -> bytes.
@@ -198,11 +198,11 @@ class Moves:
         if not has(self._store, "batch_put_from", "register_buffer", "unregister_buffer"):
             raise RuntimeError("this store has no zero-copy put: batch_put_from with register_buffer")
         places = [Destination(address_of(view), len(view), view.obj) for _, view in chunks]
-        registered = self._register(_hulls(places))
+        taken = self._registrations.take(_hulls(places))
         try:
             self._put_from([key for key, _ in chunks], places, config)
         finally:
-            self._unregister(registered)
+            self._registrations.give(taken)
 
     def _put_from(self, keys, places, config):
         addresses, sizes = [place.address for place in places], [place.size for place in places]
@@ -393,14 +393,14 @@ class Moves:
             self._with_registered(_hulls(places), call, reads)
         except _NotRegistered:
             # An array of which a part is registered cannot be registered as a whole.
-            self._with_registered(places, call, reads)
+            self._with_registered([_alone(place) for place in places if _is_to_register(place)], call, reads)
 
-    def _with_registered(self, places, call, reads):
-        registered = self._register(places)
+    def _with_registered(self, groups, call, reads):
+        taken = self._registrations.take(groups)
         try:
             call(reads)
         finally:
-            self._unregister(registered)
+            self._registrations.give(taken)
 
     def _get_one(self, reads):
         place, (piece,) = reads[0]
@@ -454,28 +454,6 @@ class Moves:
                     raise RuntimeError(f"get failed for {piece.key}: {len(value)} bytes")
                 part = memoryview(value)[piece.source : piece.source + piece.size]
                 ctypes.memmove(place.address + piece.offset, address_of(part), piece.size)
-
-    def _register(self, places):
-        """Registers memory with the store for a call; returns the addresses to unregister. What its owner registered
-        stays registered."""
-        done = []
-        try:
-            for place in places:
-                if place.registered or place.size == 0:
-                    continue
-                code = self._store.register_buffer(place.address, place.size)
-                if code in (None, 0):
-                    done.append(place.address)
-                elif code != REGISTERED:
-                    raise RuntimeError(f"register_buffer failed for {place.size} bytes: {code}")
-        except BaseException:
-            self._unregister(done)
-            raise
-        return done
-
-    def _unregister(self, addresses):
-        for address in addresses:
-            self._store.unregister_buffer(address)
 
     # --- removal ---------------------------------------------------------------------------------------------------
 
@@ -541,19 +519,27 @@ class _NotRegistered(RuntimeError):
     """A get was refused because its memory is not registered."""
 
 
+def _is_to_register(place):
+    return place.size > 0 and not place.registered
+
+
+def _alone(place):
+    return (place.address, place.size), [(place.address, place.size)]
+
+
 def _hulls(places):
-    """Returns memory that contains these places: those in one array together, since each registration is checked with
-    the kernel."""
+    """Returns memory that contains these places, each with the places in it: those in one array together, since each
+    registration is checked with the kernel. Those that are registered for good, or empty, are left out."""
     found = {}
-    for place in places:
+    for place in filter(_is_to_register, places):
         root = place.owner
         while isinstance(root, np.ndarray) and isinstance(root.base, np.ndarray) and root.base.flags.c_contiguous:
             root = root.base
-        found.setdefault((id(root), place.registered), (root, []))[1].append(place)
+        found.setdefault(id(root), []).append((place.address, place.size))
     hulls = []
-    for root, some in found.values():
-        begin, end = min(one.address for one in some), max(one.address + one.size for one in some)
-        hulls.append(Destination(begin, end - begin, root, some[0].registered))
+    for parts in found.values():
+        begin, end = min(address for address, _ in parts), max(address + size for address, size in parts)
+        hulls.append(((begin, end - begin), parts))
     return hulls
 
 
