@@ -6,6 +6,7 @@ The manifest is put last, so a bundle whose manifest exists is complete. It may 
 continues; what only those needed is in its `cleanup_keys`.
 """
 
+import contextlib
 import json
 import uuid
 from collections.abc import Mapping
@@ -223,16 +224,25 @@ class Bundles:
     def remove_bundle(self, ref):
         """Removes a bundle. RuntimeError if an object of it stays: its manifest, by which it is removed later, then stays,
         too."""
-        self._remove(self.keys(ref))
+        ref = self._resolved(ref)
+        self._remove(ref, self.keys(ref))
 
     def remove_added(self, ref, before):
         """Removes what a bundle has added to another, if that is not None; KeyError if the bundle does not exist."""
-        self._remove(self._added_keys(RemoteBundleRef(_reference(ref)[0], {}), before))
+        ref = self._resolved(RemoteBundleRef(_reference(ref)[0], {}))
+        self._remove(ref, self._added_keys(ref, before))
 
-    def _remove(self, keys):
-        *keys, last = keys
-        self._moves.remove(keys, strict=True)
-        self._moves.remove([last], strict=True)
+    def _resolved(self, ref):
+        return RemoteBundleRef(_reference(ref)[0], self.resolve_manifest(ref))
+
+    def _remove(self, ref, keys):
+        try:
+            self._moves.remove(keys, strict=True)
+        except Exception:
+            # A put of what exists has no effect.
+            with contextlib.suppress(Exception):
+                self._moves.put([(keys[-1], memoryview(encode_json(ref.manifest, "a manifest")))], _COPY, None)
+            raise
 
     def _check(self, manifest):
         """ValueError if a manifest is not consistent, or names objects of others."""
