@@ -552,6 +552,83 @@ class Batches(Case):
         self.transfer.cleanup_dataproto(fourth)
         self.assertEqual(self.left(), 0)
 
+    def test_rows_of_several_types_come_back_as_they_are(self):
+        array = numpy.array
+        big = 2**53 + 1
+        for column in (
+            [array([big]), array([0.5])],
+            [array([2**63 + 1], numpy.uint64), None, array([[-1, 2]])],
+            [array([True]), array([2]), array([1.5], numpy.float16), array(7, numpy.int8)],
+            [array([big]), array([1 + 2j]), array([], numpy.complex64)],
+            [array([1], ">i4"), array([1, 2], "<i8")],
+            [[big], [0.5]], [[True], [1]], [[2**63], [-1]], [[2**63, -1], []], [[], [big, 2]], [[1.5], [], None],
+        ):  # fmt: skip
+            handle = objects.export_ref(self.transfer.put_dataproto({"batch": {}, "non_tensor_batch": {"c": column}}))
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                for rows in (list(range(len(column))), [1, 0, 1]):
+                    seen = list(self.transfer.get_dataproto(handle, rows=rows)["non_tensor_batch"]["c"])
+                    self.assert_same(seen, [column[row] for row in rows], str(column))
+                self.assert_same(list(self.transfer.get_dataproto(handle)["non_tensor_batch"]["c"]), column, str(column))
+
+    def test_lists_of_arrays_of_any_length(self):
+        array = lambda number: numpy.arange(number)
+        for column in (
+            [[array(at) for at in range(length)] for length in (0, 3, 8)],
+            [[array(at) for at in range(length)] for length in (9, 1, 12)],
+            [[array(1)] * 9, None, [], [array(2).astype(numpy.int8)]],
+            [[{"a": array(2), "b": [array(at) for at in range(20)]}] * 10, [{"b": None}]],
+            [{"l": [array(at) for at in range(9)]}, {"l": [array(3)]}, {}],
+        ):
+            handle = objects.export_ref(self.transfer.put_dataproto({"batch": {}, "non_tensor_batch": {"c": column}}))
+            for rows in (None, [2 % len(column), 0, 1], []):
+                expected = column if rows is None else [column[row] for row in rows]
+                seen = list(self.transfer.get_dataproto(handle, rows=rows)["non_tensor_batch"]["c"])
+                self.assert_same(seen, expected, str(rows))
+        loop = []
+        loop.append(loop)
+        for column in ([[array(1)] * 9 + [5], [object()]], [loop, loop], [[array(1), 5], [2]]):
+            with self.assertRaisesRegex(ValueError, "unsupported"):
+                self.transfer.put_dataproto({"batch": {}, "non_tensor_batch": {"c": column}})
+
+    def test_numbers_that_do_not_fit_the_type_of_a_schema(self):
+        array = numpy.array
+
+        def put(column, codec, dtype):
+            metadata = {} if dtype is None else {"dtype": dtype}
+            data = {"batch": {}, "non_tensor_batch": {"c": column}}
+            schemas = {"c": objects.FieldSchema(codec, metadata=metadata)}
+            ref = self.transfer.put_dataproto(data, field_schemas=schemas)
+            return list(self.transfer.get_dataproto(ref)["non_tensor_batch"]["c"])
+
+        for column, codec, dtype in (
+            ([[300], [1]], "typed_ragged", "uint8"), ([[-1], [2]], "typed_ragged", "uint8"),
+            ([[1.9], [2]], "typed_ragged", "uint8"), ([[2], [1]], "typed_ragged", "bool"),
+            ([array([300]), array([1, 2])], "typed_ragged", "uint8"), ([array([float("nan")])], "typed_ragged", "int64"),
+            ([array([2.0**63])], "typed_ragged", "int64"), ([array([2**64 - 1], "u8")], "typed_ragged", "int64"),
+            ([array([1e300])], "typed_ragged", "float32"), ([[1e300]], "typed_ragged", "float32"),
+            ([array([2**53 + 1])], "typed_ragged", "float64"), ([array([2**24 + 1])], "typed_ragged", "float32"),
+            ([array([1j])], "typed_ragged", "float64"), ([array([3])], "typed_ragged", "bool"),
+            ([[2**53 + 1], [0.5]], "typed_ragged", None), ([[True], [1]], "typed_ragged", None),
+            ([[2**53 + 1, 0.5]], "typed_ragged", None), ([[1], array([0.5])], "typed_ragged", None),
+            ([2.7, 1], "ndarray", "int8"), ([300, 1], "ndarray", "int8"), ([numpy.int64(300), 1], "ndarray", "int8"),
+            ([2**53 + 1, 0.5], "ndarray", None),
+        ):  # fmt: skip
+            with self.assertRaisesRegex(ValueError, "does not fit the type|of several kinds", msg=f"{column} {dtype}"):
+                put(column, codec, dtype)
+        self.assertEqual(self.left(), 0)
+        for column, codec, dtype, expected in (
+            ([[1.0, 255], None], "typed_ragged", "uint8", [[1, 255], None]),
+            ([[0.1], [2]], "typed_ragged", "float32", [[float(numpy.float32(0.1))], [2.0]]),
+            ([array([1.0, -2.0]), array([3])], "typed_ragged", "int8", [array([1.0, -2.0]), array([3])]),
+            ([array([2**53]), [1.0]], "typed_ragged", "float64", [array([2**53]), [1.0]]),
+            ([array([float("inf")]), array([1 + 0j])], "typed_ragged", "float32", [array([float("inf")]), array([1 + 0j])]),
+            ([[1], array([5], numpy.int8)], "typed_ragged", None, [[1], array([5], numpy.int8)]),
+            ([1, 2.0, None], "ndarray", "int16", [1, 2, None]),
+            ([float("nan"), 1.5], "ndarray", "float32", [float(numpy.float32("nan")), 1.5]),
+        ):  # fmt: skip
+            numpy.testing.assert_equal(put(column, codec, dtype), expected)
+
     def test_names_that_are_those_of_parts_of_a_column(self):
         numbers, tree = numpy.arange(2), [{"k": numpy.arange(1)}, {"k": numpy.arange(2)}]
         both = lambda first, second: {"batch": {}, "non_tensor_batch": {**first, **second}}

@@ -137,7 +137,7 @@ class Tree:
 
     def needed(self):
         """Returns true if a leaf has what MessagePack and JSON do not have."""
-        return bool(self.nodes) and any(_is_native(value) for leaf in self.leaves for value in leaf.values)
+        return bool(self.nodes) and _is_any(_is_native, (value for leaf in self.leaves for value in leaf.values))
 
 
 def _add(path, values, leaves, nodes, depth, bounded):
@@ -201,6 +201,30 @@ def _is_native(value):
     if isinstance(value, (list, tuple)):
         return any(map(_is_native, value))
     return _is_array(value) or is_bytes(value) or is_image(value)
+
+
+def is_list_of_native(there):
+    """Returns true for rows that are lists, with arrays, tensors, bytes or images in their items."""
+    if not all(isinstance(value, (list, tuple)) for value in there):
+        return False
+    return _is_any(_has_native, there)
+
+
+def _is_any(test, values):
+    try:
+        return any(map(test, values))
+    except RecursionError:
+        # One that contains itself: no codec has it.
+        return False
+
+
+def _has_native(value):
+    """Returns true for what `_is_native` is true for, also in mappings."""
+    if isinstance(value, Mapping):
+        return any(map(_has_native, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_native, value))
+    return _is_native(value)
 
 
 def _shared_dtype(there):
