@@ -434,6 +434,32 @@ store.close()
                 with self.assertRaisesRegex(TypeError, "is int, not"):
                     call()
 
+    def test_buffers_of_one_call_come_together(self):
+        with _pool(self.store) as pool:
+            for sizes, held in (([65536] * 5, []), ([65536] * 2, [pool.acquire(65536) for _ in range(3)])):
+                with self.assertRaisesRegex(RuntimeError, "over the capacity of this pool, 262144"):
+                    pool.acquire_all(sizes, held=held)
+            del held
+            one = pool.acquire(65536)
+            with self.assertRaisesRegex(RuntimeError, "exhausted: no 262144 bytes"):
+                pool.acquire_all([65536] * 4, block=False)
+            with self.assertRaisesRegex(TimeoutError, "within 0.01 s"):
+                pool.acquire_all([65536] * 4, timeout=0.01)
+            # What does not come together is not lent.
+            others = [pool.acquire(65536, block=False) for _ in range(3)]
+            with mock.patch("mooncake.buffer_pool.DEFAULT_TIMEOUT_S", 0), self.assertRaises(TimeoutError):
+                pool.acquire(1)
+            threading.Timer(0.01, lambda: [lease.release() for lease in (one, *others)]).start()
+            leases = pool.acquire_all([65536] * 4)
+            self.assertEqual(len({lease.ptr for lease in leases}), 4)
+            for lease in leases:
+                lease.release()
+        pool = BufferPool(self.store, max_regions=1)
+        pool.acquire(65536).release()
+        # A free buffer of another size makes room.
+        pool.acquire(1 << 20).release()
+        pool.close()
+
     def test_a_pool_that_is_dropped_unregisters_its_memory(self):
         places = []
         for _ in range(3):

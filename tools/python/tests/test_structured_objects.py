@@ -148,6 +148,29 @@ class Objects(Case):
         transfer.release_result(result)
         pool.close()
 
+    def test_a_read_that_needs_more_than_its_pool_has(self):
+        members = {"a": numpy.ones(600 << 10, numpy.uint8), "b": numpy.ones(600 << 10, numpy.uint8)}
+        ref = self.transfer.put_object(members)
+        batch = self.transfer.put_dataproto({"a": members["a"][None]}, stage="one")
+        batch = self.transfer.append_dataproto_fields(batch, {"b": members["b"][None]}, stage="two")
+        for bound in ({"max_bytes": 1 << 20}, {"max_regions": 1}):
+            # A wait would end the test: nobody else has a buffer.
+            pool = BufferPool(self.store, **bound)
+            transfer = objects.MooncakeBundleTransfer(self.store, self.prefix, buffer_pool=pool)
+            for read in (lambda: transfer.get_object(ref), lambda: transfer.get_dataproto(batch)):
+                with self.assertRaisesRegex(RuntimeError, "over the capacity of this pool"):
+                    read()
+            one = transfer.materialize(transfer.read_spec(ref).select_members(["b"])).objects["b"]
+            self.assertTrue((one == 1).all())
+            del one
+            pool.close()
+        pool = BufferPool(self.store, max_bytes=2 << 20)
+        transfer = objects.MooncakeBundleTransfer(self.store, self.prefix, buffer_pool=pool)
+        for _ in range(3):
+            self.assertEqual(sorted(transfer.get_object(ref)), ["a", "b"])
+            self.assertEqual(sorted(transfer.get_dataproto(batch)["batch"]), ["a", "b"])
+        pool.close()
+
     def test_what_was_read_is_freed_with_its_last_reference(self):
         members = {"x": numpy.arange(1000), "y": b"abc", "one": numpy.float32(2)}
         single = numpy.arange(1000)

@@ -356,11 +356,20 @@ class Moves:
 
     # --- gets ------------------------------------------------------------------------------------------------------
 
-    def lease(self, size):
-        """Returns an array of bytes over memory of the caller's pool; None without one, or without bytes."""
-        if not self._given or size == 0 or not has(self._store, "get_into_ranges"):
-            return None
-        return PoolArray.over(self._pool.acquire(size), size)
+    def leases(self, sizes, held):
+        """Returns arrays of bytes over memory of the caller's pool, all at once; None for each without a pool, or without
+        bytes. `held` are the leases that the call has already, and gets these. RuntimeError if the pool cannot have all of
+        them at a time."""
+        if not self._given or not any(sizes) or not has(self._store, "get_into_ranges"):
+            return [None] * len(sizes)
+        some = [size for size in sizes if size]
+        if has(self._pool, "acquire_all"):
+            leases = self._pool.acquire_all(some, held=list(held))
+            held.update(leases)
+        else:
+            leases = [self._pool.acquire(size) for size in some]
+        arrays = iter([PoolArray.over(lease, size) for lease, size in zip(leases, some)])
+        return [next(arrays) if size else None for size in sizes]
 
     def get(self, reads, array=False, ranges=False):
         """Reads pieces: `reads` are pairs of destination and pieces; `array` if they are a single array's; `ranges` to

@@ -4,6 +4,7 @@ caller's."""
 import ctypes
 import io
 import math
+from weakref import WeakSet
 
 import numpy as np
 
@@ -99,11 +100,12 @@ class MemberReads:
         self._bundles = bundles
         self._moves = moves
 
-    def read(self, stage, names, rows=None, destinations=None, raw=()):
+    def read(self, stage, names, rows=None, destinations=None, raw=(), held=None):
         """Returns the values of members by name.
 
         `rows` maps names to the rows to read, `destinations` names to memory; members in `raw` that are bytes are
-        returned as an array of bytes without a copy.
+        returned as an array of bytes without a copy. `held` are the leases of a pool that the caller has for the same
+        call, a `WeakSet`, which gets those of this one.
         """
         rows, destinations = rows or {}, destinations or {}
         values, reads, tensors = dict.fromkeys(names), [], []
@@ -124,6 +126,7 @@ class MemberReads:
                 reads.append(self._tensor(*arguments))
         array = alone and stage.spec(next(iter(values))).get("encoding") == "ndarray"
         ranges = any(isinstance(destinations.get(name), (TensorObject, RawDestination)) for name in values)
+        self._lease([one for one in reads if one.pooled], WeakSet() if held is None else held)
         self._move(stage, reads, array, ranges)
         for one in reads:
             values[one.name] = one.value()
@@ -144,6 +147,12 @@ class MemberReads:
         self._moves.get([(Destination.of(into), self._bundles.pieces(payload, [(0, payload["bytes"])]))])
         return into
 
+    def _lease(self, reads, held):
+        """Finds places in memory of a pool, if there is one."""
+        for one, array in zip(reads, self._moves.leases([one.size for one in reads], held)):
+            if array is not None:
+                one.place = Destination.of(array), 0
+
     def _move(self, stage, reads, array, ranges):
         blocks, placed = [], {}
         for one in reads:
@@ -157,9 +166,6 @@ class MemberReads:
         self._moves.get(list(placed.values()), array, ranges)
 
     def _allocate(self, one, blocks, count):
-        leased = self._moves.lease(one.size) if one.pooled else None
-        if leased is not None:
-            return Destination.of(leased), 0
         if one.size > _SHARED_BYTES or count == 1:
             return Destination.of(fresh(one.size)), 0
         offset = blocks[-1].take(one.size) if blocks else None

@@ -14,6 +14,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional, Protocol
+from weakref import WeakSet
 
 import numpy as np
 
@@ -733,9 +734,9 @@ class MooncakeBundleTransfer:
         sections, by_stage = {"batch": {}, "non_tensor_batch": {}}, {}
         for name in names:
             by_stage.setdefault(ref.field_index[name].stage, []).append(name)
-        found = {}
+        found, held = {}, WeakSet()
         for stage, some in by_stage.items():
-            found.update(self._get_stage(ref, stage, some, destinations or {}, rows, flat))
+            found.update(self._get_stage(ref, stage, some, destinations or {}, rows, flat, held))
         for name in names:
             sections[ref.field_index[name].section][name] = found[name]
         wanted = ref.meta_info if meta_info_keys is None else list(meta_info_keys)
@@ -744,7 +745,7 @@ class MooncakeBundleTransfer:
             raise KeyError(f"unknown keys of meta_info: {unknown}")
         return *sections.values(), {key: ref.meta_info[key] for key in wanted}
 
-    def _get_stage(self, ref, stage, names, destinations, rows, flat):
+    def _get_stage(self, ref, stage, names, destinations, rows, flat, held):
         read = self._stage(self._bundle_store.resolve_manifest(ref.stage_refs[stage]))
         plain = {name: ref.field_index[name].member for name in names if name not in ref.encoded_non_tensor}
         encoded = {name: ref.encoded_non_tensor[name] for name in names if name in ref.encoded_non_tensor}
@@ -753,7 +754,8 @@ class MooncakeBundleTransfer:
         if rows is None:
             parts = [member for one in encoded.values() for member in one["payload_members"].values()]
         chosen = None if rows is None else dict.fromkeys(members, rows)
-        values = self._reads.read(read, [*members, *parts], chosen, into, parts) if members or parts else {}
+        reads = lambda: self._reads.read(read, [*members, *parts], chosen, into, parts, held)
+        values = reads() if members or parts else {}
         found = {name: values[member] for name, member in plain.items()}
         for name, one in encoded.items():
             payload, metadata = (
@@ -763,7 +765,7 @@ class MooncakeBundleTransfer:
             count = ref.batch_size if rows is None else len(rows)
             try:
                 if rows is not None:
-                    source = self._source(read, one["payload_members"])
+                    source = self._source(read, one["payload_members"], held)
                     payload, metadata = _COLUMNS.select(one["codec"], source, rows, metadata)
                 column = _COLUMNS.decode(one["codec"], payload, count, metadata)
             except (AttributeError, LookupError, TypeError) as error:
@@ -772,10 +774,10 @@ class MooncakeBundleTransfer:
             found[name] = column if flat else object_array(column)
         return found
 
-    def _source(self, stage, members):
+    def _source(self, stage, members, held):
         def rows(part, numbers):
             member = members[part]
-            return self._reads.read(stage, [member], {member: numbers})[member]
+            return self._reads.read(stage, [member], {member: numbers}, held=held)[member]
 
         return Source(rows, lambda part, spans: self._reads.spans(stage, members[part], spans))
 
