@@ -307,8 +307,8 @@ class Moves:
         code = self._store.is_exist(key)
         if code < 0:
             raise RuntimeError(
-                f"the {kind} at {key} cannot be read: the owner of the key does not answer (is_exist: {code}); it may exist: "
-                "try again when the cluster is reachable"
+                f"the {kind} at {key} cannot be read: the owner of the key does not answer (is_exist: {code}); it may "
+                "exist: try again when the cluster is reachable"
             )
         return code > 0
 

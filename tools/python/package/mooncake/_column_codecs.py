@@ -323,8 +323,8 @@ class Ragged:
         mixed = any(array.size and array.dtype.kind != dtype.kind for array in lists)
         if mixed or not all(is_kept(value, array) for value, array in zip(values, arrays) if is_list(value)):
             raise ValueError(
-                f"lists of several kinds of numbers would come back as {dtype}: name a dtype in the metadata of the FieldSchema, or "
-                "use the codec auto"
+                f"lists of several kinds of numbers would come back as {dtype}: name a dtype in the metadata of the "
+                "FieldSchema, or use the codec auto"
             )
         try:
             return dtype, [None if array is None else as_type(array, dtype) for array in arrays]

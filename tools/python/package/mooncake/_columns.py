@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mooncake import _column_codecs as codecs
-from mooncake._column_trees import MISSING, Tree, choose_leaf_codec, is_list_of_native, present
+from mooncake._column_trees import MISSING, Tree, choose_leaf_codec, is_array, is_list_of_native, present
 
 #: What an encoder may raise for values that it does not take.
 FAILURES = (TypeError, ValueError, OverflowError, RuntimeError, AttributeError, RecursionError)
@@ -100,13 +100,13 @@ class Columns:
         decision = choose_leaf_codec(there)
         if decision.codec == "ragged_tensor" and not decision.accepted:
             return None, decision.reason
-        if decision.codec != "media_list_ragged" and is_list_of_native(there):
-            return "list_ragged", ""
         changes = (decision.codec == "ndarray" and not _are_alike(there)) or (
             decision.codec == "typed_ragged" and not _are_numbers(there)
         )
         if decision.accepted and decision.codec != "msgpack_ragged" and not changes:
             return decision.codec, ""
+        if is_list_of_native(there):
+            return "list_ragged", ""
         return self._choose_packed(there)
 
     def _choose_packed(self, there):
@@ -233,6 +233,9 @@ def _are_alike(value):
         one = pending.pop()
         if isinstance(one, (list, tuple)):
             pending.extend(one)
+        elif is_array(one):
+            # It would come back as a list.
+            return False
         else:
             flat.add(np.asarray(one).dtype.kind)
     return len(flat) <= 1

@@ -9,8 +9,8 @@ _EXACT = 1 << 53
 def as_type(value, dtype):
     """Returns numbers, an array or nested lists, as a contiguous array of a type.
 
-    ValueError for a number that the type does not have: it is not wrapped, cut or made infinite. Fractions are rounded by
-    floating types, as these do.
+    ValueError for a number that the type does not have: it is not wrapped, cut or made infinite. Floating types round
+    fractions.
     """
     dtype = np.dtype(dtype)
     if isinstance(value, np.ndarray):
@@ -20,16 +20,17 @@ def as_type(value, dtype):
             array = np.asarray(value, dtype, order="C")
     except OverflowError as error:
         raise ValueError(f"a number does not fit the type {dtype}: {error}") from error
-    for given, made in zip(_items(value), array.reshape(-1).tolist()):
-        if not _is_same(given, made, dtype):
-            raise ValueError(f"{given!r} does not fit the type {dtype}")
+    given, made = _items([value]), array.reshape(-1).tolist()
+    for before, after in zip(given, made) if given != made else ():
+        if not _is_same(before, after, dtype):
+            raise ValueError(f"{before!r} does not fit the type {dtype}")
     return array
 
 
 def is_kept(value, array):
     """Returns true if nested lists have numbers of one kind, that of the array that they became."""
     kinds = {"b": bool, "i": int, "u": int, "f": float, "c": complex}
-    return all(type(item) is kinds.get(array.dtype.kind) for item in _items(value))
+    return all(type(item) is kinds.get(array.dtype.kind) for item in _items([value]))
 
 
 def _is_same(given, made, dtype):
@@ -39,13 +40,17 @@ def _is_same(given, made, dtype):
     return rounds and np.isfinite(given) == np.isfinite(made)
 
 
-def _items(value):
+def _items(values):
     """Returns the numbers of nested lists as Python's, in their order."""
-    if isinstance(value, (list, tuple)):
-        return [item for one in value for item in _items(one)]
-    if isinstance(value, np.ndarray):
-        return value.reshape(-1).tolist()
-    return [value.item() if isinstance(value, np.generic) else value]
+    found = []
+    for one in values:
+        if isinstance(one, (list, tuple)):
+            found += _items(one)
+        elif isinstance(one, np.ndarray):
+            found += one.reshape(-1).tolist()
+        else:
+            found.append(one.item() if isinstance(one, np.generic) else one)
+    return found
 
 
 def _array_as(array, dtype):

@@ -186,8 +186,8 @@ class BufferPool:
         ):
             if most and needed + kept > most:
                 raise RuntimeError(
-                    f"a call needs buffers of {needed} {unit} and holds {kept}, over the capacity of this pool, {most}: read "
-                    f"less at a time, or make the pool with more max_{unit}"
+                    f"a call needs buffers of {needed} {unit} and holds {kept}, over the capacity of this pool, {most}: "
+                    f"read less at a time, or make the pool with more max_{unit}"
                 )
 
     def _find_all(self, rooms):

@@ -277,9 +277,9 @@ class DataProtoCatalog:
 class DataProtoCatalogTransfer:
     """Puts batches and publishes them in a catalog: `catalog_call(method, *arguments, **keywords)` calls it, in this or
     another process. A publication that the catalog refuses (`CatalogRefusal`, and any other ValueError or TypeError) is
-    raised once, and ends there; the objects of a `CatalogRefusal`, and of an append that was rejected, are removed. A call that fails otherwise is made a
-    second time; what fails again is retried by the next `put`, `append`, `drain` or `close`, which raises if it cannot
-    be done."""
+    raised once, and ends there; the objects of a `CatalogRefusal`, and of an append that was rejected, are removed. A
+    call that fails otherwise is made a second time; what fails again is retried by the next `put`, `append`, `drain` or
+    `close`, which raises if it cannot be done."""
 
     #: Attribute of an output that refers to results in memory of a pool.
     _RESULTS = "_mooncake_catalog_results"
