@@ -326,6 +326,8 @@ class Ragged:
                 f"lists of several kinds of numbers would come back as {dtype}: name a dtype in the metadata of the "
                 "FieldSchema, or use the codec auto"
             )
+        if all(array.dtype == dtype for array in there):
+            return dtype, arrays
         try:
             return dtype, [None if array is None else as_type(array, dtype) for array in arrays]
         except ValueError:
