@@ -239,7 +239,11 @@ class Tables(unittest.TestCase):
         self.addCleanup(store.close)
         config = EngramStoreConfig()
         config.table_vocab_sizes, config.embedding_dim = numpy.array([4, 4]), numpy.int64(3)
-        engram = EngramStore("does not fit", config, store)
+        engram = EngramStore(numpy.int32(7), config, store)
+        self.assertEqual(engram.get_store_keys(), ["engram:l7:h0", "engram:l7:h1"])
+        for layer in ("7", 1.5, None, True):
+            with self.assertRaisesRegex(TypeError, "layer_id is int, not"):
+                EngramStore(layer, config, store)
         good, small = numpy.arange(12, dtype=numpy.float32).reshape(4, 3), numpy.zeros((2, 3), numpy.float32)
         for tables, kind in (
             ([good, small], ValueError), ([good], ValueError), (None, TypeError), ([good, good + 1j], TypeError),

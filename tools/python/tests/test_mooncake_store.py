@@ -434,6 +434,54 @@ store.close()
                 with self.assertRaisesRegex(TypeError, "is int, not"):
                     call()
 
+    def test_buffers_of_one_call_come_together(self):
+        with _pool(self.store) as pool:
+            for sizes, held in (([65536] * 5, []), ([65536] * 2, [pool.acquire(65536) for _ in range(3)])):
+                with self.assertRaisesRegex(RuntimeError, "over the capacity of this pool, 262144"):
+                    pool.acquire_all(sizes, held=held)
+            del held
+            one = pool.acquire(65536)
+            with self.assertRaisesRegex(RuntimeError, "exhausted: no 262144 bytes"):
+                pool.acquire_all([65536] * 4, block=False)
+            with self.assertRaisesRegex(TimeoutError, "within 0.01 s"):
+                pool.acquire_all([65536] * 4, timeout=0.01)
+            # What does not come together is not lent.
+            others = [pool.acquire(65536, block=False) for _ in range(3)]
+            with mock.patch("mooncake.buffer_pool.DEFAULT_TIMEOUT_S", 0), self.assertRaises(TimeoutError):
+                pool.acquire(1)
+            threading.Timer(0.01, lambda: [lease.release() for lease in (one, *others)]).start()
+            leases = pool.acquire_all([65536] * 4)
+            self.assertEqual(len({lease.ptr for lease in leases}), 4)
+            for lease in leases:
+                lease.release()
+        pool = BufferPool(self.store, max_regions=1)
+        pool.acquire(65536).release()
+        # A free buffer of another size makes room.
+        pool.acquire(1 << 20).release()
+        pool.close()
+
+    def test_a_pool_that_is_dropped_unregisters_its_memory(self):
+        places = []
+        for _ in range(3):
+            pool = BufferPool(self.store)
+            lease = pool.acquire(70_000)
+            places.append(lease.ptr)
+            del pool
+            # The lease keeps the pool, and is the last that does.
+            self.assertEqual(self.store.put_from("leased", lease.ptr, 10), 0)
+            self.store.remove("leased")
+            del lease
+            self.assertEqual(self.store.get_into("no such", places[-1], 10), -600)
+        loop = [BufferPool(self.store)]
+        loop += [loop, loop[0].acquire(70_000)]
+        places.append(loop[2].ptr)
+        del loop
+        gc.collect()
+        with self.assertRaisesRegex(RuntimeError, "min_size_class is above 0"):
+            BufferPool(self.store, min_size_class=0)
+        for place in places:
+            self.assertEqual(self.store.unregister_buffer(place), -600)
+
     def test_many_handles_are_few_mappings(self):
         keys = [f"handle/{at}" for at in range(3000)]
         self.assertEqual(self.store.put_batch(keys, [b"x" * 16] * 3000), 0)

@@ -1,11 +1,13 @@
 """Structured objects, batches of training data and their catalog, over a store of a real cluster."""
 
+import gc
 import json
 import sys
 import threading
 import unittest
 import unittest.mock
 import warnings
+import weakref
 
 try:
     import numpy
@@ -16,6 +18,7 @@ import bed
 
 if numpy is not None:
     from mooncake import structured_object_store as objects
+    from mooncake._registrations import Registrations
     from mooncake.dataproto_catalog import DataProtoCatalog, DataProtoCatalogTransfer
     from mooncake.store import BufferPool, MooncakeDistributedStore, ReplicateConfig
 
@@ -28,13 +31,30 @@ def connected():
     return store
 
 
+#: Code of a call whose owner of a key does not answer.
+AWAY = -901
+
+
 class Counting:
-    """A store that counts its calls by name, and fails those that a test names."""
+    """A store that counts its calls by name, fails those that a test names, and is cut off from owners of keys: it then
+    answers as the store does when these do not."""
 
     def __init__(self, store):
         self._store = store
         self.calls = {}
         self.failing = set()
+        #: Returns true for a key whose owner does not answer.
+        self.away = lambda key: False
+
+    def _cut(self, name, keys):
+        """Returns the answer of a call of which an owner is away, or None."""
+        if name in ("get", "is_exist", "remove") and self.away(keys):
+            return b"" if name == "get" else AWAY
+        if name == "batch_remove" and any(map(self.away, keys)):
+            there = [key for key in keys if not self.away(key)]
+            codes = dict(zip(there, self._store.batch_remove(there, True)))
+            return [codes.get(key, AWAY) for key in keys]
+        return None
 
     def __getattr__(self, name):
         call = getattr(self._store, name)
@@ -43,7 +63,8 @@ class Counting:
             self.calls[name] = self.calls.get(name, 0) + 1
             if name in self.failing:
                 raise RuntimeError(f"{name} fails on purpose")
-            return call(*arguments, **keywords)
+            cut = self._cut(name, arguments[0]) if arguments else None
+            return call(*arguments, **keywords) if cut is None else cut
 
         return counted
 
@@ -127,6 +148,89 @@ class Objects(Case):
         transfer.release_result(result)
         pool.close()
 
+    def test_a_read_that_needs_more_than_its_pool_has(self):
+        members = {"a": numpy.ones(600 << 10, numpy.uint8), "b": numpy.ones(600 << 10, numpy.uint8)}
+        ref = self.transfer.put_object(members)
+        batch = self.transfer.put_dataproto({"a": members["a"][None]}, stage="one")
+        batch = self.transfer.append_dataproto_fields(batch, {"b": members["b"][None]}, stage="two")
+        for bound in ({"max_bytes": 1 << 20}, {"max_regions": 1}):
+            # A wait would end the test: nobody else has a buffer.
+            pool = BufferPool(self.store, **bound)
+            transfer = objects.MooncakeBundleTransfer(self.store, self.prefix, buffer_pool=pool)
+            for read in (lambda: transfer.get_object(ref), lambda: transfer.get_dataproto(batch)):
+                with self.assertRaisesRegex(RuntimeError, "over the capacity of this pool"):
+                    read()
+            one = transfer.materialize(transfer.read_spec(ref).select_members(["b"])).objects["b"]
+            self.assertTrue((one == 1).all())
+            del one
+            pool.close()
+        pool = BufferPool(self.store, max_bytes=2 << 20)
+        transfer = objects.MooncakeBundleTransfer(self.store, self.prefix, buffer_pool=pool)
+        for _ in range(3):
+            self.assertEqual(sorted(transfer.get_object(ref)), ["a", "b"])
+            self.assertEqual(sorted(transfer.get_dataproto(batch)["batch"]), ["a", "b"])
+        pool.close()
+
+    def test_what_was_read_is_freed_with_its_last_reference(self):
+        members = {"x": numpy.arange(1000), "y": b"abc", "one": numpy.float32(2)}
+        single = numpy.arange(1000)
+        column = [numpy.arange(number) for number in range(4)]
+        batch = {"batch": {"x": numpy.ones((4, 100))}, "non_tensor_batch": {"c": column, "t": list("abcd")}}
+
+        def pooled(max_bytes):
+            pool = BufferPool(self.store, max_bytes=max_bytes)
+            return objects.MooncakeBundleTransfer(self.store, self.prefix, buffer_pool=pool)
+
+        transfers = [self.transfer, objects.MooncakeBundleTransfer(self.store, self.prefix), pooled(1 << 22)]
+        refs = [self.transfer.put_object(members), self.transfer.put_object(single), self.transfer.put_dataproto(batch)]
+        handle = {"manifest_key": refs[0].manifest_key}
+        into = lambda transfer: transfer.materialize_into(transfer.read_spec(refs[1]), {"value": numpy.empty(1000, int)})
+        reads = (
+            lambda transfer: transfer.get_object(handle)["x"],
+            lambda transfer: transfer.get_object(refs[1]),
+            lambda transfer: transfer.materialize(transfer.read_spec(handle).slice_member("x", 0, 3, 9)).objects["x"],
+            lambda transfer: into(transfer).objects["value"],
+            lambda transfer: transfer.get_dataproto(refs[2])["batch"]["x"],
+            lambda transfer: transfer.get_dataproto(refs[2])["non_tensor_batch"]["c"][3],
+            lambda transfer: transfer.get_dataproto(refs[2], rows=[3, 1])["non_tensor_batch"]["c"][0],
+        )
+        gc.disable()
+        self.addCleanup(gc.enable)
+        for number, transfer in enumerate(transfers):
+            for which, read in enumerate(reads):
+                array = read(transfer)
+                while isinstance(array.base, numpy.ndarray):
+                    array = array.base
+                seen = weakref.ref(array)
+                del array
+                self.assertIsNone(seen(), f"{number} {which}")
+        sent = numpy.ones(1000)
+        seen = weakref.ref(sent)
+        for policy in (None, objects.BundleTransferPolicy(copy_mode="zero_copy")):
+            self.transfer.remove_bundle(self.transfer.put_object({"x": sent}, policy=policy))
+        del sent
+        self.assertIsNone(seen())
+        # Each read fits into the pool when the one before is gone.
+        small = pooled(6 << 16)
+        for _ in range(8):
+            seen = small.get_object(handle)
+        self.assertEqual(seen["x"].tolist(), members["x"].tolist())
+
+    def test_memory_for_staging_goes_with_its_transfer(self):
+        rows = [numpy.arange(number + 1) for number in range(4)]
+        for number in range(4):
+            # With a store of this package itself: others have no pool of the transfer's own.
+            transfer = objects.MooncakeBundleTransfer(self.store, self.prefix)
+            for _ in range(2):
+                ref = transfer.put_dataproto({"batch": {}, "non_tensor_batch": {"c": rows}})
+                seen = transfer.get_dataproto(ref)["non_tensor_batch"]["c"]
+                numpy.testing.assert_array_equal(seen[3], rows[3])
+                transfer.cleanup_dataproto(ref)
+                if number % 2:
+                    transfer.close()
+            del transfer
+        self.assertEqual(self.left(), 0)
+
     def test_a_put_that_fails_leaves_nothing(self):
         for call in ("put_batch", "put"):
             self.counting.failing = {call}
@@ -153,6 +257,36 @@ class Objects(Case):
         for junk in ("handle", None, 7, b"", [ref]):
             with self.assertRaisesRegex(TypeError, "a reference to a bundle is a RemoteBundleRef or its handle, not "):
                 self.transfer.get_object(junk)
+
+    def test_what_cannot_be_reached_is_not_gone(self):
+        ref = self.transfer.put_object({"x": numpy.arange(10), "y": b"abc"})
+        handle = {"manifest_key": ref.manifest_key}
+        self.counting.away = lambda key: True
+        for call in (self.transfer.get_object, self.transfer.remove_bundle):
+            with self.assertRaisesRegex(RuntimeError, "owner of the key does not answer .*-901.*try again when"):
+                call(handle)
+        # One whose bytes alone do not come.
+        self.counting.away = lambda key: False
+        with unittest.mock.patch.object(self.counting, "_cut", lambda name, keys: b"" if name == "get" else None):
+            with self.assertRaisesRegex(RuntimeError, "exists, and its bytes did not come"):
+                self.transfer.get_object(handle)
+        # The manifest stays as long as anything that only it names.
+        self.counting.away = lambda key: key.endswith("/buffer/x")
+        with self.assertRaisesRegex(RuntimeError, "1 objects were not removed"):
+            self.transfer.remove_bundle(handle)
+        self.counting.away = lambda key: False
+        self.transfer.remove_bundle(handle)
+        self.assertEqual(self.left(), 0)
+        with self.assertRaisesRegex(KeyError, "no bundle"):
+            self.transfer.remove_bundle(handle)
+
+    def test_a_batch_is_removed_behind_a_stage_that_is_gone(self):
+        first = self.transfer.put_dataproto({"a": numpy.arange(4)}, stage="one")
+        second = self.transfer.append_dataproto_fields(first, {"b": numpy.arange(4)}, stage="two")
+        self.transfer.cleanup_dataproto(first)
+        with self.assertRaisesRegex(KeyError, "no bundle"):
+            self.transfer.cleanup_dataproto(objects.export_ref(second))
+        self.assertEqual(self.left(), 0)
 
     def test_a_configuration_applies_to_all_objects(self):
         config = ReplicateConfig()
@@ -432,7 +566,115 @@ class Batches(Case):
         for _ in range(2):
             self.transfer.cleanup_dataproto_append(fourth, fifth)
         self.assertEqual(list(self.transfer.get(fourth)["batch"]), ["a", "b", "c"])
+        # Also where the manifest that it continues is lost: what others have of that one stays.
+        fifth = self.transfer.append_dataproto_fields(fourth, {"d": numpy.arange(4)}, stage="one")
+        sixth = self.transfer.append_dataproto_fields(fifth, {"e": numpy.arange(4)}, stage="one")
+        self.store.remove(fourth.stage_refs["one"].manifest_key)
+        self.transfer.cleanup_dataproto_append(objects.export_ref(fourth), sixth)
+        self.assertEqual(list(self.transfer.get(fourth)["batch"]), ["a", "b", "c"])
         self.transfer.cleanup_dataproto(fourth)
+        self.assertEqual(self.left(), 0)
+
+    def test_rows_of_several_types_come_back_as_they_are(self):
+        array = numpy.array
+        big = 2**53 + 1
+        for column in (
+            [array([big]), array([0.5])],
+            [array([2**63 + 1], numpy.uint64), None, array([[-1, 2]])],
+            [array([True]), array([2]), array([1.5], numpy.float16), array(7, numpy.int8)],
+            [array([big]), array([1 + 2j]), array([], numpy.complex64)],
+            [array([1], ">i4"), array([1, 2], "<i8")],
+            [[big], [0.5]], [[True], [1]], [[2**63], [-1]], [[2**63, -1], []], [[], [big, 2]], [[1.5], [], None],
+        ):  # fmt: skip
+            handle = objects.export_ref(self.transfer.put_dataproto({"batch": {}, "non_tensor_batch": {"c": column}}))
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                for rows in (list(range(len(column))), [1, 0, 1]):
+                    seen = list(self.transfer.get_dataproto(handle, rows=rows)["non_tensor_batch"]["c"])
+                    self.assert_same(seen, [column[row] for row in rows], str(column))
+                self.assert_same(list(self.transfer.get_dataproto(handle)["non_tensor_batch"]["c"]), column, str(column))
+
+    def test_lists_of_arrays_of_any_length(self):
+        array = lambda number: numpy.arange(number)
+        for column in (
+            [[array(at) for at in range(length)] for length in (0, 3, 8)],
+            [[array(at) for at in range(length)] for length in (9, 1, 12)],
+            [[array(1)] * 9, None, [], [array(2).astype(numpy.int8)]],
+            [[{"a": array(2), "b": [array(at) for at in range(20)]}] * 10, [{"b": None}]],
+            [{"l": [array(at) for at in range(9)]}, {"l": [array(3)]}, {}],
+        ):
+            handle = objects.export_ref(self.transfer.put_dataproto({"batch": {}, "non_tensor_batch": {"c": column}}))
+            for rows in (None, [2 % len(column), 0, 1], []):
+                expected = column if rows is None else [column[row] for row in rows]
+                seen = list(self.transfer.get_dataproto(handle, rows=rows)["non_tensor_batch"]["c"])
+                self.assert_same(seen, expected, str(rows))
+        loop = []
+        loop.append(loop)
+        for column in ([[array(1)] * 9 + [5], [object()]], [loop, loop], [[array(1), 5], [2]]):
+            with self.assertRaisesRegex(ValueError, "unsupported"):
+                self.transfer.put_dataproto({"batch": {}, "non_tensor_batch": {"c": column}})
+
+    def test_numbers_that_do_not_fit_the_type_of_a_schema(self):
+        array = numpy.array
+
+        def put(column, codec, dtype):
+            metadata = {} if dtype is None else {"dtype": dtype}
+            data = {"batch": {}, "non_tensor_batch": {"c": column}}
+            schemas = {"c": objects.FieldSchema(codec, metadata=metadata)}
+            ref = self.transfer.put_dataproto(data, field_schemas=schemas)
+            return list(self.transfer.get_dataproto(ref)["non_tensor_batch"]["c"])
+
+        for column, codec, dtype in (
+            ([[300], [1]], "typed_ragged", "uint8"), ([[-1], [2]], "typed_ragged", "uint8"),
+            ([[1.9], [2]], "typed_ragged", "uint8"), ([[2], [1]], "typed_ragged", "bool"),
+            ([array([300]), array([1, 2])], "typed_ragged", "uint8"), ([array([float("nan")])], "typed_ragged", "int64"),
+            ([array([2.0**63])], "typed_ragged", "int64"), ([array([2**64 - 1], "u8")], "typed_ragged", "int64"),
+            ([array([1e300])], "typed_ragged", "float32"), ([[1e300]], "typed_ragged", "float32"),
+            ([array([2**53 + 1])], "typed_ragged", "float64"), ([array([2**24 + 1])], "typed_ragged", "float32"),
+            ([array([1j])], "typed_ragged", "float64"), ([array([3])], "typed_ragged", "bool"),
+            ([[2**53 + 1], [0.5]], "typed_ragged", None), ([[True], [1]], "typed_ragged", None),
+            ([[2**53 + 1, 0.5]], "typed_ragged", None), ([[1], array([0.5])], "typed_ragged", None),
+            ([2.7, 1], "ndarray", "int8"), ([300, 1], "ndarray", "int8"), ([numpy.int64(300), 1], "ndarray", "int8"),
+            ([2**53 + 1, 0.5], "ndarray", None),
+        ):  # fmt: skip
+            with self.assertRaisesRegex(ValueError, "does not fit the type|of several kinds", msg=f"{column} {dtype}"):
+                put(column, codec, dtype)
+        self.assertEqual(self.left(), 0)
+        for column, codec, dtype, expected in (
+            ([[1.0, 255], None], "typed_ragged", "uint8", [[1, 255], None]),
+            ([[0.1], [2]], "typed_ragged", "float32", [[float(numpy.float32(0.1))], [2.0]]),
+            ([array([1.0, -2.0]), array([3])], "typed_ragged", "int8", [array([1.0, -2.0]), array([3])]),
+            ([array([2**53]), [1.0]], "typed_ragged", "float64", [array([2**53]), [1.0]]),
+            ([array([float("inf")]), array([1 + 0j])], "typed_ragged", "float32", [array([float("inf")]), array([1 + 0j])]),
+            ([[1], array([5], numpy.int8)], "typed_ragged", None, [[1], array([5], numpy.int8)]),
+            ([1, 2.0, None], "ndarray", "int16", [1, 2, None]),
+            ([float("nan"), 1.5], "ndarray", "float32", [float(numpy.float32("nan")), 1.5]),
+        ):  # fmt: skip
+            numpy.testing.assert_equal(put(column, codec, dtype), expected)
+
+    def test_names_that_are_those_of_parts_of_a_column(self):
+        numbers, tree = numpy.arange(2), [{"k": numpy.arange(1)}, {"k": numpy.arange(2)}]
+        both = lambda first, second: {"batch": {}, "non_tensor_batch": {**first, **second}}
+        self.counting.calls = {}
+        for first, second in (
+            ({"a": ["x", "yy"]}, {"a.data": numbers}),
+            ({"a": ["x", "yy"]}, {"a.nulls": numbers}),
+            ({"a": [numbers, numbers]}, {"a.shapes": numbers}),
+            ({"a": tree}, {"a.leaf.0": ["p", "q"]}),
+        ):
+            for batch in (both(first, second), both(second, first)):
+                with self.assertRaisesRegex(ValueError, "fields 'a.* have the same member, 'non_tensor_batch.a"):
+                    self.transfer.put_dataproto(batch)
+            self.assertEqual(self.counting.calls, {})
+        for first, second in ((["x", "yy"], {"a.data": numbers}), (tree, {"a.leaf.0": ["p", "q"]})):
+            ref = self.transfer.put_dataproto(both({"a": first}, {}), stage="one")
+            with self.assertRaisesRegex(ValueError, "fields 'a' and one that is appended have the same member"):
+                self.transfer.append_dataproto_fields(ref, both(second, {}), stage="one")
+            # Another stage has members of its own.
+            ref = self.transfer.append_dataproto_fields(ref, both(second, {}), stage="two")
+            seen = self.transfer.get_dataproto(objects.export_ref(ref))["non_tensor_batch"]
+            self.assert_same(list(seen["a"]), first)
+            self.transfer.cleanup_dataproto(ref)
         self.assertEqual(self.left(), 0)
 
     def test_handles_that_are_none(self):
@@ -600,6 +842,68 @@ class Catalog(Case):
         with self.assertLogs("mooncake"), self.assertRaisesRegex(RuntimeError, "drained"):
             self.put([1, 2])
 
+    def rejected(self, meanwhile):
+        """Appends fields to a batch that changes meanwhile; what was appended is removed."""
+        self.put([1, 2])
+        plan = self.tracked.resolve("p", ["a", "b"])
+        ((name, handle),) = plan["handles"].items()
+        self.tracked.release_read(plan["read_token"])
+        more = self.Rows({"more": numpy.asarray([5, 6])})
+
+        def call(method, *arguments, **keywords):
+            if method == "publish_append" and meanwhile:
+                meanwhile.pop()(name, handle)
+            return self.call(method, *arguments, **keywords)
+
+        late = DataProtoCatalogTransfer(self.transfer, call)
+        with self.assertRaisesRegex(ValueError, "stale DataProto append handle"):
+            late.append(name, handle, more, partition="p", keys=["a", "b"], stage="default")
+        return late
+
+    def test_an_append_that_is_rejected(self):
+        # The batch is replaced, and gone: nothing else of the transfer fails.
+        late = self.rejected([lambda name, handle: self.put([3, 4])])
+        late.put(self.Rows({"value": numpy.asarray([7, 8])}), partition="q", keys=["a", "b"])
+        late.close()
+        self.assertEqual(self.read(["a", "b"]), [{"value": 3}, {"value": 4}])
+        late.remove("p", ["a", "b"])
+        late.remove("q", ["a", "b"])
+        self.assertEqual(self.left(), 0)
+        # Another append was first: its batch has what both continue.
+        other = {"partition": "p", "keys": ["a", "b"], "stage": "default"}
+        fields = self.Rows({"other": numpy.asarray([7, 8])})
+        late = self.rejected([lambda name, handle: self.tracked.append(name, handle, fields, **other)])
+        self.assertEqual(self.read(["a", "b"]), [{"value": 1, "other": 7}, {"value": 2, "other": 8}])
+        late.drain()
+        self.assertEqual(self.left(), 0)
+
+    def test_an_append_that_is_rejected_and_cannot_be_removed(self):
+        def replace(name, handle):
+            self.put([3, 4])
+            self.counting.away = lambda key: True
+
+        with self.assertLogs("mooncake"):
+            late = self.rejected([replace])
+        with self.assertLogs("mooncake"), self.assertRaisesRegex(RuntimeError, "1 removals of refused batches"):
+            late.close()
+        self.counting.away = lambda key: False
+        late.close()
+        self.assertEqual(self.read(["a"]), [{"value": 3}])
+        late.drain()
+        self.assertEqual(self.left(), 0)
+
+    def test_batches_that_cannot_be_reached_are_removed_later(self):
+        self.put([1, 2])
+        self.counting.away = lambda key: True
+        with self.assertLogs("mooncake") as said:
+            self.tracked.remove("p", ["a", "b"])
+        self.assertIn("a retired batch was not removed", said.output[0])
+        with self.assertLogs("mooncake"), self.assertRaisesRegex(RuntimeError, "1 retired batches were not removed"):
+            self.tracked.drain()
+        self.counting.away = lambda key: False
+        self.tracked.drain()
+        self.assertEqual(self.left(), 0)
+
     def test_a_batch_without_a_handle_is_removed(self):
         class Batch:
             """A batch whose metadata is not JSON."""
@@ -661,26 +965,138 @@ class Catalog(Case):
         self.assertEqual(self.left(), 0)
 
 
+class Registering:
+    """A store that registers memory as the real one does: none that overlaps."""
+
+    def __init__(self):
+        self.regions = {}
+
+    def register_buffer(self, address, size):
+        if any(address < begin + length and begin < address + size for begin, length in self.regions.items()):
+            return -600
+        self.regions[address] = size
+        return 0
+
+    def unregister_buffer(self, address):
+        del self.regions[address]
+
+
+@unittest.skipIf(numpy is None, "numpy is not installed")
+class Registered(unittest.TestCase):
+    """Registrations that calls share."""
+
+    def setUp(self):
+        self.store = Registering()
+        self.kept = Registrations.of(self.store)
+
+    def take(self, *parts, whole=None):
+        begin, end = min(at for at, _ in parts), max(at + size for at, size in parts)
+        return self.kept.take([(whole or (begin, end - begin), list(parts))])
+
+    def test_memory_within_a_registration_keeps_it(self):
+        self.assertIs(Registrations.of(self.store), self.kept)
+        first = self.take((0, 10), (90, 10))
+        second = self.take((20, 10), (40, 10))
+        third = self.take((0, 10), (90, 10))
+        self.kept.give(first)
+        self.assertEqual(self.store.regions, {0: 100})
+        self.kept.give(third)
+        self.kept.give(second)
+        self.assertEqual(self.store.regions, {})
+        # Beyond one at either end, and around one: part by part.
+        first = self.take((20, 10), (40, 10))
+        others = [self.take((0, 10), (30, 5)), self.take((35, 5), (50, 10)), self.take((10, 5), (30, 10), (70, 10))]
+        self.assertEqual(self.store.regions, {20: 30, 0: 10, 50: 10, 10: 5, 70: 10})
+        self.kept.give(first)
+        self.assertEqual(self.store.regions, {20: 30, 0: 10, 50: 10, 10: 5, 70: 10})
+        for taken in others:
+            self.kept.give(taken)
+        self.assertEqual(self.store.regions, {})
+
+    def test_memory_that_overlaps_waits(self):
+        first, done = self.take((20, 20)), []
+        waits = threading.Thread(target=lambda: done.append(self.take((10, 5), (30, 20))), daemon=True)
+        waits.start()
+        self.kept.give(first)
+        waits.join(60)
+        self.assertEqual(self.store.regions, {10: 40})
+        self.kept.give(done.pop())
+        first = self.take((20, 20))
+        with unittest.mock.patch("mooncake._registrations._WAIT_S", 0):
+            with self.assertRaisesRegex(RuntimeError, "memory of its own"):
+                self.take((10, 5), (30, 20))
+        self.assertEqual(self.store.regions, {20: 20})
+        self.kept.give(first)
+        self.assertEqual(self.store.regions, {})
+
+    def test_memory_of_an_owner_and_failures(self):
+        self.store.register_buffer(0, 100)
+        self.kept.give(self.take((10, 20)))
+        self.assertEqual(self.store.regions, {0: 100})
+        with unittest.mock.patch.object(self.store, "register_buffer", lambda address, size: 0 if address < 300 else -5):
+            with self.assertRaisesRegex(RuntimeError, "register_buffer failed for 10 bytes: -5"):
+                self.store.regions[200] = 10
+                self.kept.take([((200, 10), [(200, 10)]), ((300, 10), [(300, 10)])])
+        self.assertEqual(self.store.regions, {0: 100})
+
+
 class Threads(Case):
     """Calls of many threads on one transfer."""
 
-    def test_threads_put_and_get(self):
+    def in_threads(self, count, work):
+        """Runs `work(number)` in threads; raises the first failure."""
         failures = []
 
-        def work(number):
+        def one(number):
             try:
-                for turn in range(5):
-                    array = numpy.full(5000, number * 10 + turn)
-                    ref = self.transfer.put_object({"x": array, "y": array * 2})
-                    numpy.testing.assert_array_equal(self.transfer.get_object(ref)["y"], array * 2)
-                    self.transfer.remove_bundle(ref)
+                work(number)
             except BaseException as error:
                 failures.append(error)
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        threads = [threading.Thread(target=one, args=(number,)) for number in range(count)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
         self.assertEqual(failures, [])
+
+    def test_threads_read_into_slices_of_one_array(self):
+        source = numpy.frombuffer(bed.pattern(1, 64_000), numpy.uint8)
+        parts = {f"m{at}": source[at * 1000 : (at + 1) * 1000] for at in range(64)}
+        ref = self.transfer.put_object(parts)
+        rows = self.transfer.put_dataproto({"x": source.reshape(64, 1000)})
+        memory = numpy.zeros(64_000, numpy.uint8)
+        zero_copy = objects.BundleTransferPolicy(copy_mode="zero_copy")
+
+        def work(number):
+            names = [f"m{at}" for at in range(number, 64, 8)]
+            into = {name: memory[int(name[1:]) * 1000 :][:1000] for name in names}
+            own = memory[number * 8000 :][:8000].reshape(8, 1000)
+            for _ in range(20):
+                for value in into.values():
+                    value[:] = 0
+                self.transfer.materialize_into(self.transfer.read_spec(ref).select_members(names), into)
+                for name, value in into.items():
+                    numpy.testing.assert_array_equal(value, parts[name])
+                self.transfer.remove_bundle(self.transfer.put_object({"x": source[number * 10 :]}, policy=zero_copy))
+            turn.wait()
+            for _ in range(20):
+                own[:] = 0
+                chosen = list(range(number * 8, number * 8 + 8))
+                self.transfer.get_dataproto(rows, rows=chosen, destinations={"x": own})
+                numpy.testing.assert_array_equal(own.reshape(-1), source[number * 8000 :][:8000])
+
+        turn = threading.Barrier(8)
+        self.in_threads(8, work)
+        self.assertEqual(self.store.unregister_buffer(memory.ctypes.data), -600)
+
+    def test_threads_put_and_get(self):
+        def work(number):
+            for turn in range(5):
+                array = numpy.full(5000, number * 10 + turn)
+                ref = self.transfer.put_object({"x": array, "y": array * 2})
+                numpy.testing.assert_array_equal(self.transfer.get_object(ref)["y"], array * 2)
+                self.transfer.remove_bundle(ref)
+
+        self.in_threads(4, work)
         self.assertEqual(self.left(), 0)

@@ -2,15 +2,17 @@
 
 import copy
 import ctypes
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from mooncake._bundle_values import PoolArray, address_of, bytes_of
+from mooncake._registrations import REGISTERED, Registrations
 
 NOT_FOUND = -704
-#: Code of a registration of memory that is registered: its owner did so.
-REGISTERED = -600
+#: Gets of an object that exists and whose bytes do not come, before that is an error.
+_TURNS = 3
 #: Most bytes of one call for a batch, whose deadline it has to meet on a slow machine, too.
 CALL_BYTES = 256 << 20
 #: Several puts at a time pay from these sizes on.
@@ -140,6 +142,9 @@ class Moves:
         self._store = store
         self._pool = pool
         self._given = pool is not None
+        self._registrations = Registrations.of(store)
+        #: Held while the pool of this object's own is made or closed.
+        self._lock = threading.Lock()
         #: Concatenation of arrays at an address: (arrays, address, bytes, start, count) -> bytes.
         self._concatenate = concatenate
 
@@ -193,11 +198,11 @@ class Moves:
         if not has(self._store, "batch_put_from", "register_buffer", "unregister_buffer"):
             raise RuntimeError("this store has no zero-copy put: batch_put_from with register_buffer")
         places = [Destination(address_of(view), len(view), view.obj) for _, view in chunks]
-        registered = self._register(_hulls(places))
+        taken = self._registrations.take(_hulls(places))
         try:
             self._put_from([key for key, _ in chunks], places, config)
         finally:
-            self._unregister(registered)
+            self._registrations.give(taken)
 
     def _put_from(self, keys, places, config):
         addresses, sizes = [place.address for place in places], [place.size for place in places]
@@ -252,13 +257,25 @@ class Moves:
 
     def _staging(self):
         """Returns the pool for staging: the caller's, or one of this object's own for a store of this package."""
-        if self._pool is None:
-            from mooncake.buffer_pool import BufferPool
-            from mooncake.store import MooncakeDistributedStore
+        if not has(self._store, "batch_put_from"):
+            return None
+        with self._lock:
+            if self._pool is None:
+                from mooncake.buffer_pool import BufferPool
+                from mooncake.store import MooncakeDistributedStore
 
-            if isinstance(self._store, MooncakeDistributedStore):
-                self._pool = BufferPool(self._store)
-        return self._pool if has(self._store, "batch_put_from") else None
+                if isinstance(self._store, MooncakeDistributedStore):
+                    self._pool = BufferPool(self._store)
+            return self._pool
+
+    def close(self):
+        """Closes the pool of this object's own, if there is one; RuntimeError during a put."""
+        if self._given:
+            return
+        with self._lock:
+            if self._pool is not None:
+                self._pool.close()
+                self._pool = None
 
     def check_there(self, keys):
         """RuntimeError if objects that were put are gone again: other objects of the same bundle have evicted them."""
@@ -270,6 +287,30 @@ class Moves:
                 f"{len(gone)} of {len(keys)} objects of a bundle were evicted while it was put, for example {gone[0]}: the "
                 "pool has no room for all of it"
             )
+
+    def object(self, key, kind):
+        """Returns an object's bytes. KeyError if there is none; RuntimeError if its owner does not answer: a get of the
+        store returns no bytes in either case."""
+        for _ in range(_TURNS):
+            data = self._store.get(key)
+            if data:
+                return data
+            if not self._is_there(key, kind):
+                raise KeyError(f"no {kind} at {key}")
+        raise RuntimeError(f"the {kind} at {key} exists, and its bytes did not come in {_TURNS} gets: try again")
+
+    def _is_there(self, key, kind):
+        """Returns true if there is an object; RuntimeError if that cannot be known. A store without `is_exist` says that
+        by its gets."""
+        if not has(self._store, "is_exist"):
+            return False
+        code = self._store.is_exist(key)
+        if code < 0:
+            raise RuntimeError(
+                f"the {kind} at {key} cannot be read: the owner of the key does not answer (is_exist: {code}); it may "
+                "exist: try again when the cluster is reachable"
+            )
+        return code > 0
 
     # --- tensors ---------------------------------------------------------------------------------------------------
 
@@ -308,16 +349,27 @@ class Moves:
             found = [self._store.get_tensor(key) for key in keys]
         for key, tensor in zip(keys, found):
             if tensor is None:
-                raise KeyError(f"no tensor at {key}")
+                there = self._is_there(key, "tensor")
+                text = f"the tensor at {key} exists, and was not read: try again"
+                raise RuntimeError(text) if there else KeyError(f"no tensor at {key}")
         return found
 
     # --- gets ------------------------------------------------------------------------------------------------------
 
-    def lease(self, size):
-        """Returns an array of bytes over memory of the caller's pool; None without one, or without bytes."""
-        if not self._given or size == 0 or not has(self._store, "get_into_ranges"):
-            return None
-        return PoolArray.over(self._pool.acquire(size), size)
+    def leases(self, sizes, held):
+        """Returns arrays of bytes over memory of the caller's pool, all at once; None for each without a pool, or without
+        bytes. `held` are the leases that the call has already, and gets these. RuntimeError if the pool cannot have all of
+        them at a time."""
+        if not self._given or not any(sizes) or not has(self._store, "get_into_ranges"):
+            return [None] * len(sizes)
+        some = [size for size in sizes if size]
+        if has(self._pool, "acquire_all"):
+            leases = self._pool.acquire_all(some, held=list(held))
+            held.update(leases)
+        else:
+            leases = [self._pool.acquire(size) for size in some]
+        arrays = iter([PoolArray.over(lease, size) for lease, size in zip(leases, some)])
+        return [next(arrays) if size else None for size in sizes]
 
     def get(self, reads, array=False, ranges=False):
         """Reads pieces: `reads` are pairs of destination and pieces; `array` if they are a single array's; `ranges` to
@@ -350,14 +402,14 @@ class Moves:
             self._with_registered(_hulls(places), call, reads)
         except _NotRegistered:
             # An array of which a part is registered cannot be registered as a whole.
-            self._with_registered(places, call, reads)
+            self._with_registered([_alone(place) for place in places if _is_to_register(place)], call, reads)
 
-    def _with_registered(self, places, call, reads):
-        registered = self._register(places)
+    def _with_registered(self, groups, call, reads):
+        taken = self._registrations.take(groups)
         try:
             call(reads)
         finally:
-            self._unregister(registered)
+            self._registrations.give(taken)
 
     def _get_one(self, reads):
         place, (piece,) = reads[0]
@@ -411,28 +463,6 @@ class Moves:
                     raise RuntimeError(f"get failed for {piece.key}: {len(value)} bytes")
                 part = memoryview(value)[piece.source : piece.source + piece.size]
                 ctypes.memmove(place.address + piece.offset, address_of(part), piece.size)
-
-    def _register(self, places):
-        """Registers memory with the store for a call; returns the addresses to unregister. What its owner registered
-        stays registered."""
-        done = []
-        try:
-            for place in places:
-                if place.registered or place.size == 0:
-                    continue
-                code = self._store.register_buffer(place.address, place.size)
-                if code in (None, 0):
-                    done.append(place.address)
-                elif code != REGISTERED:
-                    raise RuntimeError(f"register_buffer failed for {place.size} bytes: {code}")
-        except BaseException:
-            self._unregister(done)
-            raise
-        return done
-
-    def _unregister(self, addresses):
-        for address in addresses:
-            self._store.unregister_buffer(address)
 
     # --- removal ---------------------------------------------------------------------------------------------------
 
@@ -498,19 +528,27 @@ class _NotRegistered(RuntimeError):
     """A get was refused because its memory is not registered."""
 
 
+def _is_to_register(place):
+    return place.size > 0 and not place.registered
+
+
+def _alone(place):
+    return (place.address, place.size), [(place.address, place.size)]
+
+
 def _hulls(places):
-    """Returns memory that contains these places: those in one array together, since each registration is checked with
-    the kernel."""
+    """Returns memory that contains these places, each with the places in it: those in one array together, since each
+    registration is checked with the kernel. Those that are registered for good, or empty, are left out."""
     found = {}
-    for place in places:
+    for place in filter(_is_to_register, places):
         root = place.owner
         while isinstance(root, np.ndarray) and isinstance(root.base, np.ndarray) and root.base.flags.c_contiguous:
             root = root.base
-        found.setdefault((id(root), place.registered), (root, []))[1].append(place)
+        found.setdefault(id(root), []).append((place.address, place.size))
     hulls = []
-    for root, some in found.values():
-        begin, end = min(one.address for one in some), max(one.address + one.size for one in some)
-        hulls.append(Destination(begin, end - begin, root, some[0].registered))
+    for parts in found.values():
+        begin, end = min(address for address, _ in parts), max(address + size for address, size in parts)
+        hulls.append(((begin, end - begin), parts))
     return hulls
 
 

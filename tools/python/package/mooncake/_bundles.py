@@ -6,6 +6,7 @@ The manifest is put last, so a bundle whose manifest exists is complete. It may 
 continues; what only those needed is in its `cleanup_keys`.
 """
 
+import contextlib
 import json
 import uuid
 from collections.abc import Mapping
@@ -70,8 +71,7 @@ def check_chunk_bytes(size):
 class Bundles:
     """The bundles under one prefix of a store's keys."""
 
-    def __init__(self, store, moves, prefix, chunk_bytes):
-        self._store = store
+    def __init__(self, moves, prefix, chunk_bytes):
         self._moves = moves
         self._prefix = prefix
         self._chunk_bytes = chunk_bytes
@@ -174,15 +174,12 @@ class Bundles:
 
     def resolve_manifest(self, ref):
         """Returns the manifest of a reference, from the store if the reference does not have it. KeyError if there is
-        none, ValueError if it is not of this prefix or not consistent."""
+        none, RuntimeError if the store cannot be reached, ValueError if it is not of this prefix or not consistent."""
         key, manifest = _reference(ref)
         if not manifest:
             if not isinstance(key, str):
                 raise ValueError("a reference to a bundle has a manifest_key")
-            data = self._store.get(key)
-            if not data:
-                raise KeyError(f"no bundle at {key}")
-            manifest = decode_json(data, f"the manifest at {key}")
+            manifest = decode_json(self._moves.object(key, "bundle"), f"the manifest at {key}")
         self._check(manifest)
         return manifest
 
@@ -206,13 +203,46 @@ class Bundles:
         specs = [manifest["meta"], *manifest["buffers"].values()]
         return [*(key for spec in specs for key in self.payload_keys(spec)), *manifest.get("cleanup_keys", ()), last]
 
-    def remove_bundle(self, ref):
-        """Removes a bundle."""
-        self._moves.remove(self.keys(ref), strict=True)
+    def _added_keys(self, ref, before):
+        """Returns the keys of what a bundle has and the one that it continues has not; all of them, where `before` is
+        None. That one may be gone: the bundle then says which bundles came after it."""
+        keys = self.keys(ref)
+        if before is None:
+            return keys
+        try:
+            kept = set(self.keys(before))
+            return [key for key in keys if key not in kept]
+        except KeyError:
+            manifest, (old, _) = self.resolve_manifest(ref), _reference(before)
+            cleanup = manifest.get("cleanup_keys", [])
+            if old not in cleanup:
+                return keys
+            # In the order of the bundles: those up to `before` end with its manifest and its metadata.
+            later = {self._number(key) for key in cleanup[cleanup.index(old) + 1 :]} - {self._number(old)}
+            return [key for key in keys if self._number(key) in {*later, manifest["object_id"]}]
 
-    def remove_keys(self, keys, *, strict):
-        """Removes objects of bundles."""
-        self._moves.remove(keys, strict)
+    def remove_bundle(self, ref):
+        """Removes a bundle. RuntimeError if an object of it stays: its manifest, by which it is removed later, then stays,
+        too."""
+        ref = self._resolved(ref)
+        self._remove(ref, self.keys(ref))
+
+    def remove_added(self, ref, before):
+        """Removes what a bundle has added to another, if that is not None; KeyError if the bundle does not exist."""
+        ref = self._resolved(RemoteBundleRef(_reference(ref)[0], {}))
+        self._remove(ref, self._added_keys(ref, before))
+
+    def _resolved(self, ref):
+        return RemoteBundleRef(_reference(ref)[0], self.resolve_manifest(ref))
+
+    def _remove(self, ref, keys):
+        try:
+            self._moves.remove(keys, strict=True)
+        except Exception:
+            # A put of what exists has no effect.
+            with contextlib.suppress(Exception):
+                self._moves.put([(keys[-1], memoryview(encode_json(ref.manifest, "a manifest")))], _COPY, None)
+            raise
 
     def _check(self, manifest):
         """ValueError if a manifest is not consistent, or names objects of others."""

@@ -11,10 +11,13 @@ import sys
 import numpy as np
 
 from mooncake._bundle_values import FlatArrays, Pieces, bytes_of, check_unmasked
+from mooncake._number_types import as_type, is_kept
 
 #: Types of a column without a value.
 EMPTY_TYPE = "int64"
 EMPTY_TENSOR = "torch.float32"
+#: Layout of arrays of types that have no type in common: the bytes of each row.
+_ROW_BYTES = "row_bytes"
 
 
 def torch_if_loaded():
@@ -102,7 +105,7 @@ class Scalars:
         dtype = np.dtype(dtype) if dtype is not None else np.asarray(there).dtype if there else np.dtype(EMPTY_TYPE)
         if dtype.kind not in "biuf":
             raise ValueError(f"numbers of type {dtype} have no codec")
-        data = np.asarray([0 if value is None else value for value in values], dtype)
+        data = as_type([0 if value is None else value for value in values], dtype)
         return {"data": data, "nulls": _nulls(values)}, {"dtype": str(dtype)}
 
     @staticmethod
@@ -225,6 +228,37 @@ class MediaLists:
         return payload, {**metadata, "media_encodings": _pick(metadata.get("media_encodings"), items)}
 
 
+class Lists:
+    """Lists of any values: all items are one column."""
+
+    def __init__(self, columns):
+        #: Codecs of the column of the items.
+        self._columns = columns
+
+    def encode(self, values):
+        """Encodes; ValueError if there is no codec for the items together."""
+        items = self._columns.encode(": items of its lists", [item for value in values for item in value or ()])
+        payload = {"row_offsets": _starts([len(value or ()) for value in values]), "nulls": _nulls(values)}
+        payload.update({f"items.{name}": part for name, part in items.payload.items()})
+        return payload, {"items": {"codec": items.codec, "metadata": items.metadata}}
+
+    def decode(self, payload, rows, metadata):
+        """Decodes."""
+        begins, about = _checked_offsets(payload, rows, "row_offsets"), metadata["items"]
+        parts = {name.removeprefix("items."): part for name, part in payload.items() if name.startswith("items.")}
+        items = self._columns.decode(about["codec"], parts, int(begins[-1]), about["metadata"])
+        return [None if payload["nulls"][row] else items[int(begins[row]) : int(begins[row + 1])] for row in range(rows)]
+
+    def select(self, source, rows, metadata):
+        """Selects rows."""
+        ranges, about = source.bounds("row_offsets", rows), metadata["items"]
+        items = [at for begin, end in ranges for at in range(begin, end)]
+        parts, chosen = self._columns.select(about["codec"], source.within("items."), items, about["metadata"])
+        payload = {"row_offsets": _starts([end - begin for begin, end in ranges]), "nulls": source.rows("nulls", rows)}
+        payload.update({f"items.{name}": part for name, part in parts.items()})
+        return payload, {**metadata, "items": {**about, "metadata": chosen}}
+
+
 class Ragged:
     """Arrays and lists of numbers, of any shapes."""
 
@@ -233,20 +267,21 @@ class Ragged:
         self._concatenates = concatenates
 
     def encode(self, values, dtype=None):
-        """Encodes; ValueError if a row has no numbers, TypeError if one is a masked array."""
+        """Encodes; ValueError if a row has no numbers, or one that the type does not have, TypeError if one is a masked
+        array."""
         for value in values:
             check_unmasked(value, "a row of a column")
         regular = self.encode_regular(values, dtype)
         if regular is not None:
             return regular
-        arrays = [None if value is None else np.asarray(value) for value in values]
-        there = [array for array in arrays if array is not None]
-        kinds = {array.dtype for array in there if array.size or array.dtype.kind != "f"} or {a.dtype for a in there}
-        dtype = np.dtype(dtype or (np.result_type(*kinds) if kinds else EMPTY_TYPE))
-        if dtype.kind not in "biufc":
+        if dtype is None:
+            dtype, arrays = self._in_common(values)
+        else:
+            dtype, arrays = np.dtype(dtype), None
+        if dtype is not None and dtype.kind not in "biufc":
             raise ValueError(f"arrays of type {dtype} have no codec")
-        # `ascontiguousarray` would make an array of no dimensions one of one.
-        arrays = [None if array is None else np.asarray(array, dtype, order="C") for array in arrays]
+        if arrays is None:
+            arrays = [None if value is None else as_type(value, dtype) for value in values]
         flat = [array.reshape(-1) for array in arrays if array is not None]
         most = max((array.ndim for array in arrays if array is not None), default=0)
         shapes = np.zeros((len(arrays), max(most, 1)), np.int64)
@@ -255,16 +290,50 @@ class Ragged:
             if array is not None and array.ndim:
                 shapes[row, : array.ndim] = array.shape
                 dims[row] = array.ndim
-        are = [isinstance(value, np.ndarray) for value in values if value is not None]
-        form = "ndarray" if all(are) else "mixed" if any(are) else "list"
+        are = [isinstance(value, np.ndarray) for value in values]
+        lists = any(value is not None and not array for value, array in zip(values, are))
+        form = "list" if lists and not any(are) else "mixed" if lists else "ndarray"
         metadata = {"dtype": str(dtype), "max_ndim": most, "shape_policy": "ragged", "row_format": form}
         metadata["physical_layout"] = "contiguous_flat"
         if form == "mixed":
-            metadata["ndarray_rows"] = [isinstance(value, np.ndarray) for value in values]
-        if form == "ndarray" and any(value.dtype != dtype for value in values if value is not None):
-            metadata["row_dtypes"] = [None if value is None else str(value.dtype) for value in values]
-        offsets = _starts([0 if array is None else array.size for array in arrays])
+            metadata["ndarray_rows"] = are
+        if any(value.dtype != dtype for value, array in zip(values, are) if array):
+            metadata["row_dtypes"] = [str(value.dtype) if array else None for value, array in zip(values, are)]
+        if dtype is None:
+            metadata.update(dtype="uint8", physical_layout=_ROW_BYTES)
+            dtype, flat = np.dtype(np.uint8), [array.view(np.uint8) for array in flat]
+            offsets = _starts([0 if array is None else array.nbytes for array in arrays])
+        else:
+            offsets = _starts([0 if array is None else array.size for array in arrays])
         return self._payload(flat, dtype, offsets, shapes, dims, _nulls(values)), metadata
+
+    @staticmethod
+    def _in_common(values):
+        """Returns the type of arrays and lists of numbers, and these in that type, as they are without it: each comes back
+        as what it is. The type is None if arrays have none in common that keeps their values; ValueError for lists then.
+        """
+        arrays = [None if value is None else np.asarray(value, order="C") for value in values]
+        there = [array for array in arrays if array is not None]
+        is_list = lambda value: value is not None and not isinstance(value, np.ndarray)
+        lists = [array for value, array in zip(values, arrays) if is_list(value)]
+        kinds = {array.dtype for array in there if array.size or array.dtype.kind != "f"} or {a.dtype for a in there}
+        dtype = np.result_type(*kinds) if kinds else np.dtype(EMPTY_TYPE)
+        if dtype.kind not in "biufc":
+            return dtype, None
+        mixed = any(array.size and array.dtype.kind != dtype.kind for array in lists)
+        if mixed or not all(is_kept(value, array) for value, array in zip(values, arrays) if is_list(value)):
+            raise ValueError(
+                f"lists of several kinds of numbers would come back as {dtype}: name a dtype in the metadata of the "
+                "FieldSchema, or use the codec auto"
+            )
+        if all(array.dtype == dtype for array in there):
+            return dtype, arrays
+        try:
+            return dtype, [None if array is None else as_type(array, dtype) for array in arrays]
+        except ValueError:
+            if lists:
+                raise
+            return None, arrays
 
     def encode_regular(self, values, dtype=None):
         """Encodes two or more arrays of one shape and type; returns None for other rows."""
@@ -304,11 +373,17 @@ class Ragged:
                 values.append(None)
                 continue
             shape = payload["shapes"][row, : int(payload["ndims"][row])].tolist()
-            value = data[int(offsets[row]) : int(offsets[row + 1])].reshape(shape)
+            value = data[int(offsets[row]) : int(offsets[row + 1])]
+            if metadata.get("physical_layout") == _ROW_BYTES:
+                value = value.view(kinds[row])
+                value = value if value.flags.aligned else value.copy()
+            value = value.reshape(shape)
             if form == "list" or (form == "mixed" and not arrays[row]):
                 value = value.tolist()
             elif kinds and kinds[row]:
-                value = value.astype(kinds[row], copy=False)
+                # The type in common has each of its values; a complex one has no imaginary part then.
+                kind = np.dtype(kinds[row])
+                value = (value.real if kind.kind != "c" else value).astype(kind, copy=False)
             values.append(value)
         return values
 

@@ -137,7 +137,7 @@ class Tree:
 
     def needed(self):
         """Returns true if a leaf has what MessagePack and JSON do not have."""
-        return bool(self.nodes) and any(_is_native(value) for leaf in self.leaves for value in leaf.values)
+        return bool(self.nodes) and _is_any(_is_native, (value for leaf in self.leaves for value in leaf.values))
 
 
 def _add(path, values, leaves, nodes, depth, bounded):
@@ -187,11 +187,12 @@ def _most_items(there):
     if not there or not all(isinstance(value, (list, tuple)) for value in there):
         return None
     most = max(map(len, there))
-    inner = lambda item: item is None or isinstance(item, (Mapping, list, tuple)) or _is_array(item)
+    inner = lambda item: item is None or isinstance(item, (Mapping, list, tuple)) or is_array(item)
     return most if most <= _MOST_ITEMS and all(inner(item) for value in there for item in value) else None
 
 
-def _is_array(value):
+def is_array(value):
+    """Returns true for an array of numpy or a tensor of torch."""
     torch = torch_if_loaded()
     return isinstance(value, np.ndarray) or (torch is not None and isinstance(value, torch.Tensor))
 
@@ -200,7 +201,31 @@ def _is_native(value):
     """Returns true for a value, or a list of values, that are arrays, tensors, bytes or images."""
     if isinstance(value, (list, tuple)):
         return any(map(_is_native, value))
-    return _is_array(value) or is_bytes(value) or is_image(value)
+    return is_array(value) or is_bytes(value) or is_image(value)
+
+
+def is_list_of_native(there):
+    """Returns true for rows that are lists, with arrays, tensors, bytes or images in their items."""
+    if not all(isinstance(value, (list, tuple)) for value in there):
+        return False
+    return _is_any(_has_native, there)
+
+
+def _is_any(test, values):
+    try:
+        return any(map(test, values))
+    except RecursionError:
+        # One that contains itself: no codec has it.
+        return False
+
+
+def _has_native(value):
+    """Returns true for what `_is_native` is true for, also in mappings."""
+    if isinstance(value, Mapping):
+        return any(map(_has_native, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(_has_native, value))
+    return _is_native(value)
 
 
 def _shared_dtype(there):

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mooncake import _column_codecs as codecs
-from mooncake._column_trees import MISSING, Tree, choose_leaf_codec, present
+from mooncake._column_trees import MISSING, Tree, choose_leaf_codec, is_array, is_list_of_native, present
 
 #: What an encoder may raise for values that it does not take.
 FAILURES = (TypeError, ValueError, OverflowError, RuntimeError, AttributeError, RecursionError)
@@ -46,6 +46,7 @@ class Columns:
             "utf8_ragged": codecs.Blobs(lambda text: text.encode("utf-8"), lambda data: bytes(data).decode("utf-8")),
             "msgpack_ragged": codecs.Blobs(codecs.pack_msgpack, codecs.unpack_msgpack),
             "json_ragged": codecs.Blobs(codecs.pack_json, codecs.unpack_json),
+            "list_ragged": codecs.Lists(self),
         }
 
     # --- encoding --------------------------------------------------------------------------------------------------
@@ -100,10 +101,12 @@ class Columns:
         if decision.codec == "ragged_tensor" and not decision.accepted:
             return None, decision.reason
         changes = (decision.codec == "ndarray" and not _are_alike(there)) or (
-            decision.codec == "typed_ragged" and not all(map(_is_numbers, there))
+            decision.codec == "typed_ragged" and not _are_numbers(there)
         )
         if decision.accepted and decision.codec != "msgpack_ragged" and not changes:
             return decision.codec, ""
+        if is_list_of_native(there):
+            return "list_ragged", ""
         return self._choose_packed(there)
 
     def _choose_packed(self, there):
@@ -205,15 +208,22 @@ def _join_rows(node, columns, payload, rows):
     return joined
 
 
-def _is_numbers(value):
-    """Returns true for a list of numbers of one kind, in rows of one length."""
-    try:
-        array = np.asarray(value)
-    except (TypeError, ValueError, OverflowError):
-        return False
-    if isinstance(value, np.ndarray):
-        return array.dtype.kind in "biufc"
-    return array.dtype.kind in "biuf" and (array.size == 0 or _are_alike(value))
+def _are_numbers(values):
+    """Returns true for arrays of numbers, and for lists of numbers of one kind, each in rows of one length."""
+    kinds = set()
+    for value in values:
+        try:
+            array = np.asarray(value)
+        except (TypeError, ValueError, OverflowError):
+            return False
+        if isinstance(value, np.ndarray):
+            if array.dtype.kind not in "biufc":
+                return False
+        elif array.size:
+            if array.dtype.kind not in "biuf" or not _are_alike(value):
+                return False
+            kinds.add(array.dtype.kind)
+    return len(kinds) < 2
 
 
 def _are_alike(value):
@@ -223,6 +233,9 @@ def _are_alike(value):
         one = pending.pop()
         if isinstance(one, (list, tuple)):
             pending.extend(one)
+        elif is_array(one):
+            # It would come back as a list.
+            return False
         else:
             flat.add(np.asarray(one).dtype.kind)
     return len(flat) <= 1

@@ -22,11 +22,16 @@ class EngramStoreConfig:
         self.embedding_dim = 0
 
 
+def _whole(value, name):
+    """Returns a number as int, also one of numpy's; TypeError for anything else."""
+    if type(value).__name__ in ("bool", "bool_") or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is int, not {value!r}")
+    return operator.index(value)
+
+
 def _count(value, name):
     """Returns a number above 0; TypeError for another type, ValueError for another number."""
-    if type(value).__name__ in ("bool", "bool_") or not hasattr(value, "__index__"):
-        raise TypeError(f"EngramStoreConfig: {name} is int, not {value!r}")
-    if operator.index(value) <= 0:
+    if _whole(value, f"EngramStoreConfig: {name}") <= 0:
         raise ValueError(f"EngramStoreConfig: {name} is above 0, not {value}")
     return operator.index(value)
 
@@ -46,7 +51,7 @@ class EngramStore:
             raise ValueError("EngramStoreConfig: table_vocab_sizes has the size of the table of each head, and is empty")
         if max(self._sizes) * self._dim * _VALUE_BYTES > _MOST_BYTES:
             raise ValueError(f"EngramStoreConfig: a table of {max(self._sizes)} rows of {self._dim} values is too large")
-        self._layer = layer_id
+        self._layer = _whole(layer_id, "EngramStore: layer_id")
         self._store = store
 
     def get_embedding_dim(self):

@@ -4,6 +4,7 @@ caller's."""
 import ctypes
 import io
 import math
+from weakref import WeakSet
 
 import numpy as np
 
@@ -61,11 +62,21 @@ class _Read:
         self.name = name
         self.spans = spans
         self.size = size
+        #: Returns the value, from the array of the bytes that were allocated here (None for memory that existed). It must
+        #: not refer to this read: a cycle of references would keep the memory.
         self.finish = finish
         #: (destination, offset) in memory that exists; None: to be allocated.
         self.place = place
+        self._existed = place is not None
         #: True if the value keeps memory of a pool until it is released.
         self.pooled = pooled
+
+    def value(self):
+        """Returns what was read, when all of it is there."""
+        if self._existed:
+            return self.finish(None)
+        place, offset = self.place
+        return self.finish(place.owner[offset : offset + self.size])
 
 
 def row_spans(rows, size, at=0):
@@ -89,11 +100,12 @@ class MemberReads:
         self._bundles = bundles
         self._moves = moves
 
-    def read(self, stage, names, rows=None, destinations=None, raw=()):
+    def read(self, stage, names, rows=None, destinations=None, raw=(), held=None):
         """Returns the values of members by name.
 
         `rows` maps names to the rows to read, `destinations` names to memory; members in `raw` that are bytes are
-        returned as an array of bytes without a copy.
+        returned as an array of bytes without a copy. `held` are the leases of a pool that the caller has for the same
+        call, a `WeakSet`, which gets those of this one.
         """
         rows, destinations = rows or {}, destinations or {}
         values, reads, tensors = dict.fromkeys(names), [], []
@@ -114,9 +126,10 @@ class MemberReads:
                 reads.append(self._tensor(*arguments))
         array = alone and stage.spec(next(iter(values))).get("encoding") == "ndarray"
         ranges = any(isinstance(destinations.get(name), (TensorObject, RawDestination)) for name in values)
+        self._lease([one for one in reads if one.pooled], WeakSet() if held is None else held)
         self._move(stage, reads, array, ranges)
         for one in reads:
-            values[one.name] = one.finish()
+            values[one.name] = one.value()
         if tensors:
             keys = [stage.payloads[name]["key"] for name in tensors]
             values.update(zip(tensors, self._moves.get_tensors(keys)))
@@ -134,6 +147,12 @@ class MemberReads:
         self._moves.get([(Destination.of(into), self._bundles.pieces(payload, [(0, payload["bytes"])]))])
         return into
 
+    def _lease(self, reads, held):
+        """Finds places in memory of a pool, if there is one."""
+        for one, array in zip(reads, self._moves.leases([one.size for one in reads], held)):
+            if array is not None:
+                one.place = Destination.of(array), 0
+
     def _move(self, stage, reads, array, ranges):
         blocks, placed = [], {}
         for one in reads:
@@ -147,9 +166,6 @@ class MemberReads:
         self._moves.get(list(placed.values()), array, ranges)
 
     def _allocate(self, one, blocks, count):
-        leased = self._moves.lease(one.size) if one.pooled else None
-        if leased is not None:
-            return Destination.of(leased), 0
         if one.size > _SHARED_BYTES or count == 1:
             return Destination.of(fresh(one.size)), 0
         offset = blocks[-1].take(one.size) if blocks else None
@@ -162,12 +178,6 @@ class MemberReads:
         block, offset = one.place
         return Destination.of(block.memory()), offset
 
-    @staticmethod
-    def _memory(one):
-        """Returns the bytes of a read that was allocated here, as an array."""
-        place, offset = one.place
-        return place.owner[offset : offset + one.size]
-
     # --- bytes and arrays ------------------------------------------------------------------------------------------
 
     def _bytes(self, name, payload, spec, rows, destination, raw):
@@ -176,15 +186,12 @@ class MemberReads:
         if destination is not None:
             raise ValueError(f"structured bytes member {name} does not support destinations")
         size = payload["bytes"]
-        one = _Read(name, [(0, size)], size, None, pooled=True)
 
-        def finish():
-            memory = self._memory(one)
+        def finish(memory):
             pooled = getattr(memory, "_mooncake_pool_owner", None) is not None
             return memory if raw or pooled else memory.tobytes()
 
-        one.finish = finish
-        return one
+        return _Read(name, [(0, size)], size, finish, pooled=True)
 
     def _array(self, name, payload, spec, rows, destination):
         dtype, shape = spec.get("dtype"), spec.get("shape")
@@ -200,15 +207,14 @@ class MemberReads:
             shape = (len(rows), *shape[1:])
         size = dtype.itemsize * math.prod(shape)
         if destination is None:
-            one = _Read(name, spans, size, None, pooled=True)
-            array = lambda: self._memory(one).view(dtype).reshape(shape)
+            array = lambda memory: memory.view(dtype).reshape(shape)
             # An element of the array is a copy: memory of a pool is returned with the array.
-            one.finish = (lambda: array()[()]) if spec.get("scalar") else array
-            return one
+            finish = (lambda memory: array(memory)[()]) if spec.get("scalar") else array
+            return _Read(name, spans, size, finish, pooled=True)
         target = _array_at(name, destination, dtype, shape)
         registered = isinstance(destination, RawDestination) and destination.pre_registered
         place = Destination(target.ctypes.data, target.nbytes, target, registered)
-        return _Read(name, spans, size, lambda: target, (place, 0))
+        return _Read(name, spans, size, lambda _: target, (place, 0))
 
     # --- tensors ---------------------------------------------------------------------------------------------------
 
@@ -222,28 +228,24 @@ class MemberReads:
             return self._tensor_rows(name, payload, spec, rows, destination)
         size = payload["bytes"]
         if destination is None:
-            one = _Read(name, [(0, size)], size, None)
-            one.finish = lambda: _tensors.view(self._memory(one), load_torch("a tensor"))
-            return one
+            return _Read(name, [(0, size)], size, lambda memory: _tensors.view(memory, load_torch("a tensor")))
         place = _tensor_place(name, destination, size)
-        finish = lambda: _tensor_in(destination, size, spec)
+        finish = lambda _: _tensor_in(destination, size, spec)
         return _Read(name, [(0, size)], size, finish, (place, 0))
 
     def _saved(self, name, payload, spec, rows, destination):
         """Reads a nested tensor, or one that was put as a file of torch: whole, and selects rows afterwards."""
         if destination is not None:
             raise ValueError(f"structured tensor member {name} is nested or a file, and does not support destinations")
-        one = _Read(name, [(0, payload["bytes"])], payload["bytes"], None)
 
-        def finish():
-            data, torch = self._memory(one), load_torch("a tensor")
+        def finish(data):
+            torch = load_torch("a tensor")
             if spec.get("nested"):
                 return _nested(data, spec, rows, torch)
             tensor = torch.load(io.BytesIO(data.tobytes()), weights_only=True)
             return tensor if rows is None else tensor[list(rows)]
 
-        one.finish = finish
-        return one
+        return _Read(name, [(0, payload["bytes"])], payload["bytes"], finish)
 
     def _tensor_rows(self, name, payload, spec, rows, destination):
         offset, shape = payload.get("metadata_bytes"), spec.get("shape")
@@ -258,11 +260,11 @@ class MemberReads:
         if destination is None:
             memory = fresh(size)
             memory[:offset] = np.frombuffer(head, np.uint8)
-            finish = lambda: _tensors.view(memory, load_torch("a tensor"))
+            finish = lambda _: _tensors.view(memory, load_torch("a tensor"))
             return _Read(name, spans, size, finish, (Destination.of(memory), offset))
         place = _tensor_place(name, destination, size)
         ctypes.memmove(destination.ptr, head, offset)
-        return _Read(name, spans, size, lambda: _tensor_in(destination, size, spec), (place, offset))
+        return _Read(name, spans, size, lambda _: _tensor_in(destination, size, spec), (place, offset))
 
 
 def _check_room(name, destination, size):

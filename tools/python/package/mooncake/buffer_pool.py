@@ -6,6 +6,9 @@ import weakref
 
 from kvplane import _native
 
+#: Longest wait for a buffer without a timeout of the pool's or the call's, in seconds.
+DEFAULT_TIMEOUT_S = 60
+
 
 class BufferLeaseView:
     """View of a lease, for use as a context manager."""
@@ -88,7 +91,11 @@ def _count(call, name, value):
 
 
 class BufferPool:
-    """Buffers in sizes of powers of two, registered with a store once and reused."""
+    """Buffers in sizes of powers of two, registered with a store once and reused. A pool that nobody refers to any more
+    is closed: its memory is unregistered before it is freed."""
+
+    #: Default for a constructor that raised because of its arguments: there is nothing to free.
+    _changed = None
 
     def __init__(
         self,
@@ -143,23 +150,60 @@ class BufferPool:
         return room
 
     def acquire(self, size, block=None, timeout=None):
-        """Lends a buffer of at least `size` bytes; RuntimeError or TimeoutError when there is none."""
-        size = _count("acquire", "size", size)
-        room = self._room(size)
+        """Lends a buffer of at least `size` bytes; RuntimeError or TimeoutError when there is none. The wait for one ends
+        after `timeout` seconds, the pool's `default_timeout`, or a minute."""
+        return self.acquire_all([size], block, timeout)[0]
+
+    def acquire_all(self, sizes, block=None, timeout=None, held=()):
+        """Lends buffers for one call, all of them or none: a call that waits holds none of these.
+
+        `held` are leases that the caller keeps meanwhile. RuntimeError, without a wait, if both together are over the
+        capacity of the pool.
+        """
+        sizes = [_count("acquire", "size", size) for size in sizes]
+        rooms = [self._room(size) for size in sizes]
+        self._check_capacity(rooms, [lease._room for lease in held if lease._pool is self])
         block = self._block if block is None else block
         timeout = self._timeout if timeout is None else timeout
-        until = None if timeout is None else time.monotonic() + timeout
+        timeout = DEFAULT_TIMEOUT_S if timeout is None else timeout
+        until = time.monotonic() + timeout
         with self._changed:
             while True:
-                address = self._find(room)
-                if address is not None:
-                    return BufferLease(self, address, room, size)
+                addresses = self._find_all(rooms)
+                if addresses is not None:
+                    return [BufferLease(self, *one) for one in zip(addresses, rooms, sizes)]
                 if not block:
-                    raise RuntimeError(f"the pool is exhausted: no {room} bytes are left")
-                left = None if until is None else until - time.monotonic()
-                if left is not None and left <= 0:
-                    raise TimeoutError(f"no buffer of {room} bytes came back within {timeout} s")
+                    raise RuntimeError(f"the pool is exhausted: no {sum(rooms)} bytes are left")
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(f"no buffer of {sum(rooms)} bytes came back within {timeout} s")
                 self._changed.wait(left)
+
+    def _check_capacity(self, rooms, held):
+        for most, needed, kept, unit in (
+            (self._max_bytes, sum(rooms), sum(held), "bytes"),
+            (self._max_regions, len(rooms), len(held), "regions"),
+        ):
+            if most and needed + kept > most:
+                raise RuntimeError(
+                    f"a call needs buffers of {needed} {unit} and holds {kept}, over the capacity of this pool, {most}: "
+                    f"read less at a time, or make the pool with more max_{unit}"
+                )
+
+    def _find_all(self, rooms):
+        """Returns an address for each, or None, and nothing is lent."""
+        found = []
+        try:
+            for room in rooms:
+                address = self._find(room)
+                if address is None:
+                    break
+                found.append(address)
+        finally:
+            if len(found) < len(rooms):
+                for address, room in zip(found, rooms):
+                    self._free[room].append(address)
+        return found if len(found) == len(rooms) else None
 
     def buffer(self, size, block=None, timeout=None):
         """Does the same, for `with`."""
@@ -171,24 +215,30 @@ class BufferPool:
         free = self._free.setdefault(room, [])
         if free:
             return free.pop()
-        if self._max_bytes and self._bytes + room > self._max_bytes and not self._shrink(room):
+        if not self._shrink(room):
             return None
-        if self._max_regions is not None and len(self._all) >= self._max_regions:
-            return None
-        address = self._memory.alloc(room)
-        if self._store.register_buffer(address, room) != 0:
-            self._memory.free(address)
+        address, code = self._memory.alloc(room), None
+        try:
+            code = self._store.register_buffer(address, room)
+        finally:
+            if code != 0:
+                self._memory.free(address)
+        if code != 0:
             raise RuntimeError(f"the store did not register {room} bytes")
         self._all[address] = room
         self._bytes += room
         return address
 
+    def _is_full(self, room):
+        bytes_are = self._max_bytes and self._bytes + room > self._max_bytes
+        return bytes_are or (self._max_regions is not None and len(self._all) >= self._max_regions)
+
     def _shrink(self, room):
         """Frees buffers of other sizes until there is space. Returns True if there is."""
         for size, addresses in self._free.items():
-            while addresses and size != room and self._bytes + room > self._max_bytes:
+            while addresses and size != room and self._is_full(room):
                 self._drop(addresses.pop())
-        return self._bytes + room <= self._max_bytes
+        return not self._is_full(room)
 
     def _drop(self, address):
         room = self._all.pop(address)
@@ -216,11 +266,20 @@ class BufferPool:
             lent = len(self._all) - sum(map(len, self._free.values()))
             if lent:
                 raise RuntimeError(f"the pool has {lent} active leases: release them first")
-            self._closed = True
-            for addresses in self._free.values():
-                while addresses:
-                    self._drop(addresses.pop())
-            self._changed.notify_all()
+            self._end()
+
+    def _end(self):
+        """Frees all buffers that are not lent; the others are freed when they come back."""
+        self._closed = True
+        for addresses in self._free.values():
+            while addresses:
+                self._drop(addresses.pop())
+        self._changed.notify_all()
+
+    def __del__(self):
+        if self._changed is not None:
+            with self._changed:
+                self._end()
 
 
 RegisteredBufferPool = BufferPool

@@ -277,9 +277,9 @@ class DataProtoCatalog:
 class DataProtoCatalogTransfer:
     """Puts batches and publishes them in a catalog: `catalog_call(method, *arguments, **keywords)` calls it, in this or
     another process. A publication that the catalog refuses (`CatalogRefusal`, and any other ValueError or TypeError) is
-    raised once, and ends there; the objects of a `CatalogRefusal` are removed. A call that fails otherwise is made a
-    second time; what fails again is retried by the next `put`, `append`, `drain` or `close`, which raises if it cannot
-    be done."""
+    raised once, and ends there; the objects of a `CatalogRefusal`, and of an append that was rejected, are removed. A
+    call that fails otherwise is made a second time; what fails again is retried by the next `put`, `append`, `drain` or
+    `close`, which raises if it cannot be done."""
 
     #: Attribute of an output that refers to results in memory of a pool.
     _RESULTS = "_mooncake_catalog_results"
@@ -290,6 +290,8 @@ class DataProtoCatalogTransfer:
         self._lock = threading.RLock()
         self._unpublished = []
         self._unacknowledged = []
+        #: Batches that were put and not published, as pairs: the batch before or None, and the batch.
+        self._unremoved = []
         self._unreleased = []
 
     def put(self, data, *, partition, keys, tags=None, **put_kwargs):
@@ -404,7 +406,7 @@ class DataProtoCatalogTransfer:
                 self._remove_refused(keywords)
             raise _Refused(error) from error
         if "append_rejected" in result:
-            self.transfer.cleanup_dataproto_append(keywords["previous_handle"], keywords["handle"])
+            self._remove_refused(keywords)
         self._remove_retired(result)
         try:
             self._call("ack_publication", operation)
@@ -423,15 +425,25 @@ class DataProtoCatalogTransfer:
             raise
 
     def _remove_refused(self, keywords):
-        """Removes the objects of a batch that was not published."""
-        handle, previous = keywords["handle"], keywords.get("previous_handle")
+        """Removes the objects of a batch that was not published; what fails is retried later."""
+        refused = (keywords.get("previous_handle"), keywords["handle"])
+        if refused[1] is None:
+            return
         try:
-            if previous is not None:
-                self.transfer.cleanup_dataproto_append(previous, handle)
-            elif handle is not None:
-                self.transfer.cleanup_dataproto(handle)
+            self._remove_unpublished(refused)
         except Exception:
-            _LOG.warning("a refused batch was not removed", exc_info=True)
+            _LOG.warning("a removal of a refused batch is retried later", exc_info=True)
+            with self._lock:
+                self._unremoved.append(refused)
+
+    def _remove_unpublished(self, refused):
+        previous, handle = refused
+        if previous is not None:
+            self.transfer.cleanup_dataproto_append(previous, handle)
+            return
+        # Its manifest is gone: it was removed.
+        with contextlib.suppress(KeyError):
+            self.transfer.cleanup_dataproto(handle)
 
     def _publish_late(self, publication):
         """Publishes what could not be published when it was put; a refusal ends it, too."""
@@ -464,6 +476,7 @@ class DataProtoCatalogTransfer:
     def _retry(self, strict=False):
         acknowledge = lambda operation: self._call("ack_publication", operation)
         self._drain_list(self._unacknowledged, acknowledge, "acknowledgements", strict)
+        self._drain_list(self._unremoved, self._remove_unpublished, "removals of refused batches", strict)
         self._drain_list(self._unpublished, self._publish_late, "publications", strict=True)
 
     def _drain_list(self, pending, action, label, strict, attempts=1):

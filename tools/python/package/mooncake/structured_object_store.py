@@ -6,6 +6,7 @@ metadata; each stage of a pipeline appends its fields, and others read the field
 that is JSON. Needs numpy; torch only for tensors.
 """
 
+import contextlib
 import copy
 import io
 import math
@@ -13,6 +14,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional, Protocol
+from weakref import WeakSet
 
 import numpy as np
 
@@ -436,8 +438,13 @@ class MooncakeBundleTransfer:
         self.default_chunk_bytes = check_chunk_bytes(default_chunk_bytes)
         # By name, at each call: it may be replaced in this module.
         self._transport = Moves(store, buffer_pool, lambda *arguments: _concat_arrays_into(*arguments))
-        self._bundle_store = Bundles(store, self._transport, self.key_prefix, self.default_chunk_bytes)
+        self._bundle_store = Bundles(self._transport, self.key_prefix, self.default_chunk_bytes)
         self._reads = MemberReads(self._bundle_store, self._transport)
+
+    def close(self):
+        """Unregisters and frees the memory that puts were staged in, as the end of the object does; RuntimeError during
+        a put. The caller's `buffer_pool` stays. A later put stages in new memory."""
+        self._transport.close()
 
     # --- bundles and structured objects ----------------------------------------------------------------------------
 
@@ -629,6 +636,8 @@ class MooncakeBundleTransfer:
         if not buffers:
             return made
         _check_replaced(made, places, stage, overwrite)
+        if not overwrite:
+            _check_apart(made, stage, buffers)
         if made._storage_group_id is not None:
             config = Configs.of_group(config, made._storage_group_id)
         about = {"version": 1, "namespace": namespace, "partition": partition, "stage": stage}
@@ -646,19 +655,26 @@ class MooncakeBundleTransfer:
 
     def _encoded(self, stage, batch, columns, schemas):
         """Returns the members of fields, the location of each field, and what columns were encoded to."""
-        buffers, places, encoded = {}, {}, {}
+        buffers, places, encoded, fields = {}, {}, {}, {}
+
+        def add(name, member, value):
+            if member in buffers:
+                raise _same_member(f"{fields[member]!r} and {name!r}", member)
+            buffers[member], fields[member] = value, name
+
         for name, value in batch.items():
             places[name] = StructuredFieldLocation(stage, f"batch.{name}", "batch")
-            buffers[places[name].member] = value
+            add(name, places[name].member, value)
         for name, value in columns.items():
             member = f"non_tensor_batch.{name}"
             places[name] = StructuredFieldLocation(stage, member, "non_tensor_batch")
             column = _encoded_column(name, value, _schema_of(schemas, name))
             if column is None:
-                buffers[member] = value
+                add(name, member, value)
                 continue
             members = {part: f"{member}.{part}" for part in column.payload}
-            buffers.update({members[part]: one for part, one in column.payload.items()})
+            for part, one in column.payload.items():
+                add(name, members[part], one)
             about = {"codec": column.codec, "rows": column.rows, "metadata": column.metadata}
             encoded[name] = {**about, "payload_members": members}
         return buffers, places, encoded
@@ -718,9 +734,9 @@ class MooncakeBundleTransfer:
         sections, by_stage = {"batch": {}, "non_tensor_batch": {}}, {}
         for name in names:
             by_stage.setdefault(ref.field_index[name].stage, []).append(name)
-        found = {}
+        found, held = {}, WeakSet()
         for stage, some in by_stage.items():
-            found.update(self._get_stage(ref, stage, some, destinations or {}, rows, flat))
+            found.update(self._get_stage(ref, stage, some, destinations or {}, rows, flat, held))
         for name in names:
             sections[ref.field_index[name].section][name] = found[name]
         wanted = ref.meta_info if meta_info_keys is None else list(meta_info_keys)
@@ -729,7 +745,7 @@ class MooncakeBundleTransfer:
             raise KeyError(f"unknown keys of meta_info: {unknown}")
         return *sections.values(), {key: ref.meta_info[key] for key in wanted}
 
-    def _get_stage(self, ref, stage, names, destinations, rows, flat):
+    def _get_stage(self, ref, stage, names, destinations, rows, flat, held):
         read = self._stage(self._bundle_store.resolve_manifest(ref.stage_refs[stage]))
         plain = {name: ref.field_index[name].member for name in names if name not in ref.encoded_non_tensor}
         encoded = {name: ref.encoded_non_tensor[name] for name in names if name in ref.encoded_non_tensor}
@@ -738,7 +754,8 @@ class MooncakeBundleTransfer:
         if rows is None:
             parts = [member for one in encoded.values() for member in one["payload_members"].values()]
         chosen = None if rows is None else dict.fromkeys(members, rows)
-        values = self._reads.read(read, [*members, *parts], chosen, into, parts) if members or parts else {}
+        reads = lambda: self._reads.read(read, [*members, *parts], chosen, into, parts, held)
+        values = reads() if members or parts else {}
         found = {name: values[member] for name, member in plain.items()}
         for name, one in encoded.items():
             payload, metadata = (
@@ -748,7 +765,7 @@ class MooncakeBundleTransfer:
             count = ref.batch_size if rows is None else len(rows)
             try:
                 if rows is not None:
-                    source = self._source(read, one["payload_members"])
+                    source = self._source(read, one["payload_members"], held)
                     payload, metadata = _COLUMNS.select(one["codec"], source, rows, metadata)
                 column = _COLUMNS.decode(one["codec"], payload, count, metadata)
             except (AttributeError, LookupError, TypeError) as error:
@@ -757,10 +774,10 @@ class MooncakeBundleTransfer:
             found[name] = column if flat else object_array(column)
         return found
 
-    def _source(self, stage, members):
+    def _source(self, stage, members, held):
         def rows(part, numbers):
             member = members[part]
-            return self._reads.read(stage, [member], {member: numbers})[member]
+            return self._reads.read(stage, [member], {member: numbers}, held=held)[member]
 
         return Source(rows, lambda part, spans: self._reads.spans(stage, members[part], spans))
 
@@ -796,24 +813,27 @@ class MooncakeBundleTransfer:
         }
 
     def cleanup_dataproto(self, ref):
-        """Removes all objects of a batch."""
+        """Removes all objects of a batch. KeyError if a stage has no manifest any more, when those of the others are gone,
+        too."""
+        missing = None
         for stage in _resolve(ref).stage_refs.values():
-            self.remove_bundle(stage)
+            try:
+                self.remove_bundle(stage)
+            except KeyError as error:
+                missing = error
+        if missing is not None:
+            raise missing
 
     def cleanup_dataproto_append(self, previous, appended):
         """Removes what `append_dataproto_fields` has put, if nobody uses the batch that it returned; the batch before
-        stays. A second call has no effect."""
+        stays, if it is still there. A second call has no effect."""
         previous, appended = _resolve(previous), _resolve(appended)
         for stage, one in appended.stage_refs.items():
             before = previous.stage_refs.get(stage)
             if before is not None and before.manifest_key == one.manifest_key:
                 continue
-            try:
-                keys = self._bundle_store.keys(RemoteBundleRef(one.manifest_key, {}))
-            except KeyError:
-                continue
-            kept = set() if before is None else set(self._bundle_store.keys(before))
-            self._bundle_store.remove_keys([key for key in keys if key not in kept], strict=True)
+            with contextlib.suppress(KeyError):
+                self._bundle_store.remove_added(one, before)
 
 
 _COLUMNS = Columns(lambda: _concat_arrays_into is not None)
@@ -910,6 +930,24 @@ def _check_replaced(ref, places, stage, overwrite):
     others = sorted(name for name in both if ref.field_index[name].stage != stage)
     if others:
         raise ValueError(f"DataProto fields already exist in other stages: {others}")
+
+
+def _check_apart(ref, stage, members):
+    """ValueError if a member of fields that are appended to a stage has the name of one that is there."""
+    for name, place in ref.field_index.items():
+        if place.stage != stage:
+            continue
+        encoded = ref.encoded_non_tensor.get(name)
+        for member in [place.member] if encoded is None else encoded["payload_members"].values():
+            if member in members:
+                raise _same_member(f"{name!r} and one that is appended", member)
+
+
+def _same_member(fields, member):
+    return ValueError(
+        f"the fields {fields} have the same member, {member!r}: parts of a column are stored under its name with a suffix; "
+        "rename one of the fields"
+    )
 
 
 def _chosen(ref, fields, batch_fields, non_tensor_fields):
