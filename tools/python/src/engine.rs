@@ -340,8 +340,8 @@ impl Engine {
     }
 
     /// Has the owner of memory answer a request that follows all earlier ones of this engine, for at most so many
-    /// milliseconds. Returns 0 if it did, or has ended: it writes nothing any more of a transfer that failed before. Else
-    /// an error code.
+    /// milliseconds. Returns 0 if it did, or has ended: it writes nothing any more of a transfer that failed before.
+    /// Else an error code.
     fn fence(
         &self,
         py: Python<'_>,
