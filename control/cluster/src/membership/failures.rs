@@ -10,7 +10,11 @@
 //! and it is not known yet whether that owner is dead. Then one map expels all dead members, and each slot passes to an
 //! owner that lives, or to none.
 //!
-//! The wait is at most twice the time after which the member was dead: two more heartbeat intervals if its ports were
+//! Where slots have several owners, members without devices wait in the same way, but only for owners that have missed
+//! a heartbeat, and a heartbeat interval at most: objects in memory whose owner and first replica owner die together
+//! stay with the next replica owner, if no map names a dead owner in between.
+//!
+//! The wait for devices is at most twice the time after which the member was dead: two more heartbeat intervals if its ports were
 //! the evidence, the deadline once more if silence was. Only a control plane that restarted among the deaths waits
 //! longer: an owner that has not sent anything since the restart may be dead until its first heartbeat arrives, or
 //! until its grace ends.
@@ -133,7 +137,19 @@ impl<'a> FailureDetector<'a> {
         if !dead.is_empty() && self.may_die_together(&dead) {
             dead.retain(|node| !self.has_slots_on_devices(*node));
         }
+        if !dead.is_empty() && self.is_another_late(&dead) {
+            dead.retain(|node| !self.members.row(*node).shared);
+        }
         dead
+    }
+
+    /// Returns true while another owner has missed a heartbeat, so that it may be dead too, and none of `dead` has
+    /// waited for long enough.
+    fn is_another_late(self, dead: &[NodeId]) -> bool {
+        let is_over = |node: &NodeId| self.members.row(*node).waits_for_late_until_ns(self.config) <= self.now_ns;
+        let is_late = |row: &&Row| row.shared && !row.is_dead(self.config, self.now_ns);
+        let is_owner = |member: &Member| self.members.get(member.node).is_some_and(|row| is_late(&row));
+        !dead.iter().any(is_over) && self.silent().any(is_owner)
     }
 
     /// Returns true for a node that owns slots and has devices: their contents would be void if a dead heir got the
@@ -216,5 +232,28 @@ mod tests {
         members.row_mut(NodeId(2)).heard_ns = 2 * SECOND - 1;
         let early = FailureDetector { now_ns: 2 * SECOND - 1, ..detector(&config, &members, &devices) };
         assert_eq!(early.expellable(), [node], "the other owner lives");
+    }
+
+    #[test]
+    fn dead_member_waits_a_little_for_owners_that_are_late() {
+        let (config, devices) = (ClusterConfig::new("test"), DeviceTable::default());
+        // The second has missed a heartbeat, and the others have not.
+        let mut members = members([SECOND / 4, SECOND, SECOND]);
+        for node in [1, 2] {
+            members.row_mut(NodeId(node)).shared = true;
+        }
+        members.row_mut(NodeId(1)).seen.dead = true;
+        let at = |now_ns| FailureDetector { now_ns, ..detector(&config, &members, &devices) }.expellable();
+        assert_eq!(at(5 * SECOND / 4), []);
+        assert_eq!(at(3 * SECOND / 2), [NodeId(1)], "the wait is over");
+        let alone = FailureDetector { now_ns: 5 * SECOND / 4, replicas: 1, ..detector(&config, &members, &devices) };
+        assert_eq!(alone.expellable(), [NodeId(1)], "no other node has its objects");
+        members.row_mut(NodeId(2)).heard_ns = SECOND;
+        let at = |now_ns| FailureDetector { now_ns, ..detector(&config, &members, &devices) }.expellable();
+        assert_eq!(at(5 * SECOND / 4), [NodeId(1)], "the other owner lives");
+        members.row_mut(NodeId(2)).heard_ns = SECOND / 4;
+        members.row_mut(NodeId(2)).seen.dead = true;
+        let at = |now_ns| FailureDetector { now_ns, ..detector(&config, &members, &devices) }.expellable();
+        assert_eq!(at(5 * SECOND / 4), [NodeId(1), NodeId(2)], "both by one map");
     }
 }

@@ -121,9 +121,12 @@ impl Row {
         };
         // A time beyond the end of the clock is never.
         let due_ns = self.heard_ns.checked_add(patience_ns)?;
-        let due_ns = if self.seen.dead || due_ns <= now_ns { self.waits_until_ns(config) } else { due_ns };
+        if !self.seen.dead && due_ns > now_ns {
+            return Some(due_ns);
+        }
         // A dead member that waits longer waits for another one, whose deadline is the next.
-        Some(due_ns).filter(|at_ns| *at_ns > now_ns)
+        let ends = [self.waits_for_late_until_ns(config), self.waits_until_ns(config)];
+        ends.into_iter().filter(|at_ns| *at_ns > now_ns).min()
     }
 
     /// Returns the end of the time for which the member counts as about to end; `None` if that is not after `now_ns`.
@@ -136,6 +139,12 @@ impl Row {
     /// Returns true if the member is to own slots.
     pub(super) fn wants_share(&self) -> bool {
         self.state.in_map() && self.state != MemberState::Draining && self.member.weight > 0
+    }
+
+    /// Returns the time until which a dead member waits for owners that have missed a heartbeat, too: a heartbeat interval
+    /// after its ports' silence was long enough.
+    pub(super) const fn waits_for_late_until_ns(&self, config: &ClusterConfig) -> u64 {
+        self.heard_ns.saturating_add(config.unanswered_after_ns.saturating_add(config.heartbeat_interval_ns))
     }
 
     /// Returns the time at which the member leaves the map at the latest, once it is dead.

@@ -23,13 +23,13 @@ fn a_silent_member_whose_ports_refuse_is_dead_where_slots_have_two_owners() {
     driver.sleep(61 * MS);
     driver.beat(2, 5).unwrap();
     (1..=3).for_each(|node| refused(&mut driver, node));
-    assert_eq!((driver.in_map(), driver.lost.as_slice()), (vec![(2, 5), (3, 5)], &[(1, 5)][..]), "3 has a device");
+    assert_eq!(driver.in_map().len(), 3, "3 has a device, and may be dead as 1 is");
     // Records on a device count only if its node returns before its slots pass to other owners: it has two intervals
     // for that.
     driver.sleep(100 * MS);
     driver.beat(2, 5).unwrap();
     refused(&mut driver, 3);
-    assert_eq!(driver.in_map(), vec![(2, 5)]);
+    assert_eq!((driver.in_map(), driver.lost.as_slice()), (vec![(2, 5)], &[(1, 5), (3, 5)][..]), "by one map");
     let mut driver = Driver::new(config());
     (1..=2).for_each(|node| driver.admit(node, 5));
     driver.sleep(200 * MS);
@@ -90,7 +90,9 @@ fn unanswering_member_is_lost_after_two_intervals_while_others_are_heard() {
     assert_eq!(driver.in_map().len(), 3);
     driver.beat(1, 5).unwrap();
     unanswered(&mut driver, 2);
-    assert_eq!(driver.in_map().len(), 2, "half of the others send heartbeats");
+    assert_eq!(driver.in_map().len(), 3, "half of the others send heartbeats, and 3 may be dead, too");
+    driver.sleep(100 * MS);
+    assert_eq!(driver.in_map().len(), 2, "the wait for 3 is over");
     // Without a replica owner, no other node can take over.
     let mut driver = Driver::new(config());
     (1..=2).for_each(|node| driver.admit(node, 5));
