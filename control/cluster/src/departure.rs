@@ -48,6 +48,8 @@ pub struct Moves {
     pub unsettled: u32,
     /// True if slots have moved by a map that the member has not reported to follow.
     pub behind: bool,
+    /// True if the member is draining.
+    pub draining: bool,
 }
 
 /// Deadlines of a member that leaves while slots migrate; all times are nanoseconds of one monotonic clock.
@@ -108,7 +110,7 @@ mod tests {
 
     #[test]
     fn departure_waits_for_migrations_and_maps_while_there_is_progress() {
-        let news = |unsettled, behind| Some(Moves { unsettled, behind });
+        let news = |unsettled, behind| Some(Moves { unsettled, behind, draining: false });
         let leaving = |leaving, objects| MovesLeft { leaving, objects, ..MovesLeft::default() };
         let coming = |coming, imported| MovesLeft { coming, imported, ..MovesLeft::default() };
         let new = || MovesWait::new(7, 5_000 * MS, 20_000 * MS);

@@ -30,6 +30,8 @@ pub enum HandoverRefusal {
     Room { free: u64, needed: u64 },
     /// Slots still migrate from or to the node.
     Moves { slots: u64 },
+    /// The node is draining, and has SSDs: its successor begins a new line of incarnations, which ends the drain.
+    Draining { node: NodeId },
     /// The control plane, at which the successor has to join, does not answer.
     ControlAway { why: String },
     /// Another process is about to take over.
@@ -43,7 +45,8 @@ impl HandoverRefusal {
         match self {
             Self::Protocol { .. } | Self::ImageFormat { .. } | Self::Setting { .. } => true,
             Self::DevicePools | Self::FarMemory => true,
-            Self::Room { .. } | Self::Moves { .. } | Self::ControlAway { .. } | Self::Busy => false,
+            Self::Room { .. } | Self::Moves { .. } | Self::Draining { .. } => false,
+            Self::ControlAway { .. } | Self::Busy => false,
         }
     }
 }
@@ -78,6 +81,11 @@ impl fmt::Display for HandoverRefusal {
                  system of --keep-memory larger (mount -o remount,size=); without one, free memory of the host"
             ),
             Self::Moves { slots } => write!(f, "{slots} slots still migrate from or to the node: try again"),
+            Self::Draining { node } => write!(
+                f,
+                "the node is draining, and an upgrade of a node with SSDs would give it its slots back: cancel the \
+                 drain first (kvplane ctl drain {node} --cancel), or stop the node once it is drained"
+            ),
             Self::ControlAway { why } => write!(
                 f,
                 "the control plane does not answer, and without it the new process cannot serve: try again ({why})"
