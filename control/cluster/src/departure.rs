@@ -138,6 +138,12 @@ mod tests {
             assert_eq!(wait.is_over(coming(8, second), news(1, false), at(1000 * second)), None);
         }
         assert_eq!(wait.is_over(coming(8, 20), news(1, false), at(20_000)), Some(8), "the longest wait");
+        // A member that hands over serves meanwhile, and its new owners may be slow: it waits for the whole time.
+        let mut wait = MovesWait::new(7, 20_000 * MS, 20_000 * MS);
+        for second in 0..20 {
+            assert_eq!(wait.is_over(leaving(100, 900), news(1, false), at(1000 * second)), None);
+        }
+        assert_eq!(wait.is_over(leaving(100, 900), news(1, false), at(20_000)), Some(100));
         // Peers wait for the recovery of an SSD here, within the longest wait.
         let recovering = |recovering| MovesLeft { recovering, ..leaving(8, 3) };
         let mut wait = new();

@@ -229,21 +229,21 @@ fn sockets_of(runtime_directory: Option<&Path>) -> Result<PathBuf, Error> {
 }
 
 impl Handover {
-    /// Stops a node for a successor: waits until no slot migrates from or to it, for `patience` without progress and at
-    /// most `most`; then ends its shards, which leave images of their memory. The node stays a member until its
+    /// Stops a node for a successor: waits until no slot migrates from or to it, for at most `most`, while it serves;
+    /// then ends its shards, which leave images of their memory. The node stays a member until its
     /// successor joins. An error before that leaves the node as it is; after a later one it has stopped
     /// ([`Node::check`]).
     ///
     /// # Errors
     /// [`HandoverError::Unfit`] if the node cannot hand over now.
-    pub fn of(node: &Node, patience: Duration, most: Duration) -> Result<Self, Error> {
+    pub fn of(node: &Node, most: Duration) -> Result<Self, Error> {
         check_room(node)?;
         if let Ok(moves) = node.announce_end(CONTROL_REPLY) {
             check_drain(node, moves)?;
         }
-        let left = node.finish_moves(patience, most)?;
+        let left = node.finish_moves(most, most)?;
         if left > 0 {
-            return Err(HandoverError::Unfit(HandoverRefusal::Moves { slots: left }).into());
+            return Err(HandoverError::Unfit(HandoverRefusal::Moves { slots: left, after: most }).into());
         }
         kvplane_engine::settle_shared_tier(&node.shards, SETTLE);
         // Until its successor has joined, the node does not serve, as it would by its last map: so the control plane
