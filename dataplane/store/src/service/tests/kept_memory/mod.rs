@@ -1,6 +1,7 @@
 //! Tests of kept memory: the first map decides which objects of the former process are served.
 
 mod handovers;
+mod images;
 
 use std::sync::Arc;
 
