@@ -142,6 +142,9 @@ pub struct KeptReport {
     pub bytes: u64,
     /// Objects that were dropped because others may have changed their slots, or have them now.
     pub dropped: u64,
+    /// Objects that were dropped because the shard takes fewer than the former process's: those that were due for
+    /// eviction first.
+    pub left_out: u64,
     /// Objects that were dropped because their bytes, or their tails, were damaged.
     pub damaged: u64,
     /// Objects that were read, and were whole.
@@ -416,6 +419,7 @@ impl KeptMemory {
         KeptObjects::from(&mut shard.store).take_back(contents, &self.sums).map_err(Discard::TakeBack)?;
         let taken = former_objects(&shard.store);
         (report.objects, report.bytes) = (taken.objects, taken.bytes);
+        report.left_out = (contents.objects.len() as u64).saturating_sub(taken.objects);
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use super::rig::{CHECKSUM, POOL_BYTES, Rig, config, digest, identity, member};
 use crate::image::{ImageContents, ImageOrigin};
 use crate::service::{Discard, FormerImage, Identity, KeptReport, MapStanding, Path, PoolBytes, Service, VoidCause};
 use crate::store::{PoolSums, TakeBackError};
-use crate::{Extent, Store};
+use crate::{Extent, Store, StoreConfig};
 
 /// Pool whose bytes always have the checksum that peers state.
 #[derive(Debug)]
@@ -174,6 +174,26 @@ fn objects_of_slots_that_others_have_now_are_dropped() {
     assert_eq!((report.objects, report.dropped, report.discard), (2, 1, None));
     rig.service.own(Epoch(8), standing(8), |_| true);
     assert_eq!(exist(&mut rig), [1, 3]);
+}
+
+#[test]
+fn objects_beyond_the_limit_of_objects_are_counted() {
+    let (mut rig, found) = (Rig::new(), ended());
+    let limits = StoreConfig { max_objects: 2, ..config(POOL_BYTES) };
+    rig.service = Service::new(identity(), Store::new(limits, Version(1000)).expect("the test's limits are valid"));
+    rig.service.control().keep_memory(Ok(Some(found)), Arc::new(Pool));
+    rig.service.own(Epoch(7), standing(4), |slot| slot != 2);
+    let report = rig.service.inspect().kept().expect("it is decided");
+    assert_eq!((report.objects, report.dropped, report.left_out, report.damaged), (2, 1, 0, 0));
+    let limits = StoreConfig { max_objects: 2, ..config(POOL_BYTES) };
+    rig.service = Service::new(identity(), Store::new(limits, Version(1000)).expect("the test's limits are valid"));
+    rig.service.control().keep_memory(Ok(Some(ended())), Arc::new(Pool));
+    rig.service.own(Epoch(7), standing(4), |_| true);
+    let report = rig.service.inspect().kept().expect("it is decided");
+    assert_eq!((report.objects, report.bytes, report.dropped, report.left_out), (2, 200, 0, 1));
+    // Objects that nobody accessed since go first.
+    assert_eq!(exist(&mut rig), [2, 3]);
+    rig.store().check();
 }
 
 #[test]
