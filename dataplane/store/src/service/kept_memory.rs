@@ -174,6 +174,8 @@ pub(super) struct KeptMemory {
     standing: Option<(Epoch, MapStanding)>,
     report: Option<KeptReport>,
     untold: bool,
+    /// Number of damaged objects at the last report of damage.
+    damage_told: u64,
     /// Extents that no process of this host's present run may use.
     withheld: Vec<crate::Extent>,
     /// True once a map with slots has decided.
@@ -284,6 +286,7 @@ impl KeptMemory {
             standing: None,
             report,
             untold: discard.is_some(),
+            damage_told: 0,
             withheld,
             is_decided: false,
             left: None,
@@ -320,6 +323,16 @@ impl KeptMemory {
     /// Like [`Self::report`], once.
     pub(super) fn poll_report(&mut self) -> Option<KeptReport> {
         self.report.filter(|_| core::mem::take(&mut self.untold))
+    }
+
+    /// Returns the number of damaged objects when the first was found, and whenever it has doubled.
+    pub(super) fn poll_damage(&mut self, shard: &Shard) -> Option<u64> {
+        let damaged = self.report(shard)?.damaged;
+        if damaged < (2 * self.damage_told).max(1) {
+            return None;
+        }
+        self.damage_told = damaged;
+        Some(damaged)
     }
 
     /// Returns the newest map received, and its standing.

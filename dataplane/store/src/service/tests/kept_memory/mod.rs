@@ -209,6 +209,34 @@ fn a_damaged_tail_drops_its_object() {
     assert_eq!((report.objects, report.damaged), (1, 2));
 }
 
+/// Pool whose bytes have changed since they were put.
+#[derive(Debug)]
+struct DamagedPool;
+
+impl PoolSums for DamagedPool {
+    fn checksum(&self, _: u64, _: u64) -> u64 {
+        !CHECKSUM
+    }
+}
+
+#[test]
+fn damage_is_reported_when_it_is_found_and_whenever_it_has_doubled() {
+    let mut rig = start(1000, None);
+    rig.service.control().keep_memory(Ok(Some(ended())), Arc::new(DamagedPool));
+    assert_eq!(rig.service.control().poll_kept_damage(), None, "nothing is decided");
+    rig.service.own(Epoch(7), standing(4), |_| true);
+    assert_eq!(rig.service.control().poll_kept_damage(), None, "no byte was read");
+    let peer = rig.join(Path::Stream);
+    for (key, told) in [(1, Some(1)), (2, Some(2)), (3, None)] {
+        assert_ne!(rig.get(peer, key).status(), Status::Ok);
+        let told_once = [rig.service.control().poll_kept_damage(), rig.service.control().poll_kept_damage()];
+        assert_eq!(told_once, [told, None], "{key}");
+    }
+    assert_eq!(rig.service.inspect().kept().map(|report| report.damaged), Some(3));
+    // It is not counted as damage of this process.
+    assert_eq!((rig.service.inspect().repairs().damaged, rig.service.control().poll_repairs()), (0, None));
+}
+
 /// A slot that another node had meanwhile is not served from memory, as nobody compares it; one that stayed is.
 #[test]
 fn a_new_layout_keeps_the_slots_that_stayed() {

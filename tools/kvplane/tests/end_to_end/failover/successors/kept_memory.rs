@@ -221,6 +221,7 @@ fn a_damaged_image_is_not_used_and_damaged_bytes_are_not_served() {
     assert!(whole < 50 - tails as usize, "no byte of any object was changed");
     let damaged = metric(&server, "kvplane_kept_memory_damaged_total") as usize;
     assert_eq!(whole + damaged, 50);
+    server.wait_for("objects of the former process were damaged in memory after it had ended");
     put_all(&mut client, "before", 50);
     assert_eq!(found(&mut client, "before", 50), 50);
 }
