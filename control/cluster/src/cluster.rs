@@ -26,6 +26,7 @@ use crate::membership::{EPOCH_GAP, Joiner, Membership, PortEvidence, Row};
 use crate::message::{Counters, Input, LastIncarnations, Load, MAX_VERSION_BYTES, MemberView, Output, Reply};
 use crate::record::{Layout, Record, RecordKey};
 use crate::rejection::Rejection;
+use crate::state::MemberState;
 use crate::tenants::{Tenant, TenantChange, TenantSsd, Tenants};
 
 use start::LAST_EPOCH;
@@ -200,7 +201,9 @@ impl Cluster {
     pub fn moves_of(&self, node: NodeId) -> Moves {
         let others = self.membership.unsettled().filter(|other| *other != node).count();
         let unsettled = u32::try_from(others).unwrap_or(u32::MAX);
-        Moves { unsettled, behind: self.membership.members().is_behind(node, self.membership.maps().moved_at()) }
+        let members = self.membership.members();
+        let draining = members.get(node).is_some_and(|row| row.state == MemberState::Draining);
+        Moves { unsettled, behind: members.is_behind(node, self.membership.maps().moved_at()), draining }
     }
 
     /// Returns true while members of a lost state may still offer their maps: clients wait for the adopted map, or for

@@ -48,6 +48,8 @@ pub struct Moves {
     pub unsettled: u32,
     /// True if slots have moved by a map that the member has not reported to follow.
     pub behind: bool,
+    /// True if the member is draining.
+    pub draining: bool,
 }
 
 /// Deadlines of a member that leaves while slots migrate; all times are nanoseconds of one monotonic clock.
@@ -108,7 +110,7 @@ mod tests {
 
     #[test]
     fn departure_waits_for_migrations_and_maps_while_there_is_progress() {
-        let news = |unsettled, behind| Some(Moves { unsettled, behind });
+        let news = |unsettled, behind| Some(Moves { unsettled, behind, draining: false });
         let leaving = |leaving, objects| MovesLeft { leaving, objects, ..MovesLeft::default() };
         let coming = |coming, imported| MovesLeft { coming, imported, ..MovesLeft::default() };
         let new = || MovesWait::new(7, 5_000 * MS, 20_000 * MS);
@@ -136,6 +138,12 @@ mod tests {
             assert_eq!(wait.is_over(coming(8, second), news(1, false), at(1000 * second)), None);
         }
         assert_eq!(wait.is_over(coming(8, 20), news(1, false), at(20_000)), Some(8), "the longest wait");
+        // A member that hands over serves meanwhile, and its new owners may be slow: it waits for the whole time.
+        let mut wait = MovesWait::new(7, 20_000 * MS, 20_000 * MS);
+        for second in 0..20 {
+            assert_eq!(wait.is_over(leaving(100, 900), news(1, false), at(1000 * second)), None);
+        }
+        assert_eq!(wait.is_over(leaving(100, 900), news(1, false), at(20_000)), Some(100));
         // Peers wait for the recovery of an SSD here, within the longest wait.
         let recovering = |recovering| MovesLeft { recovering, ..leaving(8, 3) };
         let mut wait = new();

@@ -253,7 +253,8 @@ impl Membership {
         })
     }
 
-    /// Begins a new incarnation. The state of the former one ends with it.
+    /// Begins a new incarnation. The state of the former one ends with it, except that a drain goes on if the new one
+    /// continues it.
     fn accept(&mut self, joiner: Joiner) {
         let Joiner { member, capacity_bytes, version } = joiner;
         let (node, incarnation) = (member.node, member.incarnation);
@@ -277,7 +278,8 @@ impl Membership {
         if let Some(incarnation) = before {
             self.effects.end((node, incarnation));
         }
-        self.step(node, MemberEvent::Join);
+        let continues = before.is_some_and(|former| incarnation.continues(former));
+        self.step(node, if continues { MemberEvent::Succeed } else { MemberEvent::Join });
         self.share_follows(node);
         // An incarnation that replaces one in the map has new addresses, even if its slots are unchanged.
         self.effects.change_map(self.members.row(node).state.in_map());

@@ -23,13 +23,15 @@ state_machine! {
     }
     /// Event of a member's lifecycle.
     events MemberEvent {
-        /// A new incarnation of the node was accepted.
+        /// A new incarnation of the node was accepted: a restart.
         Join,
+        /// A new incarnation was accepted that continues the former one by a handover.
+        Succeed,
         /// A heartbeat of the current incarnation arrived.
         Heartbeat,
         /// Silent for `suspect_after_ns`.
         Silence,
-        /// The member is to give its slots away, for the rest of its incarnation or until `Undrain`.
+        /// The member is to give its slots away, for the rest of its line of incarnations or until `Undrain`.
         Drain,
         /// The member is to have its share again.
         Undrain,
@@ -41,6 +43,9 @@ state_machine! {
     transitions {
         Joining | Draining | Dead | Left, Join => Joining;
         Active | Suspect, Join => Active;
+        Joining | Dead | Left, Succeed => Joining;
+        Active | Suspect, Succeed => Active;
+        Draining, Succeed => Draining;
         Joining | Active | Suspect, Heartbeat => Active;
         Draining, Heartbeat => Draining;
         Dead | Left, Heartbeat => ignored;
@@ -80,35 +85,41 @@ mod tests {
     }
     const TABLE: &str = "\
 Joining + Join -> Joining
+Joining + Succeed -> Joining
 Joining + Heartbeat -> Active
 Joining + Drain -> Draining
 Joining + Undrain -> (stale)
 Joining + Deadline -> Dead
 Joining + Leave -> Left
 Active + Join -> Active
+Active + Succeed -> Active
 Active + Heartbeat -> Active
 Active + Silence -> Suspect
 Active + Drain -> Draining
 Active + Undrain -> (stale)
 Active + Leave -> Left
 Suspect + Join -> Active
+Suspect + Succeed -> Active
 Suspect + Heartbeat -> Active
 Suspect + Drain -> Draining
 Suspect + Undrain -> (stale)
 Suspect + Deadline -> Dead
 Suspect + Leave -> Left
 Draining + Join -> Joining
+Draining + Succeed -> Draining
 Draining + Heartbeat -> Draining
 Draining + Drain -> (stale)
 Draining + Undrain -> Active
 Draining + Deadline -> Dead
 Draining + Leave -> Left
 Dead + Join -> Joining
+Dead + Succeed -> Joining
 Dead + Heartbeat -> (stale)
 Dead + Drain -> (stale)
 Dead + Undrain -> (stale)
 Dead + Leave -> Left
 Left + Join -> Joining
+Left + Succeed -> Joining
 Left + Heartbeat -> (stale)
 Left + Drain -> (stale)
 Left + Undrain -> (stale)

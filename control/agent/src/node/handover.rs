@@ -40,6 +40,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use kvplane_cluster::Moves;
 use kvplane_engine::{MappedMemory, MappedMemoryError, ShardListeners, image_bytes_most};
 use kvplane_proto::ids::{Incarnation, NodeId};
 use kvplane_rpc::RuntimeDirectory;
@@ -228,24 +229,30 @@ fn sockets_of(runtime_directory: Option<&Path>) -> Result<PathBuf, Error> {
 }
 
 impl Handover {
-    /// Stops a node for a successor: waits until no slot migrates from or to it, for `patience` without progress and at
-    /// most `most`; then ends its shards, which leave images of their memory. The node stays a member until its
+    /// Stops a node for a successor: waits until no slot migrates from or to it, for at most `most`, while it serves;
+    /// then ends its shards, which leave images of their memory. The node stays a member until its
     /// successor joins. An error before that leaves the node as it is; after a later one it has stopped
     /// ([`Node::check`]).
     ///
     /// # Errors
     /// [`HandoverError::Unfit`] if the node cannot hand over now.
-    pub fn of(node: &Node, patience: Duration, most: Duration) -> Result<Self, Error> {
+    pub fn of(node: &Node, most: Duration) -> Result<Self, Error> {
         check_room(node)?;
-        let left = node.finish_moves(patience, most)?;
+        if let Ok(moves) = node.announce_end(CONTROL_REPLY) {
+            check_drain(node, moves)?;
+        }
+        let left = node.finish_moves(most, most)?;
         if left > 0 {
-            return Err(HandoverError::Unfit(HandoverRefusal::Moves { slots: left }).into());
+            return Err(HandoverError::Unfit(HandoverRefusal::Moves { slots: left, after: most }).into());
         }
         kvplane_engine::settle_shared_tier(&node.shards, SETTLE);
         // Until its successor has joined, the node does not serve, as it would by its last map: so the control plane
         // has to reply.
-        if let Err(error) = node.announce_end(CONTROL_REPLY) {
-            return Err(HandoverError::Unfit(HandoverRefusal::ControlAway { why: error.to_string() }).into());
+        match node.announce_end(CONTROL_REPLY) {
+            Ok(moves) => check_drain(node, moves)?,
+            Err(error) => {
+                return Err(HandoverError::Unfit(HandoverRefusal::ControlAway { why: error.to_string() }).into());
+            }
         }
         node.end_membership();
         let stopped_ns = kvplane_engine::cpu::monotonic_ns();
@@ -321,6 +328,15 @@ impl Handover {
 /// lengths are whole pages.
 pub(super) const fn image_room_bytes(objects: u64) -> u64 {
     image_bytes_most(objects).saturating_add(objects.saturating_mul(8)).saturating_add(1 << 20)
+}
+
+/// Checks that a drain of the node, if there is one, goes on with the successor: one of a node with SSDs begins a new
+/// line of incarnations.
+fn check_drain(node: &Node, moves: Moves) -> Result<(), Error> {
+    if moves.draining && !node.shape.ssds.is_empty() {
+        return Err(HandoverError::Unfit(HandoverRefusal::Draining { node: node.node }).into());
+    }
+    Ok(())
 }
 
 /// Checks that the images fit beside the pool.

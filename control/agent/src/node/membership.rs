@@ -182,6 +182,8 @@ impl Membership {
     /// migrations before it have completed.
     pub(super) fn wait_until_mapped(&mut self) -> Result<(), Error> {
         let patience = Duration::from_secs(10);
+        // It has the share of the incarnation that it continues: none, if that was drained.
+        let has_share = self.succeeds && self.member.incarnation.is_successor();
         let start = std::time::Instant::now();
         loop {
             self.follow_map();
@@ -192,7 +194,7 @@ impl Membership {
                 (member.incarnation == self.member.incarnation).then_some(member.weight)
             });
             match weight {
-                Some(weight) if weight == self.member.weight => return Ok(()),
+                Some(weight) if weight == self.member.weight || has_share => return Ok(()),
                 Some(_) if start.elapsed() > SHARE_PATIENCE => {
                     tracing::info!(node = self.member.node.0, "slots follow when migrations in flight end");
                     return Ok(());

@@ -158,8 +158,8 @@ const KEPT_GAUGES: [Number; 5] = [
     ("kvplane_kept_memory_bytes", "Bytes of the objects that were served again at the start.", |one| kept(one).bytes),
     (
         "kvplane_kept_memory_dropped",
-        "Objects of the former process that were dropped: others have, or had, their slots.",
-        |one| kept(one).dropped,
+        "Objects of the former process that were dropped: others have, or had, their slots, or the shard takes fewer.",
+        |one| kept(one).dropped + kept(one).left_out,
     ),
     ("kvplane_kept_memory_discarded", "1 if nothing was kept at the start; the log has the reason.", |one| {
         kept(one).discard.is_some().into()
@@ -532,12 +532,13 @@ mod tests {
         let of = |name: &str| samples[&format!("{name}{{shard=\"0\"}}")] as u64;
         assert_eq!(samples.len(), COUNTERS.len() + GAUGES.len() + FAR_COUNTERS.len() + FAR_GAUGES.len());
         assert_eq!((of("kvplane_far_pool_bytes"), of("kvplane_far_pool_evictions_total")), (9, 8));
-        let report = KeptReport { checked: 4, damaged: 3, ..KeptReport::default() };
+        let report = KeptReport { checked: 4, damaged: 3, dropped: 2, left_out: 5, ..KeptReport::default() };
         let store = kvplane_store::StoreStats::default();
         let one = ShardSnapshot { store: Some(store), kept: Some(report), ..ShardSnapshot::default() };
         let samples = parse(&render(&[one])).unwrap();
         let of = |name: &str| samples[&format!("{name}{{shard=\"0\"}}")] as u64;
         assert_eq!(samples.len(), COUNTERS.len() + GAUGES.len() + KEPT_COUNTERS.len() + KEPT_GAUGES.len());
         assert_eq!((of("kvplane_kept_memory_checked_total"), of("kvplane_kept_memory_damaged_total")), (4, 3));
+        assert_eq!(of("kvplane_kept_memory_dropped"), 7);
     }
 }

@@ -4,7 +4,7 @@
 
 use crate::support;
 
-use kvplane_cluster::{ClientId, Input, SegmentOwner};
+use kvplane_cluster::{ClientId, Input, MemberState, SegmentOwner};
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use kvplane_proto::map::{ClusterMap, Member};
 use proptest::prelude::*;
@@ -67,8 +67,14 @@ fn any_owner() -> impl Strategy<Value = SegmentOwner> {
     ]
 }
 
+/// Incarnations of a node, the last two of which are of one line.
+fn any_incarnation() -> impl Strategy<Value = u64> {
+    const LINE: u64 = 1 << 20;
+    prop_oneof![3 => 1u64..4, 1 => LINE..LINE + 2]
+}
+
 fn any_step() -> impl Strategy<Value = Step> {
-    let incarnation = || (0u64..6, 1u64..4);
+    let incarnation = || (0u64..6, any_incarnation());
     prop_oneof![
         6 => (incarnation(), 7000u16..7002)
             .prop_map(|((node, incarnation), port)| Step::Join { node, incarnation, port }),
@@ -76,8 +82,10 @@ fn any_step() -> impl Strategy<Value = Step> {
         8 => (incarnation(), 0u64..12)
             .prop_map(|((node, incarnation), epoch)| Step::Settled { node, incarnation, epoch }),
         2 => incarnation().prop_map(|(node, incarnation)| Step::Leave { node, incarnation }),
-        2 => (0u64..6, prop::option::of(1u64..4)).prop_map(|(node, incarnation)| Step::Drain { node, incarnation }),
-        2 => (0u64..6, prop::option::of(1u64..4)).prop_map(|(node, incarnation)| Step::Undrain { node, incarnation }),
+        2 => (0u64..6, prop::option::of(any_incarnation()))
+            .prop_map(|(node, incarnation)| Step::Drain { node, incarnation }),
+        2 => (0u64..6, prop::option::of(any_incarnation()))
+            .prop_map(|(node, incarnation)| Step::Undrain { node, incarnation }),
         4 => (any_owner(), 0u8..8, 0u64..3000).prop_map(|(owner, name, ttl_ms)| Step::Register { owner, name, ttl_ms }),
         2 => (any_owner(), 0u8..8).prop_map(|(owner, name)| Step::Unregister { owner, name }),
         2 => (0u64..3).prop_map(|client| Step::ClientBeat { client }),
@@ -87,10 +95,27 @@ fn any_step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// Returns the incarnation of a node that is draining.
+fn draining(driver: &Driver, node: u64) -> Option<Incarnation> {
+    let of = driver.cluster.members().find(|view| view.member.node.0 == node);
+    of.filter(|view| view.state == MemberState::Draining).map(|view| view.member.incarnation)
+}
+
 fn apply(mut driver: Driver, step: Step) -> Driver {
     // Rejections are part of the history: the driver checks that they change nothing durable.
     let _ = match step {
-        Step::Join { node, incarnation, port } => driver.join(member(node, incarnation, port)),
+        Step::Join { node, incarnation, port } => {
+            let draining = draining(&driver, node);
+            let joined = driver.join(member(node, incarnation, port));
+            // A drain ends by a restart, and goes on by a handover.
+            let goes_on = |former: Incarnation| joined.is_err() || Incarnation(incarnation).continues(former);
+            assert_eq!(
+                draining.is_some_and(goes_on),
+                self::draining(&driver, node).is_some(),
+                "{step:?}: {draining:?}"
+            );
+            joined
+        }
         Step::Beat { node, incarnation } => driver.beat(node, incarnation),
         Step::Leave { node, incarnation } => {
             driver.handle(Input::Leave { node: NodeId(node), incarnation: Incarnation(incarnation) })

@@ -2,7 +2,7 @@
 
 use crate::support;
 
-use kvplane_cluster::{ClusterConfig, ENDS_INTERVALS, Input, Moves, Rejection, Reply};
+use kvplane_cluster::{ClusterConfig, ENDS_INTERVALS, Input, MemberState, Moves, Rejection, Reply};
 use kvplane_proto::ids::{Epoch, Incarnation, NodeId};
 use support::{Driver, MS, config, member};
 
@@ -274,7 +274,7 @@ fn drained_nodes_that_all_restart_keep_their_slots() {
         assert_eq!(owners(&driver), [1, 2, 3], "its slots had no new owner");
     }
     let states: Vec<_> = driver.cluster.members().map(|view| view.state).collect();
-    assert!(states.iter().all(|state| *state != kvplane_cluster::MemberState::Draining), "{states:?}");
+    assert!(states.iter().all(|state| *state != MemberState::Draining), "{states:?}");
 }
 
 #[test]
@@ -322,6 +322,81 @@ fn undrain_restores_the_share_after_the_migrations() {
     assert!(matches!(unknown, Err(Rejection::Unknown { .. })));
 }
 
+/// First incarnation of a line, which hands its memory over.
+const LINE: u64 = 1 << 20;
+
+/// Joins an incarnation of node 2, and reports as an agent does until its first heartbeat.
+fn replace_2(driver: &mut Driver, incarnation: u64) {
+    driver.join(member(2, incarnation, 7000)).unwrap();
+    settle_2(driver, incarnation, 0);
+    driver.beat(2, incarnation).unwrap();
+}
+
+fn settle_2(driver: &mut Driver, incarnation: u64, epoch: u64) {
+    let incarnation = Incarnation(incarnation);
+    driver.handle(Input::Settled { node: NodeId(2), incarnation, epoch: Epoch(epoch) }).unwrap();
+}
+
+fn is_draining_2(driver: &mut Driver, incarnation: u64) -> bool {
+    match driver.handle(Input::PrepareLeave { node: NodeId(2), incarnation: Incarnation(incarnation) }) {
+        Ok(Reply::Moves(moves)) => moves.draining,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Returns a cluster of two owners, the second of which is the first of a line.
+fn two_with_a_line() -> Driver {
+    let mut driver = two(patient());
+    replace_2(&mut driver, LINE);
+    let epoch = driver.published.epoch.0;
+    settled(&mut driver, 1, epoch).unwrap();
+    settle_2(&mut driver, LINE, epoch);
+    assert_eq!(owners(&driver), [1, 2]);
+    driver
+}
+
+#[test]
+fn a_drained_node_stays_drained_over_a_handover_until_it_restarts() {
+    let mut driver = two_with_a_line();
+    drain(&mut driver, 2);
+    let epoch = driver.published.epoch.0;
+    settled(&mut driver, 1, epoch).unwrap();
+    settle_2(&mut driver, LINE, epoch);
+    assert_eq!(owners(&driver), [1]);
+    for handovers in 1..4 {
+        let since = driver.cluster.map().former.as_ref().map(|former| former.since);
+        replace_2(&mut driver, LINE + handovers);
+        assert!(is_draining_2(&mut driver, LINE + handovers));
+        assert_eq!(driver.in_map(), [(1, 1), (2, LINE + handovers)]);
+        assert_eq!(driver.cluster.map().former.as_ref().map(|former| former.since), since, "no slot moves");
+        driver = driver.restart();
+        assert_eq!((owners(&driver), driver.state(2)), (vec![1], Some(MemberState::Draining)), "it is durable");
+    }
+    // Another line is a restart, which ends the drain.
+    replace_2(&mut driver, 2 * LINE);
+    assert_eq!(driver.state(2), Some(MemberState::Active));
+}
+
+#[test]
+fn a_node_hands_over_while_its_drain_waits_and_gives_its_slots_away_afterwards() {
+    let mut driver = two_with_a_line();
+    drain(&mut driver, 2);
+    assert_eq!(owners(&driver), [1, 2], "it is unknown which takers live");
+    assert!(is_draining_2(&mut driver, LINE));
+    replace_2(&mut driver, LINE + 1);
+    assert_eq!(owners(&driver), [1, 2], "the successor may not have its slots back yet");
+    let follow = |driver: &mut Driver| {
+        let epoch = driver.published.epoch.0;
+        settled(driver, 1, epoch).unwrap();
+        settle_2(driver, LINE + 1, epoch);
+    };
+    (0..2).for_each(|_| follow(&mut driver));
+    assert_eq!((owners(&driver), driver.state(2)), (vec![1], Some(MemberState::Draining)));
+    driver.handle(Input::Undrain { node: NodeId(2), incarnation: None }).unwrap();
+    (0..2).for_each(|_| follow(&mut driver));
+    assert_eq!((owners(&driver), driver.state(2)), (vec![1, 2], Some(MemberState::Active)));
+}
+
 #[test]
 fn undrain_is_durable() {
     let mut driver = two(patient());
@@ -330,7 +405,7 @@ fn undrain_is_durable() {
     driver.handle(Input::Undrain { node: NodeId(2), incarnation: None }).unwrap();
     let driver = driver.restart();
     let states: Vec<_> = driver.cluster.members().map(|view| view.state).collect();
-    assert!(states.iter().all(|state| *state != kvplane_cluster::MemberState::Draining), "{states:?}");
+    assert!(states.iter().all(|state| *state != MemberState::Draining), "{states:?}");
 }
 
 /// Sends a heartbeat of each of these nodes every 100 ms, without settled reports.
@@ -441,7 +516,7 @@ fn members_that_need_long_to_answer_delay_a_change_by_a_few_rounds() {
 /// Announces that a node is about to end; returns the number of other unsettled owners, and true if the node itself is.
 fn ends(driver: &mut Driver, node: u64) -> (u32, bool) {
     match driver.handle(Input::PrepareLeave { node: NodeId(node), incarnation: Incarnation(1) }) {
-        Ok(Reply::Moves(Moves { unsettled, behind })) => (unsettled, behind),
+        Ok(Reply::Moves(Moves { unsettled, behind, .. })) => (unsettled, behind),
         other => panic!("{other:?}"),
     }
 }

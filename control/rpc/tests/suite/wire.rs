@@ -150,7 +150,7 @@ fn show_incarnations(show: Show<'_>) {
     let map = ClusterMap { epoch: Epoch(5), replicas: 1, members: vec![member()], former: None };
     show("OfferMap", encode(&OfferMap { join: join(), state: 9, map, devices: 3, since: 4 }));
     show("GetMoves", encode(&GetMoves { node: 7, ends: Some(2) }));
-    show("Moves", encode(&Moves { unsettled: 2, behind: true }));
+    show("Moves", encode(&Moves { unsettled: 2, behind: true, draining: true }));
     show("GetIncarnation", encode(&GetIncarnation { node: 7 }));
     show("GetLastMember", encode(&GetLastMember { node: 7 }));
 }

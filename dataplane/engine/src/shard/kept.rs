@@ -268,10 +268,12 @@ impl KeptMemory {
         match report.discard {
             Some(discard) => tracing::warn!("{name}: memory is empty, nothing of it was kept: {discard}"),
             None => tracing::info!(
-                "{name}: kept {} objects, {} bytes; dropped {} whose slots others had or have, {} damaged ones",
+                "{name}: kept {} objects, {} bytes; dropped {} whose slots others had or have, {} beyond the limit of \
+                 objects (--max-objects), {} damaged ones",
                 report.objects,
                 report.bytes,
                 report.dropped,
+                report.left_out,
                 report.damaged
             ),
         }

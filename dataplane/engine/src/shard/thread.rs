@@ -104,6 +104,12 @@ pub(super) fn run(
         if let Some(repairs) = host.service().control().poll_repairs() {
             report_damage(&name, &repairs);
         }
+        if let Some(damaged) = host.service().control().poll_kept_damage() {
+            tracing::warn!(
+                "{name}: {damaged} objects of the former process were damaged in memory after it had ended, and are \
+                 dropped: those that have replicas are served by other nodes"
+            );
+        }
         let now_ns = host.now_ns();
         if !leaving.is_empty() {
             answer_waiters(&mut host, &mut leaving, now_ns);

@@ -111,6 +111,13 @@ impl<'a> Control<'a> {
         self.objects.local.kept.as_mut()?.poll_report()
     }
 
+    /// Returns the number of the former process's objects that were found damaged, when the first was found and
+    /// whenever it has doubled.
+    pub fn poll_kept_damage(self) -> Option<u64> {
+        let local = &mut self.objects.local;
+        local.kept.as_mut()?.poll_damage(&local.shard)
+    }
+
     /// Returns the image of the shard's objects, at the end of its process: `None` if memory is not kept, or while the
     /// former process's image still counts. The shard answers no request after this. With `lends`, other processes may
     /// still access the pool through their mappings.

@@ -6,7 +6,7 @@
 
 use kvplane_proto::ids::Incarnation;
 
-use super::kept_memory::{Discard, FormerImage};
+use super::kept_memory::{Discard, FormerImage, LayoutChange};
 use super::types::PoolBytes;
 use super::{Epoch, Service};
 use crate::image::{HEADER_BYTES, ImageError, ImageHeader, ImagePhase, MemoryIdentity, PHASE_AT};
@@ -152,8 +152,8 @@ impl MemoryImage {
         if let Err(error) = header.check_complete() {
             return Ok(Err(Discard::Image(error)));
         }
-        if header.identity != self.identity {
-            return Ok(Err(Discard::Layout));
+        if let Some(change) = LayoutChange::between(&header.identity, &self.identity) {
+            return Ok(Err(Discard::Layout(change)));
         }
         let file_bytes = file.bytes()?;
         let length = header.contents_bytes().filter(|bytes| bytes.saturating_add(HEADER_BYTES as u64) <= file_bytes);

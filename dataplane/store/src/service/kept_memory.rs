@@ -20,7 +20,7 @@ use std::sync::Arc;
 
 use kvplane_proto::Digest;
 use kvplane_proto::checksum::payload_checksum;
-use kvplane_proto::ids::{Epoch, Incarnation, NodeId, SLOTS, Slot, Version};
+use kvplane_proto::ids::{Epoch, Incarnation, NodeId, SLOTS, ShardId, Slot, Version};
 use kvplane_proto::map::{ReplicaSet, ShardKey};
 use kvplane_tier::SlotSet;
 
@@ -30,7 +30,7 @@ use super::tiering::reconciliation::verdict::{SlotJudge, SlotVerdict, distrust};
 use super::tiering::{Tiering, VoidCause};
 use super::types::{MapStanding, PoolBytes};
 use crate::Replica;
-use crate::image::{ImageContents, ImageError, ImageOrigin, KeptObject, OutstandingReplica};
+use crate::image::{ImageContents, ImageError, ImageOrigin, KeptObject, MemoryIdentity, OutstandingReplica};
 use crate::store::{KeptCounters, KeptObjects, PoolSums, TakeBackError, former_objects};
 
 /// Image of a former process.
@@ -52,13 +52,61 @@ impl FormerImage {
     }
 }
 
+/// Difference between the memory of a former process and that of this one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
+pub enum LayoutChange {
+    /// The files are those of another shard.
+    Shard { former: ShardId, now: ShardId },
+    /// The node has another number of shards.
+    Shards { former: u16, now: u16 },
+    /// The pool has another size, in bytes.
+    Pool { former: u64, now: u64 },
+    /// Space is allocated in other units, in bytes.
+    Unit { former: u64, now: u64 },
+}
+
+impl LayoutChange {
+    /// Returns the first difference that decides about the places of objects, if there is one.
+    pub(super) fn between(former: &MemoryIdentity, now: &MemoryIdentity) -> Option<Self> {
+        if former.shard != now.shard {
+            return Some(Self::Shard { former: former.shard, now: now.shard });
+        }
+        if former.shards != now.shards {
+            return Some(Self::Shards { former: former.shards, now: now.shards });
+        }
+        let (units, pools) = ((former.unit_bytes, now.unit_bytes), (former.pool_bytes, now.pool_bytes));
+        let pool = (pools.0 != pools.1).then_some(Self::Pool { former: pools.0, now: pools.1 });
+        pool.or_else(|| (units.0 != units.1).then_some(Self::Unit { former: units.0, now: units.1 }))
+    }
+}
+
+impl fmt::Display for LayoutChange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Shard { former, now } => write!(f, "the files of shard {now} are those of shard {former}"),
+            Self::Shards { former, now } => {
+                write!(f, "the node has another number of shards: {now}, and {former} before")
+            }
+            Self::Pool { former, now } => {
+                write!(f, "the pool of the shard has another size: {now} bytes, and {former} before")
+            }
+            Self::Unit { former, now } => write!(
+                f,
+                "memory is allocated in other units: {now} bytes, and {former} before (a node with SSDs has larger \
+                 ones than a node without)"
+            ),
+        }
+    }
+}
+
 /// Reason why none of the objects of an image are served.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Discard {
     /// There is no valid image of them.
     Image(ImageError),
-    /// The pool has another size, or the node another number of shards.
-    Layout,
+    /// Places in the pool are other ones.
+    Layout(LayoutChange),
     /// They may not be the newest.
     Void(VoidCause),
     /// Another incarnation of the node was a member since: the files are a copy, or the node ran without this memory.
@@ -73,7 +121,7 @@ impl fmt::Display for Discard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Image(error) => error.fmt(f),
-            Self::Layout => f.write_str("the pool has another size than before, or the node another number of shards"),
+            Self::Layout(change) => change.fmt(f),
             Self::Void(cause) => cause.fmt(f),
             Self::OtherIncarnation => f.write_str(
                 "the node ran without it since, or its files were copied or restored: another process of the node was \
@@ -94,6 +142,9 @@ pub struct KeptReport {
     pub bytes: u64,
     /// Objects that were dropped because others may have changed their slots, or have them now.
     pub dropped: u64,
+    /// Objects that were dropped because the shard takes fewer than the former process's: those that were due for
+    /// eviction first.
+    pub left_out: u64,
     /// Objects that were dropped because their bytes, or their tails, were damaged.
     pub damaged: u64,
     /// Objects that were read, and were whole.
@@ -123,6 +174,8 @@ pub(super) struct KeptMemory {
     standing: Option<(Epoch, MapStanding)>,
     report: Option<KeptReport>,
     untold: bool,
+    /// Number of damaged objects at the last report of damage.
+    damage_told: u64,
     /// Extents that no process of this host's present run may use.
     withheld: Vec<crate::Extent>,
     /// True once a map with slots has decided.
@@ -233,6 +286,7 @@ impl KeptMemory {
             standing: None,
             report,
             untold: discard.is_some(),
+            damage_told: 0,
             withheld,
             is_decided: false,
             left: None,
@@ -269,6 +323,16 @@ impl KeptMemory {
     /// Like [`Self::report`], once.
     pub(super) fn poll_report(&mut self) -> Option<KeptReport> {
         self.report.filter(|_| core::mem::take(&mut self.untold))
+    }
+
+    /// Returns the number of damaged objects when the first was found, and whenever it has doubled.
+    pub(super) fn poll_damage(&mut self, shard: &Shard) -> Option<u64> {
+        let damaged = self.report(shard)?.damaged;
+        if damaged < (2 * self.damage_told).max(1) {
+            return None;
+        }
+        self.damage_told = damaged;
+        Some(damaged)
     }
 
     /// Returns the newest map received, and its standing.
@@ -368,6 +432,7 @@ impl KeptMemory {
         KeptObjects::from(&mut shard.store).take_back(contents, &self.sums).map_err(Discard::TakeBack)?;
         let taken = former_objects(&shard.store);
         (report.objects, report.bytes) = (taken.objects, taken.bytes);
+        report.left_out = (contents.objects.len() as u64).saturating_sub(taken.objects);
         Ok(())
     }
 

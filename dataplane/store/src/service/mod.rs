@@ -60,7 +60,7 @@ pub use self::device_pool::{DEVICE_OBJECT_BYTES, MoveId, MoveOutcome};
 pub use self::fetches::{Fetch, FetchDone, FetchLimits, Want};
 pub use self::image_file::{ImageFile, ImageOutcome, MemoryImage, OpenImageError};
 pub use self::inspection::{Inspection, SnapshotPage};
-pub use self::kept_memory::{Discard, FormerImage, KeptReport};
+pub use self::kept_memory::{Discard, FormerImage, KeptReport, LayoutChange};
 use self::lists::Lists;
 pub use self::migration::MoveCounters;
 use self::objects::Objects;

@@ -361,9 +361,10 @@ fn watermarks(text: &str) -> Result<(u8, u8), WatermarkError> {
     }
 }
 
-/// Time without progress after which a stopping node no longer waits for slots that migrate from it or to it.
+/// Time without progress after which a stopping node no longer waits for slots that migrate from it or to it. A node
+/// that hands over serves meanwhile, and waits for [`MOVES_MOST`] in any case.
 const MOVES_PATIENCE: Duration = Duration::from_secs(5);
-/// Longest time that a stopping node waits for migrating slots.
+/// Longest time that a node that stops, or hands over, waits for migrating slots.
 const MOVES_MOST: Duration = Duration::from_secs(20);
 
 /// Describes what a drain has left behind.
@@ -564,7 +565,7 @@ impl Node {
                     return Ok(());
                 }
             };
-            let handover = match Handover::of(&serving.node, MOVES_PATIENCE, MOVES_MOST) {
+            let handover = match Handover::of(&serving.node, MOVES_MOST) {
                 Ok(handover) => handover,
                 Err(error) => {
                     upgrades.refuse(&error.to_string());

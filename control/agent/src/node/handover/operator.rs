@@ -26,7 +26,7 @@ pub struct UpgradeReport {
     pub objects: u64,
     /// Bytes of these.
     pub bytes: u64,
-    /// Objects that were dropped, because others have their slots or they were damaged.
+    /// Objects that were dropped, because others have their slots, or they were damaged, or have no place.
     pub dropped: u64,
     /// True if nothing was kept; the log of the successor has the reason.
     pub is_empty: bool,
@@ -43,7 +43,7 @@ impl UpgradeReport {
         for kept in node.snapshots()?.iter().filter_map(|shard| shard.kept) {
             report.objects += kept.objects;
             report.bytes += kept.bytes;
-            report.dropped += kept.dropped + kept.damaged;
+            report.dropped += kept.dropped + kept.left_out + kept.damaged;
             report.is_empty |= kept.discard.is_some();
         }
         Ok(report)

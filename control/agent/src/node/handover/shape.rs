@@ -4,6 +4,7 @@
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
+use std::time::Duration;
 
 use kvplane_engine::IMAGE_FORMAT;
 use kvplane_proto::ids::NodeId;
@@ -29,7 +30,9 @@ pub enum HandoverRefusal {
     /// The file system of the memory, or the host, has no room for the images.
     Room { free: u64, needed: u64 },
     /// Slots still migrate from or to the node.
-    Moves { slots: u64 },
+    Moves { slots: u64, after: Duration },
+    /// The node is draining, and has SSDs: its successor begins a new line of incarnations, which ends the drain.
+    Draining { node: NodeId },
     /// The control plane, at which the successor has to join, does not answer.
     ControlAway { why: String },
     /// Another process is about to take over.
@@ -43,7 +46,8 @@ impl HandoverRefusal {
         match self {
             Self::Protocol { .. } | Self::ImageFormat { .. } | Self::Setting { .. } => true,
             Self::DevicePools | Self::FarMemory => true,
-            Self::Room { .. } | Self::Moves { .. } | Self::ControlAway { .. } | Self::Busy => false,
+            Self::Room { .. } | Self::Moves { .. } | Self::Draining { .. } => false,
+            Self::ControlAway { .. } | Self::Busy => false,
         }
     }
 }
@@ -77,7 +81,14 @@ impl fmt::Display for HandoverRefusal {
                 "{free} bytes of memory are left, and the image of the node's objects needs {needed}: make the file \
                  system of --keep-memory larger (mount -o remount,size=); without one, free memory of the host"
             ),
-            Self::Moves { slots } => write!(f, "{slots} slots still migrate from or to the node: try again"),
+            Self::Moves { slots, after } => {
+                write!(f, "{slots} slots still migrate from or to the node after {} s: try again", after.as_secs())
+            }
+            Self::Draining { node } => write!(
+                f,
+                "the node is draining, and an upgrade of a node with SSDs would give it its slots back: cancel the \
+                 drain first (kvplane ctl drain {node} --cancel), or stop the node once it is drained"
+            ),
             Self::ControlAway { why } => write!(
                 f,
                 "the control plane does not answer, and without it the new process cannot serve: try again ({why})"

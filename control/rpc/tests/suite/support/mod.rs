@@ -107,7 +107,7 @@ impl Service for Recorder {
         Ok(EmptyReply)
     }
     fn get_moves(&self, _: Caller, _: GetMoves) -> Result<Moves, Refusal> {
-        Ok(Moves { unsettled: 0, behind: false })
+        Ok(Moves { unsettled: 0, behind: false, draining: false })
     }
     fn leave(&self, _: Caller, _: Leave) -> Result<EmptyReply, Refusal> {
         Ok(EmptyReply)

@@ -52,6 +52,8 @@ pub(crate) struct DrainJobs {
 /// State of one node of a job.
 struct Unit {
     state: UnitState,
+    /// Present incarnation of the node.
+    incarnation: u64,
     objects: u64,
     bytes: u64,
 }
@@ -66,7 +68,7 @@ enum UnitState {
     Succeeded,
     /// Its drain was cancelled.
     Canceled,
-    /// The node died, or another incarnation of it runs.
+    /// The node died, or has restarted.
     Failed,
     /// The node is not known.
     Unknown,
@@ -216,7 +218,7 @@ impl DrainJobs {
         for (incarnation, unit) in incarnations.iter().zip(units) {
             let is_drained = matches!(unit.state, UnitState::Blocked | UnitState::Active | UnitState::Succeeded);
             // A node that has left meanwhile cannot be undrained, and need not be.
-            if is_drained && let Err(refusal) = self.undrain(*incarnation) {
+            if is_drained && let Err(refusal) = self.undrain((incarnation.0, unit.incarnation)) {
                 tracing::debug!(node = incarnation.0, reason = refusal.reason, "there is no drain to undo");
             }
         }
@@ -253,9 +255,11 @@ impl DrainJobs {
 
     fn unit(&self, holding: Option<&NodeHoldings>, whose: NodeIncarnation) -> Unit {
         let (_, incarnation) = whose;
-        let Some(of) = holding else { return Unit { state: UnitState::Unknown, objects: 0, bytes: 0 } };
+        let Some(of) = holding else { return Unit { state: UnitState::Unknown, incarnation, objects: 0, bytes: 0 } };
+        // A successor goes on with the drain.
+        let is_continued = Incarnation(of.incarnation).continues(Incarnation(incarnation));
         let state = match of.state {
-            _ if of.incarnation != incarnation => UnitState::Failed,
+            _ if !is_continued => UnitState::Failed,
             MemberState::Draining if of.shared => UnitState::Blocked,
             // A report from before the drain is no evidence of the objects left.
             MemberState::Draining if of.objects == Some(0) && !of.moving && self.starts.heard_since(whose, of) => {
@@ -266,9 +270,9 @@ impl DrainJobs {
             MemberState::Dead => UnitState::Failed,
             MemberState::Joining | MemberState::Active | MemberState::Suspect => UnitState::Canceled,
         };
-        let is_left = of.state.is_live() && of.incarnation == incarnation;
+        let is_left = of.state.is_live() && is_continued;
         let (objects, bytes) = if is_left { (of.objects.unwrap_or(0), of.bytes) } else { (0, 0) };
-        Unit { state, objects, bytes }
+        Unit { state, incarnation: of.incarnation, objects, bytes }
     }
 
     fn job(&self, incarnations: &[NodeIncarnation], units: &[Unit]) -> Value {

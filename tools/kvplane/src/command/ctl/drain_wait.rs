@@ -59,7 +59,10 @@ impl DrainNews {
         let why = match self.member(node).map_or("left", |member| member.state.as_str()) {
             "left" => "has left the cluster: its process has ended, and its log says whether it was drained",
             "dead" => "is dead: its slots have other owners, which cannot fetch its objects from it",
-            "active" => "is not draining any more: the drain was cancelled, or the control plane has lost its state",
+            "active" => {
+                "is not draining any more: the drain was cancelled, the node has restarted, or the control plane has \
+                 lost its state"
+            }
             _ => return None,
         };
         Some(format!("node {node} {why}"))
@@ -162,7 +165,8 @@ mod tests {
         let load = Some(Load { objects, ..Load::default() });
         let member = MemberStatus { node: 7, state: state.to_owned(), silent_ns, load, ..MemberStatus::default() };
         let status = StatusReply { epoch: 5, members: vec![member], ..StatusReply::default() };
-        DrainNews { status, tiers: TierList { nodes: Vec::new() }, moves: Some(Moves { unsettled: 1, behind: false }) }
+        let moves = Some(Moves { unsettled: 1, behind: false, draining: true });
+        DrainNews { status, tiers: TierList { nodes: Vec::new() }, moves }
     }
 
     #[test]
@@ -205,7 +209,7 @@ mod tests {
         assert!(!empty.has_no_slots(7, Some(&map(5, 3))));
         assert!(!empty.has_no_slots(7, Some(&map(4, 0))), "an older map");
         assert!(empty.has_no_slots(7, Some(&map(5, 0))));
-        let behind = DrainNews { moves: Some(Moves { unsettled: 0, behind: true }), ..empty };
+        let behind = DrainNews { moves: Some(Moves { unsettled: 0, behind: true, draining: true }), ..empty };
         assert!(!behind.has_no_slots(7, Some(&map(5, 0))), "it does not follow that map yet, and takes puts");
     }
 

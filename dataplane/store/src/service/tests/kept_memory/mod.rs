@@ -1,6 +1,7 @@
 //! Tests of kept memory: the first map decides which objects of the former process are served.
 
 mod handovers;
+mod images;
 
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use super::rig::{CHECKSUM, POOL_BYTES, Rig, config, digest, identity, member};
 use crate::image::{ImageContents, ImageOrigin};
 use crate::service::{Discard, FormerImage, Identity, KeptReport, MapStanding, Path, PoolBytes, Service, VoidCause};
 use crate::store::{PoolSums, TakeBackError};
-use crate::{Extent, Store};
+use crate::{Extent, Store, StoreConfig};
 
 /// Pool whose bytes always have the checksum that peers state.
 #[derive(Debug)]
@@ -176,6 +177,26 @@ fn objects_of_slots_that_others_have_now_are_dropped() {
 }
 
 #[test]
+fn objects_beyond_the_limit_of_objects_are_counted() {
+    let (mut rig, found) = (Rig::new(), ended());
+    let limits = StoreConfig { max_objects: 2, ..config(POOL_BYTES) };
+    rig.service = Service::new(identity(), Store::new(limits, Version(1000)).expect("the test's limits are valid"));
+    rig.service.control().keep_memory(Ok(Some(found)), Arc::new(Pool));
+    rig.service.own(Epoch(7), standing(4), |slot| slot != 2);
+    let report = rig.service.inspect().kept().expect("it is decided");
+    assert_eq!((report.objects, report.dropped, report.left_out, report.damaged), (2, 1, 0, 0));
+    let limits = StoreConfig { max_objects: 2, ..config(POOL_BYTES) };
+    rig.service = Service::new(identity(), Store::new(limits, Version(1000)).expect("the test's limits are valid"));
+    rig.service.control().keep_memory(Ok(Some(ended())), Arc::new(Pool));
+    rig.service.own(Epoch(7), standing(4), |_| true);
+    let report = rig.service.inspect().kept().expect("it is decided");
+    assert_eq!((report.objects, report.bytes, report.dropped, report.left_out), (2, 200, 0, 1));
+    // Objects that nobody accessed since go first.
+    assert_eq!(exist(&mut rig), [2, 3]);
+    rig.store().check();
+}
+
+#[test]
 fn a_damaged_tail_drops_its_object() {
     let mut found = ended();
     found.contents.objects[1].tail.bytes = 30;
@@ -186,6 +207,34 @@ fn a_damaged_tail_drops_its_object() {
     rig.service.own(Epoch(7), standing(4), |_| true);
     let report = rig.service.inspect().kept().expect("it is decided");
     assert_eq!((report.objects, report.damaged), (1, 2));
+}
+
+/// Pool whose bytes have changed since they were put.
+#[derive(Debug)]
+struct DamagedPool;
+
+impl PoolSums for DamagedPool {
+    fn checksum(&self, _: u64, _: u64) -> u64 {
+        !CHECKSUM
+    }
+}
+
+#[test]
+fn damage_is_reported_when_it_is_found_and_whenever_it_has_doubled() {
+    let mut rig = start(1000, None);
+    rig.service.control().keep_memory(Ok(Some(ended())), Arc::new(DamagedPool));
+    assert_eq!(rig.service.control().poll_kept_damage(), None, "nothing is decided");
+    rig.service.own(Epoch(7), standing(4), |_| true);
+    assert_eq!(rig.service.control().poll_kept_damage(), None, "no byte was read");
+    let peer = rig.join(Path::Stream);
+    for (key, told) in [(1, Some(1)), (2, Some(2)), (3, None)] {
+        assert_ne!(rig.get(peer, key).status(), Status::Ok);
+        let told_once = [rig.service.control().poll_kept_damage(), rig.service.control().poll_kept_damage()];
+        assert_eq!(told_once, [told, None], "{key}");
+    }
+    assert_eq!(rig.service.inspect().kept().map(|report| report.damaged), Some(3));
+    // It is not counted as damage of this process.
+    assert_eq!((rig.service.inspect().repairs().damaged, rig.service.control().poll_repairs()), (0, None));
 }
 
 /// A slot that another node had meanwhile is not served from memory, as nobody compares it; one that stayed is.

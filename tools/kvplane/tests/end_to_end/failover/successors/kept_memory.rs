@@ -221,6 +221,7 @@ fn a_damaged_image_is_not_used_and_damaged_bytes_are_not_served() {
     assert!(whole < 50 - tails as usize, "no byte of any object was changed");
     let damaged = metric(&server, "kvplane_kept_memory_damaged_total") as usize;
     assert_eq!(whole + damaged, 50);
+    server.wait_for("objects of the former process were damaged in memory after it had ended");
     put_all(&mut client, "before", 50);
     assert_eq!(found(&mut client, "before", 50), 50);
 }
@@ -269,13 +270,21 @@ fn memory_of_another_shape_or_cluster_state_is_discarded() {
     assert!(server.stop().success());
     let larger = ["--pool", "40M", "--shards", "2", "--metrics-port", "0", "--keep-memory", text(memory.path())];
     let mut server = place.node(7, &larger);
-    server.wait_for("the pool has another size than before, or the node another number of shards");
+    server.wait_for("the node has another number of shards: 2, and 1 before");
     assert_eq!(found(&mut client, "before", 50), 0);
     assert!(memory.path().join("shard-1.pool").exists());
     assert!(server.stop().success());
     let mut server = node(&place, &memory, &[]);
-    server.wait_for("the pool has another size");
+    server.wait_for("the node has another number of shards: 1, and 2 before");
     assert!(!memory.path().join("shard-1.pool").exists(), "it is not needed any more");
+    // An SSD is added: the pool is what it was, in larger units.
+    assert!(server.stop().success());
+    let ssd = format!("{}:64M", text(&place.path("ssd")));
+    let mut server = node(&place, &memory, &["--ssd", &ssd]);
+    server.wait_for("memory is allocated in other units: 4096 bytes, and 256 before");
+    assert!(server.stop().success());
+    let mut server = node(&place, &memory, &[]);
+    server.wait_for("memory is allocated in other units: 256 bytes, and 4096 before");
     put_all(&mut client, "before", 50);
     assert!(server.stop().success());
     // A control plane that lost its state: nobody knows what was changed meanwhile.

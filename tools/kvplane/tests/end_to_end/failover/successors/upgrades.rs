@@ -30,7 +30,7 @@ impl Successor {
 
     /// Stops it in order.
     #[track_caller]
-    fn stop(&self) {
+    pub(super) fn stop(&self) {
         signal(self.0, "TERM");
         wait_until(|| (!self.is_running()).then_some(())).expect("it ends");
     }
