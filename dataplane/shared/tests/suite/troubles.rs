@@ -79,7 +79,10 @@ impl Bed {
                 let mut bytes = self.objects.get(&name).ok_or(StoreError::NotFound)?.clone();
                 let mut checked = 0;
                 if let GetRange::Bounded { offset, bytes: count, checked: first } = range {
-                    bytes = bytes[offset as usize..(offset + count) as usize].to_vec();
+                    let end = offset + count;
+                    let found = (bytes.len() as u64).min(end).saturating_sub(offset);
+                    let part = bytes.get(offset as usize..end as usize).map(<[u8]>::to_vec);
+                    bytes = part.ok_or(StoreError::Short { expected: count, found })?;
                     checked = first as usize;
                 }
                 if let Trouble::OtherBytes(left) = self.trouble {
@@ -208,6 +211,27 @@ fn an_object_is_given_up_only_if_a_second_read_is_no_better() {
     bed.trouble = Trouble::None;
     bed.run(SECOND);
     assert_eq!((bed.tier.stats().damaged, bed.reads(1)), (1, false), "it is given up");
+}
+
+#[test]
+fn a_pack_that_was_shortened_is_damaged_and_the_others_are_read_on() {
+    let mut bed = Bed::new(SharedConfig::default());
+    // Each has a pack of its own.
+    (1..9).for_each(|key| bed.upload(key));
+    let name = |key: u64| format!("/pack-{key:016}");
+    for (key, length) in [(1, 70), (2, 0), (3, 70), (4, 1)] {
+        let pack = bed.objects.iter_mut().find(|(of, _)| of.ends_with(&name(key))).expect("a pack").1;
+        pack.truncate(length);
+    }
+    for key in 1..5 {
+        let before = bed.gets;
+        assert!(!bed.reads(key) && bed.gets - before == 2, "object {key} is read twice");
+        assert!(!bed.is_failing() && bed.reads(key + 4), "the store works after object {key}");
+    }
+    bed.run(SECOND);
+    assert_eq!((bed.tier.stats().damaged, bed.tier.stats().objects), (4, 4), "they are given up");
+    let before = bed.gets;
+    assert!((1..5).all(|key| !bed.reads(key)) && bed.gets == before);
 }
 
 #[test]
