@@ -9,7 +9,7 @@ use kvplane_proto::map::ShardKey;
 use kvplane_proto::{Digest, Version};
 use kvplane_shared::{
     GetRange, HeldObject, ListedObject, MapChange, NewObject, Operation, Outcome, SharedConfig, SharedEvent,
-    SharedTier, SlotSource, SourceRule, StoreError,
+    SharedTier, SlotSource, SourceRule, StoreError, VoidReason,
 };
 use kvplane_tier::SlotSet;
 
@@ -292,4 +292,64 @@ fn a_successor_finds_what_was_uploaded_once_the_store_answers_again() {
     next.run(60 * SECOND);
     (1..4).for_each(|key| assert!(next.reads(key), "object {key}"));
     assert!(next.tier.settle(next.now_ns), "the one after it finds them, too");
+}
+
+/// Objects of the store after so many uploads, with a manifest that names them.
+fn uploaded(count: u64) -> BTreeMap<String, Vec<u8>> {
+    let mut bed = Bed::new(SharedConfig::default());
+    (1..=count).for_each(|key| bed.upload(key));
+    bed.run(SECOND);
+    assert!(bed.tier.settle(bed.now_ns), "a manifest names them");
+    bed.objects
+}
+
+fn pack_of(objects: &BTreeMap<String, Vec<u8>>, number: u64) -> String {
+    let last = format!("/pack-{number:016x}");
+    objects.keys().find(|name| name.ends_with(&last)).expect("a pack").clone()
+}
+
+#[test]
+fn a_successor_names_the_pack_that_it_waits_for_and_that_makes_everything_void() {
+    let config = SharedConfig::default();
+    let mut objects = uploaded(4);
+    let name = pack_of(&objects, 2);
+    let pack = objects.remove(&name).expect("it was there");
+    let mut next = Bed::of(3, config, objects.clone(), Trouble::None);
+    next.run(SECOND);
+    let waits = SharedEvent::Waiting { slots: 1, name: name.clone(), error: StoreError::NotFound };
+    assert_eq!(next.events, [waits], "at once");
+    next.run(60 * SECOND);
+    let void = |reason| SharedEvent::Void { slots: 1, reason };
+    let missing = VoidReason::Missing { name: name.clone() };
+    assert!(missing.is_fault_of_store());
+    assert_eq!(next.events[1..], [void(missing)], "and nothing else");
+    assert!((1..5).all(|key| !next.reads(key)));
+    // The end of a pack is not what was written, or is cut off: nothing is waited for.
+    let mut other = pack.clone();
+    *other.last_mut().expect("a pack") ^= 1;
+    for damaged in [other, pack[..pack.len() / 2].to_vec(), Vec::new()] {
+        objects.insert(name.clone(), damaged);
+        let mut next = Bed::of(3, config, objects.clone(), Trouble::None);
+        next.run(SECOND);
+        assert_eq!(next.events, [void(VoidReason::Damaged { name: name.clone() })]);
+        assert_eq!((next.tier.stats().damaged, next.tier.stats().slots_void), (1, 1));
+        assert!((1..5).all(|key| !next.reads(key)));
+    }
+    // A store that fails is waited for, too.
+    objects.insert(name, pack);
+    let mut next = Bed::of(3, config, objects, Trouble::Absent);
+    next.run(600 * SECOND);
+    let is_wait = |event: &&SharedEvent| matches!(event, SharedEvent::Waiting { error: StoreError::Absent { .. }, .. });
+    assert_eq!(next.events.iter().filter(is_wait).count(), 1, "{:?}", next.events);
+}
+
+#[test]
+fn a_pack_of_the_checkpoint_that_is_missing_costs_its_objects_only() {
+    let mut objects = uploaded(80);
+    let name = pack_of(&objects, 1);
+    objects.remove(&name);
+    let mut next = Bed::of(3, SharedConfig::default(), objects, Trouble::None);
+    next.run(SECOND);
+    assert_eq!(next.events, [SharedEvent::TakenOver { slots: 1, objects: 80 }]);
+    assert!(!next.reads(1) && (2..81).all(|key| next.reads(key)));
 }
