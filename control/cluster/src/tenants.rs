@@ -158,6 +158,9 @@ impl Tenants {
     /// Removes a tenant, with its settings on SSDs. Returns the settings by which its records are evicted; none if too
     /// many removed tenants have records: those of this one stay until they are the oldest.
     pub(crate) fn remove(&mut self, name: &str) -> Result<Option<TenantSsd>, Rejection> {
+        if name.is_empty() {
+            return Err(Rejection::DefaultTenant);
+        }
         if self.by_name.remove(name).is_none() {
             return Err(Rejection::UnknownTenant { name: name.to_owned() });
         }
@@ -205,6 +208,19 @@ mod tests {
         assert!(tenants.change(change(Some(Some(5)), None)).is_ok() && tenants.remove("t").is_ok());
         let (tenant, changed) = tenants.change(change(None, None)).expect("a good name");
         assert_eq!((tenant.map(|tenant| tenant.weight), changed), (Some(1), Some(TenantSsd::default())));
+    }
+
+    #[test]
+    fn the_default_tenant_is_never_removed() {
+        let mut tenants = Tenants::default();
+        assert_eq!(tenants.remove(""), Err(Rejection::DefaultTenant), "before it is set");
+        let change = TenantChange { dram_bytes: Some(Some(9)), ..TenantChange::default() };
+        assert!(tenants.change(change).is_ok());
+        assert_eq!(tenants.remove(""), Err(Rejection::DefaultTenant));
+        assert_eq!((tenants.get("").and_then(|tenant| tenant.dram_bytes), tenants.removed().count()), (Some(9), 0));
+        let said = Rejection::DefaultTenant.to_string();
+        assert!(said.starts_with("the tenant \"default\" cannot be removed"), "{said}");
+        assert_eq!(tenants.remove("t"), Err(Rejection::UnknownTenant { name: "t".to_owned() }));
     }
 
     #[test]

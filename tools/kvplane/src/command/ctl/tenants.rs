@@ -23,7 +23,8 @@ pub(crate) enum Action {
     Set(Set),
     /// Remove a tenant without objects. By force, its objects in memory stay until they are removed or evicted, its
     /// records on SSDs are evicted, and its objects in the shared tier stay for their lifetime: a tenant of the same
-    /// name, also one that is not set, finds what is left. Remove its objects first.
+    /// name, also one that is not set, finds what is left. Remove its objects first. The tenant `default` cannot be
+    /// removed.
     Remove {
         /// Name of the tenant.
         name: String,

@@ -303,5 +303,10 @@ fn ssd_quotas_hold_over_restarts_and_are_administered() {
     place.run(&["ctl", "tenants", "remove", "acme"]).failed(1, &["remove its objects first"]);
     place.run(&["ctl", "tenants", "remove", "acme", "--force"]).well();
     assert_eq!(tenant(place, "acme"), Value::Null);
+    for words in [&["default"][..], &["default", "--force"]] {
+        let words = [&["ctl", "tenants", "remove"], words].concat();
+        place.run(&words).failed(1, &["the tenant \"default\" cannot be removed"]);
+    }
+    assert_eq!(ask(dev.http(), "DELETE", "/api/v1/tenant_quotas?tenant_id=default", "").0, 400);
     wait_until(|| put(&mut acme, "free", 4).ok()).expect("it has no quota any more");
 }
