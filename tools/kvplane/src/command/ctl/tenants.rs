@@ -50,7 +50,7 @@ pub(crate) struct Set {
     #[arg(long)]
     weight: Option<u32>,
     /// Quota of SSD bytes: most bytes that its objects may take on the SSDs of all nodes. Beyond it, its own oldest
-    /// objects leave the SSDs; 0 keeps it off them.
+    /// objects leave the SSDs; 0 keeps it off them, and its weight there for later.
     #[arg(long, value_name = "BYTES", value_parser = size::parse)]
     ssd: Option<u64>,
     /// Remove the tenant's quota of SSD bytes.

@@ -298,6 +298,9 @@ fn ssd_quotas_hold_over_restarts_and_are_administered() {
     }
     let (_, shown) = ask(dev.http(), "PUT", path, r#"{"ssd_quota_bytes":null}"#);
     assert_eq!((&shown["data"]["ssd_quota_bytes"], &shown["data"]["ssd_weight"]), (&Value::Null, &5.into()), "{shown}");
+    set(&["--ssd", "0"]).well();
+    let shown = tenant(place, "acme")["ssd"].clone();
+    assert_eq!((&shown["quota_bytes"], &shown["weight"]), (&0.into(), &5.into()), "it keeps its weight: {shown}");
     // A tenant that has objects on SSDs is removed by force only; then it has no quota and no share any more.
     set(&["--ssd", "16K"]).well();
     place.run(&["ctl", "tenants", "remove", "acme"]).failed(1, &["remove its objects first"]);
