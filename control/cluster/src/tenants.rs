@@ -57,8 +57,8 @@ pub struct TenantChange {
     pub dram_bytes: Option<Option<u64>>,
     /// Weight among tenants without a quota of memory.
     pub weight: Option<u32>,
-    /// Quota of SSD bytes; `Some(None)` removes it. A tenant that is kept off the SSDs, by 0, keeps its weight there for
-    /// the time after that, but gets none.
+    /// Quota of SSD bytes; `Some(None)` removes it. A tenant that is kept off the SSDs, by 0, keeps its weight for the
+    /// time after that, but is given none.
     pub ssd_bytes: Option<Option<u64>>,
     /// Weight on SSDs.
     pub ssd_weight: Option<u32>,
