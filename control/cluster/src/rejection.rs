@@ -96,6 +96,8 @@ pub enum Rejection {
     },
     /// No tenant has this name.
     UnknownTenant { name: String },
+    /// The default tenant always exists.
+    DefaultTenant,
     /// Another owner has a segment of this name.
     SegmentNameTaken {
         name: String,
@@ -131,6 +133,10 @@ impl Rejection {
                 write!(f, "tenant {name:?} has the same number as {other:?}: choose another name")
             }
             Self::UnknownTenant { name } => write!(f, "there is no tenant {name:?}"),
+            Self::DefaultTenant => f.write_str(
+                "the tenant \"default\" cannot be removed: it is the tenant of clients that name none; set it without \
+                 quotas to remove these",
+            ),
             _ => Ok(()),
         }
     }
@@ -215,7 +221,8 @@ impl fmt::Display for Rejection {
             | Self::SsdWeight { .. }
             | Self::TooManyTenants { .. }
             | Self::TenantNumber { .. }
-            | Self::UnknownTenant { .. } => self.fmt_tenant(f),
+            | Self::UnknownTenant { .. }
+            | Self::DefaultTenant => self.fmt_tenant(f),
             Self::UnknownClient { .. }
             | Self::SegmentName { .. }
             | Self::SegmentTtl { .. }

@@ -38,8 +38,9 @@ pub struct TenantSsd {
 }
 
 impl TenantSsd {
-    fn check(self) -> Result<(), Rejection> {
-        match self.weight {
+    /// Checks settings of which a change gives this weight.
+    fn check(self, given: Option<u32>) -> Result<(), Rejection> {
+        match given {
             Some(weight) if weight == 0 || weight > MAX_TENANT_WEIGHT => Err(Rejection::TenantWeight { weight }),
             Some(weight) if self.ssd_bytes == Some(0) => Err(Rejection::SsdWeight { weight }),
             _ => Ok(()),
@@ -56,7 +57,8 @@ pub struct TenantChange {
     pub dram_bytes: Option<Option<u64>>,
     /// Weight among tenants without a quota of memory.
     pub weight: Option<u32>,
-    /// Quota of SSD bytes; `Some(None)` removes it. A tenant that is kept off the SSDs, by 0, loses its weight there.
+    /// Quota of SSD bytes; `Some(None)` removes it. A tenant that is kept off the SSDs, by 0, keeps its weight for the
+    /// time after that, but is given none.
     pub ssd_bytes: Option<Option<u64>>,
     /// Weight on SSDs.
     pub ssd_weight: Option<u32>,
@@ -105,11 +107,12 @@ impl Tenants {
             weight: weight.unwrap_or_else(|| former.map_or(1, |tenant| tenant.weight)),
             name,
         };
-        let ssd_bytes = ssd_bytes.unwrap_or(former_ssd.ssd_bytes);
-        let weight = ssd_weight.or(former_ssd.weight.filter(|_| ssd_bytes != Some(0)));
-        let ssd = TenantSsd { ssd_bytes, weight };
+        let ssd = TenantSsd {
+            ssd_bytes: ssd_bytes.unwrap_or(former_ssd.ssd_bytes),
+            weight: ssd_weight.or(former_ssd.weight),
+        };
         self.check(&tenant)?;
-        ssd.check()?;
+        ssd.check(ssd_weight)?;
         let is_news = former != Some(&tenant);
         let ssd_is_news = self.ssd_of(&tenant.name) != ssd;
         if ssd == TenantSsd::default() {
@@ -158,6 +161,9 @@ impl Tenants {
     /// Removes a tenant, with its settings on SSDs. Returns the settings by which its records are evicted; none if too
     /// many removed tenants have records: those of this one stay until they are the oldest.
     pub(crate) fn remove(&mut self, name: &str) -> Result<Option<TenantSsd>, Rejection> {
+        if name.is_empty() {
+            return Err(Rejection::DefaultTenant);
+        }
         if self.by_name.remove(name).is_none() {
             return Err(Rejection::UnknownTenant { name: name.to_owned() });
         }
@@ -196,8 +202,11 @@ mod tests {
         assert_eq!(tenants.ssd_of("t"), ssd(Some(5), Some(3)));
         assert_eq!(tenants.change(change(Some(Some(5)), Some(3))), Ok((None, None)), "nothing new");
         assert_eq!(tenants.change(change(None, Some(4))), Ok((None, Some(ssd(Some(5), Some(4))))));
-        assert_eq!(tenants.change(change(Some(Some(0)), None)), Ok((None, Some(ssd(Some(0), None)))), "no weight");
-        assert_eq!(tenants.change(change(Some(None), None)), Ok((None, Some(TenantSsd::default()))));
+        assert_eq!(tenants.change(change(Some(Some(0)), None)), Ok((None, Some(ssd(Some(0), Some(4))))), "it stays");
+        let refused = Err(Rejection::SsdWeight { weight: 5 });
+        assert_eq!(tenants.change(change(None, Some(5))), refused, "none is given to a tenant that is kept off");
+        assert_eq!(tenants.change(change(Some(None), None)), Ok((None, Some(ssd(None, Some(4))))));
+        assert_eq!(tenants.change(change(None, Some(1))), Ok((None, Some(ssd(None, Some(1))))));
         assert_eq!((tenants.remove("t"), tenants.removed().collect::<Vec<_>>()), (Ok(Some(REMOVED)), vec!["t"]));
         assert!(tenants.forget_removed("t") && !tenants.forget_removed("t"));
         assert_eq!((tenants.removed().count(), tenants.ssd_of("t")), (0, TenantSsd::default()));
@@ -205,6 +214,19 @@ mod tests {
         assert!(tenants.change(change(Some(Some(5)), None)).is_ok() && tenants.remove("t").is_ok());
         let (tenant, changed) = tenants.change(change(None, None)).expect("a good name");
         assert_eq!((tenant.map(|tenant| tenant.weight), changed), (Some(1), Some(TenantSsd::default())));
+    }
+
+    #[test]
+    fn the_default_tenant_is_never_removed() {
+        let mut tenants = Tenants::default();
+        assert_eq!(tenants.remove(""), Err(Rejection::DefaultTenant), "before it is set");
+        let change = TenantChange { dram_bytes: Some(Some(9)), ..TenantChange::default() };
+        assert!(tenants.change(change).is_ok());
+        assert_eq!(tenants.remove(""), Err(Rejection::DefaultTenant));
+        assert_eq!((tenants.get("").and_then(|tenant| tenant.dram_bytes), tenants.removed().count()), (Some(9), 0));
+        let said = Rejection::DefaultTenant.to_string();
+        assert!(said.starts_with("the tenant \"default\" cannot be removed"), "{said}");
+        assert_eq!(tenants.remove("t"), Err(Rejection::UnknownTenant { name: "t".to_owned() }));
     }
 
     #[test]

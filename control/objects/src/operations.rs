@@ -62,15 +62,19 @@ pub(crate) async fn carry_out(open: &OpenStore, operation: Operation) -> Result<
 }
 
 async fn get(store: &dyn ObjectStore, path: &Path, range: GetRange) -> Result<Outcome, StoreError> {
-    let (range, checked, expected) = match range {
+    let (part, checked, expected) = match range {
         GetRange::Whole => (None, 0, None),
         GetRange::Suffix { bytes } => (Some(object_store::GetRange::Suffix(bytes)), 0, None),
         GetRange::Bounded { offset, bytes, checked } => {
             (Some(object_store::GetRange::Bounded(offset..offset + bytes)), checked, Some(bytes))
         }
     };
-    let options = GetOptions { range, ..GetOptions::default() };
-    let found = store.get_opts(path, options).await.map_err(|error| error_of(&error))?;
+    let options = GetOptions { range: part, ..GetOptions::default() };
+    let found = match store.get_opts(path, options).await.map_err(|error| error_of(&error)) {
+        Ok(found) => found,
+        Err(StoreError::Other { reason }) => return after_refusal(store, path, range, reason).await,
+        Err(error) => return Err(error),
+    };
     let promised = found.range.end - found.range.start;
     if promised > WHOLE_BYTES_MOST {
         return Err(StoreError::Other { reason: format!("{path} has {promised} bytes") });
@@ -84,6 +88,25 @@ async fn get(store: &dyn ObjectStore, path: &Path, range: GetRange) -> Result<Ou
     let checked = usize::try_from(checked).unwrap_or(usize::MAX).min(bytes.len());
     let checksum = checksum_of(&bytes[..checked]).await;
     Ok(Outcome::Bytes { bytes: Vec::from(bytes), checksum })
+}
+
+/// Returns the result of a read that the store refused for another reason than access or load. A range of which nothing
+/// is left is refused, by S3 (416) and by file systems, in words of their own: the length of the object tells a
+/// shortened object from a store that fails.
+async fn after_refusal(
+    store: &dyn ObjectStore,
+    path: &Path,
+    range: GetRange,
+    reason: String,
+) -> Result<Outcome, StoreError> {
+    let length = if range == GetRange::Whole { None } else { store.head(path).await.ok().map(|meta| meta.size) };
+    match (range, length) {
+        (GetRange::Bounded { offset, bytes, .. }, Some(length)) if length <= offset => {
+            Err(StoreError::Short { expected: bytes, found: 0 })
+        }
+        (GetRange::Suffix { .. }, Some(0)) => Ok(Outcome::Bytes { bytes: Vec::new(), checksum: payload_checksum(&[]) }),
+        _ => Err(StoreError::Other { reason }),
+    }
 }
 
 /// Returns the checksum of bytes, and lets other operations go on in between.

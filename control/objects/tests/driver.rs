@@ -79,6 +79,16 @@ fn works(bed: &mut Bed) {
     assert_eq!(bed.get("a/one", range), Ok(bytes[5..1005].to_vec()));
     let beyond = GetRange::Bounded { offset: 99_000, bytes: 2000, checked: 0 };
     assert_eq!(bed.get("a/one", beyond), Err(StoreError::Short { expected: 2000, found: 1000 }));
+    for offset in [100_000, 1 << 40] {
+        let past = GetRange::Bounded { offset, bytes: 10, checked: 10 };
+        assert_eq!(bed.get("a/one", past), Err(StoreError::Short { expected: 10, found: 0 }), "the object is shorter");
+    }
+    assert_eq!(bed.put("a/one", b""), Ok(Outcome::Done));
+    assert_eq!(bed.get("a/one", range), Err(StoreError::Short { expected: 1000, found: 0 }), "it is empty");
+    assert_eq!(bed.get("a/one", GetRange::Suffix { bytes: 7 }), Ok(Vec::new()));
+    assert_eq!(bed.get("a/one", GetRange::Whole), Ok(Vec::new()));
+    let none = GetRange::Bounded { offset: 5, bytes: 10, checked: 10 };
+    assert_eq!(bed.get("a/none", none), Err(StoreError::NotFound), "there is none");
     assert_eq!(bed.put("a/one", b"shorter"), Ok(Outcome::Done));
     assert_eq!(bed.get("a/one", GetRange::Whole), Ok(b"shorter".to_vec()));
     // More than a page of a list.

@@ -94,7 +94,8 @@ impl Control {
     /// Removes a tenant; with `only_empty`, not while it has objects, or while a node may have some that has not
     /// reported.
     pub(crate) fn remove_tenant_now(&self, call: RemoveTenant) -> Result<EmptyReply, Refusal> {
-        if call.only_empty {
+        // The default tenant has no name, and cannot be removed.
+        if call.only_empty && !call.name.is_empty() {
             let hosted = self.cluster.lock()?;
             let in_memory = hosted.tenants().tenants.into_iter().find(|tenant| tenant.name == call.name);
             let on_ssds = hosted.tenant_ssds().tenants.into_iter().find(|tenant| tenant.name == call.name);

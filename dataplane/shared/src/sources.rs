@@ -30,8 +30,6 @@ pub(crate) struct TakenSlots {
     pub(crate) found: Result<LoadedObjects, VoidReason>,
     /// Objects that were inserted into the index.
     pub(crate) objects: u64,
-    /// Name of an object of the store that is not what was written.
-    pub(crate) damaged: Option<String>,
 }
 
 #[derive(Debug)]
@@ -58,6 +56,14 @@ enum Phase {
     },
 }
 
+/// Wait of a takeover, of which the operator is to know.
+#[derive(Debug)]
+pub(crate) struct Wait {
+    pub(crate) slots: u64,
+    pub(crate) name: String,
+    pub(crate) error: StoreError,
+}
+
 /// Takeover of slots from one former owner.
 #[derive(Debug)]
 struct Takeover {
@@ -75,6 +81,8 @@ struct Takeover {
     /// Packs of the list, or of those the ones that are still to be read, with their lengths.
     packs: VecDeque<(u64, u64)>,
     loaded: LoadedObjects,
+    /// Wait that was not reported yet.
+    wait: Option<Wait>,
 }
 
 /// Takeovers, in order, and objects that were put or removed in their slots meanwhile.
@@ -101,6 +109,7 @@ impl Takeovers {
             manifest: None,
             packs: VecDeque::new(),
             loaded: LoadedObjects::new(),
+            wait: None,
         });
     }
 
@@ -125,7 +134,7 @@ impl Takeovers {
     /// Takes slots over that have no former owner.
     pub(crate) fn begin_without(&mut self, slots: SlotSet) {
         if !slots.is_empty() {
-            self.done.push_back(TakenSlots { slots, found: Ok(LoadedObjects::new()), objects: 0, damaged: None });
+            self.done.push_back(TakenSlots { slots, found: Ok(LoadedObjects::new()), objects: 0 });
         }
     }
 
@@ -173,7 +182,6 @@ impl Takeovers {
                     slots: takeover.source.all(),
                     found: Err(VoidReason::TooManyChanges),
                     objects: 0,
-                    damaged: None,
                 });
             }
         }
@@ -240,14 +248,17 @@ impl Takeovers {
         Some((self.asked, operation))
     }
 
-    /// Takes the result of an operation.
-    pub(crate) fn complete(&mut self, asked: u64, result: Result<Outcome, StoreError>, now_ns: u64) {
+    /// Takes the result of an operation. Returns a wait that begins with it, at the first for its cause.
+    pub(crate) fn complete(&mut self, asked: u64, result: Result<Outcome, StoreError>, now_ns: u64) -> Option<Wait> {
         let is_current = asked == self.asked;
-        let Some(first) = self.queue.front_mut().filter(|first| first.is_reading && is_current) else { return };
+        let first = self.queue.front_mut().filter(|first| first.is_reading && is_current)?;
         first.is_reading = false;
         match first.take(result, now_ns) {
-            Step::Continue => {}
-            Step::End(found, damaged) => self.end(found, damaged),
+            Step::Continue => first.wait.take(),
+            Step::End(found) => {
+                self.end(found);
+                None
+            }
         }
     }
 
@@ -257,17 +268,17 @@ impl Takeovers {
         match first.parse() {
             None => false,
             Some(Step::Continue) => true,
-            Some(Step::End(found, damaged)) => {
-                self.end(found, damaged);
+            Some(Step::End(found)) => {
+                self.end(found);
                 true
             }
         }
     }
 
-    fn end(&mut self, found: Result<(), VoidReason>, damaged: Option<String>) {
+    fn end(&mut self, found: Result<(), VoidReason>) {
         let Some(takeover) = self.queue.pop_front() else { return };
         let found = found.map(|()| takeover.loaded);
-        self.done.push_back(TakenSlots { slots: takeover.source.all(), found, objects: 0, damaged });
+        self.done.push_back(TakenSlots { slots: takeover.source.all(), found, objects: 0 });
     }
 }
 
@@ -295,29 +306,31 @@ impl SlotSource {
 /// Consequence of a result.
 enum Step {
     Continue,
-    End(Result<(), VoidReason>, Option<String>),
+    End(Result<(), VoidReason>),
 }
 
 impl Step {
     const fn void(reason: VoidReason) -> Self {
-        Self::End(Err(reason), None)
+        Self::End(Err(reason))
     }
 
     const fn damaged(name: String) -> Self {
-        Self::End(Err(VoidReason::Unreadable), Some(name))
+        Self::void(VoidReason::Damaged { name })
     }
 }
 
 impl Takeover {
     fn take(&mut self, result: Result<Outcome, StoreError>, now_ns: u64) -> Step {
         if self.source.is_empty() {
-            return Step::End(Ok(()), None);
+            return Step::End(Ok(()));
         }
         // Also if an object was deleted in favour of newer ones meanwhile, which a newer manifest names.
         let outcome = match result {
             Ok(outcome) => outcome,
-            Err(StoreError::NotFound | StoreError::Short { .. }) => return self.begin_again(now_ns),
-            Err(_) => return self.wait_for_store(now_ns),
+            Err(error @ (StoreError::NotFound | StoreError::Short { .. })) => {
+                return self.begin_again(self.name(), error, now_ns);
+            }
+            Err(error) => return self.wait_for_store(error, now_ns),
         };
         match (&self.phase, outcome) {
             (Phase::List { .. }, Outcome::Listed(listed)) => self.take_list(&listed, now_ns),
@@ -334,24 +347,43 @@ impl Takeover {
                 Step::Continue
             }
             (Phase::Pack { .. }, Outcome::Bytes { bytes, .. }) => self.take_pack_end(&bytes),
-            _ => self.begin_again(now_ns),
+            _ => self.begin_again(self.name(), StoreError::NotFound, now_ns),
         }
     }
 
-    /// Tries again later, from the list on.
-    fn begin_again(&mut self, now_ns: u64) -> Step {
+    /// Returns the name of what the phase reads.
+    fn name(&self) -> String {
+        let pack = self.packs.front().map_or(0, |(number, _)| *number);
+        match self.phase {
+            Phase::List { .. } => self.stream.prefix(),
+            Phase::Manifest { number } => self.stream.manifest(number),
+            Phase::Checkpoint | Phase::ParseCheckpoint(_) => {
+                self.stream.checkpoint(self.manifest.as_ref().map_or(0, |manifest| manifest.checkpoint))
+            }
+            Phase::Pack { .. } | Phase::ParsePack { .. } => self.stream.pack(pack),
+        }
+    }
+
+    /// Tries again later, from the list on, because the store lacks an object, or a part of it.
+    fn begin_again(&mut self, name: String, error: StoreError, now_ns: u64) -> Step {
         self.tries += 1;
         if self.tries == SOURCE_TRIES {
-            return Step::void(VoidReason::Unreadable);
+            return Step::void(VoidReason::Missing { name });
+        }
+        if self.tries == 1 {
+            self.wait = Some(Wait { slots: self.source.all().count(), name, error });
         }
         self.wait(now_ns, 1_000_000_000 << self.tries.min(4))
     }
 
     /// Waits for a store that fails: what it has of the slots is there when it works again.
-    fn wait_for_store(&mut self, now_ns: u64) -> Step {
+    fn wait_for_store(&mut self, error: StoreError, now_ns: u64) -> Step {
         self.failures += 1;
         if self.failures == STORE_TRIES {
-            return Step::void(VoidReason::Unreadable);
+            return Step::void(VoidReason::Unreadable { error });
+        }
+        if self.failures == 1 {
+            self.wait = Some(Wait { slots: self.source.all().count(), name: self.name(), error });
         }
         self.wait(now_ns, (500_000_000 << self.failures.min(10)).min(STORE_WAIT_NS))
     }
@@ -413,9 +445,10 @@ impl Takeover {
         let (after, upto) = (manifest.after, manifest.upto);
         self.packs.retain(|(number, _)| *number > after && (!is_released || *number <= upto));
         // Packs are written one after the other: one that is missing was deleted since, or the list is not complete.
-        let is_dense = self.packs.iter().zip(after + 1..).all(|((number, _), expected)| *number == expected);
-        if !is_dense || after + (self.packs.len() as u64) < upto {
-            return self.begin_again(now_ns);
+        let dense = self.packs.iter().zip(after + 1..).take_while(|((number, _), expected)| number == expected).count();
+        if dense < self.packs.len() || after + (dense as u64) < upto {
+            let missing = self.stream.pack(after + 1 + dense as u64);
+            return self.begin_again(missing, StoreError::NotFound, now_ns);
         }
         let has_checkpoint = manifest.checkpoint != 0;
         self.manifest = Some(manifest);
@@ -429,7 +462,7 @@ impl Takeover {
     /// Reads the next pack, or ends.
     fn next_pack(&mut self) -> Step {
         if self.packs.is_empty() {
-            return Step::End(Ok(()), None);
+            return Step::End(Ok(()));
         }
         self.phase = Phase::Pack { end_bytes: PACK_END_BYTES };
         Step::Continue

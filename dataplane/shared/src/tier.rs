@@ -21,9 +21,10 @@ use crate::health::Health;
 use crate::index::{Index, PackState, view_of};
 use crate::log::{Log, SlotStates};
 use crate::packer::Packer;
-use crate::sources::{TakenSlots, Takeovers};
+use crate::sources::{TakenSlots, Takeovers, Wait};
 use crate::types::{
     GetRange, HeldObject, MapChange, NewObject, OpId, Operation, Outcome, Refusal, SharedEvent, SharedView, StoreError,
+    VoidReason,
 };
 
 /// Counters of a shard's shared tier.
@@ -720,11 +721,8 @@ impl SharedTier {
 
     /// Ends a takeover: the contents of its slots are complete.
     fn take_over(&mut self, taken: TakenSlots) {
-        let TakenSlots { slots, found, objects, damaged } = taken;
-        if let Some(name) = damaged {
-            self.stats.damaged += 1;
-            self.events.push_back(SharedEvent::Damaged { name, count: self.stats.damaged });
-        }
+        let TakenSlots { slots, found, objects } = taken;
+        self.stats.damaged += u64::from(matches!(found, Err(VoidReason::Damaged { .. })));
         if slots.is_empty() {
             return;
         }
@@ -813,7 +811,11 @@ impl SharedTier {
                     self.log.want_checkpoint();
                 }
             }
-            Purpose::Source(number) => self.takeovers.complete(number, result, now_ns),
+            Purpose::Source(number) => {
+                if let Some(Wait { slots, name, error }) = self.takeovers.complete(number, result, now_ns) {
+                    self.events.push_back(SharedEvent::Waiting { slots, name, error });
+                }
+            }
             Purpose::Clean => {
                 if let (Ok(Outcome::Listed(listed)), Some(now_ms)) = (result, self.clock.now_ms(now_ns)) {
                     let over = cleanup::abandoned(&listed, self.stream, &self.schedule.members, &self.config, now_ms);

@@ -245,17 +245,21 @@ pub enum SharedEvent {
     Works,
     /// The index of so many slots was taken over from former owners, with so many objects.
     TakenOver { slots: u64, objects: u64 },
+    /// A takeover of so many slots waits for this object of the store, or for a list of these names; reported once for
+    /// objects that are missing, and once for a store that fails. Gets of the slots' objects miss meanwhile.
+    Waiting { slots: u64, name: String, error: StoreError },
     /// Contents of so many slots in the store are void: the reason says why.
     Void { slots: u64, reason: VoidReason },
     /// The index has no room for more objects: none is uploaded until it has.
     IndexFull { objects: u64 },
-    /// Bytes of the store are not what was written, and this many were not in all. Of objects, the first one is
-    /// reported, and one whenever the number has doubled.
+    /// Bytes of an object are not what was written, and this many were not in all. The first one is reported, and one
+    /// whenever the number has doubled.
     Damaged { name: String, count: u64 },
 }
 
 /// Reason why the contents of slots are void.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the fields are named for what they hold")]
 pub enum VoidReason {
     /// The former owner left no manifest: it had no shared tier, or the store never worked for it.
     NoManifest,
@@ -263,20 +267,34 @@ pub enum VoidReason {
     Outdated,
     /// The former owner did not release the slots in time.
     NotReleased,
-    /// The store failed, or returned other bytes.
-    Unreadable,
+    /// An object that the former owner has written is missing, or shorter than the store's list says.
+    Missing { name: String },
+    /// An object that the former owner has written has other bytes.
+    Damaged { name: String },
+    /// The store failed all the while.
+    Unreadable { error: StoreError },
     /// Too many objects were put or removed meanwhile.
     TooManyChanges,
 }
 
 impl fmt::Display for VoidReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::NoManifest => "the former owner has left no manifest",
-            Self::Outdated => "the former owner's manifest is older than its ownership of them",
-            Self::NotReleased => "the former owner did not release them in time",
-            Self::Unreadable => "the former owner's objects cannot be read",
-            Self::TooManyChanges => "too many objects were put or removed while they were taken over",
-        })
+        match self {
+            Self::NoManifest => f.write_str("the former owner has left no manifest"),
+            Self::Outdated => f.write_str("the former owner's manifest is older than its ownership of them"),
+            Self::NotReleased => f.write_str("the former owner did not release them in time"),
+            Self::Missing { name } => write!(f, "{name} is missing"),
+            Self::Damaged { name } => write!(f, "{name} is not what was written"),
+            Self::Unreadable { error } => write!(f, "the former owner's objects cannot be read: {error}"),
+            Self::TooManyChanges => f.write_str("too many objects were put or removed while they were taken over"),
+        }
+    }
+}
+
+impl VoidReason {
+    /// Returns true if the store lost or changed what it had, or failed: something for an operator to look at.
+    #[must_use]
+    pub const fn is_fault_of_store(&self) -> bool {
+        matches!(self, Self::Missing { .. } | Self::Damaged { .. } | Self::Unreadable { .. })
     }
 }

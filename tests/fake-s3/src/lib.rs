@@ -211,7 +211,7 @@ fn read(request: &Request, stored: &StoredObject, trouble: Trouble) -> Response 
             (from.parse().unwrap_or(0), last.parse::<usize>().map_or(whole, |last| last + 1).min(whole))
         }
     };
-    if from >= to && whole > 0 {
+    if from >= to && range.is_some() {
         return Response::error(416, "InvalidRange");
     }
     let to = if trouble == Trouble::Truncate { from + (to - from) / 2 } else { to };

@@ -25,7 +25,9 @@ impl From<core::Rejection> for Refusal {
             | R::TooManyShards { .. }
             | R::TooManySegments { .. }
             | R::TooManyTenants { .. } => RefusalCode::LimitReached,
-            R::TenantName { .. } | R::TenantWeight { .. } | R::SsdWeight { .. } => RefusalCode::BadRequest,
+            R::TenantName { .. } | R::TenantWeight { .. } | R::SsdWeight { .. } | R::DefaultTenant => {
+                RefusalCode::BadRequest
+            }
             R::Member(_) | R::Version { .. } | R::SegmentName { .. } | R::SegmentTtl { .. } => RefusalCode::BadRequest,
         };
         let mut refusal = Self::new(code, rejection.to_string());

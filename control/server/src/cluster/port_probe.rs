@@ -40,6 +40,10 @@ const AT_ONCE: usize = 32;
 /// Attempts to reach the ports of a new incarnation, before they count as unreachable.
 const TRIES: u8 = 8;
 
+/// Time without a probe of a member after which the finding of the next one is logged, also if it is the same, in
+/// nanoseconds.
+const BOUT_NS: u64 = 10_000_000_000;
+
 /// One incarnation of a node.
 pub(crate) type NodeIncarnation = (NodeId, Incarnation);
 
@@ -67,6 +71,27 @@ enum Answer {
     Nothing,
 }
 
+/// Latest findings of members that are or were silent, with the times of their probes: a member that clients go on to
+/// report is probed many times a second, and only a new finding is worth a line of the log.
+#[derive(Debug, Default)]
+struct Findings {
+    latest: BTreeMap<NodeIncarnation, (PortProbe, u64)>,
+}
+
+impl Findings {
+    /// Notes what a probe found. Returns true if it is to be logged: it differs from the finding before, or the member
+    /// has not been probed for some time.
+    fn note(&mut self, of: NodeIncarnation, found: PortProbe, now_ns: u64) -> bool {
+        let before = self.latest.insert(of, (found, now_ns));
+        before.is_none_or(|(before, at_ns)| before != found || now_ns.saturating_sub(at_ns) >= BOUT_NS)
+    }
+
+    /// Forgets incarnations that are not members any more.
+    fn retain(&mut self, members: &BTreeSet<NodeIncarnation>) {
+        self.latest.retain(|of, _| members.contains(of));
+    }
+}
+
 /// Probes members for as long as it is polled.
 pub(crate) async fn watch(host: Arc<ClusterHost>, cluster: String) {
     // True by incarnation if its ports were reached when it was new, and the failed attempts at the others.
@@ -75,6 +100,7 @@ pub(crate) async fn watch(host: Arc<ClusterHost>, cluster: String) {
     let mut asked: BTreeSet<NodeIncarnation> = BTreeSet::new();
     // Members whose last probe found no answer, as long as they are probed.
     let mut unanswered: BTreeSet<NodeIncarnation> = BTreeSet::new();
+    let mut findings = Findings::default();
     let mut open = JoinSet::new();
     // With the missed heartbeat before it, a probe takes the silence after which the member is dead.
     let within = host.lock().map_or(LOOK, |hosted| {
@@ -92,6 +118,7 @@ pub(crate) async fn watch(host: Arc<ClusterHost>, cluster: String) {
                 let Ok((incarnations, probe_targets)) = found else { continue };
                 reached.retain(|incarnation, _| incarnations.contains(incarnation));
                 tries.retain(|incarnation, _| incarnations.contains(incarnation));
+                findings.retain(&incarnations);
                 unanswered.retain(|incarnation| probe_targets.iter().any(|(of, _)| of == incarnation));
                 // No port has answered since: the evidence may count by now, before the next probe ends.
                 unanswered.iter().for_each(|incarnation| tell(&host, *incarnation, PortProbe::Silence));
@@ -108,12 +135,12 @@ pub(crate) async fn watch(host: Arc<ClusterHost>, cluster: String) {
                 asked.remove(&incarnation);
                 match reached.entry(incarnation) {
                     Entry::Occupied(_) => {
-                        let is_silent = found == PortProbe::Silence;
-                        let first = if is_silent { unanswered.insert(incarnation) } else { true };
-                        if !is_silent {
+                        if found == PortProbe::Silence {
+                            unanswered.insert(incarnation);
+                        } else {
                             unanswered.remove(&incarnation);
                         }
-                        if first {
+                        if findings.note(incarnation, found, host.now_ns()) {
                             let (node, of) = incarnation;
                             tracing::warn!(node = node.0, incarnation = of.0, ?found, "probed a silent member");
                         }
@@ -268,6 +295,25 @@ mod tests {
         let _ = first.await;
         assert_eq!(probe_ports("c", incarnation, &ports, WITHIN).await, PortProbe::Nobody);
         assert_eq!(probe_ports("c", incarnation, &[], WITHIN).await, PortProbe::Parts);
+    }
+
+    #[test]
+    fn a_finding_is_logged_when_it_is_new_and_not_with_every_probe() {
+        let (one, other) = ((NodeId(7), Incarnation(5)), (NodeId(8), Incarnation(5)));
+        let mut findings = Findings::default();
+        let logged = |findings: &mut Findings, of, found, after_ms: u64| findings.note(of, found, after_ms * 1_000_000);
+        let lines = |findings: &mut Findings, found, at: core::ops::Range<u64>| {
+            at.step_by(50).filter(|at| logged(findings, one, found, *at)).count()
+        };
+        assert_eq!(lines(&mut findings, PortProbe::Somebody, 0..60_000), 1, "20 probes a second for a minute");
+        assert!(logged(&mut findings, other, PortProbe::Somebody, 60_000), "each member for itself");
+        assert_eq!(lines(&mut findings, PortProbe::Silence, 60_000..61_000), 1);
+        assert_eq!(lines(&mut findings, PortProbe::Nobody, 61_000..62_000), 1);
+        assert!(!logged(&mut findings, one, PortProbe::Nobody, 63_000));
+        assert!(logged(&mut findings, one, PortProbe::Nobody, 73_000), "it was silent for another time");
+        findings.retain(&BTreeSet::from([other]));
+        assert!(logged(&mut findings, one, PortProbe::Nobody, 73_050), "it was forgotten");
+        assert!(!logged(&mut findings, other, PortProbe::Somebody, 60_050));
     }
 
     #[test]

@@ -113,6 +113,14 @@ fn tell(place: &str, event: &SharedEvent) {
         SharedEvent::TakenOver { slots, objects } => {
             tracing::info!("shared tier {place}: {objects} objects of {slots} slots taken over from former owners");
         }
+        SharedEvent::Waiting { slots, name, error } => tracing::warn!(
+            "shared tier {place}: the takeover of {slots} slots waits for {name}, and tries again: {error}; gets of \
+             what only the tier has of them are misses meanwhile"
+        ),
+        SharedEvent::Void { slots, reason } if reason.is_fault_of_store() => tracing::warn!(
+            "shared tier {place}: all that it has of {slots} slots is void, as removals may be lost: {reason}; these \
+             objects are misses and can be put again"
+        ),
         SharedEvent::Void { slots, reason } => {
             tracing::info!("shared tier {place}: what it has of {slots} slots is void: {reason}");
         }

@@ -9,7 +9,7 @@ use kvplane_proto::map::ShardKey;
 use kvplane_proto::{Digest, Version};
 use kvplane_shared::{
     GetRange, HeldObject, ListedObject, MapChange, NewObject, Operation, Outcome, SharedConfig, SharedEvent,
-    SharedTier, SlotSource, SourceRule, StoreError,
+    SharedTier, SlotSource, SourceRule, StoreError, VoidReason,
 };
 use kvplane_tier::SlotSet;
 
@@ -79,7 +79,10 @@ impl Bed {
                 let mut bytes = self.objects.get(&name).ok_or(StoreError::NotFound)?.clone();
                 let mut checked = 0;
                 if let GetRange::Bounded { offset, bytes: count, checked: first } = range {
-                    bytes = bytes[offset as usize..(offset + count) as usize].to_vec();
+                    let end = offset + count;
+                    let found = (bytes.len() as u64).min(end).saturating_sub(offset);
+                    let part = bytes.get(offset as usize..end as usize).map(<[u8]>::to_vec);
+                    bytes = part.ok_or(StoreError::Short { expected: count, found })?;
                     checked = first as usize;
                 }
                 if let Trouble::OtherBytes(left) = self.trouble {
@@ -211,6 +214,27 @@ fn an_object_is_given_up_only_if_a_second_read_is_no_better() {
 }
 
 #[test]
+fn a_pack_that_was_shortened_is_damaged_and_the_others_are_read_on() {
+    let mut bed = Bed::new(SharedConfig::default());
+    // Each has a pack of its own.
+    (1..9).for_each(|key| bed.upload(key));
+    let name = |key: u64| format!("/pack-{key:016}");
+    for (key, length) in [(1, 70), (2, 0), (3, 70), (4, 1)] {
+        let pack = bed.objects.iter_mut().find(|(of, _)| of.ends_with(&name(key))).expect("a pack").1;
+        pack.truncate(length);
+    }
+    for key in 1..5 {
+        let before = bed.gets;
+        assert!(!bed.reads(key) && bed.gets - before == 2, "object {key} is read twice");
+        assert!(!bed.is_failing() && bed.reads(key + 4), "the store works after object {key}");
+    }
+    bed.run(SECOND);
+    assert_eq!((bed.tier.stats().damaged, bed.tier.stats().objects), (4, 4), "they are given up");
+    let before = bed.gets;
+    assert!((1..5).all(|key| !bed.reads(key)) && bed.gets == before);
+}
+
+#[test]
 fn deletions_that_fail_are_tried_again_and_damage_is_reported_by_doublings() {
     let mut bed = Bed::new(SharedConfig { most_bytes: 1, ..SharedConfig::default() });
     bed.trouble = Trouble::RefusesDeletions;
@@ -268,4 +292,64 @@ fn a_successor_finds_what_was_uploaded_once_the_store_answers_again() {
     next.run(60 * SECOND);
     (1..4).for_each(|key| assert!(next.reads(key), "object {key}"));
     assert!(next.tier.settle(next.now_ns), "the one after it finds them, too");
+}
+
+/// Objects of the store after so many uploads, with a manifest that names them.
+fn uploaded(count: u64) -> BTreeMap<String, Vec<u8>> {
+    let mut bed = Bed::new(SharedConfig::default());
+    (1..=count).for_each(|key| bed.upload(key));
+    bed.run(SECOND);
+    assert!(bed.tier.settle(bed.now_ns), "a manifest names them");
+    bed.objects
+}
+
+fn pack_of(objects: &BTreeMap<String, Vec<u8>>, number: u64) -> String {
+    let last = format!("/pack-{number:016x}");
+    objects.keys().find(|name| name.ends_with(&last)).expect("a pack").clone()
+}
+
+#[test]
+fn a_successor_names_the_pack_that_it_waits_for_and_that_makes_everything_void() {
+    let config = SharedConfig::default();
+    let mut objects = uploaded(4);
+    let name = pack_of(&objects, 2);
+    let pack = objects.remove(&name).expect("it was there");
+    let mut next = Bed::of(3, config, objects.clone(), Trouble::None);
+    next.run(SECOND);
+    let waits = SharedEvent::Waiting { slots: 1, name: name.clone(), error: StoreError::NotFound };
+    assert_eq!(next.events, [waits], "at once");
+    next.run(60 * SECOND);
+    let void = |reason| SharedEvent::Void { slots: 1, reason };
+    let missing = VoidReason::Missing { name: name.clone() };
+    assert!(missing.is_fault_of_store());
+    assert_eq!(next.events[1..], [void(missing)], "and nothing else");
+    assert!((1..5).all(|key| !next.reads(key)));
+    // The end of a pack is not what was written, or is cut off: nothing is waited for.
+    let mut other = pack.clone();
+    *other.last_mut().expect("a pack") ^= 1;
+    for damaged in [other, pack[..pack.len() / 2].to_vec(), Vec::new()] {
+        objects.insert(name.clone(), damaged);
+        let mut next = Bed::of(3, config, objects.clone(), Trouble::None);
+        next.run(SECOND);
+        assert_eq!(next.events, [void(VoidReason::Damaged { name: name.clone() })]);
+        assert_eq!((next.tier.stats().damaged, next.tier.stats().slots_void), (1, 1));
+        assert!((1..5).all(|key| !next.reads(key)));
+    }
+    // A store that fails is waited for, too.
+    objects.insert(name, pack);
+    let mut next = Bed::of(3, config, objects, Trouble::Absent);
+    next.run(600 * SECOND);
+    let is_wait = |event: &&SharedEvent| matches!(event, SharedEvent::Waiting { error: StoreError::Absent { .. }, .. });
+    assert_eq!(next.events.iter().filter(is_wait).count(), 1, "{:?}", next.events);
+}
+
+#[test]
+fn a_pack_of_the_checkpoint_that_is_missing_costs_its_objects_only() {
+    let mut objects = uploaded(80);
+    let name = pack_of(&objects, 1);
+    objects.remove(&name);
+    let mut next = Bed::of(3, SharedConfig::default(), objects, Trouble::None);
+    next.run(SECOND);
+    assert_eq!(next.events, [SharedEvent::TakenOver { slots: 1, objects: 80 }]);
+    assert!(!next.reads(1) && (2..81).all(|key| next.reads(key)));
 }

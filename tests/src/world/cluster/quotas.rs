@@ -133,8 +133,8 @@ impl World {
         if is_taken {
             self.ssd_quotas.removed.remove(&name);
         }
-        // A weight that is not given stays, unless the tenant is kept off the SSDs.
-        let kept = before.and_then(|before| before.weight).filter(|_| ssd_bytes != Some(0));
+        // A weight that is not given stays, also while the tenant is kept off the SSDs.
+        let kept = before.and_then(|before| before.weight);
         let ssd = TenantSsd { weight: weight.or(kept), ..ssd };
         let contradicts = weight.is_some_and(|weight| weight == 0 || weight > 1000 || ssd_bytes == Some(0));
         let expected = if contradicts { before } else { Some(ssd) };

@@ -23,7 +23,8 @@ pub(crate) enum Action {
     Set(Set),
     /// Remove a tenant without objects. By force, its objects in memory stay until they are removed or evicted, its
     /// records on SSDs are evicted, and its objects in the shared tier stay for their lifetime: a tenant of the same
-    /// name, also one that is not set, finds what is left. Remove its objects first.
+    /// name, also one that is not set, finds what is left. Remove its objects first. The tenant `default` cannot be
+    /// removed.
     Remove {
         /// Name of the tenant.
         name: String,
@@ -49,7 +50,7 @@ pub(crate) struct Set {
     #[arg(long)]
     weight: Option<u32>,
     /// Quota of SSD bytes: most bytes that its objects may take on the SSDs of all nodes. Beyond it, its own oldest
-    /// objects leave the SSDs; 0 keeps it off them.
+    /// objects leave the SSDs; 0 keeps it off them, and its weight there for later.
     #[arg(long, value_name = "BYTES", value_parser = size::parse)]
     ssd: Option<u64>,
     /// Remove the tenant's quota of SSD bytes.

@@ -23,8 +23,9 @@ const LOOK: Duration = Duration::from_millis(300);
 pub(crate) enum Action {
     /// Show each shard's device: segments, bytes, hits, errors, writes and scrubber.
     Status(Common),
-    /// Read and check every record, while requests are served. A damaged record is removed from the index and is a miss
-    /// from then on, unless memory has its object: then the record is written again. Fails if any record was damaged.
+    /// Read and check every record, while requests are served. A damaged record is written again if memory has its
+    /// object, or gets its bytes from another owner of its slot, if there is one that has the object; otherwise the
+    /// object is a miss from then on. Fails if any record was damaged.
     Verify(Verify),
     /// Reclaim the oldest segments until the given part of each device is free.
     Reclaim(Reclaim),

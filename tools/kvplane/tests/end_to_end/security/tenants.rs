@@ -298,10 +298,18 @@ fn ssd_quotas_hold_over_restarts_and_are_administered() {
     }
     let (_, shown) = ask(dev.http(), "PUT", path, r#"{"ssd_quota_bytes":null}"#);
     assert_eq!((&shown["data"]["ssd_quota_bytes"], &shown["data"]["ssd_weight"]), (&Value::Null, &5.into()), "{shown}");
+    set(&["--ssd", "0"]).well();
+    let shown = tenant(place, "acme")["ssd"].clone();
+    assert_eq!((&shown["quota_bytes"], &shown["weight"]), (&0.into(), &5.into()), "it keeps its weight: {shown}");
     // A tenant that has objects on SSDs is removed by force only; then it has no quota and no share any more.
     set(&["--ssd", "16K"]).well();
     place.run(&["ctl", "tenants", "remove", "acme"]).failed(1, &["remove its objects first"]);
     place.run(&["ctl", "tenants", "remove", "acme", "--force"]).well();
     assert_eq!(tenant(place, "acme"), Value::Null);
+    for words in [&["default"][..], &["default", "--force"]] {
+        let words = [&["ctl", "tenants", "remove"], words].concat();
+        place.run(&words).failed(1, &["the tenant \"default\" cannot be removed"]);
+    }
+    assert_eq!(ask(dev.http(), "DELETE", "/api/v1/tenant_quotas?tenant_id=default", "").0, 400);
     wait_until(|| put(&mut acme, "free", 4).ok()).expect("it has no quota any more");
 }
