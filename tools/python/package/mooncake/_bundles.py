@@ -141,7 +141,6 @@ class Bundles:
     _put_direct_copy_payload = put_payload
 
     def _put_manifest(self, base, manifest, put, config):
-        self._check(manifest)
         key = f"{base}/manifest"
         put.keys.append(key)
         self._moves.put([(key, memoryview(encode_json(manifest, "a manifest")))], _COPY, config)
@@ -162,6 +161,8 @@ class Bundles:
         manifest["buffer_object_ids"] = sorted(number for number in numbers if number is not None)
         if cleanup:
             manifest["cleanup_keys"] = list(dict.fromkeys(cleanup))
+        # What was described here is right; that of others is checked.
+        self._check(manifest)
 
     def _number(self, key):
         """Returns the id of the bundle that a key is of; None if it is none of this prefix."""
