@@ -141,8 +141,8 @@ impl Row {
         self.state.in_map() && self.state != MemberState::Draining && self.member.weight > 0
     }
 
-    /// Returns the time until which a dead member waits for owners that have missed a heartbeat, too: a heartbeat interval
-    /// after its ports' silence was long enough.
+    /// Returns the time until which a dead member waits for owners that have missed a heartbeat, too: a heartbeat
+    /// interval after its ports' silence was long enough.
     pub(super) const fn waits_for_late_until_ns(&self, config: &ClusterConfig) -> u64 {
         self.heard_ns.saturating_add(config.unanswered_after_ns.saturating_add(config.heartbeat_interval_ns))
     }
