@@ -14,10 +14,10 @@
 //! a heartbeat, and a heartbeat interval at most: objects in memory whose owner and first replica owner die together
 //! stay with the next replica owner, if no map names a dead owner in between.
 //!
-//! The wait for devices is at most twice the time after which the member was dead: two more heartbeat intervals if its
-//! ports were the evidence, the deadline once more if silence was. Only a control plane that restarted among the deaths
-//! waits longer: an owner that has not sent anything since the restart may be dead until its first heartbeat arrives, or
-//! until its grace ends.
+//! The wait for devices is at most twice the time after which the member was dead: two more heartbeat intervals if
+//! its ports were the evidence, the deadline once more if silence was. Only a control plane that restarted among the
+//! deaths waits longer: an owner that has not sent anything since the restart may be dead until its first heartbeat
+//! arrives, or until its grace ends.
 
 use kvplane_proto::ids::NodeId;
 use kvplane_proto::map::Member;
