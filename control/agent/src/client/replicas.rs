@@ -81,6 +81,36 @@ impl Replicas<'_> {
         places.collect()
     }
 
+    /// Returns the number of shards that have every part of the object under a key: of a striped one, the stripe head and
+    /// each stripe have so many replicas or more; 0 if a part is missing. As [`Self::locate`], it knows the replica
+    /// owners where [`super::ClientConfig::spread`] is on, and one byte of each part is read.
+    ///
+    /// # Errors
+    /// When the key is empty or too long, there is no object, there is no map, or an owner does not answer.
+    pub fn count(&mut self, key: &[u8]) -> Result<u8, Error> {
+        let digest = self.namespace.digest(key)?;
+        let parts = self.parts_of(&[key], &[digest])?;
+        let bounce = self.bounce.at_least(parts.len() * HEAD_BYTES, self.objects.requester_mut())?;
+        let read = |(at, part): (usize, &Digest)| {
+            let room = |bytes| bounce.slice(at * HEAD_BYTES, bytes).local();
+            match parts.len() > 1 && *part == digest {
+                true => Request::GetHead(*part, room(HEAD_BYTES)),
+                false => Request::GetRange(*part, 0, room(1)),
+            }
+        };
+        let requests: Vec<Request> = parts.iter().enumerate().map(read).collect();
+        let results = self.objects.requester_mut().run(&requests)?;
+        let owners = self.owners_of_hedged(&parts, &results)?;
+        let mut fewest = u8::MAX;
+        for (result, has_owner) in results.into_iter().zip(owners) {
+            let is_there = self.objects.requester().present(result, "query of the replicas")?;
+            let owner = usize::from(!result.from_replica || has_owner);
+            let shards = if is_there { owner + result.replica_owners.count() } else { 0 };
+            fewest = fewest.min(u8::try_from(shards).unwrap_or(u8::MAX));
+        }
+        Ok(fewest)
+    }
+
     /// Removes the replicas of the objects under these keys from their replica owners. Returns for each whether there
     /// was a replica, as far as is known, and it is gone. The object stays with its owner and is not replicated again
     /// until it is put with two replicas, a task replicates it, it becomes hot enough that its shard replicates it, or

@@ -461,14 +461,15 @@ impl Ctl {
                 Ok((put, format!(", {copies} of {wanted} replicas so far: it waited for {}", options.wait_replicas)))
             }
             Ok((put, copies)) => Ok((put, format!(", {copies} replicas"))),
-            // An object over the limit of one shard is stored in stripes, whose replicas are not counted.
+            // An object over the limit of one shard is stored in stripes.
             Err(kvplane::Error::Status { status: kvplane::Status::TooLarge, .. }) => {
                 let put = client.put_with(key, value, options)?;
-                let said = format!(
-                    "; it is stored in stripes, each with up to {wanted} replicas, as many as nodes in different \
-                     failure domains have room for: these are not counted"
-                );
-                Ok((put, said))
+                if matches!(put, Put::Exists) {
+                    return Ok((put, String::new()));
+                }
+                let copies = client.replicas().count(key)?;
+                let of = if copies < wanted { format!("{copies} of {wanted}") } else { copies.to_string() };
+                Ok((put, format!(", in stripes with {of} replicas of each")))
             }
             Err(error) => Err(error.into()),
         }

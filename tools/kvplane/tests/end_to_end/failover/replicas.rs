@@ -242,6 +242,28 @@ fn long_objects_outlive_their_first_owner_and_keep_their_names() {
     }
 }
 
+/// A put says how many replicas each stripe has.
+#[test]
+fn a_put_in_stripes_says_how_many_replicas_there_are() {
+    let place = Workplace::new("replicas-stripes-said");
+    let control = control(&place);
+    let _one = node(&place, 1);
+    members(&control, 1);
+    // More than the pool of a shard.
+    let long = vec![7u8; 40 << 20];
+    let put = |key: &str| {
+        let command = place.command(&["ctl", "put", "--replicas", "2", "--replace", key, "-"]);
+        finish(command, &long).text()
+    };
+    let said = put("long");
+    assert!(said.contains(", in stripes with 1 of 2 replicas of each"), "{said}");
+    let _other = node(&place, 2);
+    members(&control, 2);
+    // The first puts may come before the nodes know each other.
+    let said = wait_until(|| Some(put("long")).filter(|said| said.contains(", in stripes with 2 replicas of each")));
+    assert!(said.is_some(), "{}", put("long"));
+}
+
 /// Returns the incarnation of a node's last report, and the number of objects that all shards report as replicated.
 fn copied(control: &Process, node: u64) -> (u64, u64) {
     let (_, body) = http_get(control.http(), "/debug/shards");
