@@ -727,11 +727,20 @@ class Others(Case):
         host, _, port = name.partition(":")
         self.assertEqual(host, "localhost")
         self.assertIn(int(port), range(12_300, 14_300))
-        self.assertEqual(self.store.put("moves", b"value"), 0)
-        (replica,) = self.store.get_replica_desc("moves")
-        end = replica.get_memory_descriptor().buffer_descriptor.transport_endpoint
+        keys = [f"moves-{index}" for index in range(50)]
+        self.assertEqual({self.store.put(key, b"value") for key in keys}, {0})
         (more,) = other.allocate_and_mount_segment(4 << 20)["segment_ids"]
-        self.assertEqual(self.store.create_move_task("moves", end, more), ((0, 0), -1012))
+
+        def end(key):
+            (replica,) = self.store.get_replica_desc(key)
+            return replica.get_memory_descriptor().buffer_descriptor.transport_endpoint
+
+        # Some objects migrate to the segments that have just been mounted: their place is another one a moment later.
+        key, before = None, None
+        while key is None or end(key) != before:
+            key, before = next((key, place) for key in keys if (place := end(key)) != more)
+            answer = self.store.create_move_task(key, before, more)
+        self.assertEqual(answer, ((0, 0), -1012))
         # Another process knows the segment by its address, and finds it under this name, too.
         seen = bed.python(
             f"""
