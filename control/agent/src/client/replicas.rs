@@ -81,9 +81,9 @@ impl Replicas<'_> {
         places.collect()
     }
 
-    /// Returns the number of shards that have every part of the object under a key: of a striped one, the stripe head and
-    /// each stripe have so many replicas or more; 0 if a part is missing. As [`Self::locate`], it knows the replica
-    /// owners where [`super::ClientConfig::spread`] is on, and one byte of each part is read.
+    /// Returns the number of replicas that each part of the object under a key has: the fewest of the stripe head and
+    /// the stripes if it is striped; 0 if a part is missing. As [`Self::locate`], it knows the replica owners where
+    /// [`super::ClientConfig::spread`] is on, and one byte of each part is read.
     ///
     /// # Errors
     /// When the key is empty or too long, there is no object, there is no map, or an owner does not answer.
