@@ -49,8 +49,6 @@ struct LinkState {
     /// Number of maps received so far; 0 before the first.
     generation: AtomicU64,
     map: Mutex<Option<StateMap>>,
-    /// The last maps of the same cluster state, the latest last.
-    recent: Mutex<Arc<[Arc<ClusterMap>]>>,
     holder: Holder,
     sealing: DataTlsIdentity,
     /// True while a probe of the control plane is in flight or in its pause.
@@ -62,6 +60,8 @@ struct LinkState {
 pub(crate) struct StateMap {
     pub(crate) state: u64,
     pub(crate) map: Arc<ClusterMap>,
+    /// The last maps of the same state, so far as they are known; `map` is the last of them.
+    pub(crate) recent: Arc<[Arc<ClusterMap>]>,
 }
 
 type Job = Box<dyn FnOnce(Client) -> std::pin::Pin<Box<dyn Future<Output = ()>>> + Send>;
@@ -148,14 +148,8 @@ impl ControlLink {
     fn start(line: Line) -> Result<Self, Error> {
         let (address, bound_to) = (line.address(), line.tenant().map(Arc::from));
         let (generation, map, holder) = (AtomicU64::new(0), Mutex::new(None), Holder::default());
-        let shared = Arc::new(LinkState {
-            generation,
-            map,
-            recent: Mutex::new(Arc::new([])),
-            holder,
-            sealing: line.sealing(),
-            probing: AtomicBool::new(false),
-        });
+        let shared =
+            Arc::new(LinkState { generation, map, holder, sealing: line.sealing(), probing: AtomicBool::new(false) });
         let (jobs, receiver) = mpsc::channel(CALLS);
         let (stop, stopped) = oneshot::channel();
         let (ready, wait) = sync_channel(1);
@@ -204,17 +198,6 @@ impl ControlLink {
 
     pub(crate) fn state_map(&self) -> Option<StateMap> {
         self.shared.map.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    /// Returns the maps of a cluster state after an epoch, in turn, so far as they are known; the latest is the last.
-    pub(crate) fn maps_after(&self, state: u64, epoch: Epoch) -> Vec<Arc<ClusterMap>> {
-        // Both are replaced under the lock of the latest.
-        let latest = self.shared.map.lock().unwrap_or_else(PoisonError::into_inner);
-        if latest.as_ref().is_none_or(|latest| latest.state != state) {
-            return Vec::new();
-        }
-        let recent = self.shared.recent.lock().unwrap_or_else(PoisonError::into_inner);
-        recent.iter().filter(|map| map.epoch > epoch).cloned().collect()
     }
 
     /// Returns the tenant that a name stands for. An empty name is the only tenant that the certificate is bound to or,
@@ -470,10 +453,8 @@ async fn live(
             && (map.epoch != Epoch(0) || shared.generation.load(Ordering::Acquire) == 0)
         {
             known = Some((state, map.epoch));
-            let mut latest = shared.map.lock().unwrap_or_else(PoisonError::into_inner);
-            *latest = Some(StateMap { state, map });
-            *shared.recent.lock().unwrap_or_else(PoisonError::into_inner) = seen.recent;
-            drop(latest);
+            let latest = StateMap { state, map, recent: seen.recent };
+            *shared.map.lock().unwrap_or_else(PoisonError::into_inner) = Some(latest);
             shared.generation.fetch_add(1, Ordering::Release);
         }
         tokio::select! {

@@ -445,7 +445,7 @@ store.close()
                 pool.acquire_all([65536] * 4, block=False)
             with self.assertRaisesRegex(TimeoutError, "within 0.01 s"):
                 pool.acquire_all([65536] * 4, timeout=0.01)
-            # What does not come together is not lent.
+            # Buffers that cannot be lent together are not lent at all.
             others = [pool.acquire(65536, block=False) for _ in range(3)]
             with mock.patch("mooncake.buffer_pool.DEFAULT_TIMEOUT_S", 0), self.assertRaises(TimeoutError):
                 pool.acquire(1)

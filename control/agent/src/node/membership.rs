@@ -235,7 +235,7 @@ impl Membership {
         if self.followed.is_current(generation) {
             return;
         }
-        let Some(StateMap { state, map }) = self.link.state_map() else { return };
+        let Some(StateMap { state, map, recent }) = self.link.state_map() else { return };
         if self.followed.is_of_another(state) {
             // Epochs of two states cannot be compared, and either state may have assigned the node's slots to others.
             tracing::warn!(node = self.member.node.0, "another cluster state: beginning a new incarnation");
@@ -245,9 +245,9 @@ impl Membership {
             return;
         }
         // An incarnation begins with the newest map.
-        let known = Some(self.followed.epoch()).filter(|epoch| *epoch != Epoch(0));
-        let passed = known.map_or_else(Vec::new, |known| self.link.maps_after(state, known));
-        for passed in passed.iter().filter(|passed| passed.epoch < map.epoch) {
+        let known = self.followed.epoch();
+        let is_between = |passed: &Epoch| known != Epoch(0) && known < *passed && *passed < map.epoch;
+        for passed in recent.iter().filter(|passed| is_between(&passed.epoch)) {
             if !self.assign(state, passed) {
                 return;
             }
@@ -325,7 +325,7 @@ impl Membership {
     /// control plane refuses it, because it has assigned slots to others.
     fn offer_map(&mut self) -> Result<bool, Error> {
         let followed = self.link.state_map().filter(|known| self.followed.is_of(known.state));
-        let Some(StateMap { state, map }) = followed else { return Ok(false) };
+        let Some(StateMap { state, map, .. }) = followed else { return Ok(false) };
         let (join, devices) = (self.said(), self.devices());
         let offer = OfferMap { join, state, map: (*map).clone(), devices, since: self.kept_since.0 };
         match self.link.call_unless(&self.stop, offer) {

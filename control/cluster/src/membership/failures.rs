@@ -147,9 +147,8 @@ impl<'a> FailureDetector<'a> {
     /// waited for long enough.
     fn is_another_late(self, dead: &[NodeId]) -> bool {
         let is_over = |node: &NodeId| self.members.row(*node).waits_for_late_until_ns(self.config) <= self.now_ns;
-        let is_late = |row: &&Row| row.shared && !row.is_dead(self.config, self.now_ns);
-        let is_owner = |member: &Member| self.members.get(member.node).is_some_and(|row| is_late(&row));
-        !dead.iter().any(is_over) && self.silent().any(is_owner)
+        let may_live = |row: &Row| row.shared && !row.is_dead(self.config, self.now_ns);
+        !dead.iter().any(is_over) && self.silent().any(|member| may_live(self.members.row(member.node)))
     }
 
     /// Returns true for a node that owns slots and has devices: their contents would be void if a dead heir got the

@@ -161,7 +161,7 @@ class Bundles:
         manifest["buffer_object_ids"] = sorted(number for number in numbers if number is not None)
         if cleanup:
             manifest["cleanup_keys"] = list(dict.fromkeys(cleanup))
-        # What was described here is right; that of others is checked.
+        # Descriptions made here are right; those of others are checked.
         self._check(manifest)
 
     def _number(self, key):

@@ -23,7 +23,7 @@ class Registrations:
     _lock_of_stores = threading.Lock()
 
     def __init__(self, store):
-        # What refers to the store would keep it, as a value of `_of_stores`.
+        # A bound method would keep the store, as a value of `_of_stores`.
         self._register = _method(store, "register_buffer")
         self._unregister = _method(store, "unregister_buffer")
         self._changed = threading.Condition()
@@ -62,7 +62,7 @@ class Registrations:
                         self._take_group(whole, parts, done)
                     return done
                 except _Busy:
-                    # Whoever waits holds nothing.
+                    # A call that waits holds nothing.
                     self._drop(done)
                 except BaseException:
                     self._drop(done)

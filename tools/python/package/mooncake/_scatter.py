@@ -43,10 +43,10 @@ class ScatterTransferTicket:
 
     A write that has failed may still be on its way to its target, which may be halted. So it is `FAILED_DRAINED` when
     the target has answered a later request, which `drain` sends, and `status` with little patience, or when nobody
-    listens there any more; it stays `COMPLETION_UNKNOWN` as long as the target is silent. `COMPLETION_UNKNOWN` for good are a write that was in flight or
-    not answered when its engine was closed, and a transfer whose outcome is not known here: another call has taken it by
-    the transfer's number, the engine has forgotten it, as one of 65,536 whose outcomes were never taken, or this is a
-    process that was forked since."""
+    listens there any more; it stays `COMPLETION_UNKNOWN` as long as the target is silent. `COMPLETION_UNKNOWN` for good
+    are a write that was in flight or not answered when its engine was closed, and a transfer whose outcome is not known
+    here: another call has taken it by the transfer's number, the engine has forgotten it, as one of 65,536 whose outcomes
+    were never taken, or this is a process that was forked since."""
 
     def __init__(self, native=None, number=0, target=None):
         """`target` of a write: its endpoint, and an address in its memory."""
@@ -109,8 +109,8 @@ class ScatterTransferTicket:
                 elif code:
                     self._ended(code)
             if self._status is _UNKNOWN and not self._number and self._native is not None:
-                left_ms = int((until - time.monotonic()) * 1000)
-                if native.fence(*self._target, min(max(left_ms, least_ms), most_ms)) == 0:
+                limit_ms = min(max(int((until - time.monotonic()) * 1000), least_ms), most_ms)
+                if limit_ms and native.fence(*self._target, limit_ms) == 0:
                     self._status, self._native = ScatterTransferCompletionStatus.FAILED_DRAINED, None
             return self._status
         finally:
@@ -118,8 +118,7 @@ class ScatterTransferTicket:
 
     def _ended(self, code):
         self._number = 0
-        is_drained = code == 1 or self._target is None
-        if is_drained:
+        if code == 1 or self._target is None:
             self._status = _STATUS.get(code, ScatterTransferCompletionStatus.FAILED_DRAINED)
             self._native = None
 
